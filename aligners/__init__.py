@@ -1,0 +1,1 @@
+"""Maps between the hidden states of two models."""

@@ -1,0 +1,1 @@
+"""Measures between paired representations, and the moments they share."""
