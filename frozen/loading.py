@@ -1,0 +1,150 @@
+"""Loading a pretrained model from the Hub or a folder, whole or not at all."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging
+
+from frozen.architectures import architecture_of
+from frozen.model import FrozenModel
+
+__all__ = ["load_frozen"]
+
+# What transformers and the readers of files raise for a model that is missing, incomplete or damaged.
+_UNREADABLE = (OSError, ValueError, RuntimeError, KeyError, EOFError, SafetensorError, pickle.UnpicklingError)
+
+
+def load_frozen(
+    name: str | Path,
+    *,
+    revision: str | None = None,
+    dtype: str | torch.dtype = "float32",
+    attn_implementation: str | None = None,
+    trust_remote_code: bool = False,
+    device: str | torch.device = "cpu",
+    tokenizer: bool = True,
+) -> FrozenModel:
+    """Load an encoder, with its classification head where the checkpoint has one.
+
+    Weights come from safetensors where there are any; an older `pytorch_model.bin` is read as tensors only
+    and cannot run code. What lies above the last site of a bare encoder (a pooler) is not loaded.
+
+    Args:
+        name: Hub id, or a folder that `save_pretrained` wrote.
+        revision: branch, tag or commit on the Hub.
+        dtype: of the weights: float32, bfloat16 or float16.
+        attn_implementation: "sdpa", "eager", ...; None: what transformers prefers.
+        trust_remote_code: whether code from the Hub may run.
+        device: where the weights go.
+        tokenizer: whether to load the tokenizer too.
+
+    Raises:
+        ValueError: if there is no such model, its architecture is not registered, a file is damaged or
+            missing, weights are missing or of another shape, or the tokenizer is missing or knows more tokens
+            than the model.
+    """
+    source = {"revision": revision, "trust_remote_code": trust_remote_code}
+    with _quiet():
+        config = _config(str(name), source)
+        architecture = architecture_of(config.model_type)
+        classifies = any(kind.endswith("ForSequenceClassification") for kind in config.architectures or ())
+        options = {} if classifies else dict(architecture.bare)
+        if attn_implementation is not None:
+            options["attn_implementation"] = attn_implementation
+        model = _model(str(name), classifies, {**source, **options, "dtype": _dtype(dtype)})
+        words = _tokenizer(str(name), source, config) if tokenizer else None
+    return FrozenModel(model, words, name=str(name), revision=revision).to(device)
+
+
+def _dtype(dtype: str | torch.dtype) -> torch.dtype:
+    found = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype, None)
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise ValueError(f"Expected `dtype` to be float32, bfloat16 or float16, received {dtype!r}.")
+    return found
+
+
+def _config(name: str, source: dict[str, Any]) -> PreTrainedConfig:
+    if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
+        raise ValueError(
+            f"Expected a model folder as `save_pretrained` writes it, received {name!r}, which has no "
+            "config.json: it is no model, or was not written to its end. Name another one, or save it again."
+        )
+    try:
+        return AutoConfig.from_pretrained(name, **source)
+    except _UNREADABLE as error:
+        raise ValueError(
+            "Expected `name` to be a local model folder or a model on the Hub that can be reached, received "
+            f"{name!r}. {_reason(error)}"
+        ) from error
+
+
+def _model(name: str, classifies: bool, options: dict[str, Any]) -> PreTrainedModel:
+    auto = AutoModelForSequenceClassification if classifies else AutoModel
+    try:
+        model, found = auto.from_pretrained(name, output_loading_info=True, **options)
+    except _UNREADABLE as error:
+        raise ValueError(
+            f"The weights of {name!r} cannot be read: a file is missing, damaged, or not written to its end. "
+            f"Download or save the model again. {_reason(error)}"
+        ) from error
+    absent = sorted(found["missing_keys"]) + [str(key[0]) for key in found["mismatched_keys"]]
+    if absent:
+        raise ValueError(
+            f"Expected all weights of a {type(model).__name__} in {name!r}, received none that fit "
+            f"{', '.join(absent)}. They would be random: fine-tune the model first, or name a checkpoint "
+            "that has them."
+        )
+    if found["error_msgs"]:
+        raise ValueError(f"The weights of {name!r} cannot be read: {' '.join(found['error_msgs'])}")
+    return model
+
+
+def _tokenizer(name: str, source: dict[str, Any], config: PreTrainedConfig) -> PreTrainedTokenizerBase:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, **source)
+    except _UNREADABLE as error:
+        raise ValueError(
+            f"Expected a tokenizer beside the model {name!r}, received none that can be read. Save one there, "
+            f"or pass `tokenizer=False` to work on token ids. {_reason(error)}"
+        ) from error
+    if len(tokenizer) > config.vocab_size:
+        raise ValueError(
+            f"Expected a tokenizer of at most {config.vocab_size} tokens, the vocabulary of {name!r}, "
+            f"received one of {len(tokenizer)}: it belongs to another model. Save the right one beside the model."
+        )
+    return tokenizer
+
+
+def _reason(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"({type(error).__name__}: {lines[0] if lines else 'no message'})"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence transformers' bars and loading report: what matters in them is raised here."""
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()

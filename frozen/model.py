@@ -1,0 +1,241 @@
+"""A pretrained model that never trains: its sites, its head up to one, its tail from one."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from frozen.architectures import architecture_of
+from frozen.hooks import inject, read
+from frozen.padding import Layout
+
+__all__ = ["FrozenModel"]
+
+_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+
+
+class FrozenModel:
+    """A Transformer of `transformers` with its states open to reading and replacing.
+
+    Sites are 0..L: 0 is the input of block 1, l the output of block l, before any final norm. `inputs` are
+    what a tokenizer makes: `input_ids` (B, T), `attention_mask` (B, T), perhaps `token_type_ids` (B, T), on
+    the model's device, padded on either side; states come and go in the same layout. Token types are left out
+    for a model that has none.
+
+    It is deliberately not an `nn.Module`: what holds it neither trains it, nor flips it to train mode, nor
+    saves its weights.
+
+    Args:
+        model: the model; put into eval mode and frozen in place.
+        tokenizer: its tokenizer, if there is one.
+        name: Hub id or folder, for reports and checkpoints.
+        revision: revision on the Hub.
+
+    Attributes:
+        depth: L, the number of blocks.
+        width: d, the width of the states.
+        n_labels: size of the classification head; None: there is none.
+        max_length: the most tokens that the model has positions for; None: no limit.
+
+    Raises:
+        ValueError: if the architecture is not registered.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        name: str,
+        revision: str | None = None,
+    ) -> None:
+        self.architecture = architecture_of(model.config.model_type)
+        self.model = model.eval().requires_grad_(False)
+        self.tokenizer = tokenizer
+        self.name, self.revision = name, revision
+        self.blocks: nn.ModuleList = model.base_model.get_submodule(self.architecture.blocks)  # type: ignore[assignment]
+        self.depth = len(self.blocks)
+        self.width = int(model.config.hidden_size)
+        classifies = type(model).__name__.endswith("ForSequenceClassification")
+        self.n_labels = model.config.num_labels if classifies else None
+        positions = getattr(model.config, "max_position_embeddings", None)
+        self.max_length = None if positions is None else positions - self.architecture.reserved_positions
+        self._names = set(_INPUTS) & set(inspect.signature(model.base_model.forward).parameters)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        return self.model.dtype
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move the weights."""
+        self.model.to(device)
+        return self
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of names, dtypes, shapes and bytes of all weights; read once, at first use."""
+        digest = hashlib.blake2b(digest_size=16)
+        for name, weight in sorted(self.model.state_dict().items()):
+            digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}\n".encode())
+            digest.update(weight.cpu().contiguous().flatten().view(torch.uint8).numpy())
+        return digest.hexdigest()
+
+    def identity(self) -> dict[str, str | None]:
+        """What a checkpoint records of a model: name, revision, fingerprint."""
+        return {"name": self.name, "revision": self.revision, "fingerprint": self.fingerprint}
+
+    def logits(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """The whole model: (B, C).
+
+        Raises:
+            ValueError: if the model has no classification head, or an input that it does not know.
+        """
+        return self._logits(inputs, self._layout(inputs))
+
+    def head(self, inputs: Mapping[str, Tensor], sites: Sequence[int]) -> list[Tensor]:
+        """The states at `sites`, each (B, T, d), in the order asked for. No block above the deepest is run.
+
+        Raises:
+            ValueError: if a site is outside 0..L, or an input is unknown to the model.
+        """
+        for site in sites:
+            self.check_site(site, "sites")
+        if not sites:
+            return []
+        layout = self._layout(inputs)
+        arguments = self._arguments(inputs, layout)
+        states = read(self.blocks, sites, lambda: self.model.base_model(**arguments))
+        states = {site: layout.turn_back(state) for site, state in states.items()}
+        return [states[site] for site in sites]
+
+    def tail(self, inputs: Mapping[str, Tensor], site: int, states: Tensor) -> Tensor:
+        """The logits (B, C) with `states` (B, T, d) at `site`. No block up to `site` is run.
+
+        Gradients flow from the logits to `states`. Outside autocast, states of another dtype are converted to
+        the model's.
+
+        Raises:
+            ValueError: if the site is outside 0..L, the states have another shape, or as in `logits`.
+        """
+        self.check_site(site, "site")
+        layout = self._layout(inputs)
+        expected = (*inputs["input_ids"].shape, self.width)
+        if states.shape != expected:
+            raise ValueError(
+                f"Expected `states` of shape (B, T, d) = {expected}, one row for every position of the "
+                f"inputs, received {tuple(states.shape)}."
+            )
+        if not torch.is_autocast_enabled(states.device.type):
+            states = states.to(self.dtype)
+        with inject(self.blocks, self.architecture.returns, site, layout.turn(states)):
+            return self._logits(inputs, layout)
+
+    def check_site(self, site: int, argument: str) -> None:
+        """Refuse a site that the model does not have.
+
+        Raises:
+            ValueError: naming `argument` and L.
+        """
+        if not 0 <= site <= self.depth:
+            raise ValueError(
+                f"Expected `{argument}` between 0 and {self.depth}, received {site}: {self.name} has "
+                f"L = {self.depth} blocks, site 0 is the input of the first and site l the output of block l."
+            )
+
+    def self_test(self, inputs: Mapping[str, Tensor]) -> None:
+        """Check on one batch that injecting what was read gives bit-identical logits at every site.
+
+        Raises:
+            RuntimeError: naming the first site where it does not, and the largest difference there.
+            ValueError: as in `logits`.
+        """
+        with torch.no_grad():
+            expected = self.logits(inputs)
+            if not bool(expected.isfinite().all()):
+                raise RuntimeError(
+                    f"{self.name} gives logits that are not finite: nothing read from it can be trusted."
+                )
+            for site, states in enumerate(self.head(inputs, range(self.depth + 1))):
+                received = self.tail(inputs, site, states)
+                if not torch.equal(received, expected):
+                    raise RuntimeError(
+                        f"Injecting what was read at site {site} of {self.name} changes its logits by up to "
+                        f"{(received - expected).abs().max().item():.3g} instead of by exactly 0. An "
+                        "evaluation would measure that difference: check the entry of "
+                        f"{self.model.config.model_type!r} in frozen/architectures.py, and your own hooks."
+                    )
+
+    @contextmanager
+    def fresh_head(self, seed: int) -> Iterator[None]:
+        """Within it, the classification head is a freshly initialised one, drawn from `seed`.
+
+        The head is what lies outside the base model; it is drawn by the model's own recipe, on the CPU, so
+        that it is the same on every device. No other random number is affected.
+
+        Raises:
+            ValueError: if the model has no classification head.
+        """
+        self._check_classifies()
+        heads = {
+            name: part for name, part in self.model.named_children() if part is not self.model.base_model
+        }
+        fresh = {name: copy.deepcopy(part).cpu() for name, part in heads.items()}
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            for part in fresh.values():
+                self._initialise(part)
+        try:
+            for name, part in fresh.items():
+                setattr(self.model, name, part.to(self.device))
+            yield
+        finally:
+            for name, part in heads.items():
+                setattr(self.model, name, part)
+
+    def _initialise(self, head: nn.Module) -> None:
+        for weight in head.parameters():
+            # transformers marks weights that came from a checkpoint, and would leave them as they are.
+            weight.__dict__.pop("_is_hf_initialized", None)
+        for part in head.modules():
+            self.model._init_weights(part)
+
+    def _logits(self, inputs: Mapping[str, Tensor], layout: Layout) -> Tensor:
+        self._check_classifies()
+        output: Any = self.model(**self._arguments(inputs, layout), return_dict=True)
+        return output.logits
+
+    def _arguments(self, inputs: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
+        if self.model.training:  # someone holds the bare model in a module and flipped it
+            self.model.eval()
+        return {name: layout.turn(value) for name, value in inputs.items() if name in self._names}
+
+    def _layout(self, inputs: Mapping[str, Tensor]) -> Layout:
+        if "input_ids" not in inputs or not set(inputs) <= set(_INPUTS):
+            raise ValueError(
+                "Expected `inputs` with input_ids and, where there are any, attention_mask and token_type_ids, "
+                f"received {', '.join(inputs) or 'nothing'}. Pass these alone, as the tokenizer makes them."
+            )
+        return Layout(inputs)
+
+    def _check_classifies(self) -> None:
+        if self.n_labels is None:
+            raise ValueError(
+                f"Expected a model with a classification head, received {self.name}, a "
+                f"{type(self.model).__name__}: its states can be read, but it has no logits. Name a model "
+                "that was fine-tuned to classify."
+            )
