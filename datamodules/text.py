@@ -236,7 +236,7 @@ def _hub(name: str, subset: str | None, revision: str | None) -> dict[str, Datas
     except (DatasetNotFoundError, ConnectionError) as error:
         raise ValueError(
             f"The data set {name!r} was not found on the Hub, or the Hub cannot be reached (offline?), and "
-            "it is not in the local cache. Check the id and the network, or set `source` to a local file, or to "
+            "it is not in the local cache. Check the id and the network, or set `source` to a local file or to "
             f"one of the embedded texts ({', '.join(EMBEDDED)})."
         ) from error
 
