@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -30,12 +30,20 @@ class Aligner(nn.Module, ABC):
         invertible: `inverse` exists, exactly or as a pseudo-inverse.
         closed_form: `fit` is the whole fit; nothing is left to train.
         needs_equal_width: the map exists only for d_x = d_y.
+        both_ways: trained as a map from X to Y and, through its inverse, from Y to X.
+        registry: every aligner class by its name, which is how a checkpoint refers to it.
     """
 
+    registry: ClassVar[dict[str, type[Aligner]]] = {}
     bijective: bool = False
     invertible: bool = False
     closed_form: bool = False
     needs_equal_width: bool = False
+    both_ways: bool = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        Aligner.registry[cls.__name__] = cls
 
     def __init__(self, sites: int, d_x: int, d_y: int) -> None:
         super().__init__()
@@ -49,6 +57,11 @@ class Aligner(nn.Module, ABC):
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
         """Map states of X: (S, N, d_x) -> (S, N, d_y)."""
+
+    @property
+    def rows_needed(self) -> int:
+        """Fewest fitting rows from which `fit` is determined."""
+        return 2
 
     def inverse(self, y: Tensor) -> Tensor:
         """Map states of Y back: (S, N, d_y) -> (S, N, d_x). Only where `invertible`."""

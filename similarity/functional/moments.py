@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,8 +10,7 @@ from torch import Tensor
 __all__ = ["Moments", "merge_moments", "moments_of"]
 
 
-@dataclass(frozen=True)
-class Moments:
+class Moments(NamedTuple):
     """Centred second moments of n paired rows at S site pairs, in float64.
 
     Attributes:

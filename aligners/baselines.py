@@ -1,0 +1,56 @@
+"""Floors of an injection: what a state that knows nothing of the text achieves."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from similarity.functional.moments import Moments
+
+__all__ = ["GaussianStates", "random_labels"]
+
+
+class GaussianStates:
+    """Draws states with Y's mean and covariance at each site: `random_embedding`.
+
+    The draw of a text depends on the seed and the text's number alone, so it is the same for any batching and
+    any number of ranks.
+
+    Args:
+        moments: of the fitting rows.
+        seed: of the draws.
+    """
+
+    def __init__(self, moments: Moments, seed: int) -> None:
+        # Through eigenvectors and not Cholesky: states after a LayerNorm have an exactly singular covariance.
+        values, vectors = torch.linalg.eigh(moments.yy / moments.n)
+        self.root = (vectors * values.clamp(min=0).sqrt()[:, None]).mT.float()
+        self.mean = moments.mean_y[:, None].float()
+        self.seed = seed
+
+    def __call__(self, text: Tensor, counts: Tensor) -> Tensor:
+        """States for the rows of a batch, (S, N, d_y).
+
+        Args:
+            text: (B,) numbers of the texts, on the CPU.
+            counts: (B,) rows of each text, on the CPU.
+        """
+        width = self.mean.shape[-1]
+        generator = torch.Generator()
+        noise = torch.cat(
+            [
+                torch.randn(count, width, generator=generator.manual_seed(_mix(self.seed, number)))
+                for number, count in zip(text.tolist(), counts.tolist(), strict=True)
+            ]
+        ).to(self.mean.device)
+        return self.mean + noise @ self.root
+
+
+def random_labels(texts: int, classes: int, seed: int) -> Tensor:
+    """A class for each text, uniformly at random: (texts,)."""
+    return torch.randint(classes, (texts,), generator=torch.Generator().manual_seed(seed))
+
+
+def _mix(seed: int, number: int) -> int:
+    # Neighbouring seeds give related streams in some generators; a large odd factor spreads them.
+    return (seed * 1_000_003 + number * 2_654_435_761 + 1) % 2**63

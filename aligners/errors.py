@@ -1,0 +1,75 @@
+"""How far a map is from what it should give, on held-out rows, per site."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from aligners.base import Aligner
+
+__all__ = ["MapErrors", "round_trip"]
+
+
+def round_trip(aligner: Aligner, x: Tensor, y: Tensor) -> Tensor:
+    """‖g⁻¹(g(x)) − x‖∞ / ‖x‖∞ of each site, (S,), given y = g(x) so that it is not computed twice."""
+    return (aligner.inverse(y) - x).abs().amax((1, 2)) / x.abs().amax((1, 2))
+
+
+class MapErrors(Metric):
+    """mse, l2, relative error, FVU and cosine of g(X) against Y; round trip and FVU of the inverse.
+
+    FVU takes Y's mean from the fitting rows, so that it is 1 for the map that always answers that mean.
+    Sums are in float64 and add over batches and ranks; the round trip is the largest seen.
+
+    Args:
+        mean_x: (S, d_x) mean of X's states on the fitting rows.
+        mean_y: (S, d_y) the same for Y.
+    """
+
+    full_state_update = False
+    mean_x: Tensor
+    mean_y: Tensor
+    sums: Tensor
+    worst: Tensor
+
+    def __init__(self, mean_x: Tensor, mean_y: Tensor, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        sites, self.d_y = mean_y.shape
+        self.register_buffer("mean_x", mean_x[:, None].double(), persistent=False)
+        self.register_buffer("mean_y", mean_y[:, None].double(), persistent=False)
+        self.add_state("sums", torch.zeros(7, sites, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("worst", torch.full((sites,), -torch.inf, dtype=torch.float64), dist_reduce_fx="max")
+
+    def update(self, aligner: Aligner, x: Tensor, y: Tensor) -> None:
+        """Add paired rows: x (S, N, d_x), y (S, N, d_y), mapped by `aligner` here."""
+        mapped = aligner(x)
+        residual = (mapped - y).double()
+        squares = residual.square().sum(-1)
+        cosine = torch.nn.functional.cosine_similarity(mapped.double(), y.double(), dim=-1)
+        total = (y.double() - self.mean_y).square().sum((1, 2))
+        back = back_total = torch.full_like(total, torch.nan)
+        if aligner.invertible:
+            back = (aligner.inverse(y) - x).double().square().sum((1, 2))
+            back_total = (x.double() - self.mean_x).square().sum((1, 2))
+            self.worst = torch.maximum(self.worst, round_trip(aligner, x, mapped).double())
+        rows = torch.full_like(total, x.shape[1])
+        self.sums += torch.stack(
+            [rows, squares.sum(-1), squares.sqrt().sum(-1), cosine.sum(-1), total, back, back_total]
+        )
+
+    def compute(self) -> dict[str, Tensor]:
+        """Each figure as (S,); those of the inverse are NaN where there is none."""
+        rows, squares, norms, cosine, total, back, back_total = self.sums
+        fvu = squares / total
+        return {
+            "mse": squares / (rows * self.d_y),
+            "l2": norms / rows,
+            "fvu": fvu,
+            "relative_error": fvu.sqrt(),
+            "cosine": cosine / rows,
+            "fvu_inverse": back / back_total,
+            "round_trip": torch.where(self.worst.isfinite(), self.worst, torch.nan),
+        }

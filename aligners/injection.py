@@ -1,0 +1,396 @@
+"""The functional test: put g(X's state) into the frozen Y, run its tail, and see whether it still does its task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+
+from aligners.alignment import Direction
+from aligners.base import Aligner
+from aligners.baselines import GaussianStates, random_labels
+from aligners.linear import Identity, Linear, Mean, Procrustes
+from aligners.scores import TextScores, bootstrap_interval
+from aligners.storage import StoredAlignment, different_models
+from frozen.model import FrozenModel
+
+__all__ = ["CLOSED_FORMS", "InjectionEvaluation"]
+
+CLOSED_FORMS: dict[str, Callable[[int, int, int], Aligner]] = {"linear": Linear, "procrustes": Procrustes}
+WHOLE = ("native_x", "native_y", "random_classifier", "random_label")
+BEHAVIOUR = ["correct", "loss", "agree"]
+DISTANCE = ["squares", "total", "cosine", "norm", "back", "back_total", "gap", "largest"]
+
+
+class Method(NamedTuple):
+    """A way to get a state for Y: `map` takes source rows (S, N, d) and the batch; `inverse` target rows."""
+
+    name: str
+    role: str
+    map: Callable[[Tensor, Any], Tensor]
+    inverse: Callable[[Tensor], Tensor] | None
+    about: dict[str, Any]
+
+
+class Route(NamedTuple):
+    """One direction of injection: from where, into which model, and all methods."""
+
+    direction: Direction
+    source: FrozenModel
+    target: FrozenModel
+    methods: list[Method]
+
+    def orient(self, x: Any, y: Any) -> tuple[Any, Any]:
+        """(source, target)."""
+        return (x, y) if self.direction == "forward" else (y, x)
+
+
+class InjectionEvaluation(pl.LightningModule):
+    """Injects at every site with every method, on held-out labelled text.
+
+    X's head runs once a batch, for all sites and methods. Everything is kept text by text and added over
+    ranks, so the figures are the same for any number of them. Before anything is measured, both models must
+    pass the self-test: injecting what was read changes nothing, bit for bit.
+
+    Args:
+        stored: checkpoints, all of the same models and site pairs.
+        closed_form: names of closed forms to fit on the first checkpoint's moments, where it does not hold them.
+        both_directions: also inject Y's states into X: with the inverse of a bijective aligner, and with an
+            aligner fitted from Y to X for any other.
+        seed: of the random floors and of the resampling of texts.
+    """
+
+    def __init__(
+        self,
+        stored: Sequence[StoredAlignment],
+        closed_form: Sequence[str] = ("linear", "procrustes"),
+        both_directions: bool = False,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        unknown = [name for name in closed_form if name not in CLOSED_FORMS]
+        if unknown:
+            raise ValueError(f"Expected `closed_form` out of {', '.join(CLOSED_FORMS)}, but got {', '.join(unknown)}.")
+        if not stored:
+            raise ValueError("Expected at least one checkpoint in `stored`, but got none.")
+        self.stored, self.closed_form = list(stored), list(closed_form)
+        self.both_directions, self.seed = both_directions, seed
+        self.owned = nn.ModuleList()
+        self.rows: list[dict[str, Any]] = []
+        self.meta: dict[str, Any] = {}
+
+    # ------------------------------------------------------------------ before
+
+    def setup(self, stage: str) -> None:
+        """Every check, and the methods of each direction."""
+        data = self.trainer.datamodule
+        reader = data.reader
+        self.sites = reader.sites
+        described = data.describe()
+        _check_stored(self.stored, described, self.sites)
+        if reader.policy != "tokens" or not reader.special_tokens:
+            raise ValueError(
+                "Injection replaces every token's state, special ones too: expected `data.rows` 'tokens' and "
+                f"`data.special_tokens` true, but got {reader.policy!r} and {reader.special_tokens}. On which rows the "
+                "maps were fitted is another matter, and free."
+            )
+        texts = data.split("test")
+        self.routes = [self._route("forward", reader.model_x, reader.model_y)]
+        if self.both_directions:
+            self.routes.append(self._route("backward", reader.model_y, reader.model_x))
+        for route in self.routes:
+            _check_task(route.target, texts.labels, data.text.source)
+        self.n_texts = len(texts)
+        self.classes = int(self.routes[0].target.n_labels or 0)
+        self.chance = random_labels(self.n_texts, self.classes, self.seed)
+        self.scores = nn.ModuleList(
+            TextScores(BEHAVIOUR + DISTANCE, len(route.methods), len(self.sites), self.n_texts)
+            for route in self.routes
+        )
+        self.whole = nn.ModuleList(TextScores(BEHAVIOUR, len(WHOLE), 1, self.n_texts) for _ in self.routes)
+        self.lengths = TextScores(["rows"], 1, 1, self.n_texts)
+        self.meta = {
+            **described,
+            "methods": {f"{r.direction}.{m.name}": m.about for r in self.routes for m in r.methods},
+            "seed": self.seed,
+            "split": "test",
+        }
+
+    def _route(self, direction: Direction, source: FrozenModel, target: FrozenModel) -> Route:
+        fitted_on = self.stored[0].data
+        moments = self.stored[0].moments
+        moments = moments if direction == "forward" else moments.swap()
+        methods = []
+        floors: dict[str, Callable[[int, int, int], Aligner]] = {"mean": Mean}
+        if source.width == target.width:
+            floors["identity"] = Identity
+        here = {name for name, _, _ in self._fitted(direction)}
+        on_the_spot = {name: CLOSED_FORMS[name] for name in self.closed_form if name not in here}
+        for name, factory in {**floors, **on_the_spot}.items():
+            aligner = factory(len(self.sites), source.width, target.width)
+            aligner.fit(moments)
+            role = "floor" if name in floors else "method"
+            methods.append(self._method(name, aligner, role, _about(aligner, fitted_on, None)))
+        gaussian = GaussianStates(moments, self.seed)
+        about = {"class": "GaussianStates", "fitted_on": _fitted_rows(fitted_on)}
+        methods.append(Method("random_embedding", "floor", _drawn(gaussian), None, about))
+        for name, stored, (aligner, turned) in self._fitted(direction):
+            about = {**_about(aligner, stored.data, stored.path), "through_inverse": turned}
+            methods.append(self._method(name, aligner, "method", about, turned=turned))
+        return Route(direction, source, target, methods)
+
+    def _fitted(self, direction: Direction) -> list[tuple[str, StoredAlignment, tuple[Aligner, bool]]]:
+        """The checkpoints' aligners that map in this direction, and whether that is through their inverse."""
+        found: list[tuple[str, StoredAlignment, tuple[Aligner, bool]]] = []
+        for stored in self.stored:
+            maps = {name: (aligner, False) for name, aligner in stored.maps[direction].items()}
+            if direction == "backward":
+                forward = stored.maps["forward"].items()
+                maps.update({name: (aligner, True) for name, aligner in forward if aligner.bijective})
+            taken = {name for name, _, _ in found}
+            for name, aligner in maps.items():
+                found.append((_free_name(name, taken), stored, aligner))
+        return found
+
+    def _method(
+        self, name: str, aligner: Aligner, role: str, about: dict[str, Any], turned: bool = False
+    ) -> Method:
+        self.owned.append(aligner)
+        there, back = (aligner.inverse, aligner) if turned else (aligner, aligner.inverse)
+        return Method(name, role, lambda rows, batch: there(rows), back if aligner.invertible else None, about)
+
+    def on_test_start(self) -> None:
+        """The self-test, on a few of the held-out texts."""
+        few = self.trainer.datamodule.split("test")[list(range(min(8, self.n_texts)))].to(self.device)
+        for route in self.routes:
+            route.target.self_test(few.inputs_x)
+
+    # ------------------------------------------------------------------ the one pass
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        """Score every method at every site, and what needs no site, on one batch."""
+        inputs, labels, text = batch.texts.inputs_x, batch.texts.labels, batch.texts.text
+        counts = torch.zeros(len(text), device=self.device).index_add_(
+            0, batch.rows.owner, torch.ones(len(batch.rows), device=self.device)
+        )
+        self.lengths.update(text, {"rows": counts[None, None]})
+        for route, scores, whole in zip(self.routes, self.scores, self.whole, strict=True):
+            native = route.target.logits(inputs)
+            whole.update(text, self._whole(route, batch, native))
+            source, target = route.orient(batch.x, batch.y)
+            collected: dict[str, list[Tensor]] = {name: [] for name in BEHAVIOUR + DISTANCE}
+            for method in route.methods:
+                mapped = method.map(source, batch)
+                found = self._distances(method, route, batch, source, target, mapped)
+                found.update(self._injected(route, batch, mapped, labels, native.argmax(-1)))
+                for name, values in found.items():
+                    collected[name].append(values)
+            scores.update(text, {name: torch.stack(values) for name, values in collected.items()})
+
+    def _injected(self, route: Route, batch: Any, mapped: Tensor, labels: Tensor, native: Tensor) -> dict[str, Tensor]:
+        """What Y does with the mapped states at each site: quantity -> (S, B)."""
+        inputs = batch.texts.inputs_x
+        blank = mapped.new_zeros(*inputs["input_ids"].shape, route.target.width)
+        logits = [
+            route.target.tail(inputs, route.orient(*pair)[1], batch.rows.scatter(rows, blank))
+            for pair, rows in zip(self.sites, mapped, strict=True)
+        ]
+        return _behaviour(torch.stack(logits), labels, native)
+
+    def _whole(self, route: Route, batch: Any, native: Tensor) -> dict[str, Tensor]:
+        """The rows of `WHOLE`: quantity -> (methods, 1, B)."""
+        inputs, labels, text = batch.texts.inputs_x, batch.texts.labels, batch.texts.text
+        answer = native.argmax(-1)
+        missing = torch.full_like(native, torch.nan)
+        # The source answers its own way; without a head there is nothing to say.
+        of_source = route.source.logits(inputs) if route.source.n_labels == self.classes else missing
+        with route.target.fresh_head(self.seed):
+            fresh = route.target.logits(inputs)
+        drawn = self.chance.to(self.device)[text]
+        found = _behaviour(torch.stack([of_source, native, fresh, missing]), labels, answer)
+        found["correct"][3] = (drawn == labels).float()
+        found["agree"][3] = (drawn == answer).float()
+        if of_source is missing:
+            found["correct"][0] = found["agree"][0] = torch.nan
+        return {name: values[:, None] for name, values in found.items()}
+
+    def _distances(
+        self, method: Method, route: Route, batch: Any, source: Tensor, target: Tensor, mapped: Tensor
+    ) -> dict[str, Tensor]:
+        """How far the mapped rows are from Y's own, and the inverse's from X's: quantity -> (S, B)."""
+        mean_source, mean_target = self._means(route)
+
+        def per_text(values: Tensor) -> Tensor:
+            sums = values.new_zeros(len(values), batch.rows.texts)
+            return sums.index_add_(1, batch.rows.owner, values)
+
+        squares = (mapped - target).double().square().sum(-1)
+        found = {
+            "squares": per_text(squares),
+            "norm": per_text(squares.sqrt()),
+            "total": per_text((target.double() - mean_target).square().sum(-1)),
+            "cosine": per_text(torch.nn.functional.cosine_similarity(mapped.double(), target.double(), dim=-1)),
+        }
+        for name in ("back", "back_total", "gap", "largest"):
+            found[name] = torch.full_like(found["squares"], torch.nan)
+        if method.inverse is not None:
+            found["back"] = per_text((method.inverse(target) - source).double().square().sum(-1))
+            found["back_total"] = per_text((source.double() - mean_source).square().sum(-1))
+            gap = (method.inverse(mapped) - source).abs().amax(-1)
+            owner = batch.rows.owner.expand_as(gap)
+            blank = torch.zeros_like(found["squares"], dtype=gap.dtype)
+            found["gap"] = blank.scatter_reduce(1, owner, gap, "amax")
+            found["largest"] = blank.scatter_reduce(1, owner, source.abs().amax(-1), "amax")
+        return found
+
+    def _means(self, route: Route) -> tuple[Tensor, Tensor]:
+        moments = self.stored[0].moments
+        means = route.orient(moments.mean_x, moments.mean_y)
+        return means[0][:, None].to(self.device), means[1][:, None].to(self.device)
+
+    # ------------------------------------------------------------------ after
+
+    def on_test_epoch_end(self) -> None:
+        """One row for every method and site, in each direction."""
+        self.trainer.datamodule.reader.check.flush()
+        lengths = self.lengths.compute()["rows"].flatten()
+        for route, scores, whole in zip(self.routes, self.scores, self.whole, strict=True):
+            base = {
+                "model_x": route.source.name,
+                "model_y": route.target.name,
+                "direction": route.direction,
+                "n_texts": self.n_texts,
+                "n_rows": int(lengths.sum()),
+                "seed": self.seed,
+            }
+            behaviour = self._behaviour_columns(whole.compute())
+            for place, name in enumerate(WHOLE):
+                role = "ceiling" if name.startswith("native") else "floor"
+                head = {**base, "method": name, "role": role, "site_x": None, "site_y": None, "parameters": None}
+                self.rows.append({**head, **_take(behaviour, place, 0), **dict.fromkeys(DISTANCE_COLUMNS)})
+            table = scores.compute()
+            columns = {**self._behaviour_columns(table), **self._distance_columns(table, lengths, route)}
+            for place, method in enumerate(route.methods):
+                for s, pair in enumerate(self.sites):
+                    site_x, site_y = route.orient(*pair)
+                    head = {**base, "method": method.name, "role": method.role, "site_x": site_x, "site_y": site_y}
+                    head["parameters"] = method.about.get("parameters")
+                    self.rows.append({**head, **_take(columns, place, s)})
+
+    def _behaviour_columns(self, table: dict[str, Tensor]) -> dict[str, Tensor]:
+        low, high = bootstrap_interval(table["correct"], seed=self.seed)
+        return {
+            "accuracy": table["correct"].mean(-1),
+            "accuracy_low": low,
+            "accuracy_high": high,
+            "loss": table["loss"].mean(-1),
+            "agreement": table["agree"].mean(-1),
+        }
+
+    def _distance_columns(self, table: dict[str, Tensor], lengths: Tensor, route: Route) -> dict[str, Tensor]:
+        rows = lengths.sum()
+        squares, total = table["squares"].sum(-1), table["total"].sum(-1)
+        low, high = bootstrap_interval(table["squares"], table["total"], seed=self.seed)
+        return {
+            "mse": squares / (rows * route.target.width),
+            "l2": table["norm"].sum(-1) / rows,
+            "fvu": squares / total,
+            "fvu_low": low,
+            "fvu_high": high,
+            "fvu_inverse": table["back"].sum(-1) / table["back_total"].sum(-1),
+            "relative_error": (squares / total).sqrt(),
+            "cosine": table["cosine"].sum(-1) / rows,
+            "round_trip": table["gap"].amax(-1) / table["largest"].amax(-1),
+        }
+
+
+DISTANCE_COLUMNS = (
+    "mse", "l2", "fvu", "fvu_low", "fvu_high", "fvu_inverse", "relative_error", "cosine", "round_trip",
+)  # fmt: skip
+
+
+def _behaviour(logits: Tensor, labels: Tensor, native: Tensor) -> dict[str, Tensor]:
+    """Logits (K, B, C) against labels (B,) and Y's own answers (B,): quantity -> (K, B)."""
+    answers = logits.argmax(-1)
+    losses = torch.nn.functional.cross_entropy(
+        logits.float().flatten(0, 1), labels.repeat(len(logits)), reduction="none"
+    )
+    return {
+        "correct": (answers == labels).float(),
+        "loss": losses.view(len(logits), -1),
+        "agree": (answers == native).float(),
+    }
+
+
+def _take(columns: dict[str, Tensor], method: int, site: int) -> dict[str, float | None]:
+    """One row's figures; null where a figure does not apply."""
+    values = {name: float(column[method, site]) for name, column in columns.items()}
+    return {name: None if value != value else value for name, value in values.items()}
+
+
+def _drawn(gaussian: GaussianStates) -> Callable[[Tensor, Any], Tensor]:
+    def draw(rows: Tensor, batch: Any) -> Tensor:
+        counts = torch.bincount(batch.rows.owner.cpu(), minlength=batch.rows.texts)
+        return gaussian(batch.texts.text.cpu(), counts).to(rows.device)
+
+    return draw
+
+
+def _free_name(name: str, taken: set[str]) -> str:
+    """`name`, or `name_2`, `name_3` ... where several checkpoints hold one of that name."""
+    free, number = name, 1
+    while free in taken:
+        number += 1
+        free = f"{name}_{number}"
+    return free
+
+
+def _fitted_rows(data: dict[str, Any]) -> str:
+    special = "" if data["special_tokens"] or data["rows"] == "cls" else ", special tokens left out"
+    return f"{data['rows']}{special}"
+
+
+def _about(aligner: Aligner, data: dict[str, Any], path: Path | None) -> dict[str, Any]:
+    trained = sum(p.numel() for p in aligner.parameters())
+    fitted = sum(b.numel() for name, b in aligner.named_buffers() if name in ("weight", "mean_y"))
+    return {
+        "class": type(aligner).__name__,
+        "options": aligner.options(),
+        "parameters": (trained or fitted) // aligner.sites,
+        "bijective": aligner.bijective,
+        "both_ways": aligner.both_ways,
+        "fitted_on": _fitted_rows(data),
+        "fitted_rows": None if path is None else str(path),
+    }
+
+
+def _check_stored(stored: Sequence[StoredAlignment], present: dict[str, Any], sites: list[tuple[int, int]]) -> None:
+    for checkpoint in stored:
+        differences = different_models(checkpoint.data["models"], present["models"])
+        if differences:
+            raise ValueError(f"{checkpoint.path} was fitted on other models: " + "; ".join(differences) + ".")
+        if checkpoint.site_pairs != list(sites):
+            raise ValueError(
+                f"{checkpoint.path} was fitted at site pairs {checkpoint.site_pairs}, but `data.sites` gives "
+                f"{list(sites)}. Leave `data.sites` out, or evaluate checkpoints of different sites one by one."
+            )
+
+
+def _check_task(target: FrozenModel, labels: Tensor | None, source: str) -> None:
+    if target.n_labels is None:
+        raise ValueError(
+            f"Task accuracy needs a model with a classification head, but {target.name} has none. Name a model that "
+            "was fine-tuned to classify."
+        )
+    if labels is None:
+        raise ValueError(f"Task accuracy needs labels, but the texts of {source!r} have none. Name a `label_column`.")
+    least, most = int(labels.min()), int(labels.max())
+    if least < 0 or most >= target.n_labels:
+        raise ValueError(
+            f"Expected labels 0..{target.n_labels - 1}, as the head of {target.name} answers, but the texts of "
+            f"{source!r} have labels {least}..{most}. Name a model that was fine-tuned on this task."
+        )

@@ -1,0 +1,84 @@
+"""The non-bijective check: a multi-layer perceptron from X's states to Y's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from aligners.base import Aligner, BankLinear, Scaling
+from similarity.functional.moments import Moments
+
+__all__ = ["MLP"]
+
+
+class MLP(Aligner):
+    """Linear layers with GELU between them (the sanity check of Ren et al., Table 4).
+
+    Args:
+        sites: S, the number of site pairs.
+        d_x: width of X's states.
+        d_y: width of Y's states.
+        hidden: widths of the hidden layers. The default, three of width d_y, is the paper's network of four
+            linear layers of width d.
+        parameters: instead of `hidden`, two hidden layers of one width, chosen so that a site has as close to
+            this many parameters as can be: what a comparison at equal size needs.
+    """
+
+    def __init__(
+        self,
+        sites: int,
+        d_x: int,
+        d_y: int,
+        *,
+        hidden: Sequence[int] | None = None,
+        parameters: int | None = None,
+    ) -> None:
+        super().__init__(sites, d_x, d_y)
+        if hidden is not None and parameters is not None:
+            raise ValueError(
+                f"Expected one of `hidden` and `parameters`, but got {list(hidden)} and {parameters}. Leave one out."
+            )
+        if parameters is not None:
+            hidden = [_width_for(parameters, d_x, d_y)] * 2
+        self.hidden = list(hidden) if hidden is not None else [d_y] * 3
+        if any(width < 1 for width in self.hidden):
+            raise ValueError(f"Expected every width in `hidden` to be at least 1, but got {self.hidden}.")
+        self.scaling = Scaling(sites, d_x, d_y)
+        widths = [d_x, *self.hidden, d_y]
+        self.layers = nn.ModuleList(BankLinear(sites, a, b) for a, b in zip(widths, widths[1:], strict=False))
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        h = self.layers[0](self.scaling.scale(x))
+        for layer in self.layers[1:]:
+            h = layer(nn.functional.gelu(h))
+        return h
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(S, N, d_x) -> (S, N, d_y)."""
+        return self.scaling.unscale_target(self._scaled(x))
+
+    def fit(self, moments: Moments) -> None:
+        """Take the scaling; the weights start at random."""
+        self.scaling.fit(moments)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """FVU of the batch at each site, (S,)."""
+        return (self._scaled(x) - self.scaling.scale_target(y)).square().mean((1, 2))
+
+    def options(self) -> dict[str, Any]:
+        """The hidden widths."""
+        return {"hidden": self.hidden}
+
+
+def _width_for(parameters: int, d_x: int, d_y: int) -> int:
+    """Width h at which d_x → h → h → d_y has about `parameters` weights and biases: h² + (d_x+d_y+2)h + d_y."""
+    if parameters <= 2 * (d_x + d_y):
+        raise ValueError(
+            f"Expected `parameters` to be enough for two hidden layers between widths {d_x} and {d_y}, "
+            f"but got {parameters}."
+        )
+    b = d_x + d_y + 2
+    return max(1, round((-b + math.sqrt(b * b + 4 * (parameters - d_y))) / 2))

@@ -1,0 +1,83 @@
+"""What each method scores on each text, kept text by text so that any interval can be taken later."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+__all__ = ["TextScores", "bootstrap_interval"]
+
+
+class TextScores(Metric):
+    """A table of sums (quantities, methods, sites, texts), each text written by the one rank that saw it.
+
+    Ranks fill disjoint columns, so adding the tables is exact for any number of ranks.
+
+    Args:
+        quantities: names of what is scored.
+        methods: number of methods.
+        sites: number of site pairs.
+        texts: number of held-out texts.
+    """
+
+    full_state_update = False
+    table: Tensor
+    seen: Tensor
+
+    def __init__(self, quantities: list[str], methods: int, sites: int, texts: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.quantities = quantities
+        shape = (len(quantities), methods, sites, texts)
+        self.add_state("table", torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("seen", torch.zeros(texts, dtype=torch.long), dist_reduce_fx="sum")
+
+    def update(self, text: Tensor, scores: dict[str, Tensor]) -> None:
+        """Write the scores of a batch.
+
+        Args:
+            text: (B,) numbers of the texts.
+            scores: quantity -> (methods, sites, B).
+        """
+        self.seen[text] += 1
+        for place, quantity in enumerate(self.quantities):
+            self.table[place][:, :, text] = scores[quantity].double()
+
+    def compute(self) -> dict[str, Tensor]:
+        """quantity -> (methods, sites, texts), on the CPU.
+
+        Raises:
+            RuntimeError: a text was counted twice or not at all.
+        """
+        if not bool((self.seen == 1).all()):
+            twice, never = int((self.seen > 1).sum()), int((self.seen == 0).sum())
+            raise RuntimeError(f"Every held-out text must count once, but {twice} counted twice and {never} never.")
+        return dict(zip(self.quantities, self.table.cpu(), strict=True))
+
+
+def bootstrap_interval(
+    values: Tensor, weights: Tensor | None = None, *, seed: int, level: float = 0.95, resamples: int = 1000
+) -> tuple[Tensor, Tensor]:
+    """Percentile interval of a mean (or of a ratio of sums) over resampled texts.
+
+    Args:
+        values: (..., n) one number for each text.
+        weights: (..., n) denominators; default: 1 for each text.
+        seed: of the resampling; equal seeds resample equal texts, so intervals of methods can be compared.
+        level: coverage.
+        resamples: how many.
+
+    Returns:
+        Lower and upper end, each (...).
+    """
+    n = values.shape[-1]
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(n, (resamples, n), generator=generator)
+    counts = torch.zeros(resamples, n, dtype=torch.float64).scatter_add_(1, drawn, torch.ones(drawn.shape).double())
+    numerator = values.double() @ counts.T
+    denominator = counts.sum(1) if weights is None else weights.double() @ counts.T
+    tail = (1 - level) / 2
+    ends = torch.quantile(numerator / denominator, torch.tensor([tail, 1 - tail], dtype=torch.float64), dim=-1)
+    return ends[0], ends[1]

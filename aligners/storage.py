@@ -1,0 +1,108 @@
+"""What an alignment's checkpoint holds beyond Lightning's own, and how it is read without running its code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from aligners.base import Aligner
+from similarity.functional.moments import Moments
+
+__all__ = ["KEY", "StoredAlignment", "build_aligner", "describe_aligner", "different_models", "load_alignment"]
+
+KEY = "alignment"
+
+
+def describe_aligner(aligner: Aligner) -> dict[str, Any]:
+    """Class, sizes and options of an aligner as plain values: `build_aligner` makes an equal one."""
+    return {
+        "class": type(aligner).__name__,
+        "sites": aligner.sites,
+        "d_x": aligner.d_x,
+        "d_y": aligner.d_y,
+        "options": aligner.options(),
+    }
+
+
+def build_aligner(description: dict[str, Any]) -> Aligner:
+    """An aligner as described, not yet fitted.
+
+    Raises:
+        ValueError: no aligner of that name is known here.
+    """
+    known = Aligner.registry
+    name = description["class"]
+    if name not in known:
+        raise ValueError(
+            f"The checkpoint holds an aligner of class {name!r}, but only {', '.join(sorted(known))} are known. "
+            "Import the module that defines it first."
+        )
+    with torch.random.fork_rng(devices=[]):
+        return known[name](description["sites"], description["d_x"], description["d_y"], **description["options"])
+
+
+@dataclass
+class StoredAlignment:
+    """Everything a checkpoint says about a fit.
+
+    Attributes:
+        path: the file.
+        maps: direction -> name -> fitted aligner, on the CPU.
+        moments: of the fitting rows.
+        data: `PairedActivations.describe()` of the run.
+        data_config: the data module's options as they were given, enough to make it again.
+    """
+
+    path: Path
+    maps: dict[str, dict[str, Aligner]]
+    moments: Moments
+    data: dict[str, Any]
+    data_config: dict[str, Any]
+
+    @property
+    def site_pairs(self) -> list[tuple[int, int]]:
+        """Site pairs in the order of the banks."""
+        return [(i, j) for i, j in self.data["sites"]]
+
+
+def load_alignment(path: Path | str) -> StoredAlignment:
+    """Read a checkpoint that `train.py fit` wrote. Only tensors and plain values are unpickled.
+
+    Raises:
+        ValueError: the file is not there, not readable, or not such a checkpoint.
+    """
+    path = Path(path)
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        stored, state = content[KEY], content["state_dict"]
+    except FileNotFoundError:
+        raise ValueError(f"Expected a checkpoint at {path}, but there is no such file.") from None
+    except Exception as error:
+        raise ValueError(
+            f"Expected {path} to be a checkpoint written by `train.py fit`, but it cannot be read as one: {error}"
+        ) from error
+    maps: dict[str, dict[str, Aligner]] = {}
+    for direction, described in stored["aligners"].items():
+        maps[direction] = {}
+        for name, description in described.items():
+            prefix = f"maps.{direction}.{name}."
+            aligner = build_aligner(description)
+            aligner.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
+            maps[direction][name] = aligner.requires_grad_(False).eval()
+    return StoredAlignment(path, maps, Moments(**stored["moments"]), stored["data"], stored["data_config"])
+
+
+def different_models(stored: dict[str, Any], present: dict[str, Any]) -> list[str]:
+    """What differs between two `describe()["models"]`: one sentence for each difference that matters.
+
+    The fingerprint decides. A name may differ (a folder that moved) as long as the weights are the same.
+    """
+    return [
+        f"{which.upper()} was {stored[which]['name']} (fingerprint {stored[which]['fingerprint'][:12]}) "
+        f"and is {present[which]['name']} (fingerprint {present[which]['fingerprint'][:12]})"
+        for which in ("x", "y")
+        if stored[which]["fingerprint"] != present[which]["fingerprint"]
+    ]

@@ -1,0 +1,240 @@
+"""The LightningDataModule that streams paired activations of two frozen models over labelled text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import lightning.pytorch as pl
+from torch.utils.data import DataLoader
+
+from datamodules.batches import LengthBatches, TokenisedTexts, same_tokenizer, tokenise
+from datamodules.reading import PairedBatch, PairReader, RowPolicy, parse_sites
+from datamodules.text import Texts, TextSource, load_texts
+from frozen.embedded import Recipe, embedded_model
+from frozen.loading import load_frozen
+from frozen.model import FrozenModel
+
+__all__ = ["EMBEDDED", "PairedActivations"]
+
+EMBEDDED = "embedded:"
+Split = Literal["fit", "validation", "test"]
+
+
+class PairedActivations(pl.LightningDataModule):
+    """Text in, paired rows of two frozen models out, read on the device where the aligner is.
+
+    Args:
+        model_x: X: a Hub id, a local folder, or `embedded:SEED` for a small BERT that is trained on the fitting
+            texts the first time it is asked for and kept in `cache`.
+        model_y: Y, likewise.
+        text: which texts, and how they are split.
+        sites: `all` (0..L), `blocks` (1..L), or a list of layers `3` and pairs `3:5` (X's site 3, Y's site 5).
+            Site 0 is the embedding output, site l the output of block l before any final norm.
+        rows: `tokens`: every real token; `mean`: the mean over a text's tokens; `cls`: its first token.
+        special_tokens: whether [CLS], [SEP] and the like count as rows. Injection replaces them too.
+        batch_size: texts a step, over all ranks together.
+        max_length: longest text in tokens; longer ones are cut, and how many is said.
+        seed: seed of the order of the texts.
+        dtype: precision of the two models: float32, bfloat16 or float16. Rows are always float32.
+        attn_implementation: eager, sdpa, flash_attention_2; default: what transformers chooses.
+        revision_x: revision of X on the Hub.
+        revision_y: revision of Y on the Hub.
+        trust_remote_code: run code that a model's repository brings. Off, because it is somebody else's code.
+        recipe: how embedded models are made.
+        cache: where embedded models are kept. Default: $ALIGNERS_CACHE, else ~/.cache/aligners.
+        workers: processes that prepare batches beside the main one.
+    """
+
+    def __init__(
+        self,
+        model_x: str = "embedded:0",
+        model_y: str = "embedded:1",
+        text: TextSource = TextSource(),  # noqa: B008  (frozen)
+        sites: str | list[int | str] = "all",
+        rows: RowPolicy = "tokens",
+        special_tokens: bool = True,
+        batch_size: int = 32,
+        max_length: int = 128,
+        seed: int = 0,
+        dtype: str = "float32",
+        attn_implementation: str | None = None,
+        revision_x: str | None = None,
+        revision_y: str | None = None,
+        trust_remote_code: bool = False,
+        recipe: Recipe = Recipe(),  # noqa: B008  (frozen)
+        cache: Path | None = None,
+        workers: int = 0,
+    ) -> None:
+        super().__init__()
+        self._config = {
+            name: asdict(value) if is_dataclass(value) else str(value) if isinstance(value, Path) else value
+            for name, value in locals().items()
+            if name not in ("self", "__class__")
+        }
+        for name, value, least in (("batch_size", batch_size, 1), ("max_length", max_length, 2), ("workers", workers, 0)):
+            if value < least:
+                raise ValueError(f"Expected `{name}` to be at least {least}, but got {value}.")
+        self.model_names = (model_x, model_y)
+        self.revisions = (revision_x, revision_y)
+        self.text, self.sites, self.rows, self.special_tokens = text, sites, rows, special_tokens
+        self.batch_size, self.max_length, self.seed = batch_size, max_length, seed
+        self.dtype, self.attn_implementation, self.trust_remote_code = dtype, attn_implementation, trust_remote_code
+        self.recipe, self.cache, self.workers = recipe, cache, workers
+        self._texts: Texts | None = None
+        self._data: dict[str, TokenisedTexts] = {}
+        self._reader: PairReader | None = None
+
+    # ------------------------------------------------------------------ what it holds, once set up
+
+    @property
+    def texts(self) -> Texts:
+        """The three splits, loaded on first use."""
+        if self._texts is None:
+            self._texts = load_texts(self.text)
+        return self._texts
+
+    @property
+    def reader(self) -> PairReader:
+        """The two models and the site pairs, loaded on first use."""
+        if self._reader is None:
+            model_x, model_y = (self._model(which) for which in (0, 1))
+            pairs = parse_sites(self.sites, model_x.depth, model_y.depth)
+            reader = PairReader(model_x, model_y, pairs, self.rows, self.special_tokens)
+            if self.rows == "tokens" and not same_tokenizer(model_x.tokenizer, model_y.tokenizer):
+                raise ValueError(
+                    f"`rows` 'tokens' pairs the two models token by token, but the tokenizers of {model_x.name} and "
+                    f"{model_y.name} differ. Use `rows` 'mean' or 'cls'."
+                )
+            self._reader = reader
+        return self._reader
+
+    def _model(self, which: int) -> FrozenModel:
+        name = self.model_names[which]
+        path = str(self._embedded(name)) if name.startswith(EMBEDDED) else name
+        model = load_frozen(
+            path,
+            revision=self.revisions[which],
+            dtype=self.dtype,
+            attn_implementation=self.attn_implementation,
+            trust_remote_code=self.trust_remote_code,
+        )
+        model.name = name
+        return model
+
+    def _embedded(self, name: str) -> Path:
+        seed = name.removeprefix(EMBEDDED)
+        if not seed.isdigit():
+            raise ValueError(f"Expected an embedded model to be named `{EMBEDDED}SEED`, but got {name!r}.")
+        split = self.texts.fit
+        if "label" not in split.column_names:
+            raise ValueError(
+                f"The embedded model {name} is trained as a classifier, but the texts of {self.text.source!r} have no "
+                "labels. Name a `label_column`, or give your own models."
+            )
+        return embedded_model(
+            int(seed), list(split["text"]), list(split["label"]), recipe=self.recipe, cache=self.cache
+        )
+
+    def config(self) -> dict[str, Any]:
+        """The options as plain values: `PairedActivations.from_config` makes an equal data module."""
+        return self._config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> PairedActivations:
+        """The data module whose `config` this is."""
+        text, recipe = TextSource(**config["text"]), Recipe(**config["recipe"])
+        cache = Path(config["cache"]) if config["cache"] else None
+        return cls(**{**config, "text": text, "recipe": recipe, "cache": cache})
+
+    def describe(self) -> dict[str, Any]:
+        """Everything that says which rows these are, as plain values."""
+        reader = self.reader
+        return {
+            "models": {"x": reader.model_x.identity(), "y": reader.model_y.identity()},
+            "sites": [list(pair) for pair in reader.sites],
+            "rows": reader.policy,
+            "special_tokens": self.special_tokens,
+            "text": self.texts.describe(),
+            "max_length": self.max_length,
+            "dtype": self.dtype,
+            "batch_size": self.batch_size,
+            "seed": self.seed,
+        }
+
+    # ------------------------------------------------------------------ Lightning's hooks
+
+    def prepare_data(self) -> None:
+        """Make what is missing on disk, on one rank: the data set's files and the embedded models."""
+        for name in self.model_names:
+            if name.startswith(EMBEDDED):
+                self._embedded(name)
+
+    def setup(self, stage: str) -> None:
+        """Load the texts and both models; every check that can be made before reading is made here."""
+        reader = self.reader
+        device = self.trainer.strategy.root_device if self.trainer is not None else "cpu"
+        reader.model_x.to(device)
+        reader.model_y.to(device)
+        for split in ("fit", "validation") if stage in ("fit", "validate") else ("test",):
+            self.split(split)
+
+    def split(self, name: Split) -> TokenisedTexts:
+        """A split, tokenised for both models."""
+        if name not in self._data:
+            texts, tokenizers = getattr(self.texts, name), [self.reader.model_x.tokenizer]
+            if not same_tokenizer(self.reader.model_x.tokenizer, self.reader.model_y.tokenizer):
+                tokenizers.append(self.reader.model_y.tokenizer)
+            made = [(tokenise(texts, tokenizer, self.max_length), tokenizer) for tokenizer in tokenizers]
+            self._data[name] = TokenisedTexts(*(part for pair in made for part in pair))
+        return self._data[name]
+
+    def loader(self, split: Split, *, shuffle: bool = False, only: int | None = None, skip: int = 0) -> DataLoader:
+        """A loader of whole batches of one split, this rank's share of them.
+
+        Args:
+            split: which texts.
+            shuffle: a new order every epoch, the same for every number of ranks.
+            only: the first so many texts of the split.
+            skip: batches of the first epoch that were seen before an interruption.
+        """
+        data = self.split(split)
+        rank, world = (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
+        batches = LengthBatches(
+            data.lengths[:only], self.batch_size, shuffle=shuffle, seed=self.seed, rank=rank, world=world
+        )
+        batches.skip(skip)
+        return DataLoader(
+            data,
+            sampler=batches,
+            batch_size=None,
+            num_workers=self.workers,
+            persistent_workers=self.workers > 0,
+            pin_memory=self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
+        )
+
+    def train_dataloader(self) -> DataLoader:
+        """The fitting texts; after an interruption, from the batch that was next."""
+        loop = self.trainer.fit_loop
+        seen = loop.epoch_loop.batch_progress.current.processed if loop.restarting else 0
+        return self.loader("fit", shuffle=True, skip=seen)
+
+    def val_dataloader(self) -> Sequence[DataLoader]:
+        """The validation texts, and as many of the fitting texts to set beside them."""
+        return [self.loader("validation"), self.loader("fit", only=len(self.split("validation")))]
+
+    def test_dataloader(self) -> DataLoader:
+        """The held-out texts."""
+        return self.loader("test")
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Choose the rows while the batch is still on the CPU."""
+        return self.reader.prepare(batch)
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> PairedBatch:
+        """Run both heads where the batch is now."""
+        return self.reader.read(batch)
+
+

@@ -1,0 +1,230 @@
+"""From a batch of texts to paired rows: which sites, which vectors, and the one pass that reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from datamodules.batches import TextBatch
+from frozen.finite import FiniteCheck
+from frozen.model import FrozenModel
+
+__all__ = ["PairReader", "PairedBatch", "RowPolicy", "Rows", "parse_sites", "select_rows"]
+
+RowPolicy = Literal["tokens", "mean", "cls"]
+
+
+@dataclass
+class Rows:
+    """Which positions of a batch (B, T) become rows.
+
+    Attributes:
+        index: (N,) positions in the flattened batch; for `mean`, one for every token that enters a mean.
+        owner: (N,) which text of the batch each position belongs to, 0..B-1.
+        share: (N,) weight of the position in its text's mean, or None where every position is a row itself.
+        texts: B.
+    """
+
+    index: Tensor
+    owner: Tensor
+    share: Tensor | None
+    texts: int
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Rows:
+        """The same rows on another device."""
+        move = {"device": device, "non_blocking": non_blocking}
+        share = None if self.share is None else self.share.to(**move)
+        return Rows(self.index.to(**move), self.owner.to(**move), share, self.texts)
+
+    def gather(self, states: Tensor, out: Tensor) -> None:
+        """Write the rows of states (B, T, d) into `out` (N, d), or (B, d) for means."""
+        flat = states.flatten(0, 1)
+        if self.share is None:
+            if flat.dtype == out.dtype:
+                torch.index_select(flat, 0, self.index, out=out)
+            else:
+                out.copy_(flat.index_select(0, self.index))
+            return
+        weighted = flat.index_select(0, self.index).to(out.dtype) * self.share[:, None]
+        out.zero_().index_add_(0, self.owner, weighted)
+
+    def scatter(self, rows: Tensor, states: Tensor) -> Tensor:
+        """A copy of states (B, T, d) in which the rows (N, d) stand at their positions."""
+        return states.flatten(0, 1).index_copy(0, self.index, rows.to(states.dtype)).view_as(states)
+
+    def __len__(self) -> int:
+        """How many rows `gather` gives."""
+        return self.texts if self.share is not None else len(self.index)
+
+
+def select_rows(mask: Tensor, special: Tensor, policy: RowPolicy, special_tokens: bool = True) -> Rows:
+    """Rows of a batch on the CPU, before it is moved: their number is then known without asking the device.
+
+    Args:
+        mask: (B, T) attention mask; padding is never a row.
+        special: (B, T) True at special tokens.
+        policy: `tokens`: every real token; `mean`: the mean over a text's real tokens; `cls`: a text's first
+            real token.
+        special_tokens: whether special tokens count for `tokens` and `mean`.
+
+    Raises:
+        ValueError: a text has no token that counts.
+    """
+    counts = mask.bool()
+    if policy == "cls":
+        first = counts.int().argmax(1)
+        owner = torch.arange(len(mask))
+        return Rows(owner * mask.shape[1] + first, owner, None, len(mask))
+    if not special_tokens:
+        counts = counts & ~special
+    lengths = counts.sum(1)
+    if not lengths.all():
+        raise ValueError(
+            f"Expected every text to have a token that counts as a row, but text number "
+            f"{int((lengths == 0).nonzero()[0])} of the batch has none. Drop empty texts, or count special tokens."
+        )
+    index = counts.flatten().nonzero()[:, 0]
+    owner = index // mask.shape[1]
+    share = 1 / lengths[owner].float() if policy == "mean" else None
+    return Rows(index, owner, share, len(mask))
+
+
+@dataclass
+class PairedBatch:
+    """Paired rows of one batch of texts, and what is needed to put rows back where they came from.
+
+    Attributes:
+        x: (S, N, d_x) states of X, float32.
+        y: (S, N, d_y) states of Y, row by row their partners.
+        rows: where the rows came from.
+        texts: the tokenised batch.
+    """
+
+    x: Tensor
+    y: Tensor
+    rows: Rows
+    texts: TextBatch
+
+    @property
+    def text(self) -> Tensor:
+        """Id of the text of each row, (N,)."""
+        return self.texts.text if self.rows.share is not None else self.texts.text[self.rows.owner]
+
+    @property
+    def token(self) -> Tensor | None:
+        """Position of each row in its padded text, (N,); None for means."""
+        width = self.texts.inputs_x["input_ids"].shape[1]
+        return None if self.rows.share is not None else self.rows.index % width
+
+
+class PairReader:
+    """Reads paired rows of two frozen models at site pairs, each model's blocks run once and no further up.
+
+    Args:
+        model_x: X.
+        model_y: Y.
+        sites: site pairs (i, j): state of X at i with state of Y at j.
+        rows: row policy.
+        special_tokens: whether special tokens count.
+    """
+
+    def __init__(
+        self,
+        model_x: FrozenModel,
+        model_y: FrozenModel,
+        sites: Sequence[tuple[int, int]],
+        rows: RowPolicy = "tokens",
+        special_tokens: bool = True,
+    ) -> None:
+        if rows not in get_args(RowPolicy):
+            raise ValueError(
+                f"Expected `rows` to be one of {', '.join(get_args(RowPolicy))}, but got {rows!r}."
+            )
+        for i, j in sites:
+            model_x.check_site(i, "sites")
+            model_y.check_site(j, "sites")
+        self.model_x, self.model_y = model_x, model_y
+        self.sites = list(sites)
+        self.policy: RowPolicy = rows
+        self.special_tokens = special_tokens
+        self.check = FiniteCheck()
+        self._read = 0
+
+    def prepare(self, texts: TextBatch) -> tuple[TextBatch, Rows, Rows]:
+        """The part that belongs on the CPU: which positions are rows of X and of Y."""
+        rows_x = select_rows(
+            texts.inputs_x["attention_mask"], texts.special_x, self.policy, self.special_tokens
+        )
+        if texts.inputs_y is texts.inputs_x:
+            return texts, rows_x, rows_x
+        rows_y = select_rows(
+            texts.inputs_y["attention_mask"], texts.special_y, self.policy, self.special_tokens
+        )
+        return texts, rows_x, rows_y
+
+    def read(self, prepared: tuple[TextBatch, Rows, Rows]) -> PairedBatch:
+        """Run both heads on the batch's device and gather the rows."""
+        texts, rows_x, rows_y = prepared
+        x = self._states(self.model_x, texts.inputs_x, [i for i, _ in self.sites], rows_x)
+        y = self._states(self.model_y, texts.inputs_y, [j for _, j in self.sites], rows_y)
+        self.check.watch(
+            x, [f"site {i} of X ({self.model_x.name})" for i, _ in self.sites], "states", self._read
+        )
+        self.check.watch(
+            y, [f"site {j} of Y ({self.model_y.name})" for _, j in self.sites], "states", self._read
+        )
+        self._read += 1
+        return PairedBatch(x, y, rows_x, texts)
+
+    def _states(self, model: FrozenModel, inputs: dict[str, Tensor], sites: list[int], rows: Rows) -> Tensor:
+        wanted = sorted(set(sites))
+        with torch.inference_mode():
+            states = dict(zip(wanted, model.head(inputs, wanted), strict=True))
+        # Outside inference mode, so that what is gathered can enter a graph.
+        with torch.no_grad():
+            out = torch.empty(len(sites), len(rows), model.width, device=rows.index.device)
+            for place, site in enumerate(sites):
+                rows.gather(states[site], out[place])
+        return out
+
+
+def parse_sites(sites: str | Sequence[int | str], depth_x: int, depth_y: int) -> list[tuple[int, int]]:
+    """Site pairs from what a user writes.
+
+    Args:
+        sites: `all` (0..L), `blocks` (1..L), or a list of layers `3` and pairs `3:5` (X's site 3, Y's site 5).
+        depth_x: L of X.
+        depth_y: L of Y.
+
+    Raises:
+        ValueError: something else was written, a site twice, or `all` and `blocks` at unequal depths.
+    """
+    if isinstance(sites, str) and sites in ("all", "blocks"):
+        if depth_x != depth_y:
+            raise ValueError(
+                f"`sites` {sites!r} pairs equal layers, but X has {depth_x} blocks and Y has {depth_y}. "
+                "Name the pairs, for example `sites` [1:2, 2:4]."
+            )
+        return [(site, site) for site in range(0 if sites == "all" else 1, depth_x + 1)]
+    entries = sites.replace(",", " ").split() if isinstance(sites, str) else list(sites)
+    try:
+        pairs = [_pair(str(entry)) for entry in entries]
+    except ValueError:
+        raise ValueError(
+            "Expected `sites` to be 'all', 'blocks', or a list of layers (3) and pairs (3:5), "
+            f"but got {sites!r}. Write for example `sites` [1, 2:3]."
+        ) from None
+    if not pairs or len(set(pairs)) < len(pairs):
+        raise ValueError(
+            f"Expected `sites` to name at least one site pair and none twice, but got {sites!r}."
+        )
+    return pairs
+
+
+def _pair(entry: str) -> tuple[int, int]:
+    left, _, right = entry.partition(":")
+    return int(left), int(right or left)
