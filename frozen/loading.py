@@ -97,21 +97,23 @@ def _config(name: str, source: dict[str, Any]) -> PreTrainedConfig:
 def _model(name: str, classifies: bool, options: dict[str, Any]) -> PreTrainedModel:
     auto = AutoModelForSequenceClassification if classifies else AutoModel
     try:
-        model, found = auto.from_pretrained(name, output_loading_info=True, **options)
+        # Weights of another shape are let through here, and then refused by name beside the missing ones.
+        model, found = auto.from_pretrained(
+            name, output_loading_info=True, ignore_mismatched_sizes=True, **options
+        )
     except _UNREADABLE as error:
         raise ValueError(
-            f"The weights of {name!r} cannot be read: a file is missing, damaged, or not written to its end. "
-            f"Download or save the model again. {_reason(error)}"
+            f"The model {name!r} cannot be loaded {_reason(error)}. If a file of it is missing, damaged or "
+            "not written to its end, download or save the model again."
         ) from error
-    absent = sorted(found["missing_keys"]) + [str(key[0]) for key in found["mismatched_keys"]]
-    if absent:
+    unfit = sorted({*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])})
+    if unfit:
+        listed = ", ".join(unfit[:4]) + (f" and {len(unfit) - 4} more" if len(unfit) > 4 else "")
         raise ValueError(
-            f"Expected all weights of a {type(model).__name__} in {name!r}, received none that fit "
-            f"{', '.join(absent)}. They would be random: fine-tune the model first, or name a checkpoint "
-            "that has them."
+            f"Expected all weights of a {type(model).__name__} in {name!r}, received none, or none of the "
+            f"right shape, for {listed}. They would be random: fine-tune the model first, or name a "
+            "checkpoint that has them."
         )
-    if found["error_msgs"]:
-        raise ValueError(f"The weights of {name!r} cannot be read: {' '.join(found['error_msgs'])}")
     return model
 
 
@@ -120,13 +122,19 @@ def _tokenizer(name: str, source: dict[str, Any], config: PreTrainedConfig) -> P
         tokenizer = AutoTokenizer.from_pretrained(name, **source)
     except _UNREADABLE as error:
         raise ValueError(
-            f"Expected a tokenizer beside the model {name!r}, received none that can be read. Save one there, "
+            f"Expected a tokenizer beside the model {name!r}, received none that can be read. Save one, "
             f"or pass `tokenizer=False` to work on token ids. {_reason(error)}"
         ) from error
+    # Without any vocabulary file transformers makes one up out of the special tokens.
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
+        raise ValueError(
+            f"Expected a tokenizer beside the model {name!r}, received one without a vocabulary. Save one, "
+            "or pass `tokenizer=False` to work on token ids."
+        )
     if len(tokenizer) > config.vocab_size:
         raise ValueError(
             f"Expected a tokenizer of at most {config.vocab_size} tokens, the vocabulary of {name!r}, "
-            f"received one of {len(tokenizer)}: it belongs to another model. Save the right one beside the model."
+            f"received one of {len(tokenizer)}: it belongs to another model. Save the model's own beside it."
         )
     return tokenizer
 

@@ -227,7 +227,7 @@ class FrozenModel:
     def _layout(self, inputs: Mapping[str, Tensor]) -> Layout:
         if "input_ids" not in inputs or not set(inputs) <= set(_INPUTS):
             raise ValueError(
-                "Expected `inputs` with input_ids and, where there are any, attention_mask and token_type_ids, "
+                "Expected `inputs` with input_ids and, where there are, attention_mask and token_type_ids, "
                 f"received {', '.join(inputs) or 'nothing'}. Pass these alone, as the tokenizer makes them."
             )
         return Layout(inputs)

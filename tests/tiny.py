@@ -33,9 +33,9 @@ from frozen import FrozenModel
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # <pad> has id 1, as RoBERTa and MPNet expect
 # fmt: off
 WORDS = [
-    "a", "the", "this", "that", "film", "plot", "story", "actor", "scene", "joke", "is", "was", "feels", "looks",
-    "good", "great", "fine", "bad", "dull", "poor", "funny", "sad", "warm", "cold", "long", "short", "very",
-    "rather", "not", "never", "always", "and", "but", "with", "without",
+    "a", "the", "this", "that", "film", "plot", "story", "actor", "scene", "joke", "is", "was", "feels",
+    "looks", "good", "great", "fine", "bad", "dull", "poor", "funny", "sad", "warm", "cold", "long", "short",
+    "very", "rather", "not", "never", "always", "and", "but", "with", "without",
 ]
 # fmt: on
 TEXTS = (
