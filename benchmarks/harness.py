@@ -1,0 +1,123 @@
+"""What all benchmarks share: arguments, interleaved timing, figures with their bars, a JSON file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+import transformers
+
+__all__ = ["Figures", "interleaved", "parser", "ratio"]
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """The arguments every benchmark takes: `--json`, `--device`, `--threads`, `--rounds`."""
+    arguments = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    arguments.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    arguments.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    arguments.add_argument(
+        "--threads", type=int, default=torch.get_num_threads(), help="CPU threads of torch"
+    )
+    arguments.add_argument("--rounds", type=int, default=15, help="times that each alternative is timed")
+    return arguments
+
+
+def interleaved(
+    alternatives: Mapping[str, Callable[[], object]], *, rounds: int, device: str, warmup: int = 2
+) -> dict[str, list[float]]:
+    """Seconds of each alternative in each round.
+
+    A round runs every alternative once, each time beginning with another one, so that what the machine does
+    besides hits all of them alike.
+    """
+    for _ in range(warmup):
+        for run in alternatives.values():
+            run()
+    names = list(alternatives)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for i in range(rounds):
+        for name in names[i % len(names) :] + names[: i % len(names)]:
+            _synchronise(device)
+            start = time.perf_counter()
+            alternatives[name]()
+            _synchronise(device)
+            seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def ratio(seconds: Mapping[str, list[float]], name: str, reference: str) -> float:
+    """Median over the rounds of one alternative's time in units of another's in the same round."""
+    return statistics.median(a / b for a, b in zip(seconds[name], seconds[reference], strict=True))
+
+
+class Figures:
+    """The numbers of one benchmark, printed as they come and written whole at the end.
+
+    Args:
+        device: where the benchmark runs.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._figures: dict[str, dict[str, float | str | None]] = {}
+
+    def add(self, name: str, value: float, *, bar: float | None = None, sense: str = "<=") -> None:
+        """Record and print a number; `sense` says on which side of its bar it should be: "<=" or ">="."""
+        self._figures[name] = {"value": value, "bar": bar, "sense": sense}
+        verdict = ""
+        if bar is not None:
+            met = value <= bar if sense == "<=" else value >= bar
+            verdict = f"   {sense} {bar:g}: {'met' if met else 'MISSED'}"
+        print(f"{name:<48} {value:>10.4g}{verdict}", flush=True)
+
+    def add_times(self, seconds: Mapping[str, list[float]]) -> None:
+        """Record and print the median seconds of every alternative."""
+        for name, values in seconds.items():
+            self.add(f"{name}, seconds", statistics.median(values))
+
+    def write(self, path: Path | None) -> None:
+        """Write `{"machine": ..., "figures": ...}`, whole or not at all; nothing without a path."""
+        if path is None:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_name(path.name + ".part")
+        unfinished.write_text(
+            json.dumps({"machine": _machine(self._device), "figures": self._figures}, indent=2)
+        )
+        unfinished.replace(path)
+
+
+def _machine(device: str) -> dict[str, str | int]:
+    on_gpu = torch.device(device).type == "cuda"
+    return {
+        "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
+        "processor": _processor(),
+        "cores": os.cpu_count() or 0,
+        "threads": torch.get_num_threads(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def _processor() -> str:
+    """The processor's name, which `platform` leaves empty on Linux."""
+    cpuinfo = Path("/proc/cpuinfo")
+    names = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
+    named = [line.partition(":")[2].strip() for line in names if line.startswith("model name")]
+    return named[0] if named else platform.processor()
+
+
+def _synchronise(device: str) -> None:
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,95 @@
+"""Head of X and tail of Y against one full forward, and against running both models in full under hooks."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import BertConfig, BertForSequenceClassification
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
+
+from benchmarks.harness import Figures, interleaved, parser, ratio
+from frozen import FrozenModel
+
+
+def build(width: int, layers: int, seed: int, device: str) -> FrozenModel:
+    """A random BERT classifier of the usual proportions."""
+    torch.manual_seed(seed)
+    config = BertConfig(
+        vocab_size=4096,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=max(1, width // 64),
+        intermediate_size=4 * width,
+    )
+    return FrozenModel(BertForSequenceClassification(config), name=f"bert-{width}-{seed}").to(device)
+
+
+def with_plain_hooks(x: FrozenModel, y: FrozenModel, inputs: dict[str, Tensor], site: int) -> Tensor:
+    """Stitching as hooks alone do it: both models run in full. Returns the logits."""
+    read: list[Tensor] = []
+
+    def keep(block: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        read.append(output)
+
+    def replace(block: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        return read[0]
+
+    handles = [
+        x.blocks[site - 1].register_forward_hook(keep),
+        y.blocks[site - 1].register_forward_hook(replace),
+    ]
+    try:
+        x.model(**inputs)
+        return y.model(**inputs).logits
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def main() -> None:
+    """Run the benchmark."""
+    arguments = parser(__doc__)
+    arguments.add_argument("--width", type=int, default=256)
+    arguments.add_argument("--layers", type=int, default=12)
+    arguments.add_argument("--batch", type=int, default=16)
+    arguments.add_argument("--tokens", type=int, default=64)
+    options = arguments.parse_args()
+    torch.set_num_threads(options.threads)
+
+    x, y = (build(options.width, options.layers, seed, options.device) for seed in (0, 1))
+    lengths = torch.linspace(options.tokens // 2, options.tokens, options.batch).round()
+    mask = torch.arange(options.tokens) < lengths[:, None]
+    inputs = {
+        "input_ids": torch.randint(5, 4096, mask.shape).to(options.device),
+        "attention_mask": mask.long().to(options.device),
+    }
+    site = options.layers // 2
+
+    def stitched() -> Tensor:
+        return y.tail(inputs, site, x.head(inputs, [site])[0])
+
+    with torch.inference_mode():
+        if not torch.equal(stitched(), with_plain_hooks(x, y, inputs, site)):
+            raise RuntimeError("The stitched forward and plain hooks disagree: their times mean nothing.")
+        seconds = interleaved(
+            {
+                "full forward": lambda: y.model(**inputs),
+                "head + tail": stitched,
+                "plain hooks": lambda: with_plain_hooks(x, y, inputs, site),
+            },
+            rounds=options.rounds,
+            device=options.device,
+        )
+    figures = Figures(options.device)
+    figures.add_times(seconds)
+    figures.add("head + tail / full forward", ratio(seconds, "head + tail", "full forward"), bar=1.15)
+    figures.add("plain hooks / full forward", ratio(seconds, "plain hooks", "full forward"))
+    figures.write(options.json)
+
+
+if __name__ == "__main__":
+    main()
