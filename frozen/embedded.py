@@ -23,7 +23,6 @@ from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.seed import isolate_rng
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
-from lightning.pytorch.utilities.warnings import PossibleUserWarning
 from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
 from tokenizers.normalizers import BertNormalizer
@@ -35,10 +34,11 @@ from torch.utils.data import DataLoader
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
-    BertTokenizerFast,
+    BertTokenizer,
     get_linear_schedule_with_warmup,
 )
 from transformers.trainer_pt_utils import LengthGroupedSampler
+from transformers.utils import logging as transformers_logging
 
 __all__ = ["Recipe", "cache_folder", "embedded_model"]
 
@@ -60,13 +60,13 @@ class Recipe:
         learning_rate: of AdamW, reached after the warm-up and then falling linearly to 0.
         warm_up: share of the steps in which the learning rate rises.
         weight_decay: of AdamW.
-        dropout: of states and attention.
+        dropout: of states. Attention weights are not dropped: that would double the cost of attention.
     """
 
     vocabulary: int = 4096
     layers: int = 4
     width: int = 64
-    heads: int = 4
+    heads: int = 2
     max_length: int = 128
     epochs: int = 3
     batch: int = 64
@@ -92,9 +92,9 @@ def embedded_model(
 ) -> Path:
     """The folder of the classifier with this seed, trained now if it is not in the cache.
 
-    The weights follow from the arguments, the machine and its number of threads; the global random state is
-    left alone. Seeds share the tokenizer, which is trained on the same texts. Several processes may ask at
-    once: one trains, the others wait.
+    The weights follow from the arguments and the machine; the global random state is left alone. Seeds share
+    the tokenizer, which is trained on the same texts. Several processes may ask at once: one trains, the
+    others wait.
 
     Args:
         seed: of the initial weights, dropout and the order of the texts.
@@ -121,14 +121,13 @@ def embedded_model(
         if not folder.is_dir():
             if progress:
                 print(
-                    f"Training the embedded model of seed {seed} (BERT, {recipe.layers} blocks, {recipe.width} "
-                    f"wide, on {len(texts)} texts), which is not yet in the cache: {folder}",
+                    f"Training the embedded model of seed {seed} (BERT, {recipe.layers} blocks, "
+                    f"{recipe.width} wide, on {len(texts)} texts), which is not yet in the cache: {folder}",
                     flush=True,
                 )
             with _whole(folder) as unfinished:
                 model = _train(seed, texts, labels, tokenizer, recipe, progress)
-                model.save_pretrained(unfinished)
-                tokenizer.save_pretrained(unfinished)
+                _save(unfinished, model, tokenizer)
     return folder
 
 
@@ -158,15 +157,15 @@ def _whole(folder: Path) -> Iterator[Path]:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _tokenizer(folder: Path, texts: list[str], recipe: Recipe) -> BertTokenizerFast:
+def _tokenizer(folder: Path, texts: list[str], recipe: Recipe) -> BertTokenizer:
     """The tokenizer that all seeds of the recipe and texts share."""
     if not folder.is_dir():
         with _whole(folder) as unfinished:
             _train_tokenizer(texts, recipe).save_pretrained(unfinished)
-    return BertTokenizerFast.from_pretrained(folder)
+    return BertTokenizer.from_pretrained(folder)
 
 
-def _train_tokenizer(texts: list[str], recipe: Recipe) -> BertTokenizerFast:
+def _train_tokenizer(texts: list[str], recipe: Recipe) -> BertTokenizer:
     """Word pieces learned from the texts, the same in every process.
 
     The trainer numbers single letters in the order of a hash table, which differs between processes, and
@@ -184,18 +183,18 @@ def _train_tokenizer(texts: list[str], recipe: Recipe) -> BertTokenizerFast:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    return BertTokenizerFast(vocab=tokenizer.get_vocab(), model_max_length=recipe.max_length)
+    return BertTokenizer(vocab=tokenizer.get_vocab(), model_max_length=recipe.max_length)
 
 
 def _train(
     seed: int,
     texts: list[str],
     labels: list[int],
-    tokenizer: BertTokenizerFast,
+    tokenizer: BertTokenizer,
     recipe: Recipe,
     progress: bool,
 ) -> BertForSequenceClassification:
-    with isolate_rng(), _quiet_lightning():
+    with isolate_rng(), _one_thread(), _quiet_lightning():
         torch.manual_seed(seed)
         model = BertForSequenceClassification(_config(recipe, len(tokenizer), max(labels) + 1))
         batches = _batches(seed, texts, labels, tokenizer, recipe)
@@ -228,13 +227,13 @@ def _config(recipe: Recipe, vocabulary: int, classes: int) -> BertConfig:
         intermediate_size=4 * recipe.width,
         max_position_embeddings=recipe.max_length,
         hidden_dropout_prob=recipe.dropout,
-        attention_probs_dropout_prob=recipe.dropout,
-        num_labels=classes,
+        attention_probs_dropout_prob=0.0,
+        id2label={number: f"LABEL_{number}" for number in range(classes)},
     )
 
 
 def _batches(
-    seed: int, texts: list[str], labels: list[int], tokenizer: BertTokenizerFast, recipe: Recipe
+    seed: int, texts: list[str], labels: list[int], tokenizer: BertTokenizer, recipe: Recipe
 ) -> DataLoader:
     """Batches of texts of similar length, in an order that follows from the seed."""
     ids = tokenizer(texts, truncation=True, max_length=recipe.max_length)["input_ids"]
@@ -289,6 +288,17 @@ class _Bar(RichProgressBar):
 
 
 @contextmanager
+def _one_thread() -> Iterator[None]:
+    """One thread: more would gain so small a model little, and the weights would depend on their number."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
 def _quiet_lightning() -> Iterator[None]:
     """Keeps devices, tips and advice on workers off the screen: this run is not the user's."""
     logger = logging.getLogger("lightning.pytorch")
@@ -296,7 +306,18 @@ def _quiet_lightning() -> Iterator[None]:
     logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", PossibleUserWarning)
+            warnings.filterwarnings("ignore", module=r"lightning\.")
             yield
     finally:
         logger.setLevel(level)
+
+
+def _save(folder: Path, model: BertForSequenceClassification, tokenizer: BertTokenizer) -> None:
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()  # two files of 2 MB are no progress to report
+    try:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()

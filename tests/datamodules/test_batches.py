@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import logging
+from itertools import chain
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
+from torch.utils.data import DataLoader
+from transformers import PreTrainedTokenizerFast
+
+from datamodules.batches import LengthBatches, TextBatch, TokenisedTexts, same_tokenizer, tokenise
+
+VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b", "c", "d", "e"]
+
+
+def make_tokenizer(side: str = "right", words: list[str] = VOCABULARY) -> PreTrainedTokenizerFast:
+    inner = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    inner.pre_tokenizer = Whitespace()
+    inner.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        padding_side=side,
+    )
+
+
+def make_split(n: int = 12, *, pair: bool = False, labels: bool = True) -> datasets.Dataset:
+    draw = np.random.default_rng(0)
+    text = [" ".join(draw.choice(list("abcde"), size=draw.integers(1, 9))) for _ in range(n)]
+    columns = {"text": text, "id": list(range(n))}
+    if pair:
+        columns["text_pair"] = text[::-1]
+    if labels:
+        columns["label"] = [i % 3 for i in range(n)]
+    return datasets.Dataset.from_dict(columns)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("pair", [False, True])
+def test_batch_is_what_the_tokenizer_makes_of_the_texts(side: str, pair: bool) -> None:
+    tokenizer, split = make_tokenizer(side), make_split(pair=pair)
+    texts = TokenisedTexts(tokenise(split, tokenizer, 12), tokenizer)
+    rows = [7, 0, 11, 3]
+    batch = texts[rows]
+    chosen = split.select(rows)
+    expected = tokenizer(
+        list(chosen["text"]),
+        list(chosen["text_pair"]) if pair else None,
+        padding=True,
+        truncation=True,
+        max_length=12,
+        return_tensors="pt",
+        return_special_tokens_mask=True,
+    )
+    special = expected.pop("special_tokens_mask").bool()
+    assert set(batch.inputs_x) == set(expected)
+    for name, value in expected.items():
+        assert batch.inputs_x[name].dtype == torch.int64
+        torch.testing.assert_close(batch.inputs_x[name], value)
+    torch.testing.assert_close(batch.special_x, special)
+    assert batch.text.tolist() == rows
+    assert batch.labels is not None
+    assert batch.labels.tolist() == list(chosen["label"])
+
+
+def test_one_tokenizer_shares_its_inputs_and_moving_keeps_that() -> None:
+    tokenizer, split = make_tokenizer(), make_split(labels=False)
+    batch = TokenisedTexts(tokenise(split, tokenizer, 12), tokenizer)[[0, 1]]
+    for one in (batch, batch.to("cpu"), batch.to("meta")):
+        assert one.inputs_y is one.inputs_x
+        assert one.special_y is one.special_x
+        assert one.labels is None
+    assert batch.to("meta").inputs_x["input_ids"].device.type == "meta"
+
+
+def test_two_tokenizers_read_the_same_texts() -> None:
+    x, y, split = make_tokenizer(), make_tokenizer("left", VOCABULARY[:6]), make_split()
+    tokens_x, tokens_y = tokenise(split, x, 12), tokenise(split, y, 5)
+    batch = TokenisedTexts(tokens_x, x, tokens_y, y)[[2, 5]]
+    for i, row in enumerate([2, 5]):
+        kept_x = batch.inputs_x["input_ids"][i][batch.inputs_x["attention_mask"][i].bool()]
+        kept_y = batch.inputs_y["input_ids"][i][batch.inputs_y["attention_mask"][i].bool()]
+        assert kept_x.tolist() == tokens_x[row]["input_ids"]
+        assert kept_y.tolist() == tokens_y[row]["input_ids"]
+    with pytest.raises(ValueError, match="ids differ"):
+        TokenisedTexts(tokens_x, x, tokens_y.select(range(11, -1, -1)), y)
+
+
+def test_same_tokenizer() -> None:
+    one = make_tokenizer()
+    other = make_tokenizer()
+    other(["a b c", "a"], padding=True, truncation=True, max_length=4)  # leaves its mark on the tokenizer
+    assert same_tokenizer(one, other)
+    assert not same_tokenizer(one, make_tokenizer("left"))
+    assert not same_tokenizer(one, make_tokenizer(words=[*VOCABULARY[:4], *"badce"]))
+    bare = make_tokenizer()
+    bare.backend_tokenizer.post_processor = None
+    assert not same_tokenizer(one, bare)
+
+
+def test_cut_texts_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    split = datasets.Dataset.from_dict({"text": ["a b c d e", "a", "a b c"], "id": [0, 1, 2]})
+    with caplog.at_level(logging.WARNING):
+        tokens = tokenise(split, make_tokenizer(), 5)
+    assert list(tokens["length"]) == [5, 3, 5]
+    assert len(caplog.records) == 1
+    assert "2 of 3 texts reach 5 tokens" in caplog.text
+
+
+def test_tokenizer_without_padding_is_refused() -> None:
+    tokenizer = make_tokenizer()
+    tokens = tokenise(make_split(), tokenizer, 12)
+    tokenizer.pad_token = None
+    with pytest.raises(ValueError, match="padding token"):
+        TokenisedTexts(tokens, tokenizer)
+
+
+LENGTHS = np.random.default_rng(0).integers(3, 60, size=1003)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize(("n", "size"), [(1003, 16), (3, 3), (17, 16), (7, 3), (64, 8)])
+def test_ranks_read_every_text_once_in_the_batches_of_one(
+    shuffle: bool, world: int, n: int, size: int
+) -> None:
+    alone = list(LengthBatches(LENGTHS[:n], size, shuffle=shuffle, seed=1))
+    ranks = [
+        list(sampler)
+        for sampler in (
+            LengthBatches(LENGTHS[:n], size, shuffle=shuffle, seed=1, rank=r, world=world)
+            for r in range(world)
+        )
+    ]
+    assert len({len(batches) for batches in ranks}) == 1
+    assert all(batch for batches in ranks for batch in batches)
+    together = [sorted(chain(*parts)) for parts in zip(*ranks, strict=True)]
+    assert sorted(chain(*together)) == list(range(n))
+    if size >= 2 * world - 1:
+        assert together == [sorted(batch) for batch in alone]
+        assert max(map(len, alone)) <= size
+
+
+def test_shuffling_follows_seed_and_epoch() -> None:
+    def read(seed: int, epoch: int) -> list[list[int]]:
+        sampler = LengthBatches(LENGTHS, 16, shuffle=True, seed=seed)
+        sampler.set_epoch(epoch)
+        return list(sampler)
+
+    assert read(0, 1) == read(0, 1)
+    assert read(0, 1) != read(0, 2)
+    assert read(0, 1) != read(1, 1)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_texts_of_a_batch_are_of_similar_length(shuffle: bool) -> None:
+    batches = list(LengthBatches(LENGTHS, 16, shuffle=shuffle))
+    padded = sum(len(batch) * LENGTHS[batch].max() for batch in batches)
+    assert padded < 1.05 * LENGTHS.sum()
+    longest = [LENGTHS[batch].max() for batch in batches]
+    assert (longest == sorted(longest, reverse=True)) is not shuffle
+
+
+def test_skipping_leaves_out_the_first_batches_once() -> None:
+    sampler = LengthBatches(LENGTHS, 16, shuffle=True)
+    whole = list(sampler)
+    sampler.skip(5)
+    assert len(sampler) == len(whole)
+    assert list(sampler) == whole[5:]
+    assert list(sampler) == whole
+
+
+def test_too_few_for_the_ranks_is_refused() -> None:
+    with pytest.raises(ValueError, match="2 ranks"):
+        LengthBatches([5], 4, shuffle=False, world=2)
+    with pytest.raises(ValueError, match="`batch_size`"):
+        LengthBatches([5, 5, 5, 5], 1, shuffle=False, world=2)
+
+
+def test_loader_hands_on_whole_batches() -> None:
+    tokenizer, split = make_tokenizer(), make_split()
+    texts = TokenisedTexts(tokenise(split, tokenizer, 12), tokenizer)
+    loader = DataLoader(texts, sampler=LengthBatches(texts.lengths, 5, shuffle=True), batch_size=None)
+    batches = list(loader)
+    assert len(loader) == len(batches) == 3
+    assert all(isinstance(batch, TextBatch) for batch in batches)
+    assert sorted(torch.cat([batch.text for batch in batches]).tolist()) == list(range(12))
