@@ -72,15 +72,22 @@ class Alignment(pl.LightningModule):
     ) -> None:
         super().__init__()
         self.factories = dict(aligners) if aligners else dict(DEFAULT_ALIGNERS)
-        bad = [name for name in self.factories if not name.replace("_", "").isalnum()]
+        bad = [
+            name
+            for name in self.factories
+            if not name.replace("_", "").isalnum() or hasattr(nn.ModuleDict, name)
+        ]
         if bad:
-            raise ValueError(f"Expected the names in `aligners` to be letters, digits and underscores, but got {bad}.")
+            raise ValueError(
+                "Expected the names in `aligners` to be letters, digits and underscores, and not a name that "
+                f"PyTorch keeps for itself, but got {', '.join(bad)}."
+            )
         if not 0 <= warmup < 1:
             raise ValueError(f"Expected `warmup` to be a share of the steps in [0, 1), but got {warmup}.")
         self.both_directions, self.seed = both_directions, seed
         self.optimizer_factory, self.schedule, self.warmup = optimizer, schedule, warmup
         self.gradient_clip = gradient_clip
-        self.maps = nn.ModuleDict({"forward": nn.ModuleDict(), "backward": nn.ModuleDict()})
+        self.forward_maps, self.backward_maps = nn.ModuleDict(), nn.ModuleDict()
         self.moments: Moments | None = None
         self.data: dict[str, Any] = {}
         self.data_config: dict[str, Any] = {}
@@ -107,9 +114,9 @@ class Alignment(pl.LightningModule):
         """Make the banks, every one from the same seed."""
         for name, factory in self.factories.items():
             aligner = self._seeded(factory, sites, d_x, d_y)
-            self.maps["forward"][name] = aligner
+            self.forward_maps[name] = aligner
             if self.both_directions and not aligner.bijective:
-                self.maps["backward"][name] = self._seeded(factory, sites, d_y, d_x)
+                self.backward_maps[name] = self._seeded(factory, sites, d_y, d_x)
         self._moments = MomentsMetric(sites, d_x, d_y)
 
     def _seeded(self, factory: AlignerFactory, sites: int, d_x: int, d_y: int) -> Aligner:
@@ -117,12 +124,15 @@ class Alignment(pl.LightningModule):
             torch.manual_seed(self.seed)
             return factory(sites, d_x, d_y)
 
+    def _maps(self) -> dict[Direction, nn.ModuleDict]:
+        return {"forward": self.forward_maps, "backward": self.backward_maps}
+
     def fits(self) -> list[Fit]:
         """Every aligner of the run, in a stable order."""
         return [
             Fit(name, direction, aligner)
-            for direction in ("forward", "backward")
-            for name, aligner in self.maps[direction].items()
+            for direction, maps in self._maps().items()
+            for name, aligner in maps.items()
         ]
 
     def trained(self) -> list[Fit]:
@@ -147,7 +157,9 @@ class Alignment(pl.LightningModule):
     def _training_steps(self) -> int:
         steps = self.trainer.estimated_stepping_batches
         if steps == float("inf"):
-            raise ValueError("Expected `trainer.max_epochs` or `trainer.max_steps` to be finite: the schedule needs it.")
+            raise ValueError(
+                "Expected `trainer.max_epochs` or `trainer.max_steps` to be finite: the schedule needs it."
+            )
         batches = int(self.trainer.num_training_batches)
         epochs = self.trainer.max_epochs
         if epochs is None or epochs < 0:
@@ -231,13 +243,12 @@ class Alignment(pl.LightningModule):
             self._errors[split, fit].update(fit.aligner, *fit.orient(batch.x, batch.y))
 
     def on_validation_epoch_end(self) -> None:
-        """Log every figure of every aligner and site; keep what early stopping compares."""
-        self.criteria: dict[Fit, Tensor] = {}
+        """Log every figure of every aligner and site, and keep those of the validation texts."""
+        self.validation_figures: dict[Fit, dict[str, Tensor]] = {}
         for (split, fit), errors in self._errors.items():
             figures = errors.compute()
             if split == "validation":
-                both = fit.aligner.both_ways
-                self.criteria[fit] = figures["fvu"] + figures["fvu_inverse"] if both else figures["fvu"]
+                self.validation_figures[fit] = figures
             for figure, values in figures.items():
                 if not values.isnan().all():
                     # The metric has already been reduced over ranks.
@@ -246,7 +257,8 @@ class Alignment(pl.LightningModule):
     def _keys(self, split: str, fit: Fit, figure: str, values: Tensor) -> dict[str, Tensor]:
         name = fit.name if fit.direction == "forward" else f"{fit.name}_backward"
         return {
-            f"{split}/{name}/{site}/{figure}": value for site, value in zip(self.site_names(), values, strict=True)
+            f"{split}/{name}/{site}/{figure}": value
+            for site, value in zip(self.site_names(), values, strict=True)
         }
 
     # ------------------------------------------------------------------ checkpoints
@@ -254,11 +266,13 @@ class Alignment(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what another process needs to use the maps: how to build them, on what they were fitted."""
         if self.moments is None:
-            raise RuntimeError("A checkpoint was asked for before the moments were complete; nothing is fitted yet.")
+            raise RuntimeError(
+                "A checkpoint was asked for before the moments were complete; nothing is fitted yet."
+            )
         checkpoint[KEY] = {
             "aligners": {
                 direction: {name: describe_aligner(aligner) for name, aligner in maps.items()}
-                for direction, maps in self.maps.items()
+                for direction, maps in self._maps().items()
             },
             "moments": {name: value.cpu() for name, value in self.moments._asdict().items()},
             "data": self.data,

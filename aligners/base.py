@@ -78,6 +78,10 @@ class Aligner(nn.Module, ABC):
         """Training loss of each site, (S,), in units of FVU. Only for aligners that are not closed-form."""
         raise NotImplementedError(f"{type(self).__name__} is fitted in closed form and has no loss.")
 
+    def findings(self) -> dict[str, Any]:
+        """What a report should say of this fit beyond its errors, as plain values."""
+        return {}
+
     def options(self) -> dict[str, Any]:
         """The constructor's arguments beyond (sites, d_x, d_y), as plain values: enough to build it again."""
         return {}

@@ -21,6 +21,8 @@ from frozen.model import FrozenModel
 __all__ = ["CLOSED_FORMS", "InjectionEvaluation"]
 
 CLOSED_FORMS: dict[str, Callable[[int, int, int], Aligner]] = {"linear": Linear, "procrustes": Procrustes}
+CLOSED, TRAINED, BOTH_WAYS = "closed form", "trained", "trained both ways"
+INVERSE_OF_ONE_WAY = "inverse of a map trained one way"
 WHOLE = ("native_x", "native_y", "random_classifier", "random_label")
 BEHAVIOUR = ["correct", "loss", "agree"]
 DISTANCE = ["squares", "total", "cosine", "norm", "back", "back_total", "gap", "largest"]
@@ -74,7 +76,9 @@ class InjectionEvaluation(pl.LightningModule):
         super().__init__()
         unknown = [name for name in closed_form if name not in CLOSED_FORMS]
         if unknown:
-            raise ValueError(f"Expected `closed_form` out of {', '.join(CLOSED_FORMS)}, but got {', '.join(unknown)}.")
+            raise ValueError(
+                f"Expected `closed_form` out of {', '.join(CLOSED_FORMS)}, but got {', '.join(unknown)}."
+            )
         if not stored:
             raise ValueError("Expected at least one checkpoint in `stored`, but got none.")
         self.stored, self.closed_form = list(stored), list(closed_form)
@@ -136,10 +140,15 @@ class InjectionEvaluation(pl.LightningModule):
             role = "floor" if name in floors else "method"
             methods.append(self._method(name, aligner, role, _about(aligner, fitted_on, None)))
         gaussian = GaussianStates(moments, self.seed)
-        about = {"class": "GaussianStates", "fitted_on": _fitted_rows(fitted_on)}
+        about = {
+            "class": "GaussianStates",
+            "fit": CLOSED,
+            "bijective": False,
+            "fitted_on": _fitted_rows(fitted_on),
+        }
         methods.append(Method("random_embedding", "floor", _drawn(gaussian), None, about))
         for name, stored, (aligner, turned) in self._fitted(direction):
-            about = {**_about(aligner, stored.data, stored.path), "through_inverse": turned}
+            about = _about(aligner, stored.data, stored.path, turned)
             methods.append(self._method(name, aligner, "method", about, turned=turned))
         return Route(direction, source, target, methods)
 
@@ -161,7 +170,9 @@ class InjectionEvaluation(pl.LightningModule):
     ) -> Method:
         self.owned.append(aligner)
         there, back = (aligner.inverse, aligner) if turned else (aligner, aligner.inverse)
-        return Method(name, role, lambda rows, batch: there(rows), back if aligner.invertible else None, about)
+        return Method(
+            name, role, lambda rows, batch: there(rows), back if aligner.invertible else None, about
+        )
 
     def on_test_start(self) -> None:
         """The self-test, on a few of the held-out texts."""
@@ -191,7 +202,9 @@ class InjectionEvaluation(pl.LightningModule):
                     collected[name].append(values)
             scores.update(text, {name: torch.stack(values) for name, values in collected.items()})
 
-    def _injected(self, route: Route, batch: Any, mapped: Tensor, labels: Tensor, native: Tensor) -> dict[str, Tensor]:
+    def _injected(
+        self, route: Route, batch: Any, mapped: Tensor, labels: Tensor, native: Tensor
+    ) -> dict[str, Tensor]:
         """What Y does with the mapped states at each site: quantity -> (S, B)."""
         inputs = batch.texts.inputs_x
         blank = mapped.new_zeros(*inputs["input_ids"].shape, route.target.width)
@@ -233,7 +246,9 @@ class InjectionEvaluation(pl.LightningModule):
             "squares": per_text(squares),
             "norm": per_text(squares.sqrt()),
             "total": per_text((target.double() - mean_target).square().sum(-1)),
-            "cosine": per_text(torch.nn.functional.cosine_similarity(mapped.double(), target.double(), dim=-1)),
+            "cosine": per_text(
+                torch.nn.functional.cosine_similarity(mapped.double(), target.double(), dim=-1)
+            ),
         }
         for name in ("back", "back_total", "gap", "largest"):
             found[name] = torch.full_like(found["squares"], torch.nan)
@@ -270,15 +285,26 @@ class InjectionEvaluation(pl.LightningModule):
             behaviour = self._behaviour_columns(whole.compute())
             for place, name in enumerate(WHOLE):
                 role = "ceiling" if name.startswith("native") else "floor"
-                head = {**base, "method": name, "role": role, "site_x": None, "site_y": None, "parameters": None}
+                head = {
+                    **base,
+                    "method": name,
+                    "role": role,
+                    **dict.fromkeys(("site_x", "site_y", *METHOD_COLUMNS)),
+                }
                 self.rows.append({**head, **_take(behaviour, place, 0), **dict.fromkeys(DISTANCE_COLUMNS)})
             table = scores.compute()
             columns = {**self._behaviour_columns(table), **self._distance_columns(table, lengths, route)}
             for place, method in enumerate(route.methods):
                 for s, pair in enumerate(self.sites):
                     site_x, site_y = route.orient(*pair)
-                    head = {**base, "method": method.name, "role": method.role, "site_x": site_x, "site_y": site_y}
-                    head["parameters"] = method.about.get("parameters")
+                    head = {
+                        **base,
+                        "method": method.name,
+                        "role": method.role,
+                        "site_x": site_x,
+                        "site_y": site_y,
+                    }
+                    head.update({name: method.about.get(name) for name in METHOD_COLUMNS})
                     self.rows.append({**head, **_take(columns, place, s)})
 
     def _behaviour_columns(self, table: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -308,6 +334,7 @@ class InjectionEvaluation(pl.LightningModule):
         }
 
 
+METHOD_COLUMNS = ("parameters", "fit", "bijective", "fitted_on")
 DISTANCE_COLUMNS = (
     "mse", "l2", "fvu", "fvu_low", "fvu_high", "fvu_inverse", "relative_error", "cosine", "round_trip",
 )  # fmt: skip
@@ -354,21 +381,29 @@ def _fitted_rows(data: dict[str, Any]) -> str:
     return f"{data['rows']}{special}"
 
 
-def _about(aligner: Aligner, data: dict[str, Any], path: Path | None) -> dict[str, Any]:
-    trained = sum(p.numel() for p in aligner.parameters())
-    fitted = sum(b.numel() for name, b in aligner.named_buffers() if name in ("weight", "mean_y"))
+def _about(aligner: Aligner, data: dict[str, Any], path: Path | None, turned: bool = False) -> dict[str, Any]:
+    """What a report says of a map: `parameters` of one site, how it was fitted and on which rows."""
+    if aligner.closed_form:
+        fit = CLOSED
+    elif aligner.both_ways:
+        fit = BOTH_WAYS
+    else:
+        fit = INVERSE_OF_ONE_WAY if turned else TRAINED
     return {
         "class": type(aligner).__name__,
         "options": aligner.options(),
-        "parameters": (trained or fitted) // aligner.sites,
+        **aligner.findings(),
+        "parameters": sum(p.numel() for p in aligner.parameters()) // aligner.sites or None,
+        "fit": fit,
         "bijective": aligner.bijective,
-        "both_ways": aligner.both_ways,
         "fitted_on": _fitted_rows(data),
-        "fitted_rows": None if path is None else str(path),
+        "checkpoint": None if path is None else str(path),
     }
 
 
-def _check_stored(stored: Sequence[StoredAlignment], present: dict[str, Any], sites: list[tuple[int, int]]) -> None:
+def _check_stored(
+    stored: Sequence[StoredAlignment], present: dict[str, Any], sites: list[tuple[int, int]]
+) -> None:
     for checkpoint in stored:
         differences = different_models(checkpoint.data["models"], present["models"])
         if differences:
@@ -387,7 +422,9 @@ def _check_task(target: FrozenModel, labels: Tensor | None, source: str) -> None
             "was fine-tuned to classify."
         )
     if labels is None:
-        raise ValueError(f"Task accuracy needs labels, but the texts of {source!r} have none. Name a `label_column`.")
+        raise ValueError(
+            f"Task accuracy needs labels, but the texts of {source!r} have none. Name a `label_column`."
+        )
     least, most = int(labels.min()), int(labels.max())
     if least < 0 or most >= target.n_labels:
         raise ValueError(

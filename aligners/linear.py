@@ -114,6 +114,10 @@ class Linear(_Affine):
         self.condition.copy_(singular[:, 0] / singular[:, -1])
         self._set(moments, weight, torch.linalg.pinv(weight, rtol=self.inverse_tolerance))
 
+    def findings(self) -> dict[str, Any]:
+        """The condition number of W at each site: how far its inverse can be trusted."""
+        return {"condition_number": self.condition.tolist()}
+
     def options(self) -> dict[str, Any]:
         """Ridge and the inverse's tolerance."""
         return {"ridge": self.ridge, "inverse_tolerance": self.inverse_tolerance}

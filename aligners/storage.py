@@ -11,7 +11,14 @@ import torch
 from aligners.base import Aligner
 from similarity.functional.moments import Moments
 
-__all__ = ["KEY", "StoredAlignment", "build_aligner", "describe_aligner", "different_models", "load_alignment"]
+__all__ = [
+    "KEY",
+    "StoredAlignment",
+    "build_aligner",
+    "describe_aligner",
+    "different_models",
+    "load_alignment",
+]
 
 KEY = "alignment"
 
@@ -41,7 +48,9 @@ def build_aligner(description: dict[str, Any]) -> Aligner:
             "Import the module that defines it first."
         )
     with torch.random.fork_rng(devices=[]):
-        return known[name](description["sites"], description["d_x"], description["d_y"], **description["options"])
+        return known[name](
+            description["sites"], description["d_x"], description["d_y"], **description["options"]
+        )
 
 
 @dataclass
@@ -88,9 +97,11 @@ def load_alignment(path: Path | str) -> StoredAlignment:
     for direction, described in stored["aligners"].items():
         maps[direction] = {}
         for name, description in described.items():
-            prefix = f"maps.{direction}.{name}."
+            prefix = f"{direction}_maps.{name}."
             aligner = build_aligner(description)
-            aligner.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
+            aligner.load_state_dict(
+                {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+            )
             maps[direction][name] = aligner.requires_grad_(False).eval()
     return StoredAlignment(path, maps, Moments(**stored["moments"]), stored["data"], stored["data_config"])
 

@@ -37,11 +37,13 @@ class BestPerSite(pl.Callback):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Compare, keep, and stop the run when nothing is left to improve."""
-        if not isinstance(pl_module, Alignment) or trainer.sanity_checking or pl_module.moments is None:
+        if not isinstance(pl_module, Alignment) or trainer.state.fn != "fit" or pl_module.moments is None:
             return
         trained = pl_module.trained()
         for fit in trained:
-            self._compare(fit, pl_module.criteria[fit])
+            figures = pl_module.validation_figures[fit]
+            both = fit.aligner.both_ways
+            self._compare(fit, figures["fvu"] + figures["fvu_inverse"] if both else figures["fvu"])
         if trained and self.patience is not None:
             waited = torch.stack([self._waited[_key(fit)] for fit in trained])
             if bool((waited >= self.patience).all()):
@@ -54,7 +56,11 @@ class BestPerSite(pl.Callback):
             self._best[key] = torch.full_like(criterion, torch.inf)
             self._waited[key] = torch.zeros_like(criterion, dtype=torch.long)
             self._kept[key] = {name: value.clone() for name, value in state.items()}
-        closed = self._waited[key] >= self.patience if self.patience is not None else torch.zeros_like(criterion).bool()
+        closed = (
+            self._waited[key] >= self.patience
+            if self.patience is not None
+            else torch.zeros_like(criterion).bool()
+        )
         better = (criterion < self._best[key] - self.min_delta) & ~closed
         self._best[key] = torch.where(better, criterion, self._best[key])
         self._waited[key] = torch.where(better, 0, self._waited[key] + (~closed).long())

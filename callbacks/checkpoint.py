@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import lightning.pytorch as pl
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_only
 
 from aligners.alignment import Alignment
 
@@ -34,7 +34,9 @@ class SaveAligners(pl.Callback):
         if (trainer.current_epoch + 1) % self.every_n_epochs == 0:
             self._save(trainer, pl_module, "last.ckpt")
 
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
         """Keep what an interrupted run has reached; after any other error, what was saved before it stays."""
         if isinstance(exception, KeyboardInterrupt):
             self._save(trainer, pl_module, "last.ckpt", announce=True)
@@ -43,10 +45,12 @@ class SaveAligners(pl.Callback):
         """Write the fitted aligners."""
         self._save(trainer, pl_module, "aligners.ckpt", announce=True)
 
-    def _save(self, trainer: pl.Trainer, pl_module: pl.LightningModule, name: str, announce: bool = False) -> None:
+    def _save(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, name: str, announce: bool = False
+    ) -> None:
         if not isinstance(pl_module, Alignment) or pl_module.moments is None:
             return
         path = (self.folder or Path(trainer.log_dir or trainer.default_root_dir)) / name
         trainer.save_checkpoint(path)
         if announce:
-            rank_zero_info(f"Saved {path}")
+            rank_zero_only(print)(f"Saved {path}")

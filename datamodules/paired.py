@@ -74,14 +74,22 @@ class PairedActivations(pl.LightningDataModule):
             for name, value in locals().items()
             if name not in ("self", "__class__")
         }
-        for name, value, least in (("batch_size", batch_size, 1), ("max_length", max_length, 2), ("workers", workers, 0)):
+        for name, value, least in (
+            ("batch_size", batch_size, 1),
+            ("max_length", max_length, 2),
+            ("workers", workers, 0),
+        ):
             if value < least:
                 raise ValueError(f"Expected `{name}` to be at least {least}, but got {value}.")
         self.model_names = (model_x, model_y)
         self.revisions = (revision_x, revision_y)
         self.text, self.sites, self.rows, self.special_tokens = text, sites, rows, special_tokens
         self.batch_size, self.max_length, self.seed = batch_size, max_length, seed
-        self.dtype, self.attn_implementation, self.trust_remote_code = dtype, attn_implementation, trust_remote_code
+        self.dtype, self.attn_implementation, self.trust_remote_code = (
+            dtype,
+            attn_implementation,
+            trust_remote_code,
+        )
         self.recipe, self.cache, self.workers = recipe, cache, workers
         self._texts: Texts | None = None
         self._data: dict[str, TokenisedTexts] = {}
@@ -191,7 +199,9 @@ class PairedActivations(pl.LightningDataModule):
             self._data[name] = TokenisedTexts(*(part for pair in made for part in pair))
         return self._data[name]
 
-    def loader(self, split: Split, *, shuffle: bool = False, only: int | None = None, skip: int = 0) -> DataLoader:
+    def loader(
+        self, split: Split, *, shuffle: bool = False, only: int | None = None, skip: int = 0
+    ) -> DataLoader:
         """A loader of whole batches of one split, this rank's share of them.
 
         Args:
@@ -201,7 +211,9 @@ class PairedActivations(pl.LightningDataModule):
             skip: batches of the first epoch that were seen before an interruption.
         """
         data = self.split(split)
-        rank, world = (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
+        rank, world = (
+            (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
+        )
         batches = LengthBatches(
             data.lengths[:only], self.batch_size, shuffle=shuffle, seed=self.seed, rank=rank, world=world
         )
@@ -236,5 +248,3 @@ class PairedActivations(pl.LightningDataModule):
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> PairedBatch:
         """Run both heads where the batch is now."""
         return self.reader.read(batch)
-
-

@@ -42,7 +42,7 @@ class FiniteCheck:
 
 def _finite(values: Tensor) -> Tensor:
     # A sum is finite only if every term is: one pass and no boolean copy of the states.
-    return values.detach().float().flatten(1).sum(1).isfinite()
+    return values.detach().float().reshape(len(values), -1).sum(1).isfinite()
 
 
 def _refuse(finite: Tensor, names: list[str], what: str, batch: int) -> None:

@@ -1,0 +1,43 @@
+# Every target makes what it needs on first use and is quick afterwards. `make help` lists them.
+PYTHON ?= python3
+BIN := .venv/bin
+RUN := runs/demo-$(shell date +%Y%m%d-%H%M%S)
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: help demo test check bench clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+demo: .venv/demo ## align two small BERTs on real text, inject one into the other, report
+	@$(BIN)/python train.py fit --config configs/train/demo.yaml --run $(RUN)/fit
+	@$(BIN)/python evaluate.py inject --checkpoints+ $(RUN)/fit/aligners.ckpt --both_directions true --run $(RUN)/report
+
+test: .venv/dev ## run the tests
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
+
+check: .venv/dev ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/benchmarks ## run every benchmark and print its ratios
+	@for script in benchmarks/[a-z]*.py; do \
+		case $$script in */harness.py) continue;; esac; \
+		echo; echo "$$script"; $(BIN)/python $$script || exit 1; \
+	done
+
+clean: ## remove the virtual environment and the runs
+	rm -rf .venv runs
+
+# What is installed: the project itself with the extras that the target needs, at the tested versions.
+.venv/demo: EXTRAS := demo
+.venv/dev: EXTRAS := demo,dev
+.venv/benchmarks: EXTRAS := demo,benchmarks
+.venv/demo .venv/dev .venv/benchmarks: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "Installing (once, a few minutes) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt "torch==2.13.0"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[$(EXTRAS)]"
+	@touch $@

@@ -1,0 +1,97 @@
+"""The command line of `train.py`: Lightning's, with this project's defaults filled in."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import yaml
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import WandbLogger
+
+from aligners.alignment import Alignment
+from callbacks.best import BestPerSite
+from callbacks.checkpoint import SaveAligners
+from callbacks.run import new_run_folder, progress_bar, quiet, run_loggers
+from callbacks.summary import FitSummary
+from datamodules.paired import PairedActivations
+
+__all__ = ["AlignmentCLI"]
+
+TRAINER_DEFAULTS = {
+    "max_epochs": 8,
+    "num_sanity_val_steps": 0,
+    "log_every_n_steps": 20,
+    "enable_model_summary": False,
+    "enable_checkpointing": False,
+}
+
+
+class LogConfig(SaveConfigCallback):
+    """Saves the resolved options beside the run's other files, and to W&B."""
+
+    def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """On rank 0, after Lightning has written config.yaml."""
+        for logger in trainer.loggers:
+            if isinstance(logger, WandbLogger):
+                options = yaml.safe_load(self.parser.dump(self.config))
+                logger.experiment.config.update(options, allow_val_change=True)
+
+
+class AlignmentCLI(LightningCLI):
+    """`fit`, `validate` and `test` over `Alignment` and `PairedActivations`.
+
+    Unless the user names others, a run logs to CSV and W&B, keeps each site's best parameters, and saves its
+    aligners; `early_stopping` and `checkpoint` hold the options of the latter two.
+    """
+
+    def __init__(self, args: Any = None) -> None:
+        quiet()
+        super().__init__(
+            Alignment,
+            PairedActivations,
+            trainer_defaults=TRAINER_DEFAULTS,
+            save_config_callback=LogConfig,
+            save_config_kwargs={"overwrite": True},  # the folder is this run's own
+            seed_everything_default=0,
+            auto_configure_optimizers=False,
+            args=args,
+        )
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """What can be asked of it."""
+        return {"fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule"},
+                "validate": {"model", "dataloaders", "datamodule"}}  # fmt: skip
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the run's folder and the two callbacks that have options."""
+        parser.add_argument(
+            "--run", type=Path | None, default=None,
+            help="New folder of this run: config, logs, checkpoints, figures. Default: runs/fit-<date>-<time>.",
+        )  # fmt: skip
+        parser.add_lightning_class_args(BestPerSite, "early_stopping")
+        parser.add_lightning_class_args(SaveAligners, "checkpoint")
+
+    def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
+        """Give the run its folder, its loggers, its progress bar and its summary."""
+        logger = self._get(self.config_init, "trainer").get("logger")
+        if logger in (None, True):
+            folder = new_run_folder(self._get(self.config, "run"), str(self.subcommand))
+            kwargs["logger"] = run_loggers(folder, str(self.subcommand))
+        kwargs["callbacks"] = [progress_bar(), FitSummary()]
+        return super().instantiate_trainer(**kwargs)
+
+    def fit(self, **kwargs: Any) -> None:
+        """Fit. What a checkpoint to go on from holds is read as plain values and tensors only."""
+        self.trainer.fit(**{**kwargs, "weights_only": True})
+
+    def validate(self, **kwargs: Any) -> None:
+        """Show the figures of a checkpoint's aligners."""
+        self.trainer.validate(**{**kwargs, "weights_only": True, "verbose": False})
+
+    def after_fit(self) -> None:
+        """Show what the restored best parameters reach."""
+        self.trainer.validate(self.model, datamodule=self.datamodule, verbose=False)

@@ -1,0 +1,117 @@
+"""The command line of `evaluate.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from jsonargparse import ArgumentParser, Namespace
+
+from aligners.alignment import Alignment
+from aligners.injection import CLOSED_FORMS, InjectionEvaluation
+from aligners.storage import StoredAlignment, load_alignment
+from callbacks.checkpoint import SaveAligners
+from callbacks.report import Report
+from callbacks.run import new_run_folder, progress_bar, quiet, run_loggers
+from datamodules.paired import PairedActivations
+
+__all__ = ["main"]
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Parse the command line and run what it asks for."""
+    quiet()
+    parser = ArgumentParser(prog="evaluate.py", description="Evaluate fitted aligners on held-out text.")
+    commands = parser.add_subcommands(dest="command")
+    commands.add_subcommand(
+        "inject", _inject_parser(), help="Inject at every site and measure task and error."
+    )
+    given = parser.parse_args(args)
+    stored = [load_alignment(path) for path in given.inject.checkpoints]
+    if stored:
+        # What the maps were fitted on is what they are evaluated on, unless the command line says otherwise.
+        fitted = {f"inject.data.{name}": value for name, value in _flat(stored[0].data_config).items()}
+        parser.set_defaults({**fitted, "inject.data.rows": "tokens", "inject.data.special_tokens": True})
+        given = parser.parse_args(args)
+    inject(given.inject, parser.instantiate(given).inject, stored)
+
+
+def _inject_parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        description="Inject mapped states into the frozen model at every site, and report."
+    )
+    parser.add_argument("--config", action="config", help="YAML file with any of these options.")
+    parser.add_argument(
+        "--checkpoints", type=list[Path], default=[],
+        help="Files aligners.ckpt of one pair of models. Their data options are this command's defaults. "
+        "Without any, only the closed forms are fitted, on the spot.",
+    )  # fmt: skip
+    parser.add_argument(
+        "--closed_form", type=list[str], default=list(CLOSED_FORMS),
+        help=f"Closed forms to fit on the spot where the checkpoints lack them: {', '.join(CLOSED_FORMS)}.",
+    )  # fmt: skip
+    parser.add_argument(
+        "--both_directions", type=bool, default=False,
+        help="Also inject Y's states into X: through the inverse of bijective aligners.",
+    )  # fmt: skip
+    parser.add_argument(
+        "--seed", type=int, default=0, help="Of the random floors and the resampling of texts."
+    )
+    parser.add_argument(
+        "--run",
+        type=Path | None,
+        default=None,
+        help="New folder of the report. Default: runs/inject-<date>-<time>.",
+    )
+    parser.add_class_arguments(PairedActivations, "data")
+    parser.add_class_arguments(pl.Trainer, "trainer", skip={"callbacks"}, instantiate=False)
+    parser.set_defaults({"data.batch_size": 128, "trainer.enable_checkpointing": False})
+    return parser
+
+
+def inject(options: Namespace, made: Namespace, stored: list[StoredAlignment]) -> None:
+    """Evaluate by injection, through the Trainer.
+
+    Args:
+        options: what was asked for, as plain values.
+        made: the same, with the data module instantiated.
+        stored: the checkpoints.
+    """
+    folder = new_run_folder(options.run, "inject")
+    settings = {**vars(options.trainer), "use_distributed_sampler": False}
+    if not stored:
+        stored = [_fit_closed_forms(options, made.data, settings, folder)]
+    if settings["logger"] in (None, True):
+        settings["logger"] = run_loggers(folder, "inject")
+    evaluation = InjectionEvaluation(stored, options.closed_form, options.both_directions, options.seed)
+    trainer = pl.Trainer(**settings, callbacks=[progress_bar(), Report(folder)])
+    trainer.test(evaluation, datamodule=made.data, verbose=False)
+
+
+def _fit_closed_forms(
+    options: Namespace, data: PairedActivations, settings: dict[str, Any], folder: Path
+) -> StoredAlignment:
+    """One pass over the fitting texts; the closed forms end up in a checkpoint beside the report."""
+    factories = {name: CLOSED_FORMS[name] for name in options.closed_form}
+    module = Alignment(factories, both_directions=options.both_directions)
+    once = {
+        **settings,
+        "max_epochs": 1,
+        "logger": False,
+        "limit_val_batches": 0,
+        "enable_model_summary": False,
+    }
+    pl.Trainer(**once, callbacks=[progress_bar(), SaveAligners(folder)]).fit(module, datamodule=data)
+    return load_alignment(folder / "aligners.ckpt")
+
+
+def _flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested options with dotted names."""
+    flat: dict[str, Any] = {}
+    for name, value in options.items():
+        flat.update(
+            _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+        )
+    return flat

@@ -1,0 +1,184 @@
+"""The report of an injection: JSON, CSV, Markdown, figures, a table on screen, and a reading of it in words."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import platform
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.loggers import WandbLogger
+from rich.console import Console
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from aligners.injection import InjectionEvaluation
+from callbacks.figures import accuracy_figure, fvu_figure, save_figure
+from callbacks.reading import price_of_bijectivity, reading
+
+__all__ = ["Report", "console_tables", "write_report"]
+
+FIGURES = {"fvu": fvu_figure, "accuracy": accuracy_figure}
+PACKAGES = ("torch", "lightning", "transformers", "torchmetrics", "numpy")
+COLUMN_GROUPS = {"fvu": ("FVU", False), "fvu_inverse": ("inverse", False), "accuracy": ("acc. %", True)}
+MOST_SITES_ABREAST = 5
+MARKDOWN_COLUMNS = {
+    "model_x": "from", "model_y": "into", "site_x": "site", "method": "method", "parameters": "parameters",
+    "fvu": "FVU", "fvu_inverse": "FVU of the inverse", "mse": "mse", "cosine": "cosine",
+    "round_trip": "round trip", "accuracy": "accuracy", "accuracy_low": "low", "accuracy_high": "high",
+    "loss": "loss", "agreement": "agreement",
+}  # fmt: skip
+
+
+class Report(pl.Callback):
+    """Writes the report when the evaluation ends, shows it, and logs it to W&B where the run has it.
+
+    Args:
+        folder: where; default: beside the run's other files.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder
+
+    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Rank 0 writes; every rank holds the same rows."""
+        if not isinstance(pl_module, InjectionEvaluation) or not trainer.is_global_zero:
+            return
+        folder = self.folder or Path(trainer.log_dir or trainer.default_root_dir)
+        meta = {
+            **pl_module.meta,
+            **_environment(trainer),
+            "price_of_bijectivity": price_of_bijectivity(pl_module.rows),
+        }
+        write_report(folder, meta, pl_module.rows)
+        console = Console() if sys.stdout.isatty() else Console(width=120)
+        for table in console_tables(pl_module.rows):
+            console.print(table)
+        console.print("\n" + reading(pl_module.rows), highlight=False)
+        console.print(f"\nReport and figures: {folder}", highlight=False)
+        for logger in trainer.loggers:
+            if isinstance(logger, WandbLogger):
+                _to_wandb(logger, folder, meta, pl_module.rows)
+                console.print(f"W&B run: {Path(logger.experiment.dir).parent}", highlight=False)
+
+
+def write_report(folder: Path, meta: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
+    """Write report.json, report.csv, report.md and the figures, each whole or not at all.
+
+    Args:
+        folder: made if need be.
+        meta: what holds for all rows.
+        rows: plain values, one row for each method, site and direction of each pair of models.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder / "report.json", json.dumps({"meta": meta, "rows": list(rows)}, indent=1, allow_nan=False))
+    lines = io.StringIO()
+    writer = csv.DictWriter(lines, fieldnames=list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    _write(folder / "report.csv", lines.getvalue())
+    _write(folder / "report.md", _markdown(rows))
+    for name, draw in FIGURES.items():
+        save_figure(draw(rows), folder / f"{name}.png")
+
+
+def console_tables(rows: Sequence[dict[str, Any]]) -> list[Table]:
+    """For each direction, methods down and sites across: FVU, FVU of the inverse, accuracy.
+
+    Side by side where that fits a screen, one below the other where there are many sites.
+    """
+    tables = []
+    for source, target in dict.fromkeys((row["model_x"], row["model_y"]) for row in rows):
+        panel = [row for row in rows if (row["model_x"], row["model_y"]) == (source, target)]
+        pairs = list(
+            dict.fromkeys((row["site_x"], row["site_y"]) for row in panel if row["site_x"] is not None)
+        )
+        together = (
+            [list(COLUMN_GROUPS)]
+            if len(pairs) <= MOST_SITES_ABREAST
+            else [[group] for group in COLUMN_GROUPS]
+        )
+        tables += [_table(panel, pairs, f"{source} → {target}", groups) for groups in together]
+    return tables
+
+
+def _table(panel: list[dict[str, Any]], pairs: list[tuple[int, int]], title: str, groups: list[str]) -> Table:
+    table = Table(
+        title=f"\n{title}", title_style="bold", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
+    table.add_column("\nmethod", no_wrap=True)
+    table.add_column("\nparameters", justify="right", no_wrap=True)
+    for group in groups:
+        for place, (i, j) in enumerate(pairs):
+            over = COLUMN_GROUPS[group][0] if place == 0 else ""
+            table.add_column(f"{over}\n{i if i == j else f'{i}→{j}'}", justify="right", no_wrap=True)
+    for name in dict.fromkeys(row["method"] for row in panel):
+        line = {(row["site_x"], row["site_y"]): row for row in panel if row["method"] == name}
+        first = next(iter(line.values()))
+        cells = [
+            _short(line.get(pair, first)[group], COLUMN_GROUPS[group][1])
+            for group in groups
+            for pair in pairs
+        ]
+        parameters = f"{first['parameters']:,}" if first["parameters"] else ""
+        table.add_row(name, parameters, *cells, style={"ceiling": "green", "floor": "dim"}.get(first["role"]))
+    return table
+
+
+def _short(value: float | None, percent: bool) -> str:
+    if value is None:
+        return ""
+    if percent:
+        return f"{100 * value:.1f}"
+    return f"{value:.0e}" if value >= 100 else f"{value:.2f}" if value >= 1 else f"{value:.3f}"
+
+
+def _markdown(rows: Sequence[dict[str, Any]]) -> str:
+    lines = ["| " + " | ".join(MARKDOWN_COLUMNS.values()) + " |", "|" + "---|" * len(MARKDOWN_COLUMNS)]
+    for row in rows:
+        shown = dict(row)
+        if row["site_x"] != row["site_y"]:
+            shown["site_x"] = f"{row['site_x']}→{row['site_y']}"
+        cells = [shown[key] for key in MARKDOWN_COLUMNS]
+        lines.append(
+            "| "
+            + " | ".join("" if c is None else f"{c:.4g}" if isinstance(c, float) else str(c) for c in cells)
+            + " |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _write(path: Path, text: str) -> None:
+    half = path.with_name(path.name + ".part")
+    half.write_text(text, encoding="utf-8")
+    half.replace(path)
+
+
+def _environment(trainer: pl.Trainer) -> dict[str, Any]:
+    device = trainer.strategy.root_device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return {
+        "versions": {
+            "python": platform.python_version(),
+            **{package: version(package) for package in PACKAGES},
+        },
+        "device": f"{device.type} ({name})",
+        "ranks": trainer.world_size,
+    }
+
+
+def _to_wandb(
+    logger: WandbLogger, folder: Path, meta: dict[str, Any], rows: Sequence[dict[str, Any]]
+) -> None:
+    logger.experiment.config.update(meta, allow_val_change=True)
+    columns = list(rows[0])
+    logger.log_table("report", columns=columns, data=[[row[column] for column in columns] for row in rows])
+    for name in FIGURES:
+        logger.log_image(name, [str(folder / f"{name}.png")])

@@ -1,0 +1,78 @@
+"""The end of a fit: the last validation figures of every aligner as a table and a figure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.loggers import WandbLogger
+from rich.console import Console
+from rich.table import Table
+
+from aligners.alignment import Alignment
+from callbacks.figures import fvu_figure, save_figure
+
+__all__ = ["FitSummary"]
+
+FIGURES = ("fvu", "fvu_inverse", "mse", "relative_error", "cosine", "round_trip")
+
+
+class FitSummary(pl.Callback):
+    """After a validation that stands on its own, such as the one that closes a fit."""
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Show, draw and log the figures of every aligner and site."""
+        if (
+            trainer.state.fn != "validate"
+            or not isinstance(pl_module, Alignment)
+            or not trainer.is_global_zero
+        ):
+            return
+        rows = _rows(pl_module)
+        picture = Path(trainer.log_dir or trainer.default_root_dir) / "fvu.png"
+        save_figure(fvu_figure(rows), picture)
+        Console().print(_table(rows, pl_module.site_names()))
+        for logger in trainer.loggers:
+            if isinstance(logger, WandbLogger):
+                columns = list(rows[0])
+                logger.log_table("summary", columns=columns, data=[[row[c] for c in columns] for row in rows])
+                logger.log_image("fvu", [str(picture)])
+
+
+def _table(rows: list[dict[str, Any]], sites: list[str]) -> Table:
+    table = Table(title="\nFVU on the validation texts, by site pair", title_style="bold")
+    table.add_column("aligner")
+    for site in sites:
+        table.add_column(site, justify="right")
+    lines: dict[str, list[str]] = {}
+    for row in rows:
+        lines.setdefault(f"{row['model_x']} → {row['model_y']}  {row['method']}", []).append(
+            f"{row['fvu']:.3f}"
+        )
+    for name, cells in lines.items():
+        table.add_row(name, *cells)
+    return table
+
+
+def _rows(module: Alignment) -> list[dict[str, Any]]:
+    names = {key: model["name"] for key, model in module.data["models"].items()}
+    rows = []
+    for fit in module.fits():
+        figures = module.validation_figures[fit]
+        source, target = fit.orient(names["x"], names["y"])
+        for s, pair in enumerate(module.sites):
+            site_x, site_y = fit.orient(*pair)
+            values = {name: float(figures[name][s]) for name in FIGURES}
+            rows.append(
+                {
+                    "model_x": source,
+                    "model_y": target,
+                    "method": fit.name,
+                    "role": "method",
+                    "site_x": site_x,
+                    "site_y": site_y,
+                    **{name: None if value != value else value for name, value in values.items()},
+                }
+            )
+    return rows
