@@ -197,8 +197,9 @@ class FrozenModel:
         fresh = {name: copy.deepcopy(part).cpu() for name, part in heads.items()}
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
+            # A copied weight has lost transformers' mark of a loaded one, which would keep it as it is.
             for part in fresh.values():
-                self._initialise(part)
+                part.apply(self.model._init_weights)
         try:
             for name, part in fresh.items():
                 setattr(self.model, name, part.to(self.device))
@@ -206,13 +207,6 @@ class FrozenModel:
         finally:
             for name, part in heads.items():
                 setattr(self.model, name, part)
-
-    def _initialise(self, head: nn.Module) -> None:
-        for weight in head.parameters():
-            # transformers marks weights that came from a checkpoint, and would leave them as they are.
-            weight.__dict__.pop("_is_hf_initialized", None)
-        for part in head.modules():
-            self.model._init_weights(part)
 
     def _logits(self, inputs: Mapping[str, Tensor], layout: Layout) -> Tensor:
         self._check_classifies()

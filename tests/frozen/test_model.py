@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -268,7 +269,12 @@ def test_token_types_are_turned_and_used() -> None:
 def test_token_types_are_left_out_where_there_are_none() -> None:
     frozen, inputs = tiny_frozen("distilbert"), tokenised()
     with_types = inputs | {"token_type_ids": torch.ones_like(inputs["input_ids"])}
-    assert torch.equal(frozen.logits(with_types), frozen.logits(inputs))
+    received: set[str] = set()
+    frozen.model.base_model.register_forward_pre_hook(
+        lambda module, args, kwargs: received.update(kwargs), with_kwargs=True
+    )
+    assert torch.equal(frozen.head(with_types, [3])[0], frozen.head(inputs, [3])[0])
+    assert received == {"input_ids", "attention_mask"}
 
 
 def test_fingerprint_is_of_the_weights() -> None:
@@ -279,6 +285,15 @@ def test_fingerprint_is_of_the_weights() -> None:
     assert first.fingerprint == second.fingerprint
     assert len({first.fingerprint, FrozenModel(other, name="other").fingerprint, lower.fingerprint}) == 3
     assert first.identity() == {"name": "tiny-bert", "revision": None, "fingerprint": second.fingerprint}
+
+
+@pytest.mark.parametrize("reading", [lambda w: w.view(torch.float16), lambda w: w.reshape(w.shape[::-1])])
+def test_fingerprint_tells_the_same_bytes_read_otherwise(reading: Callable[[Tensor], Tensor]) -> None:
+    plain, other = tiny_model("bert").bfloat16(), tiny_model("bert").bfloat16()
+    other.bert.embeddings.word_embeddings.weight.data = reading(
+        other.bert.embeddings.word_embeddings.weight.data
+    )
+    assert FrozenModel(plain, name="a").fingerprint != FrozenModel(other, name="a").fingerprint
 
 
 def test_fresh_head_is_drawn_from_its_seed_and_goes_away(frozen: FrozenModel) -> None:
