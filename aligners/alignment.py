@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import lightning.pytorch as pl
 import torch
@@ -72,11 +72,7 @@ class Alignment(pl.LightningModule):
     ) -> None:
         super().__init__()
         self.factories = dict(aligners) if aligners else dict(DEFAULT_ALIGNERS)
-        bad = [
-            name
-            for name in self.factories
-            if not name.replace("_", "").isalnum() or hasattr(nn.ModuleDict, name)
-        ]
+        bad = [name for name in self.factories if not name.replace("_", "").isalnum() or hasattr(nn.ModuleDict, name)]
         if bad:
             raise ValueError(
                 "Expected the names in `aligners` to be letters, digits and underscores, and not a name that "
@@ -95,11 +91,16 @@ class Alignment(pl.LightningModule):
 
     # ------------------------------------------------------------------ setting up
 
+    @property
+    def _stream(self) -> Any:
+        """The data module of the run."""
+        return self.trainer.datamodule  # type: ignore[attr-defined]
+
     def setup(self, stage: str) -> None:
         """Build the banks for the data module's sites and widths."""
-        reader = self.trainer.datamodule.reader
-        self.data = self.trainer.datamodule.describe()
-        self.data_config = self.trainer.datamodule.config()
+        reader = self._stream.reader
+        self.data = self._stream.describe()
+        self.data_config = self._stream.config()
         self.sites = reader.sites
         if not self.fits():
             self.build(len(reader.sites), reader.model_x.width, reader.model_y.width)
@@ -130,7 +131,7 @@ class Alignment(pl.LightningModule):
     def fits(self) -> list[Fit]:
         """Every aligner of the run, in a stable order."""
         return [
-            Fit(name, direction, aligner)
+            Fit(name, direction, cast(Aligner, aligner))
             for direction, maps in self._maps().items()
             for name, aligner in maps.items()
         ]
@@ -179,9 +180,10 @@ class Alignment(pl.LightningModule):
         losses = {}
         for fit in self.trained():
             losses[fit] = fit.aligner.loss(*fit.orient(batch.x, batch.y))
-        optimizer, scheduler = self.optimizers(), self.lr_schedulers()
+        optimizer, scheduler = cast(Any, self.optimizers()), cast(Any, self.lr_schedulers())
         optimizer.zero_grad(set_to_none=True)
-        self.manual_backward(self._share_of_rows(batch) * sum(loss.sum() for loss in losses.values()))
+        total = torch.stack([loss.sum() for loss in losses.values()]).sum()
+        self.manual_backward(self._share_of_rows(batch) * total)
         if self.gradient_clip:
             for fit in losses:
                 clip_per_site(fit.aligner.parameters(), self.gradient_clip)
@@ -197,7 +199,7 @@ class Alignment(pl.LightningModule):
         return mine / self.trainer.strategy.reduce(mine.clone(), reduce_op="mean")
 
     def _watch(self, losses: dict[Fit, Tensor], batch_idx: int) -> None:
-        log = (self.global_step - 1) % self.trainer.log_every_n_steps == 0
+        log = (self.global_step - 1) % self.trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
         for fit, loss in losses.items():
             names = [f"{fit.name} ({fit.direction}), site pair {site}" for site in self.site_names()]
             self._check.watch(loss, names, "training loss", batch_idx)
@@ -207,7 +209,7 @@ class Alignment(pl.LightningModule):
     def on_train_epoch_end(self) -> None:
         """Look at the last batch's states and losses too."""
         self._check.flush()
-        self.trainer.datamodule.reader.check.flush()
+        self._stream.reader.check.flush()
 
     def fit_moments(self, moments: Moments) -> None:
         """Solve the closed-form aligners and start the trained ones from the moments of all fitting rows.
@@ -256,22 +258,17 @@ class Alignment(pl.LightningModule):
 
     def _keys(self, split: str, fit: Fit, figure: str, values: Tensor) -> dict[str, Tensor]:
         name = fit.name if fit.direction == "forward" else f"{fit.name}_backward"
-        return {
-            f"{split}/{name}/{site}/{figure}": value
-            for site, value in zip(self.site_names(), values, strict=True)
-        }
+        return {f"{split}/{name}/{site}/{figure}": value for site, value in zip(self.site_names(), values, strict=True)}
 
     # ------------------------------------------------------------------ checkpoints
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what another process needs to use the maps: how to build them, on what they were fitted."""
         if self.moments is None:
-            raise RuntimeError(
-                "A checkpoint was asked for before the moments were complete; nothing is fitted yet."
-            )
+            raise RuntimeError("A checkpoint was asked for before the moments were complete; nothing is fitted yet.")
         checkpoint[KEY] = {
             "aligners": {
-                direction: {name: describe_aligner(aligner) for name, aligner in maps.items()}
+                direction: {name: describe_aligner(cast(Aligner, aligner)) for name, aligner in maps.items()}
                 for direction, maps in self._maps().items()
             },
             "moments": {name: value.cpu() for name, value in self.moments._asdict().items()},

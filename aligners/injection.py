@@ -1,10 +1,10 @@
-"""The functional test: put g(X's state) into the frozen Y, run its tail, and see whether it still does its task."""
+"""The functional test: put g(X's state) into the frozen Y, run its tail, see whether it still does its task."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import lightning.pytorch as pl
 import torch
@@ -76,9 +76,7 @@ class InjectionEvaluation(pl.LightningModule):
         super().__init__()
         unknown = [name for name in closed_form if name not in CLOSED_FORMS]
         if unknown:
-            raise ValueError(
-                f"Expected `closed_form` out of {', '.join(CLOSED_FORMS)}, but got {', '.join(unknown)}."
-            )
+            raise ValueError(f"Expected `closed_form` out of {', '.join(CLOSED_FORMS)}, but got {', '.join(unknown)}.")
         if not stored:
             raise ValueError("Expected at least one checkpoint in `stored`, but got none.")
         self.stored, self.closed_form = list(stored), list(closed_form)
@@ -89,9 +87,14 @@ class InjectionEvaluation(pl.LightningModule):
 
     # ------------------------------------------------------------------ before
 
+    @property
+    def _stream(self) -> Any:
+        """The data module of the run."""
+        return self.trainer.datamodule  # type: ignore[attr-defined]
+
     def setup(self, stage: str) -> None:
         """Every check, and the methods of each direction."""
-        data = self.trainer.datamodule
+        data = self._stream
         reader = data.reader
         self.sites = reader.sites
         described = data.describe()
@@ -112,8 +115,7 @@ class InjectionEvaluation(pl.LightningModule):
         self.classes = int(self.routes[0].target.n_labels or 0)
         self.chance = random_labels(self.n_texts, self.classes, self.seed)
         self.scores = nn.ModuleList(
-            TextScores(BEHAVIOUR + DISTANCE, len(route.methods), len(self.sites), self.n_texts)
-            for route in self.routes
+            TextScores(BEHAVIOUR + DISTANCE, len(route.methods), len(self.sites), self.n_texts) for route in self.routes
         )
         self.whole = nn.ModuleList(TextScores(BEHAVIOUR, len(WHOLE), 1, self.n_texts) for _ in self.routes)
         self.lengths = TextScores(["rows"], 1, 1, self.n_texts)
@@ -123,6 +125,10 @@ class InjectionEvaluation(pl.LightningModule):
             "seed": self.seed,
             "split": "test",
         }
+
+    def _scored(self) -> Iterator[tuple[Route, TextScores, TextScores]]:
+        """Each route with its two tables: by site, and of what needs no site."""
+        yield from zip(self.routes, cast(Any, self.scores), cast(Any, self.whole), strict=True)
 
     def _route(self, direction: Direction, source: FrozenModel, target: FrozenModel) -> Route:
         fitted_on = self.stored[0].data
@@ -165,18 +171,14 @@ class InjectionEvaluation(pl.LightningModule):
                 found.append((_free_name(name, taken), stored, aligner))
         return found
 
-    def _method(
-        self, name: str, aligner: Aligner, role: str, about: dict[str, Any], turned: bool = False
-    ) -> Method:
+    def _method(self, name: str, aligner: Aligner, role: str, about: dict[str, Any], turned: bool = False) -> Method:
         self.owned.append(aligner)
         there, back = (aligner.inverse, aligner) if turned else (aligner, aligner.inverse)
-        return Method(
-            name, role, lambda rows, batch: there(rows), back if aligner.invertible else None, about
-        )
+        return Method(name, role, lambda rows, batch: there(rows), back if aligner.invertible else None, about)
 
     def on_test_start(self) -> None:
         """The self-test, on a few of the held-out texts."""
-        few = self.trainer.datamodule.split("test")[list(range(min(8, self.n_texts)))].to(self.device)
+        few = self._stream.split("test")[list(range(min(8, self.n_texts)))].to(self.device)
         for route in self.routes:
             route.target.self_test(few.inputs_x)
 
@@ -189,7 +191,7 @@ class InjectionEvaluation(pl.LightningModule):
             0, batch.rows.owner, torch.ones(len(batch.rows), device=self.device)
         )
         self.lengths.update(text, {"rows": counts[None, None]})
-        for route, scores, whole in zip(self.routes, self.scores, self.whole, strict=True):
+        for route, scores, whole in self._scored():
             native = route.target.logits(inputs)
             whole.update(text, self._whole(route, batch, native))
             source, target = route.orient(batch.x, batch.y)
@@ -202,9 +204,7 @@ class InjectionEvaluation(pl.LightningModule):
                     collected[name].append(values)
             scores.update(text, {name: torch.stack(values) for name, values in collected.items()})
 
-    def _injected(
-        self, route: Route, batch: Any, mapped: Tensor, labels: Tensor, native: Tensor
-    ) -> dict[str, Tensor]:
+    def _injected(self, route: Route, batch: Any, mapped: Tensor, labels: Tensor, native: Tensor) -> dict[str, Tensor]:
         """What Y does with the mapped states at each site: quantity -> (S, B)."""
         inputs = batch.texts.inputs_x
         blank = mapped.new_zeros(*inputs["input_ids"].shape, route.target.width)
@@ -246,9 +246,7 @@ class InjectionEvaluation(pl.LightningModule):
             "squares": per_text(squares),
             "norm": per_text(squares.sqrt()),
             "total": per_text((target.double() - mean_target).square().sum(-1)),
-            "cosine": per_text(
-                torch.nn.functional.cosine_similarity(mapped.double(), target.double(), dim=-1)
-            ),
+            "cosine": per_text(torch.nn.functional.cosine_similarity(mapped.double(), target.double(), dim=-1)),
         }
         for name in ("back", "back_total", "gap", "largest"):
             found[name] = torch.full_like(found["squares"], torch.nan)
@@ -271,9 +269,9 @@ class InjectionEvaluation(pl.LightningModule):
 
     def on_test_epoch_end(self) -> None:
         """One row for every method and site, in each direction."""
-        self.trainer.datamodule.reader.check.flush()
+        self._stream.reader.check.flush()
         lengths = self.lengths.compute()["rows"].flatten()
-        for route, scores, whole in zip(self.routes, self.scores, self.whole, strict=True):
+        for route, scores, whole in self._scored():
             base = {
                 "model_x": route.source.name,
                 "model_y": route.target.name,
@@ -401,9 +399,7 @@ def _about(aligner: Aligner, data: dict[str, Any], path: Path | None, turned: bo
     }
 
 
-def _check_stored(
-    stored: Sequence[StoredAlignment], present: dict[str, Any], sites: list[tuple[int, int]]
-) -> None:
+def _check_stored(stored: Sequence[StoredAlignment], present: dict[str, Any], sites: list[tuple[int, int]]) -> None:
     for checkpoint in stored:
         differences = different_models(checkpoint.data["models"], present["models"])
         if differences:
@@ -422,9 +418,7 @@ def _check_task(target: FrozenModel, labels: Tensor | None, source: str) -> None
             "was fine-tuned to classify."
         )
     if labels is None:
-        raise ValueError(
-            f"Task accuracy needs labels, but the texts of {source!r} have none. Name a `label_column`."
-        )
+        raise ValueError(f"Task accuracy needs labels, but the texts of {source!r} have none. Name a `label_column`.")
     least, most = int(labels.min()), int(labels.max())
     if least < 0 or most >= target.n_labels:
         raise ValueError(

@@ -71,9 +71,7 @@ class INN(Aligner):
         self.split = d_x // 2
         halves = [(self.split, d_x - self.split)]
         halves.append(halves[0][::-1])
-        self.couplings = nn.ModuleList(
-            AffineCoupling(sites, *halves[k % 2], hidden, depth) for k in range(couplings)
-        )
+        self.couplings = nn.ModuleList(AffineCoupling(sites, *halves[k % 2], hidden, depth) for k in range(couplings))
         if mixing == "linear":
             # orthogonal draws, the same for every site, whose product is the identity
             draws = torch.linalg.qr(torch.randn(couplings, d_x, d_x)).Q

@@ -33,7 +33,7 @@ def least_squares(moments: Moments, ridge: float) -> Tensor:
 
 
 def procrustes_rotation(moments: Moments) -> tuple[Tensor, Tensor]:
-    """argmin ‖XR − Y‖ over (semi-)orthogonal R: U Vᵀ of the SVD of XᵀY (Schönemann 1966).
+    """Argmin ‖XR − Y‖ over (semi-)orthogonal R: U Vᵀ of the SVD of XᵀY (Schönemann 1966).
 
     Returns:
         R (S, d_x, d_y), and the singular values of XᵀY (S, min(d_x, d_y)).
@@ -92,9 +92,7 @@ class Linear(_Affine):
 
     condition: Tensor
 
-    def __init__(
-        self, sites: int, d_x: int, d_y: int, *, ridge: float = 1e-6, inverse_tolerance: float = 1e-6
-    ) -> None:
+    def __init__(self, sites: int, d_x: int, d_y: int, *, ridge: float = 1e-6, inverse_tolerance: float = 1e-6) -> None:
         super().__init__(sites, d_x, d_y)
         if ridge < 0:
             raise ValueError(f"Expected `ridge` to be zero or positive, but got {ridge:g}.")

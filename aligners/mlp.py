@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from torch import Tensor, nn
@@ -48,7 +49,7 @@ class MLP(Aligner):
             raise ValueError(f"Expected every width in `hidden` to be at least 1, but got {self.hidden}.")
         self.scaling = Scaling(sites, d_x, d_y)
         widths = [d_x, *self.hidden, d_y]
-        self.layers = nn.ModuleList(BankLinear(sites, a, b) for a, b in zip(widths, widths[1:], strict=False))
+        self.layers = nn.ModuleList(BankLinear(sites, a, b) for a, b in pairwise(widths))
 
     def _scaled(self, x: Tensor) -> Tensor:
         h = self.layers[0](self.scaling.scale(x))

@@ -24,9 +24,7 @@ def schedule_factor(schedule: Schedule, steps: int, warmup: float) -> Callable[[
         warmup: share of them over which the factor rises to 1.
     """
     if schedule not in get_args(Schedule):
-        raise ValueError(
-            f"Expected `schedule` to be one of {', '.join(get_args(Schedule))}, but got {schedule!r}."
-        )
+        raise ValueError(f"Expected `schedule` to be one of {', '.join(get_args(Schedule))}, but got {schedule!r}.")
     rising = warmup * steps
 
     def factor(step: int) -> float:

@@ -46,16 +46,14 @@ class TextScores(Metric):
             self.table[place][:, :, text] = scores[quantity].double()
 
     def compute(self) -> dict[str, Tensor]:
-        """quantity -> (methods, sites, texts), on the CPU.
+        """Quantity -> (methods, sites, texts), on the CPU.
 
         Raises:
             RuntimeError: a text was counted twice or not at all.
         """
         if not bool((self.seen == 1).all()):
             twice, never = int((self.seen > 1).sum()), int((self.seen == 0).sum())
-            raise RuntimeError(
-                f"Every held-out text must count once, but {twice} counted twice and {never} never."
-            )
+            raise RuntimeError(f"Every held-out text must count once, but {twice} counted twice and {never} never.")
         return dict(zip(self.quantities, self.table.cpu(), strict=True))
 
 
@@ -77,13 +75,9 @@ def bootstrap_interval(
     n = values.shape[-1]
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randint(n, (resamples, n), generator=generator)
-    counts = torch.zeros(resamples, n, dtype=torch.float64).scatter_add_(
-        1, drawn, torch.ones(drawn.shape).double()
-    )
+    counts = torch.zeros(resamples, n, dtype=torch.float64).scatter_add_(1, drawn, torch.ones(drawn.shape).double())
     numerator = values.double() @ counts.T
     denominator = counts.sum(1) if weights is None else weights.double() @ counts.T
     tail = (1 - level) / 2
-    ends = torch.quantile(
-        numerator / denominator, torch.tensor([tail, 1 - tail], dtype=torch.float64), dim=-1
-    )
+    ends = torch.quantile(numerator / denominator, torch.tensor([tail, 1 - tail], dtype=torch.float64), dim=-1)
     return ends[0], ends[1]

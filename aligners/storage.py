@@ -48,9 +48,7 @@ def build_aligner(description: dict[str, Any]) -> Aligner:
             "Import the module that defines it first."
         )
     with torch.random.fork_rng(devices=[]):
-        return known[name](
-            description["sites"], description["d_x"], description["d_y"], **description["options"]
-        )
+        return known[name](description["sites"], description["d_x"], description["d_y"], **description["options"])
 
 
 @dataclass
@@ -99,9 +97,7 @@ def load_alignment(path: Path | str) -> StoredAlignment:
         for name, description in described.items():
             prefix = f"{direction}_maps.{name}."
             aligner = build_aligner(description)
-            aligner.load_state_dict(
-                {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-            )
+            aligner.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
             maps[direction][name] = aligner.requires_grad_(False).eval()
     return StoredAlignment(path, maps, Moments(**stored["moments"]), stored["data"], stored["data_config"])
 

@@ -19,14 +19,10 @@ __all__ = ["Figures", "interleaved", "parser", "ratio"]
 
 def parser(description: str | None) -> argparse.ArgumentParser:
     """The arguments every benchmark takes: `--json`, `--device`, `--threads`, `--rounds`."""
-    arguments = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    arguments = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     arguments.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     arguments.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    arguments.add_argument(
-        "--threads", type=int, default=torch.get_num_threads(), help="CPU threads of torch"
-    )
+    arguments.add_argument("--threads", type=int, default=torch.get_num_threads(), help="CPU threads of torch")
     arguments.add_argument("--rounds", type=int, default=15, help="times that each alternative is timed")
     return arguments
 
@@ -90,9 +86,7 @@ class Figures:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_name(path.name + ".part")
-        unfinished.write_text(
-            json.dumps({"machine": _machine(self._device), "figures": self._figures}, indent=2)
-        )
+        unfinished.write_text(json.dumps({"machine": _machine(self._device), "figures": self._figures}, indent=2))
         unfinished.replace(path)
 
 

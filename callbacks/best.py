@@ -56,11 +56,7 @@ class BestPerSite(pl.Callback):
             self._best[key] = torch.full_like(criterion, torch.inf)
             self._waited[key] = torch.zeros_like(criterion, dtype=torch.long)
             self._kept[key] = {name: value.clone() for name, value in state.items()}
-        closed = (
-            self._waited[key] >= self.patience
-            if self.patience is not None
-            else torch.zeros_like(criterion).bool()
-        )
+        closed = self._waited[key] >= self.patience if self.patience is not None else torch.zeros_like(criterion).bool()
         better = (criterion < self._best[key] - self.min_delta) & ~closed
         self._best[key] = torch.where(better, criterion, self._best[key])
         self._waited[key] = torch.where(better, 0, self._waited[key] + (~closed).long())

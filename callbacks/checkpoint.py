@@ -34,9 +34,7 @@ class SaveAligners(pl.Callback):
         if (trainer.current_epoch + 1) % self.every_n_epochs == 0:
             self._save(trainer, pl_module, "last.ckpt")
 
-    def on_exception(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
-    ) -> None:
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Keep what an interrupted run has reached; after any other error, what was saved before it stays."""
         if isinstance(exception, KeyboardInterrupt):
             self._save(trainer, pl_module, "last.ckpt", announce=True)
@@ -45,9 +43,7 @@ class SaveAligners(pl.Callback):
         """Write the fitted aligners."""
         self._save(trainer, pl_module, "aligners.ckpt", announce=True)
 
-    def _save(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, name: str, announce: bool = False
-    ) -> None:
+    def _save(self, trainer: pl.Trainer, pl_module: pl.LightningModule, name: str, announce: bool = False) -> None:
         if not isinstance(pl_module, Alignment) or pl_module.moments is None:
             return
         path = (self.folder or Path(trainer.log_dir or trainer.default_root_dir)) / name

@@ -25,9 +25,7 @@ def main(args: Sequence[str] | None = None) -> None:
     quiet()
     parser = ArgumentParser(prog="evaluate.py", description="Evaluate fitted aligners on held-out text.")
     commands = parser.add_subcommands(dest="command")
-    commands.add_subcommand(
-        "inject", _inject_parser(), help="Inject at every site and measure task and error."
-    )
+    commands.add_subcommand("inject", _inject_parser(), help="Inject at every site and measure task and error.")
     given = parser.parse_args(args)
     stored = [load_alignment(path) for path in given.inject.checkpoints]
     if stored:
@@ -39,9 +37,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def _inject_parser() -> ArgumentParser:
-    parser = ArgumentParser(
-        description="Inject mapped states into the frozen model at every site, and report."
-    )
+    parser = ArgumentParser(description="Inject mapped states into the frozen model at every site, and report.")
     parser.add_argument("--config", action="config", help="YAML file with any of these options.")
     parser.add_argument(
         "--checkpoints", type=list[Path], default=[],
@@ -56,9 +52,7 @@ def _inject_parser() -> ArgumentParser:
         "--both_directions", type=bool, default=False,
         help="Also inject Y's states into X: through the inverse of bijective aligners.",
     )  # fmt: skip
-    parser.add_argument(
-        "--seed", type=int, default=0, help="Of the random floors and the resampling of texts."
-    )
+    parser.add_argument("--seed", type=int, default=0, help="Of the random floors and the resampling of texts.")
     parser.add_argument(
         "--run",
         type=Path | None,
@@ -111,7 +105,5 @@ def _flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested options with dotted names."""
     flat: dict[str, Any] = {}
     for name, value in options.items():
-        flat.update(
-            _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-        )
+        flat.update(_flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value})
     return flat

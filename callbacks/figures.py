@@ -86,7 +86,8 @@ def _directions(rows: Sequence[dict[str, Any]]) -> list[tuple[str, list[dict[str
 def _lines(panel: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any], list[dict[str, Any]]]]:
     """(name, style, rows by site) of every method that has sites; floors dotted and grey."""
     names = list(dict.fromkeys(row["method"] for row in panel if row["site_x"] is not None))
-    lines, colour = [], 0
+    lines: list[tuple[str, dict[str, Any], list[dict[str, Any]]]] = []
+    colour = 0
     for name in names:
         line = [row for row in panel if row["method"] == name]
         style: dict[str, Any] = {"markersize": 4.5, "linewidth": 1.3}

@@ -72,7 +72,9 @@ def _exactness(rows: list[dict[str, Any]], methods: dict[str, list[dict[str, Any
     if not mapped:
         return "No map was evaluated."
     best = min(mapped, key=lambda name: sum(row["fvu"] for row in mapped[name]))
-    sentence = f"The closest map, {best}, leaves {_range([r['fvu'] for r in mapped[best]], '.1%')} of the variance unexplained"
+    sentence = (
+        f"The closest map, {best}, leaves {_range([r['fvu'] for r in mapped[best]], '.1%')} of the variance unexplained"
+    )
     if "linear" in mapped and best != "linear":
         sentence += f", where linear leaves {_range([r['fvu'] for r in mapped['linear']], '.1%')}"
     prices: dict[tuple[str, str], list[float]] = {}
@@ -80,9 +82,7 @@ def _exactness(rows: list[dict[str, Any]], methods: dict[str, list[dict[str, Any
         prices.setdefault((entry["method"], entry["against"]), []).append(entry["ratio"])
     said = [f"{name} {_range(ratios, '.2f')} times {against}" for (name, against), ratios in prices.items()]
     if said:
-        sentence += (
-            f"; the price of bijectivity, FVU against a free network of the same size, is {_list(said)}"
-        )
+        sentence += f"; the price of bijectivity, FVU against a free network of the same size, is {_list(said)}"
     return sentence + "."
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.loggers import WandbLogger
-from rich.console import Console
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
 
 from aligners.injection import InjectionEvaluation
@@ -97,22 +97,14 @@ def console_tables(rows: Sequence[dict[str, Any]]) -> list[Table]:
     tables = []
     for source, target in dict.fromkeys((row["model_x"], row["model_y"]) for row in rows):
         panel = [row for row in rows if (row["model_x"], row["model_y"]) == (source, target)]
-        pairs = list(
-            dict.fromkeys((row["site_x"], row["site_y"]) for row in panel if row["site_x"] is not None)
-        )
-        together = (
-            [list(COLUMN_GROUPS)]
-            if len(pairs) <= MOST_SITES_ABREAST
-            else [[group] for group in COLUMN_GROUPS]
-        )
+        pairs = list(dict.fromkeys((row["site_x"], row["site_y"]) for row in panel if row["site_x"] is not None))
+        together = [list(COLUMN_GROUPS)] if len(pairs) <= MOST_SITES_ABREAST else [[group] for group in COLUMN_GROUPS]
         tables += [_table(panel, pairs, f"{source} → {target}", groups) for groups in together]
     return tables
 
 
 def _table(panel: list[dict[str, Any]], pairs: list[tuple[int, int]], title: str, groups: list[str]) -> Table:
-    table = Table(
-        title=f"\n{title}", title_style="bold", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
-    )
+    table = Table(title=f"\n{title}", title_style="bold", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("\nmethod", no_wrap=True)
     table.add_column("\nparameters", justify="right", no_wrap=True)
     for group in groups:
@@ -122,11 +114,7 @@ def _table(panel: list[dict[str, Any]], pairs: list[tuple[int, int]], title: str
     for name in dict.fromkeys(row["method"] for row in panel):
         line = {(row["site_x"], row["site_y"]): row for row in panel if row["method"] == name}
         first = next(iter(line.values()))
-        cells = [
-            _short(line.get(pair, first)[group], COLUMN_GROUPS[group][1])
-            for group in groups
-            for pair in pairs
-        ]
+        cells = [_short(line.get(pair, first)[group], COLUMN_GROUPS[group][1]) for group in groups for pair in pairs]
         parameters = f"{first['parameters']:,}" if first["parameters"] else ""
         table.add_row(name, parameters, *cells, style={"ceiling": "green", "floor": "dim"}.get(first["role"]))
     return table
@@ -148,9 +136,7 @@ def _markdown(rows: Sequence[dict[str, Any]]) -> str:
             shown["site_x"] = f"{row['site_x']}→{row['site_y']}"
         cells = [shown[key] for key in MARKDOWN_COLUMNS]
         lines.append(
-            "| "
-            + " | ".join("" if c is None else f"{c:.4g}" if isinstance(c, float) else str(c) for c in cells)
-            + " |"
+            "| " + " | ".join("" if c is None else f"{c:.4g}" if isinstance(c, float) else str(c) for c in cells) + " |"
         )
     return "\n".join(lines) + "\n"
 
@@ -174,9 +160,7 @@ def _environment(trainer: pl.Trainer) -> dict[str, Any]:
     }
 
 
-def _to_wandb(
-    logger: WandbLogger, folder: Path, meta: dict[str, Any], rows: Sequence[dict[str, Any]]
-) -> None:
+def _to_wandb(logger: WandbLogger, folder: Path, meta: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
     logger.experiment.config.update(meta, allow_val_change=True)
     columns = list(rows[0])
     logger.log_table("report", columns=columns, data=[[row[column] for column in columns] for row in rows])

@@ -7,6 +7,7 @@ import os
 import warnings
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from lightning.pytorch.callbacks import Callback, RichProgressBar
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
@@ -16,6 +17,10 @@ __all__ = ["new_run_folder", "progress_bar", "quiet", "run_loggers"]
 
 PROJECT = "aligners"
 RANKS_SHARE = "ALIGNERS_RUN_FOLDER"
+
+
+def _rank() -> int:
+    return rank_zero_only.rank  # type: ignore[attr-defined]
 
 
 def new_run_folder(wanted: Path | None, kind: str) -> Path:
@@ -32,15 +37,13 @@ def new_run_folder(wanted: Path | None, kind: str) -> Path:
         ValueError: `wanted` exists and is not empty.
     """
     inherited = os.environ.get(RANKS_SHARE)
-    if inherited and rank_zero_only.rank != 0:
+    if inherited and _rank() != 0:
         return Path(inherited)
     if wanted is not None and wanted.exists() and any(wanted.iterdir()):
-        raise ValueError(
-            f"Expected `run` to be a new or empty folder, but {wanted} holds files. Name another."
-        )
+        raise ValueError(f"Expected `run` to be a new or empty folder, but {wanted} holds files. Name another.")
     base = wanted or Path("runs") / f"{kind}-{datetime.now():%Y%m%d-%H%M%S}"
     folder, number = base, 1
-    while rank_zero_only.rank == 0:
+    while _rank() == 0:
         try:
             folder.mkdir(parents=True, exist_ok=wanted is not None)
             break
@@ -63,8 +66,12 @@ def run_loggers(folder: Path, kind: str) -> list[Logger]:
 
 
 def _wandb(folder: Path, kind: str) -> WandbLogger:
-    options = {"project": os.environ.get("WANDB_PROJECT", PROJECT), "name": folder.name, "job_type": kind}
-    if rank_zero_only.rank != 0:
+    options: dict[str, Any] = {
+        "project": os.environ.get("WANDB_PROJECT", PROJECT),
+        "name": folder.name,
+        "job_type": kind,
+    }
+    if _rank() != 0:
         return WandbLogger(save_dir=folder, mode="disabled", **options)
     os.environ.setdefault("WANDB_SILENT", "true")
     import wandb
@@ -75,9 +82,7 @@ def _wandb(folder: Path, kind: str) -> WandbLogger:
     try:
         _ = logger.experiment
     except (wandb.errors.CommError, wandb.errors.AuthenticationError) as error:
-        rank_zero_warn(
-            f"W&B cannot be reached ({error}). This run is logged offline; `wandb sync` sends it later."
-        )
+        rank_zero_warn(f"W&B cannot be reached ({error}). This run is logged offline; `wandb sync` sends it later.")
         logger = WandbLogger(save_dir=folder, mode="offline", **options)
     return logger
 
@@ -86,9 +91,7 @@ def progress_bar() -> Callback:
     """Rich's, without the metrics: per-site curves are too many for one line."""
 
     class Bar(RichProgressBar):
-        def get_metrics(
-            self, trainer: object, pl_module: object
-        ) -> dict[str, int | str | float | dict[str, float]]:  # type: ignore[override]
+        def get_metrics(self, trainer: object, pl_module: object) -> dict[str, int | str | float | dict[str, float]]:
             return {}
 
     return Bar(leave=False)

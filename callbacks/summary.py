@@ -23,11 +23,7 @@ class FitSummary(pl.Callback):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Show, draw and log the figures of every aligner and site."""
-        if (
-            trainer.state.fn != "validate"
-            or not isinstance(pl_module, Alignment)
-            or not trainer.is_global_zero
-        ):
+        if trainer.state.fn != "validate" or not isinstance(pl_module, Alignment) or not trainer.is_global_zero:
             return
         rows = _rows(pl_module)
         picture = Path(trainer.log_dir or trainer.default_root_dir) / "fvu.png"
@@ -47,9 +43,7 @@ def _table(rows: list[dict[str, Any]], sites: list[str]) -> Table:
         table.add_column(site, justify="right")
     lines: dict[str, list[str]] = {}
     for row in rows:
-        lines.setdefault(f"{row['model_x']} → {row['model_y']}  {row['method']}", []).append(
-            f"{row['fvu']:.3f}"
-        )
+        lines.setdefault(f"{row['model_x']} → {row['model_y']}  {row['method']}", []).append(f"{row['fvu']:.3f}")
     for name, cells in lines.items():
         table.add_row(name, *cells)
     return table

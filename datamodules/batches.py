@@ -140,9 +140,7 @@ class LengthBatches(DistributedSampler):
         return [batches[i] for i in draw.permutation(len(batches))]
 
 
-def tokenise(
-    split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int
-) -> datasets.Dataset:
+def tokenise(split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> datasets.Dataset:
     """Tokenise a split, through the cache of `datasets`.
 
     Args:
@@ -172,9 +170,7 @@ def tokenise(
     return tokens
 
 
-def _tokens(
-    batch: dict[str, list[Any]], tokenizer: PreTrainedTokenizerBase, max_length: int
-) -> dict[str, list[Any]]:
+def _tokens(batch: dict[str, list[Any]], tokenizer: PreTrainedTokenizerBase, max_length: int) -> dict[str, list[Any]]:
     encoded = tokenizer(
         batch["text"],
         batch.get("text_pair"),
@@ -239,10 +235,7 @@ class _Tokens:
             column = column - (longest - lengths)[:, None]
         real = (column >= 0) & (column < lengths[:, None])
         place = torch.where(real, self.starts[rows][:, None] + column, 0)
-        padded = {
-            name: torch.where(real, flat[place], self.padding[name]).long()
-            for name, flat in self.flat.items()
-        }
+        padded = {name: torch.where(real, flat[place], self.padding[name]).long() for name, flat in self.flat.items()}
         special = padded.pop("special_tokens_mask").bool()
         return {**padded, "attention_mask": real.long()}, special
 
@@ -277,9 +270,7 @@ class TokenisedTexts(Dataset):
         self.lengths = self.x.lengths
         if tokens_y is not None and tokenizer_y is not None:
             if tokens_y["id"][:] != tokens_x["id"][:]:
-                raise ValueError(
-                    "Expected `tokens_x` and `tokens_y` of the same texts, but their ids differ."
-                )
+                raise ValueError("Expected `tokens_x` and `tokens_y` of the same texts, but their ids differ.")
             self.y = _Tokens(tokens_y, tokenizer_y)
             self.lengths = torch.maximum(self.x.lengths, self.y.lengths)
         self.ids = torch.as_tensor(tokens_x["id"][:], dtype=torch.int64)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
+from inspect import signature
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import lightning.pytorch as pl
 from torch.utils.data import DataLoader
+from transformers import PreTrainedTokenizerBase
 
 from datamodules.batches import LengthBatches, TokenisedTexts, same_tokenizer, tokenise
 from datamodules.reading import PairedBatch, PairReader, RowPolicy, parse_sites
@@ -69,11 +71,6 @@ class PairedActivations(pl.LightningDataModule):
         workers: int = 0,
     ) -> None:
         super().__init__()
-        self._config = {
-            name: asdict(value) if is_dataclass(value) else str(value) if isinstance(value, Path) else value
-            for name, value in locals().items()
-            if name not in ("self", "__class__")
-        }
         for name, value, least in (
             ("batch_size", batch_size, 1),
             ("max_length", max_length, 2),
@@ -81,16 +78,13 @@ class PairedActivations(pl.LightningDataModule):
         ):
             if value < least:
                 raise ValueError(f"Expected `{name}` to be at least {least}, but got {value}.")
-        self.model_names = (model_x, model_y)
-        self.revisions = (revision_x, revision_y)
+        # Under the arguments' own names: `config` reads them back.
+        self.model_x, self.model_y = model_x, model_y
+        self.revision_x, self.revision_y = revision_x, revision_y
         self.text, self.sites, self.rows, self.special_tokens = text, sites, rows, special_tokens
-        self.batch_size, self.max_length, self.seed = batch_size, max_length, seed
-        self.dtype, self.attn_implementation, self.trust_remote_code = (
-            dtype,
-            attn_implementation,
-            trust_remote_code,
-        )
-        self.recipe, self.cache, self.workers = recipe, cache, workers
+        self.batch_size, self.max_length, self.seed, self.workers = batch_size, max_length, seed, workers
+        self.dtype, self.attn_implementation = dtype, attn_implementation
+        self.trust_remote_code, self.recipe, self.cache = trust_remote_code, recipe, cache
         self._texts: Texts | None = None
         self._data: dict[str, TokenisedTexts] = {}
         self._reader: PairReader | None = None
@@ -108,10 +102,11 @@ class PairedActivations(pl.LightningDataModule):
     def reader(self) -> PairReader:
         """The two models and the site pairs, loaded on first use."""
         if self._reader is None:
-            model_x, model_y = (self._model(which) for which in (0, 1))
+            model_x = self._model(self.model_x, self.revision_x)
+            model_y = self._model(self.model_y, self.revision_y)
             pairs = parse_sites(self.sites, model_x.depth, model_y.depth)
             reader = PairReader(model_x, model_y, pairs, self.rows, self.special_tokens)
-            if self.rows == "tokens" and not same_tokenizer(model_x.tokenizer, model_y.tokenizer):
+            if self.rows == "tokens" and not same_tokenizer(*_tokenizers(reader)):
                 raise ValueError(
                     f"`rows` 'tokens' pairs the two models token by token, but the tokenizers of {model_x.name} and "
                     f"{model_y.name} differ. Use `rows` 'mean' or 'cls'."
@@ -119,12 +114,11 @@ class PairedActivations(pl.LightningDataModule):
             self._reader = reader
         return self._reader
 
-    def _model(self, which: int) -> FrozenModel:
-        name = self.model_names[which]
+    def _model(self, name: str, revision: str | None) -> FrozenModel:
         path = str(self._embedded(name)) if name.startswith(EMBEDDED) else name
         model = load_frozen(
             path,
-            revision=self.revisions[which],
+            revision=revision,
             dtype=self.dtype,
             attn_implementation=self.attn_implementation,
             trust_remote_code=self.trust_remote_code,
@@ -148,7 +142,7 @@ class PairedActivations(pl.LightningDataModule):
 
     def config(self) -> dict[str, Any]:
         """The options as plain values: `PairedActivations.from_config` makes an equal data module."""
-        return self._config
+        return {name: _plain(getattr(self, name)) for name in signature(PairedActivations).parameters}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> PairedActivations:
@@ -176,7 +170,7 @@ class PairedActivations(pl.LightningDataModule):
 
     def prepare_data(self) -> None:
         """Make what is missing on disk, on one rank: the data set's files and the embedded models."""
-        for name in self.model_names:
+        for name in (self.model_x, self.model_y):
             if name.startswith(EMBEDDED):
                 self._embedded(name)
 
@@ -192,16 +186,16 @@ class PairedActivations(pl.LightningDataModule):
     def split(self, name: Split) -> TokenisedTexts:
         """A split, tokenised for both models."""
         if name not in self._data:
-            texts, tokenizers = getattr(self.texts, name), [self.reader.model_x.tokenizer]
-            if not same_tokenizer(self.reader.model_x.tokenizer, self.reader.model_y.tokenizer):
-                tokenizers.append(self.reader.model_y.tokenizer)
-            made = [(tokenise(texts, tokenizer, self.max_length), tokenizer) for tokenizer in tokenizers]
-            self._data[name] = TokenisedTexts(*(part for pair in made for part in pair))
+            texts, (tokenizer_x, tokenizer_y) = getattr(self.texts, name), _tokenizers(self.reader)
+            tokens_x = tokenise(texts, tokenizer_x, self.max_length)
+            if same_tokenizer(tokenizer_x, tokenizer_y):
+                self._data[name] = TokenisedTexts(tokens_x, tokenizer_x)
+            else:
+                tokens_y = tokenise(texts, tokenizer_y, self.max_length)
+                self._data[name] = TokenisedTexts(tokens_x, tokenizer_x, tokens_y, tokenizer_y)
         return self._data[name]
 
-    def loader(
-        self, split: Split, *, shuffle: bool = False, only: int | None = None, skip: int = 0
-    ) -> DataLoader:
+    def loader(self, split: Split, *, shuffle: bool = False, only: int | None = None, skip: int = 0) -> DataLoader:
         """A loader of whole batches of one split, this rank's share of them.
 
         Args:
@@ -211,11 +205,14 @@ class PairedActivations(pl.LightningDataModule):
             skip: batches of the first epoch that were seen before an interruption.
         """
         data = self.split(split)
-        rank, world = (
-            (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
-        )
+        rank, world = (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
         batches = LengthBatches(
-            data.lengths[:only], self.batch_size, shuffle=shuffle, seed=self.seed, rank=rank, world=world
+            data.lengths[:only].numpy(),
+            self.batch_size,
+            shuffle=shuffle,
+            seed=self.seed,
+            rank=rank,
+            world=world,
         )
         batches.skip(skip)
         return DataLoader(
@@ -229,7 +226,7 @@ class PairedActivations(pl.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader:
         """The fitting texts; after an interruption, from the batch that was next."""
-        loop = self.trainer.fit_loop
+        loop = cast(Any, self.trainer).fit_loop
         seen = loop.epoch_loop.batch_progress.current.processed if loop.restarting else 0
         return self.loader("fit", shuffle=True, skip=seen)
 
@@ -248,3 +245,14 @@ class PairedActivations(pl.LightningDataModule):
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> PairedBatch:
         """Run both heads where the batch is now."""
         return self.reader.read(batch)
+
+
+def _tokenizers(reader: PairReader) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
+    return cast(Any, (reader.model_x.tokenizer, reader.model_y.tokenizer))
+
+
+def _plain(value: Any) -> Any:
+    """An option as YAML or a checkpoint can hold it."""
+    if isinstance(value, (TextSource, Recipe)):
+        return asdict(value)
+    return str(value) if isinstance(value, Path) else value

@@ -36,9 +36,9 @@ class Rows:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Rows:
         """The same rows on another device."""
-        move = {"device": device, "non_blocking": non_blocking}
-        share = None if self.share is None else self.share.to(**move)
-        return Rows(self.index.to(**move), self.owner.to(**move), share, self.texts)
+        index, owner = (part.to(device, non_blocking=non_blocking) for part in (self.index, self.owner))
+        share = None if self.share is None else self.share.to(device, non_blocking=non_blocking)
+        return Rows(index, owner, share, self.texts)
 
     def gather(self, states: Tensor, out: Tensor) -> None:
         """Write the rows of states (B, T, d) into `out` (N, d), or (B, d) for means."""
@@ -141,9 +141,7 @@ class PairReader:
         special_tokens: bool = True,
     ) -> None:
         if rows not in get_args(RowPolicy):
-            raise ValueError(
-                f"Expected `rows` to be one of {', '.join(get_args(RowPolicy))}, but got {rows!r}."
-            )
+            raise ValueError(f"Expected `rows` to be one of {', '.join(get_args(RowPolicy))}, but got {rows!r}.")
         for i, j in sites:
             model_x.check_site(i, "sites")
             model_y.check_site(j, "sites")
@@ -156,14 +154,10 @@ class PairReader:
 
     def prepare(self, texts: TextBatch) -> tuple[TextBatch, Rows, Rows]:
         """The part that belongs on the CPU: which positions are rows of X and of Y."""
-        rows_x = select_rows(
-            texts.inputs_x["attention_mask"], texts.special_x, self.policy, self.special_tokens
-        )
+        rows_x = select_rows(texts.inputs_x["attention_mask"], texts.special_x, self.policy, self.special_tokens)
         if texts.inputs_y is texts.inputs_x:
             return texts, rows_x, rows_x
-        rows_y = select_rows(
-            texts.inputs_y["attention_mask"], texts.special_y, self.policy, self.special_tokens
-        )
+        rows_y = select_rows(texts.inputs_y["attention_mask"], texts.special_y, self.policy, self.special_tokens)
         return texts, rows_x, rows_y
 
     def read(self, prepared: tuple[TextBatch, Rows, Rows]) -> PairedBatch:
@@ -171,12 +165,8 @@ class PairReader:
         texts, rows_x, rows_y = prepared
         x = self._states(self.model_x, texts.inputs_x, [i for i, _ in self.sites], rows_x)
         y = self._states(self.model_y, texts.inputs_y, [j for _, j in self.sites], rows_y)
-        self.check.watch(
-            x, [f"site {i} of X ({self.model_x.name})" for i, _ in self.sites], "states", self._read
-        )
-        self.check.watch(
-            y, [f"site {j} of Y ({self.model_y.name})" for _, j in self.sites], "states", self._read
-        )
+        self.check.watch(x, [f"site {i} of X ({self.model_x.name})" for i, _ in self.sites], "states", self._read)
+        self.check.watch(y, [f"site {j} of Y ({self.model_y.name})" for _, j in self.sites], "states", self._read)
         self._read += 1
         return PairedBatch(x, y, rows_x, texts)
 
@@ -219,9 +209,7 @@ def parse_sites(sites: str | Sequence[int | str], depth_x: int, depth_y: int) ->
             f"but got {sites!r}. Write for example `sites` [1, 2:3]."
         ) from None
     if not pairs or len(set(pairs)) < len(pairs):
-        raise ValueError(
-            f"Expected `sites` to name at least one site pair and none twice, but got {sites!r}."
-        )
+        raise ValueError(f"Expected `sites` to name at least one site pair and none twice, but got {sites!r}.")
     return pairs
 
 

@@ -258,8 +258,7 @@ def _held_out_split(splits: dict[str, Dataset], held_out: str) -> Dataset:
     if Path(held_out).expanduser().is_file():
         return _local(Path(held_out).expanduser())["train"]
     raise ValueError(
-        f"Expected `held_out` to be a local file or one of the splits {', '.join(splits)}, but received "
-        f"{held_out!r}."
+        f"Expected `held_out` to be a local file or one of the splits {', '.join(splits)}, but received {held_out!r}."
     )
 
 
@@ -386,9 +385,7 @@ def _divide(keys: list[int], held: set[int], source: TextSource, *, draw_test: b
     return members
 
 
-def _normalised(
-    table: Dataset, columns: list[str], label: str | None, numbers: dict[str, int] | None
-) -> Dataset:
+def _normalised(table: Dataset, columns: list[str], label: str | None, numbers: dict[str, int] | None) -> Dataset:
     """The table under the names that the rest of the project knows."""
     from datasets import Features, Value
 

@@ -173,9 +173,7 @@ def _train_tokenizer(texts: list[str], recipe: Recipe) -> BertTokenizer:
     """
     tokenizer = Tokenizer(WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer, tokenizer.pre_tokenizer = BertNormalizer(), BertPreTokenizer()
-    letters = sorted(
-        {c for text in texts for c in tokenizer.normalizer.normalize_str(text) if not c.isspace()}
-    )
+    letters = sorted({c for text in texts for c in tokenizer.normalizer.normalize_str(text) if not c.isspace()})
     trainer = WordPieceTrainer(
         vocab_size=recipe.vocabulary,
         initial_alphabet=letters,
@@ -232,9 +230,7 @@ def _config(recipe: Recipe, vocabulary: int, classes: int) -> BertConfig:
     )
 
 
-def _batches(
-    seed: int, texts: list[str], labels: list[int], tokenizer: BertTokenizer, recipe: Recipe
-) -> DataLoader:
+def _batches(seed: int, texts: list[str], labels: list[int], tokenizer: BertTokenizer, recipe: Recipe) -> DataLoader:
     """Batches of texts of similar length, in an order that follows from the seed."""
     ids = tokenizer(texts, truncation=True, max_length=recipe.max_length)["input_ids"]
 
@@ -269,9 +265,7 @@ class _Training(LightningModule):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """AdamW with a learning rate that rises, then falls to 0 at the last step."""
         recipe = self.recipe
-        optimizer = torch.optim.AdamW(
-            self.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay
-        )
+        optimizer = torch.optim.AdamW(self.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
         schedule = get_linear_schedule_with_warmup(optimizer, int(recipe.warm_up * self.steps), self.steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 

@@ -98,9 +98,7 @@ def _model(name: str, classifies: bool, options: dict[str, Any]) -> PreTrainedMo
     auto = AutoModelForSequenceClassification if classifies else AutoModel
     try:
         # Weights of another shape are let through here, and then refused by name beside the missing ones.
-        model, found = auto.from_pretrained(
-            name, output_loading_info=True, ignore_mismatched_sizes=True, **options
-        )
+        model, found = auto.from_pretrained(name, output_loading_info=True, ignore_mismatched_sizes=True, **options)
     except _UNREADABLE as error:
         raise ValueError(
             f"The model {name!r} cannot be loaded {_reason(error)}. If a file of it is missing, damaged or "

@@ -191,9 +191,7 @@ class FrozenModel:
             ValueError: if the model has no classification head.
         """
         self._check_classifies()
-        heads = {
-            name: part for name, part in self.model.named_children() if part is not self.model.base_model
-        }
+        heads = {name: part for name, part in self.model.named_children() if part is not self.model.base_model}
         fresh = {name: copy.deepcopy(part).cpu() for name, part in heads.items()}
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)

@@ -57,9 +57,7 @@ class MomentsMetric(Metric):
         """Moments of everything seen on all ranks."""
         if self.n.ndim == 0:
             return self._moments()
-        ranks = [
-            Moments(*(getattr(self, name)[rank] for name in Moments._fields)) for rank in range(len(self.n))
-        ]
+        ranks = [Moments(*(getattr(self, name)[rank] for name in Moments._fields)) for rank in range(len(self.n))]
         merged = ranks[0]
         for moments in ranks[1:]:
             merged = merge_moments(merged, moments)

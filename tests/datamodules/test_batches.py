@@ -134,15 +134,12 @@ LENGTHS = np.random.default_rng(0).integers(3, 60, size=1003)
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize(("n", "size"), [(1003, 16), (3, 3), (17, 16), (7, 3), (64, 8)])
-def test_ranks_read_every_text_once_in_the_batches_of_one(
-    shuffle: bool, world: int, n: int, size: int
-) -> None:
+def test_ranks_read_every_text_once_in_the_batches_of_one(shuffle: bool, world: int, n: int, size: int) -> None:
     alone = list(LengthBatches(LENGTHS[:n], size, shuffle=shuffle, seed=1))
     ranks = [
         list(sampler)
         for sampler in (
-            LengthBatches(LENGTHS[:n], size, shuffle=shuffle, seed=1, rank=r, world=world)
-            for r in range(world)
+            LengthBatches(LENGTHS[:n], size, shuffle=shuffle, seed=1, rank=r, world=world) for r in range(world)
         )
     ]
     assert len({len(batches) for batches in ranks}) == 1

@@ -118,9 +118,7 @@ def test_pairs_and_named_classes(tmp_path: Path) -> None:
     assert len(texts.fit) + len(texts.validation) + len(texts.test) == n
     for row in texts.fit:
         assert row["text"] == "NA"
-        assert (
-            texts.label_names[row["label"]] == ("no", "maybe", "yes")[int(row["text_pair"].split()[-1]) % 3]
-        )
+        assert texts.label_names[row["label"]] == ("no", "maybe", "yes")[int(row["text_pair"].split()[-1]) % 3]
 
 
 def test_unlabelled_text_of_one_column(tmp_path: Path) -> None:
@@ -153,9 +151,7 @@ def test_embedded_sentences() -> None:
         ({"validation_share": 1e-9}, {}, "'validation'.*no texts"),
     ],
 )
-def test_bad_data_is_refused(
-    tmp_path: Path, change: dict[str, Any], columns: dict[str, list[Any]], says: str
-) -> None:
+def test_bad_data_is_refused(tmp_path: Path, change: dict[str, Any], columns: dict[str, list[Any]], says: str) -> None:
     table = {"text": sentences(100), **columns}
     table["label"] = columns.get("label", [0, 1] * 50)
     source = write_csv(tmp_path / "bad.csv", **table)

@@ -21,8 +21,7 @@ def corpus() -> tuple[list[str], list[int]]:
     words = {0: ["dull", "flat", "stale"], 1: ["bright", "moving", "fresh"]}
     labels = [i % 2 for i in range(200)]
     texts = [
-        " ".join(["the", "film", "is", *draw.choice(words[label], size=1 + i % 9)])
-        for i, label in enumerate(labels)
+        " ".join(["the", "film", "is", *draw.choice(words[label], size=1 + i % 9)]) for i, label in enumerate(labels)
     ]
     return texts, labels
 
@@ -53,9 +52,7 @@ def test_folder_holds_an_ordinary_model(cache: Path) -> None:
 
 
 def test_training_learns_the_task(tmp_path: Path) -> None:
-    folder = make(
-        tmp_path, recipe=Recipe(vocabulary=200, layers=1, width=16, epochs=8, batch=20, learning_rate=5e-3)
-    )
+    folder = make(tmp_path, recipe=Recipe(vocabulary=200, layers=1, width=16, epochs=8, batch=20, learning_rate=5e-3))
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     inputs = AutoTokenizer.from_pretrained(folder)(TEXTS, padding=True, return_tensors="pt")
     with torch.no_grad():

@@ -191,10 +191,7 @@ def test_the_model_is_whole_again_after_an_exception(frozen: FrozenModel, site: 
     def fail(module: nn.Module, args: object) -> None:
         raise ZeroDivisionError
 
-    failing = [
-        part.register_forward_pre_hook(fail)
-        for part in (frozen.blocks[2], frozen.model.get_input_embeddings())
-    ]
+    failing = [part.register_forward_pre_hook(fail) for part in (frozen.blocks[2], frozen.model.get_input_embeddings())]
     for call in (lambda: frozen.head(inputs, [site, 3]), lambda: frozen.tail(inputs, site, states)):
         with pytest.raises(ZeroDivisionError):
             call()
@@ -290,9 +287,7 @@ def test_fingerprint_is_of_the_weights() -> None:
 @pytest.mark.parametrize("reading", [lambda w: w.view(torch.float16), lambda w: w.reshape(w.shape[::-1])])
 def test_fingerprint_tells_the_same_bytes_read_otherwise(reading: Callable[[Tensor], Tensor]) -> None:
     plain, other = tiny_model("bert").bfloat16(), tiny_model("bert").bfloat16()
-    other.bert.embeddings.word_embeddings.weight.data = reading(
-        other.bert.embeddings.word_embeddings.weight.data
-    )
+    other.bert.embeddings.word_embeddings.weight.data = reading(other.bert.embeddings.word_embeddings.weight.data)
     assert FrozenModel(plain, name="a").fingerprint != FrozenModel(other, name="a").fingerprint
 
 
