@@ -54,7 +54,9 @@ class MapErrors(Metric):
         if aligner.invertible:
             back = (aligner.inverse(y) - x).double().square().sum((1, 2))
             back_total = (x.double() - self.mean_x).square().sum((1, 2))
-            self.worst = torch.maximum(self.worst, round_trip(aligner, x, mapped).double())
+            # An inverse that overflows gives inf or NaN: the worst there is, not a figure that does not apply.
+            gap = round_trip(aligner, x, mapped).double().nan_to_num(torch.inf, torch.inf)
+            self.worst = torch.maximum(self.worst, gap)
         rows = torch.full_like(total, x.shape[1])
         self.sums += torch.stack(
             [rows, squares.sum(-1), squares.sqrt().sum(-1), cosine.sum(-1), total, back, back_total]
@@ -71,5 +73,5 @@ class MapErrors(Metric):
             "relative_error": fvu.sqrt(),
             "cosine": cosine / rows,
             "fvu_inverse": back / back_total,
-            "round_trip": torch.where(self.worst.isfinite(), self.worst, torch.nan),
+            "round_trip": torch.where(self.worst == -torch.inf, torch.nan, self.worst),
         }

@@ -1,18 +1,19 @@
-"""A world of its own for the tests: no network, nothing of the user's home touched, two tiny models, a few texts."""
+"""What every test gets: no network, and nothing of the user's home touched."""
 
 from __future__ import annotations
 
-import csv
 import os
-import random
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 import pytest
 
-_HOME = tempfile.TemporaryDirectory(prefix="aligners-tests-")  # before any library reads its environment
+if TYPE_CHECKING:
+    from tests.world import World
+
+_HOME = tempfile.TemporaryDirectory(prefix="aligners-tests-")
+# Before any library reads its environment, and inherited by the command lines that tests start.
 os.environ |= {
     "HF_HUB_OFFLINE": "1",
     "HF_DATASETS_CACHE": f"{_HOME.name}/datasets",
@@ -25,50 +26,15 @@ os.environ |= {
 }
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are tiny: threads cost more than they give
 
-from tests.tiny import WORDS, tiny_folder  # noqa: E402
-
-GOOD = {"good", "great", "fine", "funny", "warm"}
-TEST_TEXTS = 25  # odd, so that no number of ranks above one divides it evenly
-
-
-class World(NamedTuple):
-    """Two models with one tokenizer, and labelled texts to fit and to test on."""
-
-    model_x: str
-    model_y: str
-    fit: str
-    test: str
-
-
-@pytest.fixture(scope="session")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    folder = tmp_path_factory.mktemp("world")
-    texts = _sentences(200)
-    return World(
-        str(tiny_folder(folder / "x", seed=0)),
-        str(tiny_folder(folder / "y", seed=1)),
-        _write(folder / "fit.csv", texts[TEST_TEXTS:]),
-        _write(folder / "test.csv", texts[:TEST_TEXTS]),
-    )
-
 
 @pytest.fixture(scope="session", autouse=True)
-def _clean() -> Iterator[None]:
+def _home() -> Iterator[None]:
     yield
     _HOME.cleanup()
 
 
-def _sentences(n: int) -> list[str]:
-    draw = random.Random(0)
-    found: dict[str, None] = {}
-    while len(found) < n:
-        found[" ".join(draw.choices(WORDS, k=draw.randint(2, 14)))] = None
-    return list(found)
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    from tests.world import make_world
 
-
-def _write(path: Path, texts: list[str]) -> str:
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["text", "label"])
-        writer.writerows([text, int(bool(GOOD & set(text.split())))] for text in texts)
-    return str(path)
+    return make_world(tmp_path_factory.mktemp("world"))
