@@ -214,5 +214,5 @@ def parse_sites(sites: str | Sequence[int | str], depth_x: int, depth_y: int) ->
 
 
 def _pair(entry: str) -> tuple[int, int]:
-    left, _, right = entry.partition(":")
-    return int(left), int(right or left)
+    left, colon, right = entry.partition(":")
+    return int(left), int(right if colon else left)

@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from datamodules.batches import TextBatch
+from datamodules.reading import PairedBatch, PairReader, RowPolicy, parse_sites, select_rows
+from frozen import FrozenModel
+from tests.tiny import SPECIAL, TEXTS, tiny_frozen, tokenised
+
+SITES = [(0, 0), (2, 1), (2, 3)]  # X's site 2 is paired twice
+POLICIES: list[tuple[RowPolicy, bool]] = [
+    ("tokens", True),
+    ("tokens", False),
+    ("mean", True),
+    ("mean", False),
+    ("cls", True),
+]
+every_policy = pytest.mark.parametrize(("policy", "special"), POLICIES)
+
+
+@pytest.fixture(scope="module")
+def models() -> tuple[FrozenModel, FrozenModel]:
+    return tiny_frozen(seed=0), tiny_frozen(seed=1, width=24)
+
+
+def batch(texts: tuple[str, ...] = TEXTS, side: str = "right") -> TextBatch:
+    inputs = tokenised(texts, side)
+    special = inputs["input_ids"] < len(SPECIAL)
+    return TextBatch(inputs, inputs, special, special, torch.arange(len(texts)) + 10, None)
+
+
+def read(
+    models: tuple[FrozenModel, FrozenModel], texts: TextBatch, policy: RowPolicy, special: bool = True
+) -> PairedBatch:
+    reader = PairReader(*models, SITES, policy, special)
+    return reader.read(reader.prepare(texts))
+
+
+def expected_rows(states: Tensor, texts: TextBatch, policy: RowPolicy, special: bool) -> Tensor:
+    """Text by text, from the definition."""
+    rows = []
+    for text, states_of_text in enumerate(states):
+        real = texts.inputs_x["attention_mask"][text].bool()
+        counts = real if special else real & ~texts.special_x[text]
+        chosen = states_of_text[counts]
+        if policy == "tokens":
+            rows += list(chosen)
+        else:
+            rows.append(chosen.mean(0) if policy == "mean" else states_of_text[real][0])
+    return torch.stack(rows)
+
+
+@every_policy
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_rows_are_those_of_the_definition(
+    models: tuple[FrozenModel, FrozenModel], policy: RowPolicy, special: bool, side: str
+) -> None:
+    texts = batch(side=side)
+    paired = read(models, texts, policy, special)
+    for place, (i, j) in enumerate(SITES):
+        for rows, model, site in ((paired.x, models[0], i), (paired.y, models[1], j)):
+            states = model.head(texts.inputs_x, [site])[0]
+            torch.testing.assert_close(rows[place], expected_rows(states, texts, policy, special))
+    assert paired.x.dtype == paired.y.dtype == torch.float32
+    assert not paired.x.is_inference()  # they must be able to enter a graph
+
+
+@every_policy
+def test_padding_changes_nothing(models: tuple[FrozenModel, FrozenModel], policy: RowPolicy, special: bool) -> None:
+    right, left = (read(models, batch(side=side), policy, special) for side in ("right", "left"))
+    alone = [read(models, batch((text,)), policy, special) for text in TEXTS]
+    for other in (left.x, torch.cat([one.x for one in alone], 1)):
+        torch.testing.assert_close(right.x, other, rtol=1e-5, atol=1e-5)
+    for other in (left.y, torch.cat([one.y for one in alone], 1)):
+        torch.testing.assert_close(right.y, other, rtol=1e-5, atol=1e-5)
+    assert torch.equal(right.text, left.text)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_rows_know_where_they_came_from(models: tuple[FrozenModel, FrozenModel], side: str) -> None:
+    texts = batch(side=side)
+    paired = read(models, texts, "tokens")
+    assert paired.token is not None
+    ids = texts.inputs_x["input_ids"][paired.text - 10, paired.token]
+    assert torch.equal(ids, texts.inputs_x["input_ids"][texts.inputs_x["attention_mask"].bool()])
+    means = read(models, texts, "mean")
+    assert means.token is None
+    assert torch.equal(means.text, texts.text)
+    first = read(models, texts, "cls")
+    assert (texts.inputs_x["input_ids"][first.text - 10, first.token] == SPECIAL.index("<s>")).all()
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("special", [True, False])
+def test_rows_go_back_to_where_they_were(side: str, special: bool) -> None:
+    texts = batch(side=side)
+    mask = texts.inputs_x["attention_mask"]
+    rows = select_rows(mask, texts.special_x, "tokens", special)
+    states = torch.randn(*mask.shape, 4)
+    out = torch.empty(len(rows), 4)
+    rows.gather(states, out)
+    assert torch.equal(rows.scatter(out, states), states)
+    blank = rows.scatter(out, torch.zeros_like(states))
+    counts = mask.bool() if special else mask.bool() & ~texts.special_x
+    assert torch.equal(blank[counts], states[counts])
+    assert (blank[~counts] == 0).all()
+    half = torch.empty(len(rows), 4, dtype=torch.float64)
+    rows.gather(states, half)
+    assert torch.equal(half, out.double())
+
+
+def test_a_text_without_a_token_that_counts_is_named() -> None:
+    texts = batch(("good", "the film", "bad"))
+    texts.special_x[1] = True
+    with pytest.raises(ValueError, match=r"text number 1 of the batch.*count special tokens"):
+        select_rows(texts.inputs_x["attention_mask"], texts.special_x, "mean", special_tokens=False)
+
+
+@pytest.mark.parametrize(
+    ("written", "pairs"),
+    [
+        ("all", [(0, 0), (1, 1), (2, 2), (3, 3)]),
+        ("blocks", [(1, 1), (2, 2), (3, 3)]),
+        ([3, 1], [(3, 3), (1, 1)]),
+        ([1, "2:3"], [(1, 1), (2, 3)]),
+        ("1, 2:3", [(1, 1), (2, 3)]),
+        ("1 0:3", [(1, 1), (0, 3)]),
+    ],
+)
+def test_sites_as_users_write_them(written: str | list[int | str], pairs: list[tuple[int, int]]) -> None:
+    assert parse_sites(written, 3, 3) == pairs
+
+
+@pytest.mark.parametrize(
+    ("written", "says"),
+    [
+        ("every", r"'all', 'blocks'.*'every'.*`sites` \[1, 2:3\]"),
+        (["1:2:3"], "list of layers"),
+        (["1.5"], "list of layers"),
+        ([":2"], "list of layers"),
+        (["2:"], "list of layers"),
+        ([], "at least one"),
+        ([1, "1:1"], "none twice"),
+    ],
+)
+def test_other_sites_are_refused(written: str | list[int | str], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        parse_sites(written, 3, 3)
+
+
+def test_equal_layers_need_equal_depths() -> None:
+    with pytest.raises(ValueError, match=r"X has 3 blocks and Y has 6.*\[1:2, 2:4\]"):
+        parse_sites("all", 3, 6)
+    assert parse_sites(["1:2", "3:6"], 3, 6) == [(1, 2), (3, 6)]
+
+
+def test_a_reader_refuses_what_its_models_do_not_have(models: tuple[FrozenModel, FrozenModel]) -> None:
+    with pytest.raises(ValueError, match=r"`sites` between 0 and 3, received 4.*L = 3"):
+        PairReader(*models, [(1, 1), (2, 4)])
+    with pytest.raises(ValueError, match=r"`sites` between 0 and 3, received -1"):
+        PairReader(*models, [(-1, 1)])
+    with pytest.raises(ValueError, match=r"`rows`.*tokens, mean, cls.*'words'"):
+        PairReader(*models, SITES, "words")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("broken", ["x", "y"])
+def test_states_that_are_not_finite_stop_under_their_name(broken: str) -> None:
+    models = {"x": tiny_frozen(seed=0), "y": tiny_frozen(seed=1)}
+    reader = PairReader(models["x"], models["y"], SITES)
+    reader.read(reader.prepare(batch()))
+    reader.check.flush()
+    models[broken].name = "broken"
+    models[broken].blocks[1].output.dense.weight[3, 3] = torch.inf  # type: ignore[union-attr, index]
+    reader.read(reader.prepare(batch()))
+    site, sound = (2, 0) if broken == "x" else (3, 1)
+    with pytest.raises(ValueError, match=rf"batch 1 .*site {site} of {broken.upper()} \(broken\)") as error:
+        reader.read(reader.prepare(batch()))  # a batch late, so that no device has to be waited for
+    assert f"site {sound} of" not in str(error.value)
+    again = PairReader(models["x"], models["y"], SITES)
+    again.read(again.prepare(batch()))
+    with pytest.raises(ValueError, match=r"batch 0 "):  # the last batch has none after it
+        again.check.flush()
+    again.check.flush()
