@@ -104,6 +104,12 @@ class PairedActivations(pl.LightningDataModule):
         if self._reader is None:
             model_x = self._model(self.model_x, self.revision_x)
             model_y = self._model(self.model_y, self.revision_y)
+            for model in (model_x, model_y):
+                if model.max_length is not None and self.max_length > model.max_length:
+                    raise ValueError(
+                        f"Expected `max_length` of at most {model.max_length}, the positions that {model.name} has, "
+                        f"but got {self.max_length}."
+                    )
             pairs = parse_sites(self.sites, model_x.depth, model_y.depth)
             reader = PairReader(model_x, model_y, pairs, self.rows, self.special_tokens)
             if self.rows == "tokens" and not same_tokenizer(*_tokenizers(reader)):

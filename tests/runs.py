@@ -18,7 +18,7 @@ __all__ = ["activations", "quiet_trainer", "related_rows"]
 def activations(world: World, **options: Any) -> PairedActivations:
     """The data module of the tiny world."""
     text = options.pop("text", TextSource(world.fit, held_out=world.test))
-    options = {"model_x": world.model_x, "model_y": world.model_y, "batch_size": 16} | options
+    options = {"model_x": world.model_x, "model_y": world.model_y, "batch_size": 16, "max_length": 64} | options
     return PairedActivations(text=text, **options)
 
 
