@@ -156,17 +156,22 @@ class Alignment(pl.LightningModule):
         return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, factor)]
 
     def _training_steps(self) -> int:
-        steps = self.trainer.estimated_stepping_batches
-        if steps == float("inf"):
+        """Steps of the whole run, counted without the Trainer's loader.
+
+        The Trainer would build its loader to count, before a checkpoint says where a resumed run has to begin.
+        """
+        epochs, most = self.trainer.max_epochs, self.trainer.max_steps
+        endless = epochs is None or epochs < 0
+        if endless and most < 0:
             raise ValueError(
                 "Expected `trainer.max_epochs` or `trainer.max_steps` to be finite: the schedule needs it."
             )
-        batches = int(self.trainer.num_training_batches)
-        epochs = self.trainer.max_epochs
-        if epochs is None or epochs < 0:
-            return int(steps)
+        if endless:
+            return most
+        batches, limit = len(self._stream.loader("fit")), self.trainer.limit_train_batches
+        batches = int(batches * limit) if isinstance(limit, float) else min(batches, limit)
         in_epochs = batches * (epochs - 1)
-        return in_epochs if self.trainer.max_steps < 0 else min(in_epochs, self.trainer.max_steps)
+        return in_epochs if most < 0 else min(in_epochs, most)
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """Add to the moments in the first epoch, take one optimiser step in the others."""
@@ -246,6 +251,7 @@ class Alignment(pl.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Log every figure of every aligner and site, and keep those of the validation texts."""
+        self._stream.reader.check.flush()
         self.validation_figures: dict[Fit, dict[str, Tensor]] = {}
         for (split, fit), errors in self._errors.items():
             figures = errors.compute()

@@ -201,14 +201,13 @@ class PairedActivations(pl.LightningDataModule):
                 self._data[name] = TokenisedTexts(tokens_x, tokenizer_x, tokens_y, tokenizer_y)
         return self._data[name]
 
-    def loader(self, split: Split, *, shuffle: bool = False, only: int | None = None, skip: int = 0) -> DataLoader:
+    def loader(self, split: Split, *, shuffle: bool = False, only: int | None = None) -> DataLoader:
         """A loader of whole batches of one split, this rank's share of them.
 
         Args:
             split: which texts.
             shuffle: a new order every epoch, the same for every number of ranks.
             only: the first so many texts of the split.
-            skip: batches of the first epoch that were seen before an interruption.
         """
         data = self.split(split)
         rank, world = (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
@@ -220,7 +219,6 @@ class PairedActivations(pl.LightningDataModule):
             rank=rank,
             world=world,
         )
-        batches.skip(skip)
         return DataLoader(
             data,
             sampler=batches,
@@ -232,9 +230,12 @@ class PairedActivations(pl.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader:
         """The fitting texts; after an interruption, from the batch that was next."""
-        loop = cast(Any, self.trainer).fit_loop
-        seen = loop.epoch_loop.batch_progress.current.processed if loop.restarting else 0
-        return self.loader("fit", shuffle=True, skip=seen)
+        loader, loop = self.loader("fit", shuffle=True), cast(Any, self.trainer).fit_loop
+        batches = cast(LengthBatches, loader.sampler)
+        batches.set_epoch(loop.epoch_progress.current.processed)  # worker processes ask for batches at once
+        if loop.restarting:
+            batches.skip(loop.epoch_loop.batch_progress.current.processed % len(batches))
+        return loader
 
     def val_dataloader(self) -> Sequence[DataLoader]:
         """The validation texts, and as many of the fitting texts to set beside them."""
