@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
-from .base import BankLinear
+from aligners.base import BankLinear
 
 __all__ = ["AffineCoupling", "Conditioner"]
 

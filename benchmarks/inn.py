@@ -33,7 +33,15 @@ COUPLINGS = 8
 def plain(sites: int, width: int, device: str) -> INN:
     """The paper's form, its hidden layers as wide as the states."""
     network = INN(
-        sites, width, width, couplings=COUPLINGS, hidden=width, mixing="none", start="identity", both_ways=False
+        sites,
+        width,
+        width,
+        couplings=COUPLINGS,
+        hidden=width,
+        depth=1,
+        mixing="none",
+        start="identity",
+        both_ways=False,
     )
     return network.to(device)
 
