@@ -78,11 +78,10 @@ def test_tokenizer_follows_from_the_texts() -> None:
 def test_global_state_is_left_alone(tmp_path: Path) -> None:
     torch.manual_seed(3)
     np.random.seed(3)
-    before = torch.get_rng_state(), np.random.get_state()[1].copy(), torch.get_num_threads()
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()
     make(tmp_path)
     assert torch.equal(torch.get_rng_state(), before[0])
     assert (np.random.get_state()[1] == before[1]).all()
-    assert torch.get_num_threads() == before[2]
 
 
 def test_what_is_there_is_not_made_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,13 +139,34 @@ def test_ranks_at_once_make_one_model(tmp_path: Path, monkeypatch: pytest.Monkey
     AutoModelForSequenceClassification.from_pretrained(folders[0])
 
 
-def test_screen_says_what_is_made_and_nothing_else(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_training_runs_on_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, batches = [], embedded._batches
+
+    def counted(*given: Any) -> Any:
+        threads.append(torch.get_num_threads())
+        return batches(*given)
+
+    monkeypatch.setattr(embedded, "_batches", counted)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        make(tmp_path)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert threads == [1]
+
+
+def test_screen_says_what_is_made_and_nothing_else(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     folder = embedded_model(2, TEXTS, LABELS, recipe=RECIPE, cache=tmp_path)
     out, err = capfd.readouterr()
     assert "Training the embedded model of seed 2" in out
     assert str(folder) in out
-    for noise in ("GPU", "TPU", "num_workers", "Tip", "litlogger", "Writing model shards"):
+    for noise in ("GPU", "TPU", "num_workers", "LeafSpec", "Writing model shards"):
         assert noise not in out + err
+    assert not caplog.records
 
 
 def test_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
