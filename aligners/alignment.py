@@ -161,12 +161,11 @@ class Alignment(pl.LightningModule):
         The Trainer would build its loader to count, before a checkpoint says where a resumed run has to begin.
         """
         epochs, most = self.trainer.max_epochs, self.trainer.max_steps
-        endless = epochs is None or epochs < 0
-        if endless and most < 0:
-            raise ValueError(
-                "Expected `trainer.max_epochs` or `trainer.max_steps` to be finite: the schedule needs it."
-            )
-        if endless:
+        if epochs is None or epochs < 0:
+            if most < 0:
+                raise ValueError(
+                    "Expected `trainer.max_epochs` or `trainer.max_steps` to be finite: the schedule needs it."
+                )
             return most
         batches, limit = len(self._stream.loader("fit")), self.trainer.limit_train_batches
         batches = int(batches * limit) if isinstance(limit, float) else min(batches, limit)
@@ -254,7 +253,8 @@ class Alignment(pl.LightningModule):
         self._stream.reader.check.flush()
         self.validation_figures: dict[Fit, dict[str, Tensor]] = {}
         for (split, fit), errors in self._errors.items():
-            figures = errors.compute()
+            # torchmetrics makes a scalar of a bank of one site.
+            figures = {name: values.reshape(-1) for name, values in errors.compute().items()}
             if split == "validation":
                 self.validation_figures[fit] = figures
             for figure, values in figures.items():
