@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from aligners.alignment import Alignment
+from aligners.inn import INN
+from aligners.mlp import MLP
+from callbacks.best import BestPerSite
+from similarity.functional.moments import moments_of
+from tests.runs import activations, quiet_trainer, related_rows
+from tests.world import World
+
+NAMES = {"mlp": partial(MLP, hidden=[4]), "inn": partial(INN, couplings=2, hidden=4)}
+
+
+def validated(
+    callback: BestPerSite, history: list[dict[str, list[list[float]]]], sites: int = 3
+) -> tuple[Alignment, list[bool]]:
+    """The callback after validations with these figures, {name: [fvu of each site, of the inverse]}.
+
+    Before validation v every parameter is v. Also, whether the run was told to stop after each.
+    """
+    module = Alignment(NAMES)
+    module.build(sites, 4, 4)
+    module.moments = moments_of(*related_rows(sites, 50, 4, 4))
+    trainer: Any = SimpleNamespace(state=SimpleNamespace(fn="fit"), should_stop=False)
+    stopped = []
+    for number, figures in enumerate(history):
+        for weight in module.parameters():
+            weight.data.fill_(number)
+        module.validation_figures = {
+            fit: {"fvu": torch.tensor(figures[fit.name][0]), "fvu_inverse": torch.tensor(figures[fit.name][1])}
+            for fit in module.fits()
+        }
+        callback.on_validation_end(trainer, module)
+        stopped.append(trainer.should_stop)
+    callback.on_train_end(trainer, module)
+    return module, stopped
+
+
+def kept(module: Alignment, name: str) -> list[float]:
+    """The number of the validation whose parameters each site has."""
+    weights = [weight.flatten(1) for weight in module.forward_maps[name].parameters()]
+    found = torch.cat(weights, 1)
+    assert (found == found[:, :1]).all()
+    return found[:, 0].tolist()
+
+
+def history(*mlp: list[float], inn: list[list[list[float]]] | None = None) -> list[dict[str, list[list[float]]]]:
+    inn = inn or [[[1.0 - v / 100] * 3, [1.0] * 3] for v in range(len(mlp))]
+    nothing = [float("nan")] * 3
+    return [{"mlp": [a, nothing], "inn": b} for a, b in zip(mlp, inn, strict=True)]
+
+
+def test_each_site_keeps_its_own_best() -> None:
+    module, stopped = validated(BestPerSite(), history([0.5, 0.5, 0.5], [0.4, 0.6, 0.3], [0.45, 0.4, 0.2]))
+    assert kept(module, "mlp") == [1, 2, 2]
+    assert kept(module, "inn") == [2, 2, 2]
+    assert not any(stopped)
+
+
+def test_trained_both_ways_counts_both_ways() -> None:
+    inn = [[[0.5] * 3, [0.5, 0.5, 0.5]], [[0.4] * 3, [0.7, 0.5, 0.55]]]
+    module, _ = validated(BestPerSite(), history([0.5] * 3, [0.4] * 3, inn=inn))
+    assert kept(module, "inn") == [0, 1, 1]
+
+
+def test_a_site_without_patience_left_is_closed_and_the_last_one_ends_the_run() -> None:
+    flat = [[[1.0] * 3, [1.0] * 3]] * 5
+    course = history([0.5, 0.5, 0.5], [0.6, 0.4, 0.6], [0.6, 0.3, 0.4], [0.1, 0.3, 0.4], [0.1, 0.3, 0.4], inn=flat)
+    module, stopped = validated(BestPerSite(patience=2), course)
+    # Site 0 was closed before its .1 came, as if its training had ended.
+    assert kept(module, "mlp") == [0, 2, 2]
+    assert kept(module, "inn") == [0, 0, 0]
+    assert stopped == [False, False, False, False, True]
+
+
+def test_too_small_an_improvement_is_none() -> None:
+    course = history([0.5, 0.5, 0.5], [0.46, 0.44, 0.5])
+    module, _ = validated(BestPerSite(min_delta=0.05), course)
+    assert kept(module, "mlp") == [0, 1, 0]
+
+
+def test_a_figure_of_no_meaning_is_never_the_best() -> None:
+    nan = float("nan")
+    module, _ = validated(BestPerSite(), history([0.5, nan, nan], [nan, 0.5, nan], [0.6, 0.6, 0.7]))
+    assert kept(module, "mlp") == [0, 1, 2]
+
+
+def test_it_goes_on_from_a_checkpoint() -> None:
+    course = history([0.5, 0.5, 0.5], [0.6, 0.4, 0.6], [0.7, 0.7, 0.4])
+    whole = BestPerSite(patience=2)
+    expected, _ = validated(whole, course)
+    first, second = BestPerSite(patience=2), BestPerSite(patience=2)
+    validated(first, course[:2])
+    second.load_state_dict(first.state_dict())
+    module, _ = validated(second, course[2:])
+    # parameters are numbered from 0 again: site 2 improved in the second half's first validation
+    assert kept(module, "mlp") == [0, 1, 0]
+    assert kept(expected, "mlp") == [0, 1, 2]
+    for name, values in whole.state_dict()["best"].items():
+        assert torch.equal(values, second.state_dict()["best"][name])
+
+
+def test_patience_is_a_number_of_validations() -> None:
+    with pytest.raises(ValueError, match=r"`patience`.*0"):
+        BestPerSite(patience=0)
+
+
+def run(world: World, sites: list[int], patience: int | None) -> tuple[Alignment, int]:
+    module = Alignment(
+        {"mlp": partial(MLP, hidden=[32])},
+        optimizer=partial(torch.optim.AdamW, lr=0.1),
+        schedule="constant",
+        warmup=0.0,
+    )
+    trainer = quiet_trainer(max_epochs=9, callbacks=[BestPerSite(patience)], limit_train_batches=4)
+    trainer.fit(module, datamodule=activations(world, sites=sites))
+    return module, trainer.current_epoch
+
+
+def figures(world: World, module: Alignment, sites: list[int]) -> Tensor:
+    trainer = quiet_trainer()
+    trainer.validate(module, datamodule=activations(world, sites=sites), verbose=False)
+    return module.validation_figures[module.fits()[0]]["fvu"]
+
+
+def test_through_a_trainer_a_bank_stops_site_by_site(world: World) -> None:
+    """At a rate at which validation gets worse soon."""
+    together, epochs = run(world, [1, 3], patience=1)
+    assert epochs < 9
+    found = figures(world, together, [1, 3])
+    for place, site in enumerate([1, 3]):
+        alone, _ = run(world, [site], patience=1)
+        expected = figures(world, alone, [site])
+        torch.testing.assert_close(found[place : place + 1], expected, rtol=1e-3, atol=1e-4)
+    last = quiet_trainer(max_epochs=epochs, limit_train_batches=4)
+    unwatched = Alignment(
+        {"mlp": partial(MLP, hidden=[32])},
+        optimizer=partial(torch.optim.AdamW, lr=0.1),
+        schedule="constant",
+        warmup=0.0,
+    )
+    last.fit(unwatched, datamodule=activations(world, sites=[1, 3]))
+    assert (found < unwatched.validation_figures[unwatched.fits()[0]]["fvu"]).any()

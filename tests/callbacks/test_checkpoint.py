@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+
+from aligners.alignment import Alignment
+from aligners.inn import INN
+from aligners.linear import Linear
+from aligners.mlp import MLP
+from aligners.storage import load_alignment
+from callbacks.best import BestPerSite
+from callbacks.checkpoint import SaveAligners
+from tests.runs import activations, quiet_trainer
+from tests.world import World
+
+BATCHES, EPOCHS = 6, 4  # of moments and three of steps
+
+
+class Interrupt(pl.Callback):
+    """Ctrl-C after so many batches."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def on_train_batch_end(self, *_: Any, **__: Any) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture(autouse=True)
+def _ctrl_c() -> Iterator[None]:
+    """Lightning switches Ctrl-C off when it has seen one."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def run(world: World, folder: Path, *callbacks: pl.Callback, resume: Path | None = None, **options: Any) -> pl.Trainer:
+    module = Alignment(
+        {"linear": Linear, "mlp": partial(MLP, hidden=[8]), "inn": partial(INN, couplings=2, hidden=8)},
+        both_directions=True,
+        optimizer=partial(torch.optim.AdamW, lr=1e-2),
+    )
+    trainer = quiet_trainer(max_epochs=EPOCHS, callbacks=[*callbacks, BestPerSite(), SaveAligners(folder)])
+    data = activations(world, **{"sites": [1, 3], "batch_size": 29} | options)
+    trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
+    assert trainer.num_training_batches == BATCHES
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def whole(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nobody interrupted."""
+    folder = tmp_path_factory.mktemp("whole")
+    run(world, folder)
+    return folder
+
+
+def state(path: Path) -> dict[str, Any]:
+    return torch.load(path, weights_only=True)
+
+
+@pytest.mark.parametrize("after", [BATCHES + 2, 2 * BATCHES, 3 * BATCHES + BATCHES - 1])
+def test_a_run_interrupted_by_ctrl_c_ends_where_it_would_have(
+    world: World, whole: Path, tmp_path: Path, after: int
+) -> None:
+    with pytest.raises(SystemExit):
+        run(world, tmp_path, Interrupt(after))
+    last = tmp_path / "last.ckpt"
+    assert not (tmp_path / "aligners.ckpt").exists()
+    stored = load_alignment(last)
+    assert set(stored.maps["forward"]) == {"linear", "mlp", "inn"}
+    assert set(stored.maps["backward"]) == {"linear", "mlp"}
+    assert state(last)["global_step"] == after - BATCHES
+    trainer = run(world, tmp_path, resume=last)
+    assert trainer.global_step == (EPOCHS - 1) * BATCHES
+    expected, found = (state(folder / "aligners.ckpt")["state_dict"] for folder in (whole, tmp_path))
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_worker_processes_resume_too(world: World, whole: Path, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        run(world, tmp_path, Interrupt(2 * BATCHES + 2))
+    run(world, tmp_path, resume=tmp_path / "last.ckpt", workers=1)
+    expected, found = (state(folder / "aligners.ckpt")["state_dict"] for folder in (whole, tmp_path))
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_before_the_moments_are_complete_there_is_nothing_to_keep(world: World, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        run(world, tmp_path, Interrupt(2))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_any_other_error_leaves_what_was_saved_before_it(world: World, tmp_path: Path) -> None:
+    class Break(pl.Callback):
+        def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+            if trainer.current_epoch == 2:
+                raise ValueError("broken on purpose")
+
+    with pytest.raises(ValueError, match="broken on purpose"):
+        run(world, tmp_path, Break())
+    assert state(tmp_path / "last.ckpt")["global_step"] == BATCHES
+
+
+def test_the_finished_file_holds_the_best_of_each_site(world: World, whole: Path) -> None:
+    content = state(whole / "aligners.ckpt")
+    (best,) = [value for name, value in content["callbacks"].items() if "BestPerSite" in name]
+    for name, value in best["kept"]["forward.inn"].items():
+        assert torch.equal(value, content["state_dict"][f"forward_maps.inn.{name}"])
+    stored = load_alignment(whole / "aligners.ckpt")
+    assert stored.site_pairs == [(1, 1), (3, 3)]
+    assert stored.data["models"]["x"]["name"] == world.model_x
+    assert stored.data_config["batch_size"] == 29
+
+
+def test_going_on_with_other_models_is_refused(world: World, whole: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"fitted on other models: Y was .*/y .*and is .*/x ") as error:
+        run(world, tmp_path, resume=whole / "last.ckpt", model_y=world.model_x)
+    assert "X was" not in str(error.value)
+
+
+def test_the_file_can_be_renewed_less_often() -> None:
+    with pytest.raises(ValueError, match=r"`every_n_epochs`.*0"):
+        SaveAligners(every_n_epochs=0)
