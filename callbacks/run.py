@@ -105,6 +105,8 @@ def quiet() -> None:
         ".*does not have many workers.*",
         ".*is smaller than the logging interval.*",
         ".*LeafSpec.*",
+        ".*will run with no optimizer.*",  # closed forms need none
+        ".*your dataloader is not resumable.*",  # it is: see PairedActivations.train_dataloader
     ):
         warnings.filterwarnings("ignore", message=message)
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
