@@ -24,6 +24,7 @@ CLOSED_FORMS: dict[str, Callable[[int, int, int], Aligner]] = {"linear": Linear,
 CLOSED, TRAINED, BOTH_WAYS = "closed form", "trained", "trained both ways"
 INVERSE_OF_ONE_WAY = "inverse of a map trained one way"
 WHOLE = ("native_x", "native_y", "random_classifier", "random_label")
+FLOORS = ("mean", "identity", "random_embedding")
 BEHAVIOUR = ["correct", "loss", "agree"]
 DISTANCE = ["squares", "total", "cosine", "norm", "back", "back_total", "gap", "largest"]
 
@@ -166,8 +167,8 @@ class InjectionEvaluation(pl.LightningModule):
             if direction == "backward":
                 forward = stored.maps["forward"].items()
                 maps.update({name: (aligner, True) for name, aligner in forward if aligner.bijective})
-            taken = {name for name, _, _ in found}
             for name, aligner in maps.items():
+                taken = {*FLOORS, *WHOLE, *(known for known, _, _ in found)}
                 found.append((_free_name(name, taken), stored, aligner))
         return found
 
@@ -366,7 +367,7 @@ def _drawn(gaussian: GaussianStates) -> Callable[[Tensor, Any], Tensor]:
 
 
 def _free_name(name: str, taken: set[str]) -> str:
-    """`name`, or `name_2`, `name_3` ... where several checkpoints hold one of that name."""
+    """`name`, or `name_2`, `name_3` ... where another checkpoint holds one of that name, or a floor bears it."""
     free, number = name, 1
     while free in taken:
         number += 1

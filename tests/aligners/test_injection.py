@@ -1,0 +1,307 @@
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from aligners.alignment import Alignment
+from aligners.base import Aligner
+from aligners.baselines import random_labels
+from aligners.injection import InjectionEvaluation
+from aligners.inn import INN
+from aligners.linear import Identity, Linear, Mean
+from aligners.mlp import MLP
+from aligners.storage import StoredAlignment, load_alignment
+from callbacks.checkpoint import SaveAligners
+from datamodules.text import TextSource
+from frozen import FrozenModel
+from frozen.loading import load_frozen
+from tests.references.maps import cosine, fvu, mse
+from tests.runs import activations, quiet_trainer
+from tests.tiny import tiny_folder
+from tests.world import TEST_TEXTS, World, sentences, write_texts
+
+Row = dict[str, Any]
+SITES = [0, "2:1", 3]
+PAIRS = [(0, 0), (2, 1), (3, 3)]
+COLUMNS = {
+    *("model_x", "model_y", "method", "site_x", "site_y", "n_texts", "n_rows"),
+    *("mse", "fvu", "fvu_inverse", "relative_error", "cosine", "round_trip"),
+    *("accuracy", "accuracy_low", "accuracy_high", "loss", "agreement"),
+}
+WHOLE = {"native_x": "ceiling", "native_y": "ceiling", "random_classifier": "floor", "random_label": "floor"}
+SITED = {"identity": "floor", "mean": "floor", "random_embedding": "floor"}
+
+
+def fit(world: World, folder: Path, aligners: dict[str, Any], epochs: int = 1, **options: Any) -> StoredAlignment:
+    module = Alignment(aligners, both_directions=True, optimizer=partial(torch.optim.AdamW, lr=1e-2))
+    trainer = quiet_trainer(max_epochs=epochs, limit_val_batches=0, callbacks=[SaveAligners(folder)])
+    trainer.fit(module, datamodule=activations(world, **{"sites": SITES} | options))
+    return load_alignment(folder / "aligners.ckpt")
+
+
+@pytest.fixture(scope="module")
+def stored(world: World, tmp_path_factory: pytest.TempPathFactory) -> StoredAlignment:
+    aligners = {"linear": Linear, "mlp": partial(MLP, hidden=[8]), "inn": partial(INN, couplings=2, hidden=8)}
+    return fit(world, tmp_path_factory.mktemp("stored"), aligners, epochs=3)
+
+
+def evaluate(
+    world: World, stored: list[StoredAlignment], *, closed_form: tuple[str, ...] = ("linear", "procrustes"),
+    both: bool = False, seed: int = 0, **options: Any,
+) -> InjectionEvaluation:  # fmt: skip
+    module = InjectionEvaluation(stored, closed_form, both, seed)
+    data = activations(world, **{"sites": SITES} | options)
+    quiet_trainer().test(module, datamodule=data, verbose=False)
+    return module
+
+
+@pytest.fixture(scope="module")
+def both(world: World, stored: StoredAlignment) -> InjectionEvaluation:
+    return evaluate(world, [stored], both=True, batch_size=8)
+
+
+def rows_of(evaluation: InjectionEvaluation, method: str, direction: str = "forward") -> list[Row]:
+    return [row for row in evaluation.rows if row["method"] == method and row["direction"] == direction]
+
+
+class Directly:
+    """The held-out texts one by one, without padding, batches, or anything of `aligners`."""
+
+    def __init__(self, world: World) -> None:
+        self.x, self.y = load_frozen(world.model_x), load_frozen(world.model_y)
+        lines = [line.rsplit(",", 1) for line in Path(world.test).read_text().splitlines()[1:]]
+        self.labels = torch.tensor([int(label) for _, label in lines])
+        encoded = [self.x.tokenizer(text, return_tensors="pt") for text, _ in lines]  # type: ignore[misc]
+        self.inputs = [{name: one[name] for name in ("input_ids", "attention_mask")} for one in encoded]
+
+    def states(self, model: FrozenModel, site: int) -> list[Tensor]:
+        """(1, T, d) of each text."""
+        return [model.head(one, [site])[0] for one in self.inputs]
+
+    def behaviour(self, logits: list[Tensor], model: FrozenModel) -> dict[str, float]:
+        found, native = torch.cat(logits), torch.cat([model.logits(one) for one in self.inputs])
+        return {
+            "accuracy": (found.argmax(-1) == self.labels).double().mean().item(),
+            "loss": torch.nn.functional.cross_entropy(found, self.labels).item(),
+            "agreement": (found.argmax(-1) == native.argmax(-1)).double().mean().item(),
+        }
+
+
+@pytest.fixture(scope="module")
+def directly(world: World) -> Directly:
+    return Directly(world)
+
+
+def same(row: Row, expected: dict[str, float], tolerance: float = 1e-5) -> None:
+    for name, value in expected.items():
+        assert row[name] == pytest.approx(value, rel=tolerance, abs=tolerance), name
+
+
+def test_a_model_injected_into_itself_changes_nothing(world: World, tmp_path: Path) -> None:
+    twins = {"model_y": world.model_x, "sites": "all"}
+    stored = fit(world, tmp_path, {"linear": Linear}, **twins)
+    evaluation = evaluate(world, [stored], **twins)
+    (native,) = rows_of(evaluation, "native_y")
+    assert native["agreement"] == 1
+    found = rows_of(evaluation, "identity")
+    assert [row["site_x"] for row in found] == [0, 1, 2, 3]
+    for row in found:
+        for name in ("accuracy", "accuracy_low", "accuracy_high", "loss", "agreement"):
+            assert row[name] == native[name], (name, row["site_x"])
+        assert row["fvu"] == row["mse"] == row["round_trip"] == row["fvu_inverse"] == 0
+        assert row["cosine"] == pytest.approx(1)
+    for row in rows_of(evaluation, "linear"):
+        assert row["fvu"] < 1e-3
+        assert row["agreement"] == 1
+
+
+def test_every_row_has_every_column_and_every_site_every_method(both: InjectionEvaluation) -> None:
+    json.dumps({"meta": both.meta, "rows": both.rows}, allow_nan=False)
+    for row in both.rows:
+        assert set(row) >= COLUMNS
+        assert list(row) == list(both.rows[0])
+        assert row["n_texts"] == TEST_TEXTS
+        assert row["n_rows"] == both.rows[0]["n_rows"]
+    for direction in ("forward", "backward"):
+        for method, role in WHOLE.items():
+            (row,) = rows_of(both, method, direction)
+            assert (row["role"], row["site_x"], row["fvu"], row["round_trip"]) == (role, None, None, None)
+        for method in [*SITED, "linear", "procrustes", "mlp", "inn"]:
+            found = rows_of(both, method, direction)
+            pairs = PAIRS if direction == "forward" else [(j, i) for i, j in PAIRS]
+            assert [(row["site_x"], row["site_y"]) for row in found] == pairs, method
+            assert {row["role"] for row in found} == {SITED.get(method, "method")}
+            for row in found:
+                assert row["accuracy_low"] <= row["accuracy"] <= row["accuracy_high"]
+                assert row["fvu_low"] <= row["fvu"] <= row["fvu_high"]
+                inverse = method in ("identity", "linear", "procrustes", "inn")
+                assert (row["fvu_inverse"] is not None) == (row["round_trip"] is not None) == inverse, method
+
+
+def test_distances_are_those_of_the_maps(
+    both: InjectionEvaluation, stored: StoredAlignment, directly: Directly
+) -> None:
+    means = stored.moments.mean_x, stored.moments.mean_y
+    maps: list[tuple[str, str, Aligner]] = [
+        (name, direction, aligner) for direction, named in stored.maps.items() for name, aligner in named.items()
+    ]
+    assert len(maps) == 5
+    for name, direction, aligner in maps:
+        for site, pair in enumerate(PAIRS):
+            x, y = (
+                torch.cat([state[0] for state in directly.states(model, at)])
+                for model, at in zip((directly.x, directly.y), pair, strict=True)
+            )
+            source, target = (x, y) if direction == "forward" else (y, x)
+            mean_source, mean_target = means if direction == "forward" else means[::-1]
+            with torch.no_grad():
+                every = torch.stack([source] * 3)
+                mapped = aligner(every)[site].double().numpy()
+            expected = {
+                "mse": mse(mapped, target.double().numpy()),
+                "fvu": fvu(mapped, target.double().numpy(), mean_target[site].numpy()),
+                "cosine": cosine(mapped, target.double().numpy()),
+            }
+            expected["relative_error"] = expected["fvu"] ** 0.5
+            if aligner.invertible:
+                with torch.no_grad():
+                    back = aligner.inverse(torch.stack([target] * 3))[site].double().numpy()
+                    gap = aligner.inverse(aligner(every))[site] - source
+                expected["fvu_inverse"] = fvu(back, source.double().numpy(), mean_source[site].numpy())
+                assert rows_of(both, name, direction)[site]["round_trip"] == pytest.approx(
+                    (gap.abs().max() / source.abs().max()).item(), rel=0.9, abs=1e-6
+                )
+            same(rows_of(both, name, direction)[site], expected, 1e-4)
+
+
+def test_behaviour_is_that_of_the_tail(both: InjectionEvaluation, stored: StoredAlignment, directly: Directly) -> None:
+    for name in ("linear", "inn"):
+        aligner = stored.maps["forward"][name]
+        for site, (i, j) in enumerate(PAIRS):
+            with torch.no_grad():
+                logits = [
+                    directly.y.tail(one, j, aligner(torch.cat([state] * 3))[site][None])
+                    for one, state in zip(directly.inputs, directly.states(directly.x, i), strict=True)
+                ]
+            same(rows_of(both, name)[site], directly.behaviour(logits, directly.y), 1e-4)
+
+
+def test_backwards_a_bijection_is_its_own_inverse(both: InjectionEvaluation) -> None:
+    for there, back in zip(rows_of(both, "inn"), rows_of(both, "inn", "backward"), strict=True):
+        assert back["fit"] == "trained both ways"
+        assert (back["model_x"], back["model_y"]) == (there["model_y"], there["model_x"])
+        assert there["fvu_inverse"] == pytest.approx(back["fvu"], rel=1e-4)
+        assert back["fvu_inverse"] == pytest.approx(there["fvu"], rel=1e-4)
+        assert there["fvu"] != pytest.approx(back["fvu"], rel=1e-3)
+
+
+def test_ceilings_and_floors_are_what_they_say(
+    both: InjectionEvaluation, stored: StoredAlignment, directly: Directly
+) -> None:
+    with torch.no_grad():
+        native_y = [directly.y.logits(one) for one in directly.inputs]
+        native_x = [directly.x.logits(one) for one in directly.inputs]
+        with directly.y.fresh_head(0):
+            fresh = [directly.y.logits(one) for one in directly.inputs]
+    same(rows_of(both, "native_y")[0], directly.behaviour(native_y, directly.y))
+    same(rows_of(both, "native_x")[0], directly.behaviour(native_x, directly.y))
+    same(rows_of(both, "random_classifier")[0], directly.behaviour(fresh, directly.y))
+    assert rows_of(both, "native_x", "backward")[0]["accuracy"] == rows_of(both, "native_y")[0]["accuracy"]
+    (chance,) = rows_of(both, "random_label")
+    drawn = random_labels(TEST_TEXTS, 2, 0)
+    assert chance["accuracy"] == pytest.approx((drawn == directly.labels).double().mean().item())
+    assert chance["loss"] is None
+    for site, pair in enumerate(PAIRS):
+        target = torch.cat([state[0] for state in directly.states(directly.y, pair[1])]).double()
+        mean, variance = stored.moments.mean_y[site], stored.moments.yy[site].diagonal().sum() / stored.moments.n
+        total = (target - mean).square().sum(-1).mean()
+        floors = {name: rows_of(both, name)[site] for name in SITED}
+        assert floors["mean"]["fvu"] == pytest.approx(1, rel=1e-5)
+        # two independent draws differ by the sum of their variances
+        assert floors["random_embedding"]["fvu"] == pytest.approx((1 + variance / total).item(), rel=0.2)
+        source = torch.cat([state[0] for state in directly.states(directly.x, pair[0])]).double()
+        same(floors["identity"], {"mse": mse(source.numpy(), target.numpy())}, 1e-4)
+
+
+def test_the_batch_size_changes_nothing(world: World, both: InjectionEvaluation, stored: StoredAlignment) -> None:
+    other = evaluate(world, [stored], both=True, batch_size=64)
+    assert len(other.rows) == len(both.rows)
+    for a, b in zip(both.rows, other.rows, strict=True):
+        for name, value in a.items():
+            if name == "round_trip" and value is not None:
+                assert value == pytest.approx(b[name], rel=0.9, abs=1e-6)
+            elif isinstance(value, float) and name not in ("accuracy", "agreement"):
+                assert value == pytest.approx(b[name], rel=1e-4), (a["method"], name)
+            else:
+                assert value == b[name], (a["method"], name)
+
+
+def test_seeds_move_the_random_floors_alone(world: World, both: InjectionEvaluation, stored: StoredAlignment) -> None:
+    other = evaluate(world, [stored], seed=2, batch_size=8)
+    for a in (row for row in both.rows if row["direction"] == "forward"):
+        b = rows_of(other, a["method"])[0 if a["site_x"] is None else PAIRS.index((a["site_x"], a["site_y"]))]
+        assert b["seed"] == 2
+        moved = any(a[name] != b[name] for name in ("accuracy", "loss", "agreement"))
+        assert moved == a["method"].startswith("random"), a["method"]
+
+
+def test_several_checkpoints_stand_side_by_side(world: World, stored: StoredAlignment, tmp_path: Path) -> None:
+    named = {"linear": partial(Linear, ridge=10.0), "identity": Identity, "mean": Mean}
+    second = fit(world, tmp_path, named, rows="mean")
+    evaluation = evaluate(world, [stored, second], closed_form=())
+    about = evaluation.meta["methods"]
+    assert about["forward.linear"]["fitted_on"] == "tokens"
+    assert about["forward.linear_2"]["fitted_on"] == "mean"
+    assert about["forward.linear_2"]["checkpoint"].endswith("aligners.ckpt")
+    assert rows_of(evaluation, "linear_2")[0]["fitted_on"] == "mean"
+    assert rows_of(evaluation, "linear_2")[0]["fvu"] > rows_of(evaluation, "linear")[0]["fvu"]
+    assert not rows_of(evaluation, "procrustes")
+    names = [(row["method"], row["site_x"]) for row in evaluation.rows]
+    assert len(set(names)) == len(names)  # also where an aligner bears a floor's name
+
+
+def test_a_source_without_a_head_has_no_ceiling(world: World, tmp_path: Path) -> None:
+    bare = str(tiny_folder(tmp_path / "bare", n_labels=None))
+    stored = fit(world, tmp_path, {"linear": Linear}, model_x=bare, sites=[2])
+    evaluation = evaluate(world, [stored], model_x=bare, sites=[2])
+    (row,) = rows_of(evaluation, "native_x")
+    assert (row["accuracy"], row["loss"], row["agreement"]) == (None, None, None)
+    with pytest.raises(ValueError, match=r"classification head, but .*bare has none"):
+        evaluate(world, [stored], model_x=bare, sites=[2], both=True)
+
+
+def test_what_cannot_be_evaluated_is_refused(world: World, stored: StoredAlignment, tmp_path: Path) -> None:
+    plain, three = tmp_path / "plain.csv", tmp_path / "three.csv"
+    plain.write_text("\n".join(["text", *sentences(80)]))
+    write_texts(three, sentences(80), [i % 3 for i in range(80)])
+    for options, says in (
+        ({"text": TextSource(str(plain))}, r"needs labels.*plain\.csv.*`label_column`"),
+        ({"text": TextSource(str(three))}, r"labels 0\.\.1.*three\.csv' have labels 0\.\.2"),
+        ({"model_x": world.model_y}, r"aligners\.ckpt was fitted on other models: X was .*/x .*and is .*/y "),
+        ({"sites": [1, 3]}, r"fitted at site pairs \[\(0, 0\), \(2, 1\), \(3, 3\)\].*`data\.sites`"),
+        ({"rows": "mean"}, r"`data\.rows` 'tokens'.*got 'mean'"),
+        ({"special_tokens": False}, r"`data\.special_tokens` true.*got 'tokens' and False"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            evaluate(world, [stored], **options)
+    with pytest.raises(ValueError, match=r"`closed_form` out of linear, procrustes.*got cca"):
+        InjectionEvaluation([stored], ["cca"])
+    with pytest.raises(ValueError, match="at least one checkpoint"):
+        InjectionEvaluation([])
+
+
+def test_a_model_that_cannot_be_injected_into_is_not_measured(
+    world: World, stored: StoredAlignment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tail = FrozenModel.tail
+    monkeypatch.setattr(
+        FrozenModel, "tail", lambda self, inputs, site, states: tail(self, inputs, site, states * 1.001)
+    )
+    with pytest.raises(RuntimeError, match=r"site 0 of .*/y changes its logits"):
+        evaluate(world, [stored])
