@@ -70,7 +70,7 @@ class Recipe:
     max_length: int = 128
     epochs: int = 3
     batch: int = 64
-    learning_rate: float = 1e-3
+    learning_rate: float = 5e-4
     warm_up: float = 0.1
     weight_decay: float = 0.01
     dropout: float = 0.1
