@@ -40,6 +40,20 @@ class Fit(NamedTuple):
         return (x, y) if self.direction == "forward" else (y, x)
 
 
+class _Anchor(nn.Module):
+    """A parameter that is neither trained nor saved: data-parallel training refuses a module without any."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.Parameter(torch.zeros(()))
+
+    def _save_to_state_dict(self, *args: Any) -> None:
+        """Leave no trace in a checkpoint."""
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        """Expect none."""
+
+
 class Alignment(pl.LightningModule):
     """Fits aligners on paired activations; each sees the same rows in the same order.
 
@@ -119,6 +133,8 @@ class Alignment(pl.LightningModule):
             if self.both_directions and not aligner.bijective:
                 self.backward_maps[name] = self._seeded(factory, sites, d_y, d_x)
         self._moments = MomentsMetric(sites, d_x, d_y)
+        if not self.trained():
+            self._anchor = _Anchor()
 
     def _seeded(self, factory: AlignerFactory, sites: int, d_x: int, d_y: int) -> Aligner:
         with torch.random.fork_rng(devices=[]):

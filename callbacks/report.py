@@ -49,9 +49,11 @@ class Report(pl.Callback):
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Rank 0 writes; every rank holds the same rows."""
-        if not isinstance(pl_module, InjectionEvaluation) or not trainer.is_global_zero:
+        if not isinstance(pl_module, InjectionEvaluation):
             return
-        folder = self.folder or Path(trainer.log_dir or trainer.default_root_dir)
+        folder = self.folder or Path(trainer.log_dir or trainer.default_root_dir)  # every rank asks rank 0 for it
+        if not trainer.is_global_zero:
+            return
         meta = {
             **pl_module.meta,
             **_environment(trainer),

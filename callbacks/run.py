@@ -105,6 +105,7 @@ def quiet() -> None:
         ".*does not have many workers.*",
         ".*is smaller than the logging interval.*",
         ".*LeafSpec.*",
+        ".*sync_dist=True.*",  # the metrics are reduced over ranks before they are logged
         ".*will run with no optimizer.*",  # closed forms need none
         ".*your dataloader is not resumable.*",  # it is: see PairedActivations.train_dataloader
     ):

@@ -23,10 +23,12 @@ class FitSummary(pl.Callback):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Show, draw and log the figures of every aligner and site."""
-        if trainer.state.fn != "validate" or not isinstance(pl_module, Alignment) or not trainer.is_global_zero:
+        if trainer.state.fn != "validate" or not isinstance(pl_module, Alignment):
+            return
+        picture = Path(trainer.log_dir or trainer.default_root_dir) / "fvu.png"  # every rank asks rank 0 for it
+        if not trainer.is_global_zero:
             return
         rows = _rows(pl_module)
-        picture = Path(trainer.log_dir or trainer.default_root_dir) / "fvu.png"
         save_figure(fvu_figure(rows), picture)
         Console().print(_table(rows, pl_module.site_names()))
         for logger in trainer.loggers:
