@@ -29,7 +29,7 @@ class INN(Aligner):
     "linear", M_k learned d × d matrices (else the identity). Their explicit inverses are formed once per call,
     so that `inverse` costs what `forward` does: no system is solved row by row.
 
-    The paper's network is `couplings=8, depth=1, mixing="none", start="identity", both_ways=False`. Training in
+    The paper's network is `mixing="none", start="identity", both_ways=False`. Training in
     one direction leaves an inverse that is exact and, as a map from Y to X, of no use; so both directions is the
     default.
 
@@ -41,8 +41,9 @@ class INN(Aligner):
         d_x: width of X's states, at least 2; an odd width is split unevenly.
         d_y: width of Y's states, equal to `d_x`.
         couplings: K, the number of couplings; from 2 on every dimension is changed.
-        hidden: width of the hidden layers of a coupling's network; 2 · d_x where not given.
-        depth: number of those hidden layers.
+        hidden: width of the hidden layers of a coupling's network; 3/2 · d_x where not given.
+        depth: number of those hidden layers. At equal size, many couplings of depth 1 came out ahead when trained
+            both ways, and 3 or 4 of depth 2 when trained one way.
         mixing: "none", where halves alternate and nothing else, or "linear".
         start: the map before training, on centred and scaled states: "identity", "procrustes", or "linear", least
             squares with its smallest singular values raised to 3 % of the largest. Mixing "none" can only start
@@ -63,15 +64,15 @@ class INN(Aligner):
         d_x: int,
         d_y: int,
         *,
-        couplings: int = 3,
+        couplings: int = 8,
         hidden: int | None = None,
-        depth: int = 2,
+        depth: int = 1,
         mixing: Mixing = "linear",
         start: Start = "procrustes",
         both_ways: bool = True,
     ) -> None:
         super().__init__(sites, d_x, d_y)
-        hidden = 2 * d_x if hidden is None else hidden
+        hidden = 3 * d_x // 2 if hidden is None else hidden
         _check_sizes(d_x=d_x, couplings=couplings, hidden=hidden, depth=depth)
         _check_start(mixing, start)
         self.hidden, self.depth, self.mixing, self.start, self.both_ways = hidden, depth, mixing, start, both_ways
