@@ -82,12 +82,15 @@ def test_texts_of_an_official_split_leave_the_others(tmp_path: Path) -> None:
     assert texts_of(by_file) == found
 
 
-def test_fewer_texts_are_part_of_more(source: str) -> None:
+def test_fewer_texts_are_part_of_more_in_any_order(source: str, tmp_path: Path) -> None:
+    turned = write_csv(tmp_path / "turned.csv", text=sentences(300)[::-1], label=[0] * 300)
+    again = texts_of(load_texts(TextSource(turned, max_texts=5)))
     few = texts_of(load_texts(TextSource(source, max_texts=5)))
     more = texts_of(load_texts(TextSource(source, max_texts=10)))
     for name in few:
         assert len(few[name]) == 5
         assert set(few[name]) < set(more[name])
+        assert set(few[name]) == set(again[name])
 
 
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet"])
