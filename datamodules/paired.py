@@ -33,7 +33,7 @@ class PairedActivations(pl.LightningDataModule):
             texts the first time it is asked for and kept in `cache`.
         model_y: Y, likewise.
         text: which texts, and how they are split.
-        sites: `all` (0..L), `blocks` (1..L), or a list of layers `3` and pairs `3:5` (X's site 3, Y's site 5).
+        sites: `all` (0..L), `blocks` (1..L), or layers and pairs: `1,3:5` is site 1 of both and X's 3 with Y's 5.
             Site 0 is the embedding output, site l the output of block l before any final norm.
         rows: `tokens`: every real token; `mean`: the mean over a text's tokens; `cls`: its first token.
         special_tokens: whether [CLS], [SEP] and the like count as rows. Injection replaces them too.
@@ -55,7 +55,7 @@ class PairedActivations(pl.LightningDataModule):
         model_x: str = "embedded:0",
         model_y: str = "embedded:1",
         text: TextSource = TextSource(),  # noqa: B008  (frozen)
-        sites: str | list[int | str] = "all",
+        sites: str | list[str | int] = "all",
         rows: RowPolicy = "tokens",
         special_tokens: bool = True,
         batch_size: int = 32,

@@ -182,11 +182,12 @@ class PairReader:
         return out
 
 
-def parse_sites(sites: str | Sequence[int | str], depth_x: int, depth_y: int) -> list[tuple[int, int]]:
+def parse_sites(sites: str | Sequence[str | int], depth_x: int, depth_y: int) -> list[tuple[int, int]]:
     """Site pairs from what a user writes.
 
     Args:
-        sites: `all` (0..L), `blocks` (1..L), or a list of layers `3` and pairs `3:5` (X's site 3, Y's site 5).
+        sites: `all` (0..L), `blocks` (1..L), or layers `3` and pairs `3:5` (X's site 3, Y's site 5), as one string
+            `1,3:5` or as a list.
         depth_x: L of X.
         depth_y: L of Y.
 
@@ -197,16 +198,23 @@ def parse_sites(sites: str | Sequence[int | str], depth_x: int, depth_y: int) ->
         if depth_x != depth_y:
             raise ValueError(
                 f"`sites` {sites!r} pairs equal layers, but X has {depth_x} blocks and Y has {depth_y}. "
-                "Name the pairs, for example `sites` [1:2, 2:4]."
+                "Name the pairs, for example `sites` '1:2, 2:4'."
             )
         return [(site, site) for site in range(0 if sites == "all" else 1, depth_x + 1)]
     entries = sites.replace(",", " ").split() if isinstance(sites, str) else list(sites)
+    swallowed = [n for n in entries if isinstance(n, int) and n >= 60 and n > max(depth_x, depth_y)]
+    if swallowed:
+        raise ValueError(
+            f"`sites` holds {swallowed[0]}, but the models have {depth_x} and {depth_y} blocks. If you wrote "
+            f"{swallowed[0] // 60}:{swallowed[0] % 60} in a list: YAML reads that as a number of base 60. "
+            "Write the list as one string, without brackets: `sites` '1, 2:3'."
+        )
     try:
         pairs = [_pair(str(entry)) for entry in entries]
     except ValueError:
         raise ValueError(
             "Expected `sites` to be 'all', 'blocks', or a list of layers (3) and pairs (3:5), "
-            f"but got {sites!r}. Write for example `sites` [1, 2:3]."
+            f"but got {sites!r}. Write for example `sites` '1, 2:3'."
         ) from None
     if not pairs or len(set(pairs)) < len(pairs):
         raise ValueError(f"Expected `sites` to name at least one site pair and none twice, but got {sites!r}.")

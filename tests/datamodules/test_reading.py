@@ -136,11 +136,12 @@ def test_sites_as_users_write_them(written: str | list[int | str], pairs: list[t
 @pytest.mark.parametrize(
     ("written", "says"),
     [
-        ("every", r"'all', 'blocks'.*'every'.*`sites` \[1, 2:3\]"),
+        ("every", r"'all', 'blocks'.*'every'.*`sites` '1, 2:3'"),
         (["1:2:3"], "list of layers"),
         (["1.5"], "list of layers"),
         ([":2"], "list of layers"),
         (["2:"], "list of layers"),
+        ([1, 123], r"holds 123.*3 and 3 blocks.*wrote 2:3 in a list: YAML.*`sites` '1, 2:3'"),
         ([], "at least one"),
         ([1, "1:1"], "none twice"),
     ],
@@ -151,7 +152,7 @@ def test_other_sites_are_refused(written: str | list[int | str], says: str) -> N
 
 
 def test_equal_layers_need_equal_depths() -> None:
-    with pytest.raises(ValueError, match=r"X has 3 blocks and Y has 6.*\[1:2, 2:4\]"):
+    with pytest.raises(ValueError, match=r"X has 3 blocks and Y has 6.*'1:2, 2:4'"):
         parse_sites("all", 3, 6)
     assert parse_sites(["1:2", "3:6"], 3, 6) == [(1, 2), (3, 6)]
 
