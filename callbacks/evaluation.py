@@ -75,10 +75,10 @@ def inject(options: Namespace, made: Namespace, stored: list[StoredAlignment]) -
     """
     folder = new_run_folder(options.run, "inject")
     settings = {**vars(options.trainer), "use_distributed_sampler": False}
-    if not stored:
-        stored = [_fit_closed_forms(options, made.data, settings, folder)]
     if settings["logger"] in (None, True):
         settings["logger"] = run_loggers(folder, "inject")
+    if not stored:
+        stored = [_fit_closed_forms(options, made.data, settings, folder)]
     evaluation = InjectionEvaluation(stored, options.closed_form, options.both_directions, options.seed)
     trainer = pl.Trainer(**settings, callbacks=[progress_bar(), Report(folder)])
     trainer.test(evaluation, datamodule=made.data, verbose=False)

@@ -1,0 +1,282 @@
+"""The command lines as users type them, in one process and in two."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from aligners.storage import load_alignment
+from callbacks.cli import AlignmentCLI
+from callbacks.evaluation import main
+from datamodules import paired
+from tests.world import TEST_TEXTS, World
+
+ROOT = Path(__file__).parent.parent
+TWO_RANKS = ["--trainer.devices", "2", "--trainer.strategy", "ddp"]
+ALIGNERS = {
+    "linear": "Linear",
+    "mlp": {"class_path": "MLP", "init_args": {"hidden": [8]}},
+    "inn": {"class_path": "INN", "init_args": {"couplings": 2, "hidden": 8}},
+}
+
+
+def data_options(world: World) -> list[str]:
+    return [
+        *("--data.model_x", world.model_x, "--data.model_y", world.model_y),
+        *("--data.text.source", world.fit, "--data.text.held_out", world.test),
+        *("--data.max_length", "64", "--data.batch_size", "18", "--data.sites", "1,2:3"),
+    ]
+
+
+def fit_options(world: World) -> list[str]:
+    return [
+        *data_options(world),
+        *("--model.aligners", json.dumps(ALIGNERS), "--model.both_directions", "true"),
+        *("--trainer.max_epochs", "2", "--trainer.accelerator", "cpu"),
+    ]
+
+
+def command(folder: Path, *arguments: str) -> Path:
+    """Run a command in `folder`; the one run folder that it has made."""
+    before = set(folder.glob("runs/*"))
+    done = subprocess.run(
+        [sys.executable, str(ROOT / arguments[0]), *arguments[1:]],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "sync_dist" not in done.stderr
+    (made,) = set(folder.glob("runs/*")) - before
+    assert len(list(made.glob("wandb/offline-run-*/run-*.wandb"))) == 1  # whatever the number of ranks
+    (made / "screen.txt").write_text(done.stdout)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _bare_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lightning warns when arguments are given beside those of the process."""
+    monkeypatch.setattr(sys, "argv", sys.argv[:1])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("commands")
+
+
+@pytest.fixture(scope="module")
+def fitted(world: World, folder: Path) -> Path:
+    return command(folder, "train.py", "fit", *fit_options(world))
+
+
+@pytest.fixture(scope="module")
+def injected(fitted: Path, folder: Path) -> Path:
+    checkpoint = str(fitted / "aligners.ckpt")
+    return command(
+        folder, "evaluate.py", "inject", "--checkpoints", f"[{checkpoint}]", "--both_directions", "true",
+        "--trainer.accelerator", "cpu",
+    )  # fmt: skip
+
+
+def metrics(run: Path) -> dict[str, float]:
+    """The last value of every logged figure."""
+    last: dict[str, float] = {}
+    with (run / "metrics.csv").open() as file:
+        for line in csv.DictReader(file):
+            last |= {name: float(value) for name, value in line.items() if value}
+    return last
+
+
+def report(run: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    content = json.loads((run / "report.json").read_text())
+    return content["meta"], content["rows"]
+
+
+def test_fit_leaves_all_that_a_run_should(world: World, fitted: Path) -> None:
+    assert fitted.name.startswith("fit-")
+    assert {path.name for path in fitted.iterdir()} >= {
+        *("aligners.ckpt", "last.ckpt", "config.yaml", "metrics.csv", "fvu.png", "wandb")
+    }
+    stored = load_alignment(fitted / "aligners.ckpt")
+    assert {direction: set(maps) for direction, maps in stored.maps.items()} == {
+        "forward": {"linear", "mlp", "inn"},
+        "backward": {"linear", "mlp"},
+    }
+    assert stored.site_pairs == [(1, 1), (2, 3)]
+    assert world.model_x in (fitted / "config.yaml").read_text()
+    figures = metrics(fitted)
+    screen = (fitted / "screen.txt").read_text()
+    for name, value in figures.items():
+        if name.startswith("validation/") and name.endswith("/fvu"):
+            assert f"{value:.3f}" in screen, name
+    assert {name.split("/")[1] for name in figures if "/" in name} >= {"linear", "mlp", "inn", "linear_backward"}
+
+
+def test_inject_leaves_a_report(injected: Path, fitted: Path, world: World) -> None:
+    assert injected.name.startswith("inject-")
+    meta, rows = report(injected)
+    assert {(row["site_x"], row["site_y"]) for row in rows if row["direction"] == "forward"} == {
+        *((None, None), (1, 1), (2, 3))
+    }
+    methods = {"native_x", "native_y", "random_classifier", "random_label", "mean", "identity", "random_embedding"}
+    assert {row["method"] for row in rows} == methods | {"linear", "procrustes", "mlp", "inn"}
+    assert {row["n_texts"] for row in rows} == {TEST_TEXTS}
+    assert meta["models"]["x"]["name"] == world.model_x
+    assert meta["text"]["source"] == world.fit  # the checkpoint's data, without naming them again
+    assert meta["methods"]["forward.mlp"]["checkpoint"] == str(fitted / "aligners.ckpt")
+    assert meta["versions"]["torch"] == torch.__version__
+    assert (meta["ranks"], meta["split"], meta["seed"]) == (1, "test", 0)
+    with (injected / "report.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == len(rows)
+    assert {"report.md", "fvu.png", "accuracy.png"} <= {path.name for path in injected.iterdir()}
+    screen = (injected / "screen.txt").read_text()
+    assert "The closest map" in screen
+    assert str(injected.relative_to(injected.parent.parent)) in screen
+
+
+def test_two_ranks_fit_what_one_does(world: World, fitted: Path, folder: Path) -> None:
+    again = command(folder, "train.py", "fit", *fit_options(world), *TWO_RANKS)
+    one, two = (load_alignment(run / "aligners.ckpt") for run in (fitted, again))
+    torch.testing.assert_close(two.moments.xy, one.moments.xy, rtol=1e-5, atol=1e-4)
+    assert two.moments.n == one.moments.n
+    for direction, maps in one.maps.items():
+        for name, aligner in maps.items():
+            for key, value in aligner.state_dict().items():
+                if key not in ("condition", "weight_back"):  # of a singular map: decided by the last digit
+                    found = two.maps[direction][name].state_dict()[key]
+                    torch.testing.assert_close(found, value, rtol=1e-3, atol=1e-5, msg=f"{direction} {name} {key}")
+    figures = metrics(again)
+    for name, value in metrics(fitted).items():
+        if name.startswith("validation/") and "linear" not in name and "round_trip" not in name:
+            assert figures[name] == pytest.approx(value, rel=1e-3), name
+
+
+def same(a: dict[str, Any], b: dict[str, Any]) -> None:
+    """Equal rows, up to float32's accuracy: ranks pad their batches differently."""
+    assert set(a) == set(b)
+    for name, value in a.items():
+        if name == "round_trip" and value is not None:
+            assert b[name] == pytest.approx(value, rel=0.5, abs=1e-6), (a["method"], name)
+        elif isinstance(value, float):
+            assert b[name] == pytest.approx(value, rel=1e-5, abs=1e-9), (a["method"], name)
+        else:
+            assert b[name] == value, (a["method"], name)
+
+
+def test_two_ranks_report_what_one_does(injected: Path, fitted: Path, folder: Path) -> None:
+    checkpoint = str(fitted / "aligners.ckpt")
+    again = command(
+        folder, "evaluate.py", "inject", "--checkpoints", f"[{checkpoint}]", "--both_directions", "true",
+        "--trainer.accelerator", "cpu", *TWO_RANKS,
+    )  # fmt: skip
+    (meta, rows), (_, expected) = report(again), report(injected)
+    assert meta["ranks"] == 2
+    assert TEST_TEXTS % 2 == 1
+    for a, b in zip(expected, rows, strict=True):
+        same(a, b)
+
+
+def test_closed_forms_fitted_on_the_spot_by_two_ranks(world: World, injected: Path, folder: Path) -> None:
+    run = command(folder, "evaluate.py", "inject", *data_options(world), "--trainer.accelerator", "cpu", *TWO_RANKS)
+    _, rows = report(run)
+    assert {row["method"] for row in rows if row["role"] == "method"} == {"linear", "procrustes"}
+    for row in rows:
+        (expected,) = (
+            other
+            for other in report(injected)[1]
+            if all(other[name] == row[name] for name in ("method", "direction", "site_x", "site_y"))
+        )
+        for name in ("accuracy", "agreement"):
+            assert row[name] == expected[name], row["method"]
+        for name in ("loss", "mse", "fvu", "cosine"):
+            if row[name] is not None:
+                assert row[name] == pytest.approx(expected[name], rel=1e-4), (row["method"], name)
+
+
+def test_a_fit_goes_on_and_is_validated(
+    world: World, fitted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    quiet = ["--trainer.logger", "false"]
+    AlignmentCLI(["validate", *fit_options(world), *quiet, "--ckpt_path", str(fitted / "aligners.ckpt")])
+    table = capsys.readouterr().out
+    for name, value in metrics(fitted).items():
+        if name.startswith("validation/linear") and name.endswith("/fvu"):
+            assert f"{value:.3f}" in table
+    more = [*fit_options(world), "--trainer.max_epochs", "3", *quiet]
+    AlignmentCLI(["fit", *more, "--ckpt_path", str(fitted / "last.ckpt")])
+    steps = [torch.load(run / "last.ckpt", weights_only=True)["global_step"] for run in (fitted, tmp_path)]
+    assert steps[1] == 2 * steps[0]
+
+
+@pytest.mark.parametrize("config", sorted((ROOT / "configs" / "train").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_config_is_understood(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as done:
+        AlignmentCLI(["fit", "--config", str(config), "--print_config"])
+    assert not done.value.code
+    assert "aligners:" in capsys.readouterr().out
+
+
+def test_help_names_the_options(capsys: pytest.CaptureFixture[str]) -> None:
+    for run, expected in (
+        (lambda: AlignmentCLI(["fit", "--help"]), ("--model.aligners", "--data.sites", "ALIGNERS_CACHE", "--run")),
+        (lambda: main(["inject", "--help"]), ("--checkpoints", "--closed_form", "--data.text.held_out", "--run")),
+    ):
+        with pytest.raises(SystemExit) as done:
+            run()
+        assert not done.value.code
+        shown = capsys.readouterr().out
+        assert all(option in shown for option in expected)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--data.site", "all"],
+        ["--data.rows", "words"],
+        ["--data.batch_size", "many"],
+        ["--data.batch_size", "0"],
+        ["--model.aligners", '{"linear": "Nonlinear"}'],
+        ["--model.aligners", '{"linear": {"class_path": "Linear", "init_args": {"rigde": 1}}}'],
+        ["--model.schedule", "step"],
+        ["--data.text.test_share", "2"],
+    ],
+    ids=lambda wrong: " ".join(wrong),
+)
+def test_a_wrong_option_fails_before_anything_is_loaded(
+    wrong: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def touched(*_: Any, **__: Any) -> None:
+        raise AssertionError("something was loaded")
+
+    monkeypatch.chdir(tmp_path)
+    for name in ("load_frozen", "load_texts", "embedded_model"):
+        monkeypatch.setattr(paired, name, touched)
+    runs = [lambda: AlignmentCLI(["fit", *wrong])]
+    if wrong[0].startswith("--data"):
+        runs.append(lambda: main(["inject", *wrong]))
+    for run in runs:
+        with pytest.raises((SystemExit, ValueError)) as done:
+            run()
+        if isinstance(done.value, SystemExit):
+            assert done.value.code == 2
+            assert wrong[0].removeprefix("--").split(".")[-1] in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bare_machine_can_import_what_it_benchmarks() -> None:
+    code = (
+        "import sys, aligners, frozen, datamodules.batches, datamodules.reading, similarity.functional.moments\n"
+        "import aligners.inn, aligners.mlp, aligners.linear, frozen.loading\n"
+        "print(sorted({'datasets', 'wandb', 'lightning', 'torchmetrics', 'pandas', 'matplotlib'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "[]", done.stderr
