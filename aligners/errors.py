@@ -10,19 +10,16 @@ from torchmetrics import Metric
 
 from aligners.base import Aligner
 
-__all__ = ["MapErrors", "round_trip"]
-
-
-def round_trip(aligner: Aligner, x: Tensor, y: Tensor) -> Tensor:
-    """‖g⁻¹(g(x)) − x‖∞ / ‖x‖∞ of each site, (S,), given y = g(x) so that it is not computed twice."""
-    return (aligner.inverse(y) - x).abs().amax((1, 2)) / x.abs().amax((1, 2))
+__all__ = ["MapErrors"]
 
 
 class MapErrors(Metric):
     """mse, l2, relative error, FVU and cosine of g(X) against Y; round trip and FVU of the inverse.
 
+    The round trip is ‖g⁻¹(g(x)) − x‖∞ / ‖x‖∞, both norms over all rows.
+
     FVU takes Y's mean from the fitting rows, so that it is 1 for the map that always answers that mean.
-    Sums are in float64 and add over batches and ranks; the round trip is the largest seen.
+    Sums are in float64 and add over batches and ranks, maxima likewise: any split gives the same figures.
 
     Args:
         mean_x: (S, d_x) mean of X's states on the fitting rows.
@@ -41,7 +38,7 @@ class MapErrors(Metric):
         self.register_buffer("mean_x", mean_x[:, None].double(), persistent=False)
         self.register_buffer("mean_y", mean_y[:, None].double(), persistent=False)
         self.add_state("sums", torch.zeros(7, sites, dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("worst", torch.full((sites,), -torch.inf, dtype=torch.float64), dist_reduce_fx="max")
+        self.add_state("worst", torch.zeros(2, sites, dtype=torch.float64), dist_reduce_fx="max")
 
     def update(self, aligner: Aligner, x: Tensor, y: Tensor) -> None:
         """Add paired rows: x (S, N, d_x), y (S, N, d_y), mapped by `aligner` here."""
@@ -55,8 +52,8 @@ class MapErrors(Metric):
             back = (aligner.inverse(y) - x).double().square().sum((1, 2))
             back_total = (x.double() - self.mean_x).square().sum((1, 2))
             # An inverse that overflows gives inf or NaN: the worst there is, not a figure that does not apply.
-            gap = round_trip(aligner, x, mapped).double().nan_to_num(torch.inf, torch.inf)
-            self.worst = torch.maximum(self.worst, gap)
+            gap = (aligner.inverse(mapped) - x).abs().amax((1, 2)).nan_to_num(torch.inf, torch.inf)
+            self.worst = torch.maximum(self.worst, torch.stack([gap, x.abs().amax((1, 2))]).double())
         rows = torch.full_like(total, x.shape[1])
         self.sums += torch.stack(
             [rows, squares.sum(-1), squares.sqrt().sum(-1), cosine.sum(-1), total, back, back_total]
@@ -73,5 +70,5 @@ class MapErrors(Metric):
             "relative_error": fvu.sqrt(),
             "cosine": cosine / rows,
             "fvu_inverse": back / back_total,
-            "round_trip": torch.where(self.worst == -torch.inf, torch.nan, self.worst),
+            "round_trip": self.worst[0] / self.worst[1],  # 0/0, so NaN, without an inverse
         }

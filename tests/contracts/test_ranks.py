@@ -1,0 +1,66 @@
+"""Everything that adds up over ranks, in two real processes: the same rows give the same figures."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aligners.errors import MapErrors
+from aligners.linear import Procrustes
+from aligners.scores import TextScores
+from similarity.functional.moments import moments_of
+from similarity.moments import MomentsMetric
+from tests.runs import related_rows
+
+SITES, ROWS, D_X, D_Y, TEXTS = 2, 61, 5, 4, 7
+
+
+def accumulate(rank: int, world: int) -> dict[str, Any]:
+    """What a rank of `world` computes after it has seen its share: every `world`-th row, in two batches."""
+    x, y = related_rows(SITES, ROWS, D_X, D_Y)
+    mine = x[:, rank::world] + 1000, y[:, rank::world]
+    batches = [(a, b) for a, b in zip(*(rows.tensor_split([3], 1) for rows in mine), strict=True)]
+    moments = MomentsMetric(SITES, D_X, D_Y)
+    aligner = Procrustes(SITES, D_X, D_Y).double()
+    aligner.fit(moments_of(x + 1000, y))
+    errors = MapErrors(x.mean(1) + 1000, y.mean(1))
+    scores = TextScores(["a"], 1, SITES, TEXTS)
+    for a, b in batches:
+        moments.update(a, b)
+        errors.update(aligner, a, b)
+    text = torch.arange(rank, TEXTS, world)
+    scores.update(text, {"a": torch.stack([text, 10 * text])[None].double()})
+    return {"moments": moments.compute()._asdict(), "errors": errors.compute(), "scores": scores.compute()}
+
+
+def main(rank: int, folder: Path) -> None:
+    """One of two processes."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    torch.save(accumulate(rank, 2), folder / f"{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def flat(found: dict[str, Any]) -> dict[str, Tensor]:
+    return {f"{group}.{name}": value for group, values in found.items() for name, value in values.items()}
+
+
+def test_two_processes_compute_what_one_does(tmp_path: Path) -> None:
+    code = f"from pathlib import Path; from tests.contracts.test_ranks import main; main(%d, Path({str(tmp_path)!r}))"
+    ranks = [subprocess.Popen([sys.executable, "-c", code % rank], cwd=Path(__file__).parents[2]) for rank in range(2)]
+    try:
+        assert [rank.wait(120) for rank in ranks] == [0, 0]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    expected = flat(accumulate(0, 1))
+    assert expected["moments.n"] == ROWS
+    for rank in range(2):
+        found = flat(torch.load(tmp_path / f"{rank}.pt", weights_only=True))
+        assert set(found) == set(expected)
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-10, atol=1e-9, equal_nan=True, msg=name)
