@@ -20,7 +20,7 @@ from frozen.finite import FiniteCheck
 from similarity.functional.moments import Moments
 from similarity.moments import MomentsMetric
 
-__all__ = ["AlignerFactory", "Alignment", "Direction", "Fit"]
+__all__ = ["AlignerFactory", "Alignment", "Direction", "Fit", "check_precision"]
 
 AlignerFactory = Callable[[int, int, int], Aligner]
 Direction = Literal["forward", "backward"]
@@ -38,6 +38,19 @@ class Fit(NamedTuple):
     def orient(self, x: Any, y: Any) -> tuple[Any, Any]:
         """(source, target) of this fit."""
         return (x, y) if self.direction == "forward" else (y, x)
+
+
+def check_precision(trainer: pl.Trainer) -> None:
+    """Refuse what would round aligners, sums and figures along with the models.
+
+    Raises:
+        ValueError: `trainer.precision` is not 32-true.
+    """
+    if trainer.precision != "32-true":
+        raise ValueError(
+            f"Expected `trainer.precision` 32-true, but got {trainer.precision}: aligners and sums stay in full "
+            "precision. For the two models, which take most of the time, set `data.dtype`, for example to bfloat16."
+        )
 
 
 class _Anchor(nn.Module):
@@ -112,6 +125,7 @@ class Alignment(pl.LightningModule):
 
     def setup(self, stage: str) -> None:
         """Build the banks for the data module's sites and widths."""
+        check_precision(self.trainer)
         reader = self._stream.reader
         self.data = self._stream.describe()
         self.data_config = self._stream.config()

@@ -10,7 +10,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 
-from aligners.alignment import Direction
+from aligners.alignment import Direction, check_precision
 from aligners.base import Aligner
 from aligners.baselines import GaussianStates, random_labels
 from aligners.linear import Identity, Linear, Mean, Procrustes
@@ -95,6 +95,7 @@ class InjectionEvaluation(pl.LightningModule):
 
     def setup(self, stage: str) -> None:
         """Every check, and the methods of each direction."""
+        check_precision(self.trainer)
         data = self._stream
         reader = data.reader
         self.sites = reader.sites

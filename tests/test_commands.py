@@ -81,7 +81,7 @@ def fitted(world: World, folder: Path) -> Path:
 def injected(fitted: Path, folder: Path) -> Path:
     checkpoint = str(fitted / "aligners.ckpt")
     return command(
-        folder, "evaluate.py", "inject", "--checkpoints", f"[{checkpoint}]", "--both_directions", "true",
+        folder, "evaluate.py", "inject", "--checkpoints+", checkpoint, "--both_directions", "true",
         "--trainer.accelerator", "cpu",
     )  # fmt: skip
 
@@ -215,6 +215,18 @@ def test_a_fit_goes_on_and_is_validated(
     AlignmentCLI(["fit", *more, "--ckpt_path", str(fitted / "last.ckpt")])
     steps = [torch.load(run / "last.ckpt", weights_only=True)["global_step"] for run in (fitted, tmp_path)]
     assert steps[1] == 2 * steps[0]
+
+
+def test_the_command_line_overrules_what_a_checkpoint_says_of_the_data(fitted: Path, tmp_path: Path) -> None:
+    checkpoint = str(fitted / "aligners.ckpt")
+    fewer = ["--data.text.max_texts", "11", "--data.batch_size", "4", "--closed_form", "[]"]
+    main(["inject", "--checkpoints+", checkpoint, *fewer, "--trainer.logger", "false", "--run", str(tmp_path / "new")])
+    meta, rows = report(tmp_path / "new")
+    assert {row["n_texts"] for row in rows} == {11}
+    assert meta["batch_size"] == 4
+    assert meta["sites"] == [[1, 1], [2, 3]]
+    with pytest.raises(ValueError, match="no such file"):
+        main(["inject", "--checkpoints+", str(tmp_path / "nothing.ckpt")])
 
 
 @pytest.mark.parametrize("config", sorted((ROOT / "configs" / "train").glob("*.yaml")), ids=lambda path: path.stem)

@@ -228,6 +228,14 @@ def test_trained_aligners_need_a_second_epoch(world: World) -> None:
         fit(world, {"mlp": MLP, "inn": TRAINED["inn"], "linear": Linear}, epochs=1)
 
 
+@pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed", "64-true"])
+def test_aligners_stay_in_full_precision(world: World, precision: Any) -> None:
+    with pytest.raises(ValueError, match=rf"`trainer\.precision` 32-true, but got {precision}.*`data\.dtype`"):
+        quiet_trainer(max_epochs=1, precision=precision).fit(
+            Alignment({"linear": Linear}), datamodule=activations(world)
+        )
+
+
 def test_a_run_without_an_end_is_refused(world: World) -> None:
     with pytest.raises(ValueError, match=r"`trainer.max_epochs` or `trainer.max_steps` to be finite"):
         fit(world, {"mlp": MLP}, epochs=-1)

@@ -290,6 +290,8 @@ def test_what_cannot_be_evaluated_is_refused(world: World, stored: StoredAlignme
     ):
         with pytest.raises(ValueError, match=says):
             evaluate(world, [stored], **options)
+    with pytest.raises(ValueError, match=r"`trainer\.precision` 32-true, but got bf16-mixed"):
+        quiet_trainer(precision="bf16-mixed").test(InjectionEvaluation([stored]), datamodule=activations(world))
     with pytest.raises(ValueError, match=r"`closed_form` out of linear, procrustes.*got cca"):
         InjectionEvaluation([stored], ["cca"])
     with pytest.raises(ValueError, match="at least one checkpoint"):
