@@ -2,16 +2,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from datamodules import paired
 from datamodules.paired import PairedActivations
 from datamodules.reading import PairedBatch
 from datamodules.text import TextSource
 from frozen import FrozenModel
-from frozen.embedded import Recipe
+from frozen.embedded import Recipe, embedded_model
 from tests.runs import activations
 from tests.tiny import tiny_folder
 from tests.world import TEST_TEXTS, World, sentences
@@ -96,12 +98,12 @@ def test_tokenizers_that_differ_pair_texts_but_not_tokens(world: World, other_to
         data = activations(world, model_y=other_tokenizer, rows=rows, sites=[2])
         texts = next(iter(data.loader("test")))
         assert not torch.equal(texts.inputs_x["input_ids"], texts.inputs_y["input_ids"])
-        paired = data.reader.read(data.reader.prepare(texts))
-        assert paired.x.shape == paired.y.shape == (1, len(texts.text), 16)
+        found = data.reader.read(data.reader.prepare(texts))
+        assert found.x.shape == found.y.shape == (1, len(texts.text), 16)
         states = data.reader.model_y.head(texts.inputs_y, [2])[0]
         mask = texts.inputs_y["attention_mask"][..., None]
         expected = (states * mask).sum(1) / mask.sum(1) if rows == "mean" else states[:, 0]
-        torch.testing.assert_close(paired.y[0], expected)
+        torch.testing.assert_close(found.y[0], expected)
 
 
 def test_a_model_without_a_head_can_be_read(world: World, tmp_path: Path) -> None:
@@ -116,13 +118,24 @@ def test_plain_text_can_be_read_but_trains_no_embedded_model(world: World, plain
         _ = activations(world, text=plain_text, model_x="embedded:0").reader
 
 
-def test_embedded_models_are_made_from_the_fitting_texts_and_kept(world: World, tmp_path: Path) -> None:
+def test_embedded_models_are_made_from_the_fitting_texts_and_kept(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[tuple[list[str], list[int]]] = []
+
+    def watched(seed: int, texts: list[str], labels: list[int], **options: Any) -> Path:
+        given.append((texts, labels))
+        return embedded_model(seed, texts, labels, **options)
+
+    monkeypatch.setattr(paired, "embedded_model", watched)
     recipe = Recipe(vocabulary=100, layers=1, width=8, epochs=1, max_length=64)
     options = {"model_x": "embedded:0", "model_y": "embedded:1", "recipe": recipe, "cache": tmp_path}
     data = activations(world, **options)
     data.prepare_data()
     made = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
     assert len(made) == 2
+    fit = data.texts.fit
+    assert given == [(list(fit["text"]), list(fit["label"]))] * 2
     model: FrozenModel = data.reader.model_x
     assert (model.name, model.depth, model.width, model.n_labels) == ("embedded:0", 1, 8, 2)
     again = activations(world, **options)
