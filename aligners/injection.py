@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -95,6 +96,7 @@ class InjectionEvaluation(pl.LightningModule):
 
     def setup(self, stage: str) -> None:
         """Every check, and the methods of each direction."""
+        self.owned, self.rows = nn.ModuleList(), []
         check_precision(self.trainer)
         data = self._stream
         reader = data.reader
@@ -229,8 +231,6 @@ class InjectionEvaluation(pl.LightningModule):
         found = _behaviour(torch.stack([of_source, native, fresh, missing]), labels, answer)
         found["correct"][3] = (drawn == labels).float()
         found["agree"][3] = (drawn == answer).float()
-        if of_source is missing:
-            found["correct"][0] = found["agree"][0] = torch.nan
         return {name: values[:, None] for name, values in found.items()}
 
     def _distances(
@@ -291,9 +291,13 @@ class InjectionEvaluation(pl.LightningModule):
                     "role": role,
                     **dict.fromkeys(("site_x", "site_y", *METHOD_COLUMNS)),
                 }
-                self.rows.append({**head, **_take(behaviour, place, 0), **dict.fromkeys(DISTANCE_COLUMNS)})
+                self.rows.append(
+                    {**head, **_take(behaviour, place, 0), **dict.fromkeys(DISTANCE_COLUMNS), "overflow": False}
+                )
             table = scores.compute()
             columns = {**self._behaviour_columns(table), **self._distance_columns(table, lengths, route)}
+            # What does not apply is NaN for every text: the map is only at fault where some other text has a number.
+            overflows = ~table["squares"].isfinite().all(-1) | table["back"].isinf().any(-1)
             for place, method in enumerate(route.methods):
                 for s, pair in enumerate(self.sites):
                     site_x, site_y = route.orient(*pair)
@@ -305,7 +309,8 @@ class InjectionEvaluation(pl.LightningModule):
                         "site_y": site_y,
                     }
                     head.update({name: method.about.get(name) for name in METHOD_COLUMNS})
-                    self.rows.append({**head, **_take(columns, place, s)})
+                    overflow = bool(overflows[place, s])
+                    self.rows.append({**head, **_take(columns, place, s), "overflow": overflow})
 
     def _behaviour_columns(self, table: dict[str, Tensor]) -> dict[str, Tensor]:
         low, high = bootstrap_interval(table["correct"], seed=self.seed)
@@ -341,22 +346,26 @@ DISTANCE_COLUMNS = (
 
 
 def _behaviour(logits: Tensor, labels: Tensor, native: Tensor) -> dict[str, Tensor]:
-    """Logits (K, B, C) against labels (B,) and Y's own answers (B,): quantity -> (K, B)."""
-    answers = logits.argmax(-1)
+    """Logits (K, B, C) against labels (B,) and Y's own answers (B,): quantity -> (K, B).
+
+    Where logits are not finite there is no answer, and NaN says so.
+    """
+    answers = torch.where(logits.isfinite().all(-1), logits.argmax(-1).float(), torch.nan)
+    known = answers - answers + 1  # 1, or NaN
     losses = torch.nn.functional.cross_entropy(
         logits.float().flatten(0, 1), labels.repeat(len(logits)), reduction="none"
     )
     return {
-        "correct": (answers == labels).float(),
+        "correct": (answers == labels) * known,
         "loss": losses.view(len(logits), -1),
-        "agree": (answers == native).float(),
+        "agree": (answers == native) * known,
     }
 
 
 def _take(columns: dict[str, Tensor], method: int, site: int) -> dict[str, float | None]:
-    """One row's figures; null where a figure does not apply."""
+    """One row's figures; null where a figure does not apply or, as `overflow` then says, is not finite."""
     values = {name: float(column[method, site]) for name, column in columns.items()}
-    return {name: None if value != value else value for name, value in values.items()}
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
 def _drawn(gaussian: GaussianStates) -> Callable[[Tensor, Any], Tensor]:

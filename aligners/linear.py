@@ -27,7 +27,7 @@ def least_squares(moments: Moments, ridge: float) -> Tensor:
         raise ValueError(
             "Least squares expects states of X that vary in every direction or a positive `ridge`; "
             f"the system of site pair number {int(failed.nonzero()[0])} is singular at ridge {ridge:g}. "
-            "Raise `ridge`, or leave that site out."
+            "Leave that site out where X's states are constant (site 0 with `rows` 'cls'); elsewhere raise `ridge`."
         )
     return torch.cholesky_solve(moments.xy, factor)
 
@@ -64,6 +64,8 @@ class _Affine(Aligner):
 
     def inverse(self, y: Tensor) -> Tensor:
         """(S, N, d_y) -> (S, N, d_x)."""
+        if not self.invertible:
+            return super().inverse(y)
         return torch.baddbmm(self.mean_x, y - self.mean_y, self.weight_back)
 
     def _set(self, moments: Moments, weight: Tensor, weight_back: Tensor) -> None:

@@ -59,13 +59,16 @@ def main() -> None:
     torch.set_num_threads(options.threads)
 
     models = [build(options.width, options.layers, seed, options.device) for seed in (0, 1)]
-    reader = PairReader(*models, sites=[(site, site) for site in range(options.layers + 1)])
+    reader = PairReader(models[0], models[1], sites=[(site, site) for site in range(options.layers + 1)])
     every = texts(options.batch * options.batches, 128)
     order = LengthBatches([len(text) for text in every], options.batch, shuffle=True)
     groups = [[every[i] for i in rows] for rows in order]
     on_cpu = [batch_of(group, max(map(len, group)), "cpu") for group in groups]
     prepared = [tuple(part.to(options.device) for part in reader.prepare(batch)) for batch in on_cpu]
-    wide = [batch_of([every[i] for i in rows], 128, options.device) for rows in np.array_split(range(len(every)), options.batches)]
+    wide = [
+        batch_of([every[i] for i in rows], 128, options.device)
+        for rows in np.array_split(range(len(every)), options.batches)
+    ]
     masks = [batch.inputs_x["attention_mask"].bool() for batch in wide]
 
     def read() -> None:
@@ -90,7 +93,9 @@ def main() -> None:
         raise RuntimeError("Reading and padding to one length give different rows: their times mean nothing.")
 
     seconds = interleaved(
-        {"reading": read, "bare forwards": bare, "padded to 128": one_length}, rounds=options.rounds, device=options.device
+        {"reading": read, "bare forwards": bare, "padded to 128": one_length},
+        rounds=options.rounds,
+        device=options.device,
     )
     figures = Figures(options.device)
     figures.add_times(seconds)

@@ -8,6 +8,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 from jsonargparse import ArgumentParser, Namespace
+from lightning.pytorch.utilities import rank_zero_only
 
 from aligners.alignment import Alignment
 from aligners.injection import CLOSED_FORMS, InjectionEvaluation
@@ -74,6 +75,8 @@ def inject(options: Namespace, made: Namespace, stored: list[StoredAlignment]) -
         stored: the checkpoints.
     """
     folder = new_run_folder(options.run, "inject")
+    if rank_zero_only.rank == 0:  # type: ignore[attr-defined]
+        (folder / "config.yaml").write_text(_inject_parser().dump(options))
     settings = {**vars(options.trainer), "use_distributed_sampler": False}
     if settings["logger"] in (None, True):
         settings["logger"] = run_loggers(folder, "inject")

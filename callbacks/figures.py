@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,19 +15,27 @@ __all__ = ["accuracy_figure", "fvu_figure", "save_figure"]
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart, then grey for floors.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
+FVU_TOP = 10.0  # an inverse can be worse than the mean by any factor; the lines below 1 are what one wants to see
 MARKERS = "osD^vPX*"
 
 
 def fvu_figure(rows: Sequence[dict[str, Any]]) -> Figure:
     """FVU against site, one line for each method, one panel for each direction; logarithmic."""
     figure, axes = _panels(rows)
+    beyond: list[str] = []
     for axis, (title, panel) in zip(axes, _directions(rows), strict=True):
         for name, style, line in _lines(panel):
-            axis.plot(range(len(line)), [row["fvu"] for row in line], label=name, **style)
+            heights = [row["fvu"] for row in line]
+            shown = [height if height is not None and height < FVU_TOP else math.nan for height in heights]
+            axis.plot(range(len(line)), shown, label=name if any(map(math.isfinite, shown)) else None, **style)
+            if not all(map(math.isfinite, shown)):
+                beyond.append(f"{name} into {line[0]['model_y']}")
         axis.axhline(1, color="0.6", linewidth=0.8, zorder=0)
         axis.set_yscale("log")
         _label(axis, title, _sites(panel), "FVU: share of variance left unexplained")
-    _legend(axes[-1])
+    _legend(axes)
+    if beyond:
+        figure.supxlabel(f"above {FVU_TOP:g}, off the scale: {', '.join(beyond)}", fontsize=7.5, color="0.35")
     return figure
 
 
@@ -35,8 +44,10 @@ def accuracy_figure(rows: Sequence[dict[str, Any]]) -> Figure:
     figure, axes = _panels(rows)
     for axis, (title, panel) in zip(axes, _directions(rows), strict=True):
         lines = _lines(panel)
-        for number, (name, style, line) in enumerate(lines):
-            places = [place + 0.06 * (number - (len(lines) - 1) / 2) for place in range(len(line))]
+        for number, (name, style, every) in enumerate(lines):
+            line = [row for row in every if row["accuracy"] is not None]
+            sites = [every.index(row) for row in line]
+            places = [place + 0.06 * (number - (len(lines) - 1) / 2) for place in sites]
             low = [100 * (row["accuracy"] - row["accuracy_low"]) for row in line]
             high = [100 * (row["accuracy_high"] - row["accuracy"]) for row in line]
             heights = [100 * row["accuracy"] for row in line]
@@ -56,7 +67,7 @@ def accuracy_figure(rows: Sequence[dict[str, Any]]) -> Figure:
                     color="0.3", ha="right", va="bottom",
                 )  # fmt: skip
         _label(axis, title, _sites(panel), "task accuracy after injection, %")
-    _legend(axes[-1])
+    _legend(axes)
     return figure
 
 
@@ -77,10 +88,11 @@ def _panels(rows: Sequence[dict[str, Any]]) -> tuple[Figure, list[Axes]]:
 
 def _directions(rows: Sequence[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
     """Rows of each pair (from, into), in the order in which they first come."""
-    panels: dict[str, list[dict[str, Any]]] = {}
+    panels: dict[tuple[str, str | None], list[dict[str, Any]]] = {}
     for row in rows:
-        panels.setdefault(f"{row['model_x']} → {row['model_y']}", []).append(row)
-    return list(panels.items())
+        title = f"{row['model_x']} → {row['model_y']}"
+        panels.setdefault((title, row.get("direction")), []).append(row)
+    return [(title, panel) for (title, _), panel in panels.items()]
 
 
 def _lines(panel: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any], list[dict[str, Any]]]]:
@@ -113,5 +125,12 @@ def _label(axis: Axes, title: str, sites: list[str], height: str) -> None:
         axis.set_ylabel(height)
 
 
-def _legend(axis: Axes) -> None:
-    axis.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=8)
+def _legend(axes: Sequence[Axes]) -> None:
+    """One legend for all panels, of every line that any of them shows."""
+    shown: dict[str, Any] = {}
+    for axis in axes:
+        for handle, name in zip(*axis.get_legend_handles_labels(), strict=True):
+            shown.setdefault(name, handle)
+    axes[-1].legend(
+        list(shown.values()), list(shown), loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=8
+    )

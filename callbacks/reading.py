@@ -7,7 +7,7 @@ from typing import Any
 
 from aligners.injection import BOTH_WAYS, TRAINED
 
-__all__ = ["price_of_bijectivity", "reading"]
+__all__ = ["directions", "price_of_bijectivity", "reading"]
 
 ALIKE = 0.05  # networks count as equally large within this share
 
@@ -18,7 +18,7 @@ def price_of_bijectivity(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
     A bijection is compared in the directions in which it was trained, each time with a network trained that
     way. 1 means that being invertible cost nothing.
     """
-    place = ("model_x", "model_y", "site_x", "site_y")
+    place = ("model_x", "model_y", "direction", "site_x", "site_y")
     free = [row for row in rows if row["fit"] == TRAINED and not row["bijective"]]
     return [
         {
@@ -29,19 +29,25 @@ def price_of_bijectivity(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
             "ratio": row["fvu"] / other["fvu"],
         }
         for row in rows
-        if row["bijective"] and row["fit"] in (TRAINED, BOTH_WAYS)
+        if row["bijective"] and row["fit"] in (TRAINED, BOTH_WAYS) and row["fvu"] is not None
         for other in free
-        if all(other[key] == row[key] for key in place)
+        if other["fvu"]
+        and all(other[key] == row[key] for key in place)
         and abs(other["parameters"] - row["parameters"]) <= ALIKE * row["parameters"]
     ]
 
 
 def reading(rows: Sequence[dict[str, Any]]) -> str:
     """Two sentences for each direction: does Y still do its task, and how exact is the map."""
-    pairs = dict.fromkeys((row["model_x"], row["model_y"]) for row in rows)
-    return "\n".join(
-        _reading([row for row in rows if (row["model_x"], row["model_y"]) == pair], *pair) for pair in pairs
-    )
+    return "\n".join(_reading(panel, source, target) for source, target, panel in directions(rows))
+
+
+def directions(rows: Sequence[dict[str, Any]]) -> list[tuple[str, str, list[dict[str, Any]]]]:
+    """(from, into, rows) of each pair of models and direction, in the order in which they first come."""
+    panels: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        panels.setdefault((row["model_x"], row["model_y"], row["direction"]), []).append(row)
+    return [(source, target, panel) for (source, target, _), panel in panels.items()]
 
 
 def _reading(rows: list[dict[str, Any]], source: str, target: str) -> str:
@@ -54,7 +60,7 @@ def _reading(rows: list[dict[str, Any]], source: str, target: str) -> str:
     kept = {
         name: min(row["accuracy"] for row in line) - native
         for name, line in methods.items()
-        if line[0]["role"] == "method"
+        if line[0]["role"] == "method" and all(row["accuracy"] is not None for row in line)
     }
     if kept:
         good = [name for name, gap in kept.items() if gap >= -0.015]
@@ -68,7 +74,11 @@ def _reading(rows: list[dict[str, Any]], source: str, target: str) -> str:
 
 
 def _exactness(rows: list[dict[str, Any]], methods: dict[str, list[dict[str, Any]]]) -> str:
-    mapped = {name: line for name, line in methods.items() if line[0]["role"] == "method"}
+    mapped = {
+        name: line
+        for name, line in methods.items()
+        if line[0]["role"] == "method" and all(row["fvu"] is not None for row in line)
+    }
     if not mapped:
         return "No map was evaluated."
     best = min(mapped, key=lambda name: sum(row["fvu"] for row in mapped[name]))

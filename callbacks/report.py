@@ -21,7 +21,7 @@ from rich.table import Table
 
 from aligners.injection import InjectionEvaluation
 from callbacks.figures import accuracy_figure, fvu_figure, save_figure
-from callbacks.reading import price_of_bijectivity, reading
+from callbacks.reading import directions, price_of_bijectivity, reading
 
 __all__ = ["Report", "console_tables", "write_report"]
 
@@ -97,8 +97,7 @@ def console_tables(rows: Sequence[dict[str, Any]]) -> list[Table]:
     Side by side where that fits a screen, one below the other where there are many sites.
     """
     tables = []
-    for source, target in dict.fromkeys((row["model_x"], row["model_y"]) for row in rows):
-        panel = [row for row in rows if (row["model_x"], row["model_y"]) == (source, target)]
+    for source, target, panel in directions(rows):
         pairs = list(dict.fromkeys((row["site_x"], row["site_y"]) for row in panel if row["site_x"] is not None))
         together = [list(COLUMN_GROUPS)] if len(pairs) <= MOST_SITES_ABREAST else [[group] for group in COLUMN_GROUPS]
         tables += [_table(panel, pairs, f"{source} → {target}", groups) for groups in together]

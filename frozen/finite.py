@@ -49,6 +49,6 @@ def _refuse(finite: Tensor, names: list[str], what: str, batch: int) -> None:
     bad = [name for name, fine in zip(names, finite.tolist(), strict=True) if not fine]
     if bad:
         raise ValueError(
-            f"Expected finite {what}, but batch {batch} holds NaN or infinity at {', '.join(bad)}. "
+            f"Expected finite {what}, but batch {batch} holds NaN or infinity at {', '.join(dict.fromkeys(bad))}. "
             "Look at the texts of that batch, use float32 instead of a half precision, or lower the learning rate."
         )

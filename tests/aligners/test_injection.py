@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import json
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,8 @@ from aligners.linear import Identity, Linear, Mean
 from aligners.mlp import MLP
 from aligners.storage import StoredAlignment, load_alignment
 from callbacks.checkpoint import SaveAligners
+from callbacks.reading import reading
+from callbacks.report import write_report
 from datamodules.text import TextSource
 from frozen import FrozenModel
 from frozen.loading import load_frozen
@@ -307,3 +310,17 @@ def test_a_model_that_cannot_be_injected_into_is_not_measured(
     )
     with pytest.raises(RuntimeError, match=r"site 0 of .*/y changes its logits"):
         evaluate(world, [stored])
+
+
+def test_a_map_that_overflows_is_named_and_not_counted(world: World, stored: StoredAlignment, tmp_path: Path) -> None:
+    exploding = copy.deepcopy(stored)
+    exploding.maps["forward"]["linear"].weight[1] = 1e38  # type: ignore[index]
+    evaluation = evaluate(world, [exploding])
+    first, second, third = rows_of(evaluation, "linear")
+    assert [row["overflow"] for row in (first, second, third)] == [False, True, False]
+    assert second["fvu"] is None
+    assert second["accuracy"] is None
+    assert first["fvu"] is not None
+    write_report(tmp_path, {}, evaluation.rows)
+    assert reading(evaluation.rows)
+    assert not any(row["overflow"] for row in evaluation.rows if row["method"] != "linear")
