@@ -40,7 +40,7 @@ class LogConfig(SaveConfigCallback):
 
 
 class AlignmentCLI(LightningCLI):
-    """`fit`, `validate` and `test` over `Alignment` and `PairedActivations`.
+    """`fit` and `validate` over `Alignment` and `PairedActivations`.
 
     Unless the user names others, a run logs to CSV and W&B, keeps each site's best parameters, and saves its
     aligners; `early_stopping` and `checkpoint` hold the options of the latter two.
@@ -76,11 +76,13 @@ class AlignmentCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """Give the run its folder, its loggers, its progress bar and its summary."""
-        logger = self._get(self.config_init, "trainer").get("logger")
-        if logger in (None, True):
+        given = self._get(self.config_init, "trainer")
+        if given.get("logger") in (None, True):
             folder = new_run_folder(self._get(self.config, "run"), str(self.subcommand))
             kwargs["logger"] = run_loggers(folder, str(self.subcommand))
-        kwargs["callbacks"] = [progress_bar(), FitSummary()]
+        callbacks = given.get("callbacks") or []
+        callbacks = list(callbacks) if isinstance(callbacks, list) else [callbacks]
+        kwargs["callbacks"] = [*callbacks, *progress_bar(given.get("enable_progress_bar")), FitSummary()]
         return super().instantiate_trainer(**kwargs)
 
     def fit(self, **kwargs: Any) -> None:

@@ -31,8 +31,9 @@ def main(args: Sequence[str] | None = None) -> None:
     stored = [load_alignment(path) for path in given.inject.checkpoints]
     if stored:
         # What the maps were fitted on is what they are evaluated on, unless the command line says otherwise.
-        fitted = {f"inject.data.{name}": value for name, value in _flat(stored[0].data_config).items()}
-        parser.set_defaults({**fitted, "inject.data.rows": "tokens", "inject.data.special_tokens": True})
+        config = {**stored[0].data_config, "rows": "tokens", "special_tokens": True}
+        del config["batch_size"]  # changes nothing but the speed, and training likes smaller ones
+        parser.set_defaults({f"inject.data.{name}": value for name, value in _flat(config).items()})
         given = parser.parse_args(args)
     inject(given.inject, parser.instantiate(given).inject, stored)
 
@@ -83,7 +84,7 @@ def inject(options: Namespace, made: Namespace, stored: list[StoredAlignment]) -
     if not stored:
         stored = [_fit_closed_forms(options, made.data, settings, folder)]
     evaluation = InjectionEvaluation(stored, options.closed_form, options.both_directions, options.seed)
-    trainer = pl.Trainer(**settings, callbacks=[progress_bar(), Report(folder)])
+    trainer = pl.Trainer(**settings, callbacks=[*progress_bar(settings["enable_progress_bar"]), Report(folder)])
     trainer.test(evaluation, datamodule=made.data, verbose=False)
 
 
@@ -100,7 +101,8 @@ def _fit_closed_forms(
         "limit_val_batches": 0,
         "enable_model_summary": False,
     }
-    pl.Trainer(**once, callbacks=[progress_bar(), SaveAligners(folder)]).fit(module, datamodule=data)
+    callbacks = [*progress_bar(settings["enable_progress_bar"]), SaveAligners(folder)]
+    pl.Trainer(**once, callbacks=callbacks).fit(module, datamodule=data)
     return load_alignment(folder / "aligners.ckpt")
 
 

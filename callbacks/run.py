@@ -39,7 +39,7 @@ def new_run_folder(wanted: Path | None, kind: str) -> Path:
     inherited = os.environ.get(RANKS_SHARE)
     if inherited and _rank() != 0:
         return Path(inherited)
-    if wanted is not None and wanted.exists() and any(wanted.iterdir()):
+    if _rank() == 0 and wanted is not None and wanted.exists() and any(wanted.iterdir()):
         raise ValueError(f"Expected `run` to be a new or empty folder, but {wanted} holds files. Name another.")
     base = wanted or Path("runs") / f"{kind}-{datetime.now():%Y%m%d-%H%M%S}"
     folder, number = base, 1
@@ -87,14 +87,16 @@ def _wandb(folder: Path, kind: str) -> WandbLogger:
     return logger
 
 
-def progress_bar() -> Callback:
-    """Rich's, without the metrics: per-site curves are too many for one line."""
+def progress_bar(wanted: bool | None) -> list[Callback]:
+    """Rich's, without the metrics: per-site curves are too many for one line. None where it is not wanted."""
+    if wanted is False:
+        return []
 
     class Bar(RichProgressBar):
         def get_metrics(self, trainer: object, pl_module: object) -> dict[str, int | str | float | dict[str, float]]:
             return {}
 
-    return Bar(leave=False)
+    return [Bar(leave=False)]
 
 
 def quiet() -> None:

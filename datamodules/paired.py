@@ -176,6 +176,14 @@ class PairedActivations(pl.LightningDataModule):
 
     def prepare_data(self) -> None:
         """Make what is missing on disk, on one rank: the data set's files and the embedded models."""
+        if all(name.startswith(EMBEDDED) for name in (self.model_x, self.model_y)):
+            # Their depth is known before they are: a wrong site need not wait for their training.
+            depth = self.recipe.layers
+            for site in {site for pair in parse_sites(self.sites, depth, depth) for site in pair}:
+                if not 0 <= site <= depth:
+                    raise ValueError(
+                        f"Expected `sites` between 0 and L = {depth}, the embedded models' blocks, got {site}."
+                    )
         for name in (self.model_x, self.model_y):
             if name.startswith(EMBEDDED):
                 self._embedded(name)

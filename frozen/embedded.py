@@ -63,12 +63,12 @@ class Recipe:
         dropout: of states. Attention weights are not dropped: that would double the cost of attention.
     """
 
-    vocabulary: int = 4096
+    vocabulary: int = 1536
     layers: int = 4
     width: int = 64
     heads: int = 2
     max_length: int = 128
-    epochs: int = 3
+    epochs: int = 4
     batch: int = 64
     learning_rate: float = 5e-4
     warm_up: float = 0.1

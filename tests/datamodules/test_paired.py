@@ -180,3 +180,9 @@ def test_padding_on_the_left_gives_the_same_rows(world: World, tmp_path: Path) -
     for a, b in zip(left, right, strict=True):
         torch.testing.assert_close(a.x, b.x, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(a.y, b.y, rtol=1e-5, atol=1e-5)
+
+
+def test_a_wrong_site_is_refused_before_embedded_models_are_made(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"`sites` between 0 and L = 4.*got 7"):
+        PairedActivations(sites="7", cache=tmp_path).prepare_data()
+    assert not list(tmp_path.iterdir())
