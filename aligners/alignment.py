@@ -91,7 +91,7 @@ class Alignment(pl.LightningModule):
         self,
         aligners: dict[str, AlignerFactory] | None = None,
         both_directions: bool = False,
-        optimizer: OptimizerCallable = lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.0),
+        optimizer: OptimizerCallable = lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.0, fused=True),
         schedule: Schedule = "one_cycle",
         warmup: float = 0.15,
         gradient_clip: float = 1.0,

@@ -22,6 +22,7 @@ from frozen.model import FrozenModel
 __all__ = ["EMBEDDED", "PairedActivations"]
 
 EMBEDDED = "embedded:"
+WITHOUT_GRADIENTS = 4  # so many times the training batch fits where no activations are kept for a backward pass
 Split = Literal["fit", "validation", "test"]
 
 
@@ -209,19 +210,22 @@ class PairedActivations(pl.LightningDataModule):
                 self._data[name] = TokenisedTexts(tokens_x, tokenizer_x, tokens_y, tokenizer_y)
         return self._data[name]
 
-    def loader(self, split: Split, *, shuffle: bool = False, only: int | None = None) -> DataLoader:
+    def loader(
+        self, split: Split, *, shuffle: bool = False, only: int | None = None, batch_size: int | None = None
+    ) -> DataLoader:
         """A loader of whole batches of one split, this rank's share of them.
 
         Args:
             split: which texts.
             shuffle: a new order every epoch, the same for every number of ranks.
             only: the first so many texts of the split.
+            batch_size: texts a step; default: that of the data module.
         """
         data = self.split(split)
         rank, world = (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
         batches = LengthBatches(
             data.lengths[:only].numpy(),
-            self.batch_size,
+            batch_size or self.batch_size,
             shuffle=shuffle,
             seed=self.seed,
             rank=rank,
@@ -247,7 +251,9 @@ class PairedActivations(pl.LightningDataModule):
 
     def val_dataloader(self) -> Sequence[DataLoader]:
         """The validation texts, and as many of the fitting texts to set beside them."""
-        return [self.loader("validation"), self.loader("fit", only=len(self.split("validation")))]
+        larger = WITHOUT_GRADIENTS * self.batch_size
+        count = len(self.split("validation"))
+        return [self.loader("validation", batch_size=larger), self.loader("fit", only=count, batch_size=larger)]
 
     def test_dataloader(self) -> DataLoader:
         """The held-out texts."""
