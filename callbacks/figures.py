@@ -16,15 +16,22 @@ __all__ = ["accuracy_figure", "fvu_figure", "save_figure"]
 # Okabe and Ito's colours, which colour-blind readers can tell apart, then grey for floors.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 FVU_TOP = 10.0  # an inverse can be worse than the mean by any factor; the lines below 1 are what one wants to see
+LEVELS: dict[str, dict[str, Any]] = {
+    "native_y": {"color": "0.1", "linestyle": "-"},
+    "native_x": {"color": "0.1", "linestyle": "--"},
+    "random_classifier": {"color": "0.5", "linestyle": "-."},
+    "random_label": {"color": "0.5", "linestyle": (0, (1, 3))},
+}
 MARKERS = "osD^vPX*"
 
 
 def fvu_figure(rows: Sequence[dict[str, Any]]) -> Figure:
     """FVU against site, one line for each method, one panel for each direction; logarithmic."""
     figure, axes = _panels(rows)
+    styles = _styles(rows)
     beyond: list[str] = []
     for axis, (title, panel) in zip(axes, _directions(rows), strict=True):
-        for name, style, line in _lines(panel):
+        for name, style, line in _lines(panel, styles):
             heights = [row["fvu"] for row in line]
             shown = [height if height is not None and height < FVU_TOP else math.nan for height in heights]
             axis.plot(range(len(line)), shown, label=name if any(map(math.isfinite, shown)) else None, **style)
@@ -42,8 +49,9 @@ def fvu_figure(rows: Sequence[dict[str, Any]]) -> Figure:
 def accuracy_figure(rows: Sequence[dict[str, Any]]) -> Figure:
     """Accuracy after injection against site, with intervals, between the ceiling and the floors."""
     figure, axes = _panels(rows)
+    styles = _styles(rows)
     for axis, (title, panel) in zip(axes, _directions(rows), strict=True):
-        lines = _lines(panel)
+        lines = _lines(panel, styles)
         for number, (name, style, every) in enumerate(lines):
             line = [row for row in every if row["accuracy"] is not None]
             sites = [every.index(row) for row in line]
@@ -54,18 +62,7 @@ def accuracy_figure(rows: Sequence[dict[str, Any]]) -> Figure:
             axis.errorbar(places, heights, yerr=[low, high], label=name, elinewidth=0.8, **style)
         for row in panel:
             if row["site_x"] is None and row["accuracy"] is not None:
-                solid = row["role"] == "ceiling"
-                axis.axhline(
-                    100 * row["accuracy"],
-                    color="0.3",
-                    linestyle="-" if solid else ":",
-                    linewidth=0.9,
-                    zorder=0,
-                )
-                axis.annotate(
-                    row["method"], (1, 100 * row["accuracy"]), xycoords=("axes fraction", "data"), fontsize=7,
-                    color="0.3", ha="right", va="bottom",
-                )  # fmt: skip
+                axis.axhline(100 * row["accuracy"], label=row["method"], linewidth=1, zorder=0, **LEVELS[row["method"]])
         _label(axis, title, _sites(panel), "task accuracy after injection, %")
     _legend(axes)
     return figure
@@ -95,21 +92,25 @@ def _directions(rows: Sequence[dict[str, Any]]) -> list[tuple[str, list[dict[str
     return [(title, panel) for (title, _), panel in panels.items()]
 
 
-def _lines(panel: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any], list[dict[str, Any]]]]:
-    """(name, style, rows by site) of every method that has sites; floors dotted and grey."""
-    names = list(dict.fromkeys(row["method"] for row in panel if row["site_x"] is not None))
-    lines: list[tuple[str, dict[str, Any], list[dict[str, Any]]]] = []
-    colour = 0
-    for name in names:
-        line = [row for row in panel if row["method"] == name]
-        style: dict[str, Any] = {"markersize": 4.5, "linewidth": 1.3}
-        if line[0]["role"] == "floor":
-            style |= {"color": "0.6", "linestyle": ":", "marker": MARKERS[-1 - len(lines) % len(MARKERS)]}
-        else:
-            style |= {"color": COLOURS[colour % len(COLOURS)], "marker": MARKERS[colour % len(MARKERS)]}
-            colour += 1
-        lines.append((name, style, line))
-    return lines
+def _styles(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """How each method with sites is drawn, the same in every panel; floors dotted and grey."""
+    roles = {row["method"]: row["role"] for row in rows if row["site_x"] is not None}
+    styles: dict[str, dict[str, Any]] = {}
+    for name in sorted(roles, key=lambda name: roles[name] == "floor"):
+        number = len(styles)
+        look = {"color": COLOURS[number % len(COLOURS)]}
+        if roles[name] == "floor":
+            look = {"color": "0.6", "linestyle": ":"}
+        styles[name] = {"markersize": 4.5, "linewidth": 1.3, "marker": MARKERS[number % len(MARKERS)], **look}
+    return styles
+
+
+def _lines(
+    panel: list[dict[str, Any]], styles: dict[str, dict[str, Any]]
+) -> list[tuple[str, dict[str, Any], list[dict[str, Any]]]]:
+    """(name, style, rows by site) of every method that has sites, in the order of the styles."""
+    lines = [(name, style, [row for row in panel if row["method"] == name]) for name, style in styles.items()]
+    return [entry for entry in lines if entry[2]]
 
 
 def _sites(panel: list[dict[str, Any]]) -> list[str]:

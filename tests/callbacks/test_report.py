@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from aligners.injection import BOTH_WAYS, CLOSED, DISTANCE_COLUMNS, TRAINED
+from callbacks.figures import fvu_figure
 from callbacks.reading import price_of_bijectivity, reading
 from callbacks.report import console_tables, write_report
 
@@ -132,3 +133,12 @@ def test_reading_says_what_the_numbers_say() -> None:
     assert "inn 1.25 to 1.50 times mlp" in text
     assert reading(two_ways()).count("answers") == 2
     assert "No map was evaluated" in reading([r for r in forward() if r["role"] != "method"])
+
+
+def test_a_method_looks_the_same_in_every_panel() -> None:
+    backward = [row("inn", 1, 0.3, 0.7), row("procrustes", 1, 0.8, 0.7), row("linear", 1, 0.5, 0.7)]
+    rows = forward() + [entry | {"direction": "backward"} for entry in backward]
+    left, right = fvu_figure(rows).axes
+    colours = {line.get_label(): line.get_color() for line in left.lines}
+    for line in right.lines[: len(backward)]:
+        assert line.get_color() == colours[line.get_label()], line.get_label()
