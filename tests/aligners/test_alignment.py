@@ -167,7 +167,7 @@ def test_schedule_covers_the_steps_that_train(world: World) -> None:
 
     for options in ({"max_epochs": 3}, {"max_epochs": 9, "max_steps": 12}, {"max_epochs": -1, "max_steps": 12}):
         rates.clear()
-        module = Watching({"mlp": TRAINED["mlp"]}, schedule="linear", warmup=0.0)
+        module = Watching({"mlp": TRAINED["mlp"]}, False, partial(torch.optim.AdamW, lr=3e-3), "linear", warmup=0.0)
         trainer = quiet_trainer(**options, limit_train_batches=5)
         trainer.fit(module, datamodule=activations(world, sites=[1]))
         steps = 10 if options["max_epochs"] == 3 else 12
