@@ -3,54 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple, cast
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, cast
 
 import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 
-from aligners.alignment import Direction, check_precision
-from aligners.base import Aligner
-from aligners.baselines import GaussianStates, random_labels
-from aligners.linear import Identity, Linear, Mean, Procrustes
+from aligners.alignment import check_precision
+from aligners.baselines import random_labels
+from aligners.methods import CLOSED_FORMS, WHOLE, Method, Route, build_route
 from aligners.scores import TextScores, bootstrap_interval
 from aligners.storage import StoredAlignment, different_models
 from frozen.model import FrozenModel
 
-__all__ = ["CLOSED_FORMS", "InjectionEvaluation"]
+__all__ = ["DISTANCE_COLUMNS", "InjectionEvaluation"]
 
-CLOSED_FORMS: dict[str, Callable[[int, int, int], Aligner]] = {"linear": Linear, "procrustes": Procrustes}
-CLOSED, TRAINED, BOTH_WAYS = "closed form", "trained", "trained both ways"
-INVERSE_OF_ONE_WAY = "inverse of a map trained one way"
-WHOLE = ("native_x", "native_y", "random_classifier", "random_label")
-FLOORS = ("mean", "identity", "random_embedding")
 BEHAVIOUR = ["correct", "loss", "agree"]
 DISTANCE = ["squares", "total", "cosine", "norm", "back", "back_total", "gap", "largest"]
-
-
-class Method(NamedTuple):
-    """A way to get a state for Y: `map` takes source rows (S, N, d) and the batch; `inverse` target rows."""
-
-    name: str
-    role: str
-    map: Callable[[Tensor, Any], Tensor]
-    inverse: Callable[[Tensor], Tensor] | None
-    about: dict[str, Any]
-
-
-class Route(NamedTuple):
-    """One direction of injection: from where, into which model, and all methods."""
-
-    direction: Direction
-    source: FrozenModel
-    target: FrozenModel
-    methods: list[Method]
-
-    def orient(self, x: Any, y: Any) -> tuple[Any, Any]:
-        """(source, target)."""
-        return (x, y) if self.direction == "forward" else (y, x)
 
 
 class InjectionEvaluation(pl.LightningModule):
@@ -110,9 +81,11 @@ class InjectionEvaluation(pl.LightningModule):
                 "maps were fitted is another matter, and free."
             )
         texts = data.split("test")
-        self.routes = [self._route("forward", reader.model_x, reader.model_y)]
+        make = partial(build_route, stored=self.stored, closed_form=self.closed_form, seed=self.seed)
+        self.routes = [make("forward", reader.model_x, reader.model_y)]
         if self.both_directions:
-            self.routes.append(self._route("backward", reader.model_y, reader.model_x))
+            self.routes.append(make("backward", reader.model_y, reader.model_x))
+        self.owned.extend(method.aligner for route in self.routes for method in route.methods if method.aligner)
         for route in self.routes:
             _check_task(route.target, texts.labels, data.text.source)
         self.n_texts = len(texts)
@@ -134,52 +107,6 @@ class InjectionEvaluation(pl.LightningModule):
         """Each route with its two tables: by site, and of what needs no site."""
         yield from zip(self.routes, cast(Any, self.scores), cast(Any, self.whole), strict=True)
 
-    def _route(self, direction: Direction, source: FrozenModel, target: FrozenModel) -> Route:
-        fitted_on = self.stored[0].data
-        moments = self.stored[0].moments
-        moments = moments if direction == "forward" else moments.swap()
-        methods = []
-        floors: dict[str, Callable[[int, int, int], Aligner]] = {"mean": Mean}
-        if source.width == target.width:
-            floors["identity"] = Identity
-        here = {name for name, _, _ in self._fitted(direction)}
-        on_the_spot = {name: CLOSED_FORMS[name] for name in self.closed_form if name not in here}
-        for name, factory in {**floors, **on_the_spot}.items():
-            aligner = factory(len(self.sites), source.width, target.width)
-            aligner.fit(moments)
-            role = "floor" if name in floors else "method"
-            methods.append(self._method(name, aligner, role, _about(aligner, fitted_on, None)))
-        gaussian = GaussianStates(moments, self.seed)
-        about = {
-            "class": "GaussianStates",
-            "fit": CLOSED,
-            "bijective": False,
-            "fitted_on": _fitted_rows(fitted_on),
-        }
-        methods.append(Method("random_embedding", "floor", _drawn(gaussian), None, about))
-        for name, stored, (aligner, turned) in self._fitted(direction):
-            about = _about(aligner, stored.data, stored.path, turned)
-            methods.append(self._method(name, aligner, "method", about, turned=turned))
-        return Route(direction, source, target, methods)
-
-    def _fitted(self, direction: Direction) -> list[tuple[str, StoredAlignment, tuple[Aligner, bool]]]:
-        """The checkpoints' aligners that map in this direction, and whether that is through their inverse."""
-        found: list[tuple[str, StoredAlignment, tuple[Aligner, bool]]] = []
-        for stored in self.stored:
-            maps = {name: (aligner, False) for name, aligner in stored.maps[direction].items()}
-            if direction == "backward":
-                forward = stored.maps["forward"].items()
-                maps.update({name: (aligner, True) for name, aligner in forward if aligner.bijective})
-            for name, aligner in maps.items():
-                taken = {*FLOORS, *WHOLE, *(known for known, _, _ in found)}
-                found.append((_free_name(name, taken), stored, aligner))
-        return found
-
-    def _method(self, name: str, aligner: Aligner, role: str, about: dict[str, Any], turned: bool = False) -> Method:
-        self.owned.append(aligner)
-        there, back = (aligner.inverse, aligner) if turned else (aligner, aligner.inverse)
-        return Method(name, role, lambda rows, batch: there(rows), back if aligner.invertible else None, about)
-
     def on_test_start(self) -> None:
         """The self-test, on a few of the held-out texts."""
         few = self._stream.split("test")[list(range(min(8, self.n_texts)))].to(self.device)
@@ -195,9 +122,13 @@ class InjectionEvaluation(pl.LightningModule):
             0, batch.rows.owner, torch.ones(len(batch.rows), device=self.device)
         )
         self.lengths.update(text, {"rows": counts[None, None]})
+        natives: dict[FrozenModel, Tensor] = {}  # each model answers once, whether as X, as Y, or as both
         for route, scores, whole in self._scored():
-            native = route.target.logits(inputs)
-            whole.update(text, self._whole(route, batch, native))
+            for model in (route.source, route.target):
+                if model not in natives and model.n_labels is not None:
+                    natives[model] = model.logits(inputs)
+            native = natives[route.target]
+            whole.update(text, self._whole(route, batch, natives))
             source, target = route.orient(batch.x, batch.y)
             collected: dict[str, list[Tensor]] = {name: [] for name in BEHAVIOUR + DISTANCE}
             for method in route.methods:
@@ -218,13 +149,14 @@ class InjectionEvaluation(pl.LightningModule):
         ]
         return _behaviour(torch.stack(logits), labels, native)
 
-    def _whole(self, route: Route, batch: Any, native: Tensor) -> dict[str, Tensor]:
+    def _whole(self, route: Route, batch: Any, natives: dict[FrozenModel, Tensor]) -> dict[str, Tensor]:
         """The rows of `WHOLE`: quantity -> (methods, 1, B)."""
         inputs, labels, text = batch.texts.inputs_x, batch.texts.labels, batch.texts.text
+        native = natives[route.target]
         answer = native.argmax(-1)
         missing = torch.full_like(native, torch.nan)
         # The source answers its own way; without a head there is nothing to say.
-        of_source = route.source.logits(inputs) if route.source.n_labels == self.classes else missing
+        of_source = natives[route.source] if route.source.n_labels == self.classes else missing
         with route.target.fresh_head(self.seed):
             fresh = route.target.logits(inputs)
         drawn = self.chance.to(self.device)[text]
@@ -366,48 +298,6 @@ def _take(columns: dict[str, Tensor], method: int, site: int) -> dict[str, float
     """One row's figures; null where a figure does not apply or, as `overflow` then says, is not finite."""
     values = {name: float(column[method, site]) for name, column in columns.items()}
     return {name: value if math.isfinite(value) else None for name, value in values.items()}
-
-
-def _drawn(gaussian: GaussianStates) -> Callable[[Tensor, Any], Tensor]:
-    def draw(rows: Tensor, batch: Any) -> Tensor:
-        counts = torch.bincount(batch.rows.owner.cpu(), minlength=batch.rows.texts)
-        return gaussian(batch.texts.text.cpu(), counts).to(rows.device)
-
-    return draw
-
-
-def _free_name(name: str, taken: set[str]) -> str:
-    """`name`, or `name_2`, `name_3` ... where another checkpoint holds one of that name, or a floor bears it."""
-    free, number = name, 1
-    while free in taken:
-        number += 1
-        free = f"{name}_{number}"
-    return free
-
-
-def _fitted_rows(data: dict[str, Any]) -> str:
-    special = "" if data["special_tokens"] or data["rows"] == "cls" else ", special tokens left out"
-    return f"{data['rows']}{special}"
-
-
-def _about(aligner: Aligner, data: dict[str, Any], path: Path | None, turned: bool = False) -> dict[str, Any]:
-    """What a report says of a map: `parameters` of one site, how it was fitted and on which rows."""
-    if aligner.closed_form:
-        fit = CLOSED
-    elif aligner.both_ways:
-        fit = BOTH_WAYS
-    else:
-        fit = INVERSE_OF_ONE_WAY if turned else TRAINED
-    return {
-        "class": type(aligner).__name__,
-        "options": aligner.options(),
-        **aligner.findings(),
-        "parameters": sum(p.numel() for p in aligner.parameters()) // aligner.sites or None,
-        "fit": fit,
-        "bijective": aligner.bijective,
-        "fitted_on": _fitted_rows(data),
-        "checkpoint": None if path is None else str(path),
-    }
 
 
 def _check_stored(stored: Sequence[StoredAlignment], present: dict[str, Any], sites: list[tuple[int, int]]) -> None:

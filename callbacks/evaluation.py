@@ -11,7 +11,8 @@ from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.utilities import rank_zero_only
 
 from aligners.alignment import Alignment
-from aligners.injection import CLOSED_FORMS, InjectionEvaluation
+from aligners.injection import InjectionEvaluation
+from aligners.methods import CLOSED_FORMS
 from aligners.storage import StoredAlignment, load_alignment
 from callbacks.checkpoint import SaveAligners
 from callbacks.report import Report

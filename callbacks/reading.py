@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from aligners.injection import BOTH_WAYS, TRAINED
+from aligners.methods import BOTH_WAYS, TRAINED
 
 __all__ = ["directions", "price_of_bijectivity", "reading"]
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from aligners.injection import BOTH_WAYS, CLOSED, DISTANCE_COLUMNS, TRAINED
+from aligners.injection import DISTANCE_COLUMNS
+from aligners.methods import BOTH_WAYS, CLOSED, TRAINED
 from callbacks.figures import fvu_figure
 from callbacks.reading import price_of_bijectivity, reading
 from callbacks.report import console_tables, write_report
