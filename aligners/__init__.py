@@ -1,12 +1,13 @@
 """Maps between the hidden states of two models, and the modules that fit and evaluate them.
 
-Importing this package needs torch alone; `aligners.alignment` and `aligners.injection` need Lightning too.
+Importing this package needs torch and SciPy alone; `aligners.alignment` and `aligners.injection` need Lightning too.
 """
 
 from aligners.base import Aligner
 from aligners.inn import INN
 from aligners.linear import Identity, Linear, Mean, Procrustes
 from aligners.mlp import MLP
+from aligners.permutation import Permutation
 from aligners.storage import load_alignment
 
-__all__ = ["INN", "MLP", "Aligner", "Identity", "Linear", "Mean", "Procrustes", "load_alignment"]
+__all__ = ["INN", "MLP", "Aligner", "Identity", "Linear", "Mean", "Permutation", "Procrustes", "load_alignment"]

@@ -10,7 +10,7 @@ from torch import Tensor
 from aligners.base import Aligner
 from similarity.functional.moments import Moments
 
-__all__ = ["Identity", "Linear", "Mean", "Procrustes", "least_squares", "procrustes_rotation"]
+__all__ = ["Affine", "Identity", "Linear", "Mean", "Procrustes", "least_squares", "procrustes_rotation"]
 
 
 def least_squares(moments: Moments, ridge: float) -> Tensor:
@@ -42,8 +42,16 @@ def procrustes_rotation(moments: Moments) -> tuple[Tensor, Tensor]:
     return u @ vh, s
 
 
-class _Affine(Aligner):
-    """y = (x − x̄) W + ȳ, and back through a pseudo-inverse: what every linear closed form boils down to."""
+class Affine(Aligner):
+    """y = (x − x̄) W + ȳ, and back through a pseudo-inverse: what every linear closed form boils down to.
+
+    A map is fitted by `set_map`, from the two matrices that its own definition gives.
+
+    Args:
+        sites: S, the number of site pairs.
+        d_x: width of X's states.
+        d_y: width of Y's states.
+    """
 
     closed_form = True
     mean_x: Tensor
@@ -68,14 +76,15 @@ class _Affine(Aligner):
             return super().inverse(y)
         return torch.baddbmm(self.mean_x, y - self.mean_y, self.weight_back)
 
-    def _set(self, moments: Moments, weight: Tensor, weight_back: Tensor) -> None:
+    def set_map(self, moments: Moments, weight: Tensor, weight_back: Tensor) -> None:
+        """Take W (S, d_x, d_y), the way back (S, d_y, d_x) and the fitting rows' means."""
         self.mean_x.copy_(moments.mean_x[:, None])
         self.mean_y.copy_(moments.mean_y[:, None])
         self.weight.copy_(weight)
         self.weight_back.copy_(weight_back)
 
 
-class Linear(_Affine):
+class Linear(Affine):
     """Least squares with an intercept (Ren et al. §3.3; Wu et al. A.2).
 
     Its inverse goes through the pseudo-inverse of W: exact only where W has full rank, which states after a
@@ -112,7 +121,7 @@ class Linear(_Affine):
         weight = least_squares(moments, self.ridge)
         singular = torch.linalg.svdvals(weight)
         self.condition.copy_(singular[:, 0] / singular[:, -1])
-        self._set(moments, weight, torch.linalg.pinv(weight, rtol=self.inverse_tolerance))
+        self.set_map(moments, weight, torch.linalg.pinv(weight, rtol=self.inverse_tolerance))
 
     def findings(self) -> dict[str, Any]:
         """The condition number of W at each site: how far its inverse can be trusted."""
@@ -123,7 +132,7 @@ class Linear(_Affine):
         return {"ridge": self.ridge, "inverse_tolerance": self.inverse_tolerance}
 
 
-class Procrustes(_Affine):
+class Procrustes(Affine):
     """Rotation (or reflection) of the centred states, with one scale on request (Schönemann 1966).
 
     Bijective at equal widths. At unequal widths R is semi-orthogonal: going up and back is exact, going down
@@ -150,7 +159,7 @@ class Procrustes(_Affine):
         if self.scale:
             factor = singular.sum(-1) / moments.xx.diagonal(dim1=-2, dim2=-1).sum(-1)
         factor = factor[:, None, None]
-        self._set(moments, rotation * factor, rotation.mT / factor)
+        self.set_map(moments, rotation * factor, rotation.mT / factor)
 
     def options(self) -> dict[str, Any]:
         """Whether a scale is fitted."""

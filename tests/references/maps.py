@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import orthogonal_procrustes
+from scipy.linalg import orthogonal_procrustes, qr
 
-__all__ = ["cosine", "fvu", "mse", "procrustes", "ridge_regression"]
+__all__ = [
+    "Canonical", "best_matching", "canonical", "canonical_map", "carrying", "components", "cosine", "fvu", "mse",
+    "procrustes", "ridge_regression",
+]  # fmt: skip
 
 Array = NDArray[np.float64]
 
@@ -28,6 +34,61 @@ def procrustes(x: Array, y: Array) -> tuple[Array, float]:
     centred, target = x - x.mean(0), y - y.mean(0)
     rotation, nuclear = orthogonal_procrustes(centred, target)
     return rotation, nuclear / (centred**2).sum()
+
+
+def best_matching(x: Array, y: Array, signed: bool) -> Array:
+    """The matching of columns with the largest sum of (absolute) correlations, (d_x, d_y), by trying all of them."""
+    if x.shape[1] > y.shape[1]:
+        return best_matching(y, x, signed).T
+    correlations = np.corrcoef(x, y, rowvar=False)[: x.shape[1], x.shape[1] :]
+    values = np.abs(correlations) if signed else correlations
+    rows = np.arange(x.shape[1])
+    best = max(itertools.permutations(range(y.shape[1]), len(rows)), key=lambda columns: values[rows, columns].sum())
+    weight = np.zeros_like(correlations)
+    weight[rows, best] = np.sign(correlations[rows, best]) if signed else 1
+    return weight
+
+
+class Canonical(NamedTuple):
+    """Canonical variates h, k (n, r) of unit length, best first, and their correlations rho (r,)."""
+
+    h: Array
+    k: Array
+    rho: Array
+
+
+def canonical(x: Array, y: Array) -> Canonical:
+    """CCA of the rows themselves, through pivoted QR (Björck and Golub 1973)."""
+    q_x, q_y = _basis(x), _basis(y)
+    u, rho, vh = np.linalg.svd(q_x.T @ q_y, full_matrices=False)
+    return Canonical(q_x @ u, q_y @ vh.T, rho)
+
+
+def _basis(x: Array) -> Array:
+    q, r, _ = qr(x - x.mean(0), mode="economic", pivoting=True)
+    size = np.abs(np.diag(r))
+    return q[:, size > 1e-7 * size[0]]
+
+
+def canonical_map(x: Array, y: Array, found: Canonical, shrink: bool) -> Array:
+    """W (d_x, d_y) that takes the rows of X onto h, h onto k (or its least-squares estimate), and k onto Y."""
+    into = np.linalg.pinv(x - x.mean(0), rcond=1e-7) @ found.h
+    return into * (found.rho if shrink else 1) @ (found.k.T @ (y - y.mean(0)))
+
+
+def components(x: Array, share: float) -> Array:
+    """The fewest principal axes (d, k) that hold `share` of the variance."""
+    _, s, vh = np.linalg.svd(x - x.mean(0), full_matrices=False)
+    held = np.cumsum(s**2) / (s**2).sum()
+    return vh[: 1 + int((held < share).sum())].T
+
+
+def carrying(x: Array, found: Canonical, share: float) -> Canonical:
+    """The fewest directions that carry `share` of α_i = Σ_j |⟨h_i, x_j⟩| (Ren et al. eq. 8)."""
+    alpha = np.abs(found.h.T @ (x - x.mean(0))).sum(1)
+    order = np.argsort(-alpha)
+    kept = np.sort(order[: 1 + int((np.cumsum(alpha[order]) / alpha.sum() < share).sum())])
+    return Canonical(found.h[:, kept], found.k[:, kept], found.rho[kept])
 
 
 def mse(mapped: Array, y: Array) -> float:
