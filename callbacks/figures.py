@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-__all__ = ["accuracy_figure", "fvu_figure", "save_figure"]
+__all__ = ["accuracy_figure", "fvu_figure"]
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart, then grey for floors.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
@@ -66,13 +65,6 @@ def accuracy_figure(rows: Sequence[dict[str, Any]]) -> Figure:
         _label(axis, title, _sites(panel), "task accuracy after injection, %")
     _legend(axes)
     return figure
-
-
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write a PNG, whole or not at all."""
-    half = path.with_suffix(".part.png")
-    figure.savefig(half, dpi=130)
-    half.replace(path)
 
 
 def _panels(rows: Sequence[dict[str, Any]]) -> tuple[Figure, list[Axes]]:

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-import platform
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
 from lightning.pytorch.loggers import WandbLogger
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from aligners.injection import InjectionEvaluation
-from callbacks.figures import accuracy_figure, fvu_figure, save_figure
+from callbacks.figures import accuracy_figure, fvu_figure
 from callbacks.reading import directions, price_of_bijectivity, reading
+from callbacks.writing import environment, save_figure, table_csv, write_text
 
 __all__ = ["Report", "console_tables", "write_report"]
 
 FIGURES = {"fvu": fvu_figure, "accuracy": accuracy_figure}
-PACKAGES = ("torch", "lightning", "transformers", "torchmetrics", "numpy")
 COLUMN_GROUPS = {"fvu": ("FVU", False), "fvu_inverse": ("inverse", False), "accuracy": ("acc. %", True)}
 MOST_SITES_ABREAST = 5
 MARKDOWN_COLUMNS = {
@@ -56,7 +51,7 @@ class Report(pl.Callback):
             return
         meta = {
             **pl_module.meta,
-            **_environment(trainer),
+            **environment(trainer),
             "price_of_bijectivity": price_of_bijectivity(pl_module.rows),
         }
         write_report(folder, meta, pl_module.rows)
@@ -80,13 +75,9 @@ def write_report(folder: Path, meta: dict[str, Any], rows: Sequence[dict[str, An
         rows: plain values, one row for each method, site and direction of each pair of models.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / "report.json", json.dumps({"meta": meta, "rows": list(rows)}, indent=1, allow_nan=False))
-    lines = io.StringIO()
-    writer = csv.DictWriter(lines, fieldnames=list(rows[0]))
-    writer.writeheader()
-    writer.writerows(rows)
-    _write(folder / "report.csv", lines.getvalue())
-    _write(folder / "report.md", _markdown(rows))
+    write_text(folder / "report.json", json.dumps({"meta": meta, "rows": list(rows)}, indent=1, allow_nan=False))
+    write_text(folder / "report.csv", table_csv(rows))
+    write_text(folder / "report.md", _markdown(rows))
     for name, draw in FIGURES.items():
         save_figure(draw(rows), folder / f"{name}.png")
 
@@ -140,25 +131,6 @@ def _markdown(rows: Sequence[dict[str, Any]]) -> str:
             "| " + " | ".join("" if c is None else f"{c:.4g}" if isinstance(c, float) else str(c) for c in cells) + " |"
         )
     return "\n".join(lines) + "\n"
-
-
-def _write(path: Path, text: str) -> None:
-    half = path.with_name(path.name + ".part")
-    half.write_text(text, encoding="utf-8")
-    half.replace(path)
-
-
-def _environment(trainer: pl.Trainer) -> dict[str, Any]:
-    device = trainer.strategy.root_device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    return {
-        "versions": {
-            "python": platform.python_version(),
-            **{package: version(package) for package in PACKAGES},
-        },
-        "device": f"{device.type} ({name})",
-        "ranks": trainer.world_size,
-    }
 
 
 def _to_wandb(logger: WandbLogger, folder: Path, meta: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:

@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from aligners.alignment import Alignment
-from callbacks.figures import fvu_figure, save_figure
+from callbacks.figures import fvu_figure
+from callbacks.writing import save_figure
 
 __all__ = ["FitSummary"]
 
