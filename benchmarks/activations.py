@@ -36,7 +36,7 @@ def batch_of(chosen: list[Tensor], width: int, device: str) -> TextBatch:
     ids = torch.stack([torch.nn.functional.pad(text, (0, width - len(text))) for text in chosen])
     mask = torch.stack([torch.arange(width) < len(text) for text in chosen])
     inputs = {"input_ids": ids.to(device), "attention_mask": mask.long().to(device)}
-    return TextBatch(inputs, inputs, ~mask, ~mask, torch.arange(len(chosen)), None)
+    return TextBatch((inputs, inputs), (~mask, ~mask), torch.arange(len(chosen)))
 
 
 def padded(models: list[FrozenModel], batch: TextBatch, mask: Tensor) -> list[Tensor]:

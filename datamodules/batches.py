@@ -1,10 +1,10 @@
-"""Batches of tokenised text: which texts go together, and how they are padded for both models."""
+"""Batches of tokenised text: which texts go together, and how they are padded for every model."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -26,24 +26,40 @@ CHUNK = 50  # batches among which texts of similar length are sought when shuffl
 
 @dataclass
 class TextBatch:
-    """B texts, tokenised for both models and padded to the batch's longest.
+    """B texts, tokenised for each of M models and padded to the batch's longest.
 
     Attributes:
-        inputs_x: what X's forward takes: input_ids, attention_mask and, where X knows them, token_type_ids,
-            each (B, T_x) int64.
-        inputs_y: the same for Y; the very same object as `inputs_x` where the tokenizers are equal.
-        special_x: True at X's special tokens and its padding, (B, T_x) bool.
-        special_y: the same for Y, (B, T_y).
+        inputs: for each model what its forward takes: input_ids, attention_mask and, where the model knows them,
+            token_type_ids, each (B, T_m) int64. Models of equal tokenizers have the very same object.
+        special: for each model True at its special tokens and its padding, (B, T_m) bool; shared likewise.
         text: number of each text in its split, (B,) int64.
         labels: class of each text, (B,) int64; None for plain text.
     """
 
-    inputs_x: dict[str, Tensor]
-    inputs_y: dict[str, Tensor]
-    special_x: Tensor
-    special_y: Tensor
+    inputs: tuple[dict[str, Tensor], ...]
+    special: tuple[Tensor, ...]
     text: Tensor
-    labels: Tensor | None
+    labels: Tensor | None = None
+
+    @property
+    def inputs_x(self) -> dict[str, Tensor]:
+        """Inputs of the first model, X."""
+        return self.inputs[0]
+
+    @property
+    def inputs_y(self) -> dict[str, Tensor]:
+        """Inputs of the last model, Y."""
+        return self.inputs[-1]
+
+    @property
+    def special_x(self) -> Tensor:
+        """Special tokens and padding of the first model, X."""
+        return self.special[0]
+
+    @property
+    def special_y(self) -> Tensor:
+        """Special tokens and padding of the last model, Y."""
+        return self.special[-1]
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> TextBatch:
         """The batch on another device."""
@@ -53,11 +69,13 @@ class TextBatch:
         """The batch in page-locked memory, for asynchronous copies to a GPU."""
         return self._each(lambda tensor: tensor.pin_memory())
 
-    def _each(self, change: Any) -> TextBatch:
-        """Change every tensor once, so that what X and Y share stays shared."""
+    def _each(self, change: Callable[[Tensor], Tensor]) -> TextBatch:
+        """Change every tensor once, so that what models share stays shared."""
         done: dict[int, Any] = {}
 
         def changed(value: Any) -> Any:
+            if isinstance(value, tuple):
+                return tuple(changed(part) for part in value)
             if value is None:
                 return None
             if id(value) not in done:
@@ -247,35 +265,29 @@ def _flat(column: Any) -> Tensor:
 
 
 class TokenisedTexts(Dataset):
-    """A split, tokenised for X and Y, that answers a list of row numbers with a `TextBatch`.
+    """A split, tokenised for each of M models, that answers a list of row numbers with a `TextBatch`.
 
     Args:
-        tokens_x: what `tokenise` made for X.
-        tokenizer_x: X's tokenizer, which says how to pad.
-        tokens_y: what `tokenise` made for Y; None where both models share the tokenizer.
-        tokenizer_y: Y's tokenizer.
+        tokens: what `tokenise` made for each model; one and the same object for models of equal tokenizers.
+        tokenizers: of each model: they say how to pad.
     """
 
-    def __init__(
-        self,
-        tokens_x: datasets.Dataset,
-        tokenizer_x: PreTrainedTokenizerBase,
-        tokens_y: datasets.Dataset | None = None,
-        tokenizer_y: PreTrainedTokenizerBase | None = None,
-    ) -> None:
-        if (tokens_y is None) != (tokenizer_y is None):
-            raise ValueError("Expected `tokens_y` and `tokenizer_y` together, or neither, but received one.")
-        self.x = _Tokens(tokens_x, tokenizer_x)
-        self.y = self.x
-        self.lengths = self.x.lengths
-        if tokens_y is not None and tokenizer_y is not None:
-            if tokens_y["id"][:] != tokens_x["id"][:]:
-                raise ValueError("Expected `tokens_x` and `tokens_y` of the same texts, but their ids differ.")
-            self.y = _Tokens(tokens_y, tokenizer_y)
-            self.lengths = torch.maximum(self.x.lengths, self.y.lengths)
-        self.ids = torch.as_tensor(tokens_x["id"][:], dtype=torch.int64)
-        labelled = "label" in tokens_x.column_names
-        self.labels = torch.as_tensor(tokens_x["label"][:], dtype=torch.int64) if labelled else None
+    def __init__(self, tokens: Sequence[datasets.Dataset], tokenizers: Sequence[PreTrainedTokenizerBase]) -> None:
+        if not tokens or len(tokens) != len(tokenizers):
+            raise ValueError(
+                "Expected `tokens` and `tokenizers` of the same models, one or more, but received "
+                f"{len(tokens)} and {len(tokenizers)}."
+            )
+        if any(other["id"][:] != tokens[0]["id"][:] for other in tokens if other is not tokens[0]):
+            raise ValueError("Expected `tokens` of the same texts for every model, but their ids differ.")
+        first = [next(i for i, other in enumerate(tokens) if other is table) for table in tokens]
+        # What models share is laid out, and later padded, once.
+        self._laid = {i: _Tokens(tokens[i], tokenizers[i]) for i in sorted(set(first))}
+        self._models = first
+        self.lengths = torch.stack([laid.lengths for laid in self._laid.values()]).amax(0)
+        self.ids = torch.as_tensor(tokens[0]["id"][:], dtype=torch.int64)
+        labelled = "label" in tokens[0].column_names
+        self.labels = torch.as_tensor(tokens[0]["label"][:], dtype=torch.int64) if labelled else None
 
     def __len__(self) -> int:
         """Number of texts."""
@@ -284,7 +296,7 @@ class TokenisedTexts(Dataset):
     def __getitem__(self, rows: Sequence[int]) -> TextBatch:
         """The texts with these row numbers, as one batch."""
         index = torch.as_tensor(rows)
-        inputs_x, special_x = self.x.batch(index)
-        inputs_y, special_y = (inputs_x, special_x) if self.y is self.x else self.y.batch(index)
+        found = {i: laid.batch(index) for i, laid in self._laid.items()}
+        inputs, special = zip(*(found[i] for i in self._models), strict=True)
         labels = None if self.labels is None else self.labels[index]
-        return TextBatch(inputs_x, inputs_y, special_x, special_y, self.ids[index], labels)
+        return TextBatch(inputs, special, self.ids[index], labels)

@@ -202,12 +202,10 @@ class PairedActivations(pl.LightningDataModule):
         """A split, tokenised for both models."""
         if name not in self._data:
             texts, (tokenizer_x, tokenizer_y) = getattr(self.texts, name), _tokenizers(self.reader)
-            tokens_x = tokenise(texts, tokenizer_x, self.max_length)
-            if same_tokenizer(tokenizer_x, tokenizer_y):
-                self._data[name] = TokenisedTexts(tokens_x, tokenizer_x)
-            else:
+            tokens_x = tokens_y = tokenise(texts, tokenizer_x, self.max_length)
+            if not same_tokenizer(tokenizer_x, tokenizer_y):
                 tokens_y = tokenise(texts, tokenizer_y, self.max_length)
-                self._data[name] = TokenisedTexts(tokens_x, tokenizer_x, tokens_y, tokenizer_y)
+            self._data[name] = TokenisedTexts([tokens_x, tokens_y], [tokenizer_x, tokenizer_y])
         return self._data[name]
 
     def loader(

@@ -52,7 +52,7 @@ def make_split(n: int = 12, *, pair: bool = False, labels: bool = True) -> datas
 @pytest.mark.parametrize("pair", [False, True])
 def test_batch_is_what_the_tokenizer_makes_of_the_texts(side: str, pair: bool) -> None:
     tokenizer, split = make_tokenizer(side), make_split(pair=pair)
-    texts = TokenisedTexts(tokenise(split, tokenizer, 12), tokenizer)
+    texts = TokenisedTexts([tokenise(split, tokenizer, 12)], [tokenizer])
     rows = [7, 0, 11, 3]
     batch = texts[rows]
     chosen = split.select(rows)
@@ -78,10 +78,12 @@ def test_batch_is_what_the_tokenizer_makes_of_the_texts(side: str, pair: bool) -
 
 def test_one_tokenizer_shares_its_inputs_and_moving_keeps_that() -> None:
     tokenizer, split = make_tokenizer(), make_split(labels=False)
-    batch = TokenisedTexts(tokenise(split, tokenizer, 12), tokenizer)[[0, 1]]
+    tokens = tokenise(split, tokenizer, 12)
+    batch = TokenisedTexts([tokens, tokens, tokens], [tokenizer] * 3)[[0, 1]]
     for one in (batch, batch.to("cpu"), batch.to("meta")):
-        assert one.inputs_y is one.inputs_x
-        assert one.special_y is one.special_x
+        assert len(one.inputs) == 3
+        assert one.inputs_y is one.inputs[1] is one.inputs_x
+        assert one.special_y is one.special[1] is one.special_x
         assert one.labels is None
     assert batch.to("meta").inputs_x["input_ids"].device.type == "meta"
 
@@ -89,14 +91,20 @@ def test_one_tokenizer_shares_its_inputs_and_moving_keeps_that() -> None:
 def test_two_tokenizers_read_the_same_texts() -> None:
     x, y, split = make_tokenizer(), make_tokenizer("left", VOCABULARY[:6]), make_split()
     tokens_x, tokens_y = tokenise(split, x, 12), tokenise(split, y, 5)
-    batch = TokenisedTexts(tokens_x, x, tokens_y, y)[[2, 5]]
+    batch = TokenisedTexts([tokens_x, tokens_y], [x, y])[[2, 5]]
     for i, row in enumerate([2, 5]):
         kept_x = batch.inputs_x["input_ids"][i][batch.inputs_x["attention_mask"][i].bool()]
         kept_y = batch.inputs_y["input_ids"][i][batch.inputs_y["attention_mask"][i].bool()]
         assert kept_x.tolist() == tokens_x[row]["input_ids"]
         assert kept_y.tolist() == tokens_y[row]["input_ids"]
+    mixed = TokenisedTexts([tokens_x, tokens_y, tokens_x], [x, y, x])[[2, 5]]
+    assert mixed.inputs[0] is mixed.inputs[2] is not mixed.inputs[1]
+    for name, value in batch.inputs_y.items():
+        assert torch.equal(mixed.inputs[1][name], value)
+    with pytest.raises(ValueError, match=r"`tokens` and `tokenizers`.*1 and 2"):
+        TokenisedTexts([tokens_x], [x, y])
     with pytest.raises(ValueError, match="ids differ"):
-        TokenisedTexts(tokens_x, x, tokens_y.select(range(11, -1, -1)), y)
+        TokenisedTexts([tokens_x, tokens_y.select(range(11, -1, -1))], [x, y])
 
 
 def test_same_tokenizer() -> None:
@@ -125,7 +133,7 @@ def test_tokenizer_without_padding_is_refused() -> None:
     tokens = tokenise(make_split(), tokenizer, 12)
     tokenizer.pad_token = None
     with pytest.raises(ValueError, match="padding token"):
-        TokenisedTexts(tokens, tokenizer)
+        TokenisedTexts([tokens], [tokenizer])
 
 
 LENGTHS = np.random.default_rng(0).integers(3, 60, size=1003)
@@ -189,7 +197,7 @@ def test_too_few_for_the_ranks_is_refused() -> None:
 
 def test_loader_hands_on_whole_batches() -> None:
     tokenizer, split = make_tokenizer(), make_split()
-    texts = TokenisedTexts(tokenise(split, tokenizer, 12), tokenizer)
+    texts = TokenisedTexts([tokenise(split, tokenizer, 12)], [tokenizer])
     loader = DataLoader(texts, sampler=LengthBatches(texts.lengths, 5, shuffle=True), batch_size=None)
     batches = list(loader)
     assert len(loader) == len(batches) == 3

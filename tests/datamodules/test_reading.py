@@ -28,7 +28,7 @@ def models() -> tuple[FrozenModel, FrozenModel]:
 def batch(texts: tuple[str, ...] = TEXTS, side: str = "right") -> TextBatch:
     inputs = tokenised(texts, side)
     special = inputs["input_ids"] < len(SPECIAL)
-    return TextBatch(inputs, inputs, special, special, torch.arange(len(texts)) + 10, None)
+    return TextBatch((inputs, inputs), (special, special), torch.arange(len(texts)) + 10)
 
 
 def read(
