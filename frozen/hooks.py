@@ -37,14 +37,16 @@ class _Injected(nn.Module):
         return getattr(self.__dict__["_block"], name)
 
 
-def read(blocks: nn.ModuleList, sites: Collection[int], run: Callable[[], object]) -> dict[int, Tensor]:
-    """The states at `sites` during `run`, which is left right after the deepest of them.
+def read(
+    blocks: nn.ModuleList, sites: Collection[int], run: Callable[[], object], *, leave: bool = True
+) -> dict[int, Tensor]:
+    """The states at `sites` during `run`, which is left right after the deepest of them, unless `leave` is False.
 
     A state is what the model passes on: hooks that the user has put on block l act before site l is read,
     those on the input of block l + 1 after it.
     """
     states: dict[int, Tensor] = {}
-    deepest = max(sites)
+    deepest = max(sites) if leave else None
     handles: list[RemovableHandle] = []
 
     def store(site: int, state: Tensor) -> None:

@@ -123,6 +123,57 @@ class FrozenModel:
         states = {site: layout.turn_back(state) for site, state in states.items()}
         return [states[site] for site in sites]
 
+    def attention(self, inputs: Mapping[str, Tensor], sites: Sequence[int] = ()) -> tuple[list[Tensor], list[Tensor]]:
+        """The attention weights of all blocks, and the states at `sites`, in one forward pass.
+
+        `transformers` records the weights with hooks of its own, which stay in the model after the first use,
+        as they do after any `output_attentions=True`; they do nothing otherwise.
+
+        Returns:
+            For each block 1..L the weights (B, H, T, T): from the token of the third axis to that of the
+            fourth. A row sums to one over the text's tokens and is zero at padding. And the states, as from
+            `head`.
+
+        Raises:
+            ValueError: if the model was not loaded with eager attention or hands out no weights, or as in `head`.
+        """
+        for site in sites:
+            self.check_site(site, "sites")
+        self._check_eager()
+        layout = self._layout(inputs)
+        arguments = self._arguments(inputs, layout)
+        output: Any = None
+
+        def run() -> None:
+            nonlocal output
+            output = self.model.base_model(**arguments, output_attentions=True, return_dict=True)
+
+        states = read(self.blocks, sites, run, leave=False)
+        weights = output.attentions
+        if len(weights) != self.depth:
+            raise ValueError(
+                f"Expected the attention weights of {self.depth} blocks, received those of {len(weights)} from "
+                f"{self.name}, a {type(self.model).__name__}: it does not hand them out. Compare its states instead."
+            )
+        turned = {site: layout.turn_back(state) for site, state in states.items()}
+        return [_turn_both_back(each, layout) for each in weights], [turned[site] for site in sites]
+
+    def untrained(self, seed: int) -> FrozenModel:
+        """The same model before any training: its config, with fresh weights drawn from `seed`.
+
+        They are drawn by the model's own recipe, on the CPU, so that they are the same on every device. No
+        other random number is affected. Data type, attention implementation, device and tokenizer are this
+        model's.
+        """
+        kind = type(self.model)
+        # A bare encoder was loaded without the modules above its last site: leave them out here too.
+        options = self.architecture.bare if self.model.base_model is self.model else {}
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            torch.default_generator.manual_seed(seed)
+            fresh = kind(copy.deepcopy(self.model.config), **options)
+        name = f"{self.name} (untrained, seed {seed})"
+        return FrozenModel(fresh.to(self.dtype), self.tokenizer, name=name, revision=self.revision).to(self.device)
+
     def tail(self, inputs: Mapping[str, Tensor], site: int, states: Tensor) -> Tensor:
         """The logits (B, C) with `states` (B, T, d) at `site`. No block up to `site` is run.
 
@@ -224,6 +275,14 @@ class FrozenModel:
             )
         return Layout(inputs)
 
+    def _check_eager(self) -> None:
+        received = self.model.base_model.config._attn_implementation
+        if received != "eager":
+            raise ValueError(
+                f'Expected a model with `attn_implementation` "eager", received {self.name} with {received!r}, '
+                'which never forms the attention weights. Load it with attn_implementation="eager".'
+            )
+
     def _check_classifies(self) -> None:
         if self.n_labels is None:
             raise ValueError(
@@ -231,3 +290,9 @@ class FrozenModel:
                 f"{type(self.model).__name__}: its states can be read, but it has no logits. Name a model "
                 "that was fine-tuned to classify."
             )
+
+
+def _turn_both_back(weights: Tensor, layout: Layout) -> Tensor:
+    """Both token axes of (B, H, T, T) in the caller's order."""
+    weights = layout.turn_back(weights.transpose(1, 2)).transpose(1, 2)
+    return layout.turn_back(weights.transpose(1, 3)).transpose(1, 3)
