@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, DistributedSampler
+
+from datamodules.words import number_words
 
 if TYPE_CHECKING:
     import datasets
@@ -34,12 +36,20 @@ class TextBatch:
         special: for each model True at its special tokens and its padding, (B, T_m) bool; shared likewise.
         text: number of each text in its split, (B,) int64.
         labels: class of each text, (B,) int64; None for plain text.
+        words: for each model the word of each token, (B, T_m) int64; shared likewise. A text's words that every
+            model has are counted from 0; -1 for special tokens, padding and the other words. None where `tokenise`
+            was not asked for words.
+        word_count: words of each text that every model has, (B,) int64; None likewise.
+        number: which batch of the epoch this is, 0, 1, ..., the same on every rank.
     """
 
     inputs: tuple[dict[str, Tensor], ...]
     special: tuple[Tensor, ...]
     text: Tensor
     labels: Tensor | None = None
+    words: tuple[Tensor, ...] | None = None
+    word_count: Tensor | None = None
+    number: int = 0
 
     @property
     def inputs_x(self) -> dict[str, Tensor]:
@@ -76,8 +86,8 @@ class TextBatch:
         def changed(value: Any) -> Any:
             if isinstance(value, tuple):
                 return tuple(changed(part) for part in value)
-            if value is None:
-                return None
+            if value is None or isinstance(value, int):
+                return value
             if id(value) not in done:
                 many = isinstance(value, dict)
                 done[id(value)] = {k: change(v) for k, v in value.items()} if many else change(value)
@@ -86,13 +96,20 @@ class TextBatch:
         return TextBatch(**{field.name: changed(getattr(self, field.name)) for field in fields(self)})
 
 
+class BatchOfRows(list[int]):
+    """The row numbers of a batch, or of a rank's part of it, that know the batch's number."""
+
+    def __init__(self, rows: Iterable[int], number: int) -> None:
+        super().__init__(rows)
+        self.number = number
+
+
 class LengthBatches(DistributedSampler):
     """Lists of row numbers, one list per step: texts of similar length together, little padding.
 
     Used as `DataLoader(dataset, sampler=LengthBatches(...), batch_size=None)`. Every text comes once per
-    epoch, over all ranks, and every rank has equally many batches, none of them empty. The batches of all
-    ranks together are those that a single rank would have, and rank r takes every `world`-th text of each. It
-    is a `DistributedSampler` so that Lightning leaves it in place.
+    epoch, over all ranks, and every rank has batches, none of them empty. The batches of all ranks together are
+    those that a single rank would have. It is a `DistributedSampler` so that Lightning leaves it in place.
 
     Args:
         lengths: number of tokens of each text, (n,).
@@ -100,9 +117,18 @@ class LengthBatches(DistributedSampler):
             unless fewer than `world` texts per batch would be left.
         shuffle: a new order every epoch, from `seed` and the epoch. Otherwise the longest texts come first,
             so that a batch too large for the memory shows at once.
+        whole: what a rank takes. False: every `world`-th text of each batch, so that all ranks have equally many
+            batches. True: every `world`-th batch, whole, for what is computed batch by batch; some ranks may
+            have one batch more, and batches are the same for any number of ranks.
         seed: of the order.
         rank: this process's number, 0..world - 1.
         world: number of processes.
+
+    Attributes:
+        count: batches per epoch, of all ranks together.
+
+    Raises:
+        ValueError: there are too few texts, or too few in a batch, to give every rank its part.
     """
 
     def __init__(
@@ -111,74 +137,98 @@ class LengthBatches(DistributedSampler):
         batch_size: int,
         *,
         shuffle: bool,
+        whole: bool = False,
         seed: int = 0,
         rank: int = 0,
         world: int = 1,
     ) -> None:
-        if batch_size < world:
+        self.lengths, self.whole = np.asarray(lengths), whole
+        n = len(self.lengths)
+        if not whole and batch_size < world:
             raise ValueError(
                 f"Expected `batch_size` (texts per step over all ranks) of at least the number of ranks, "
                 f"{world}, but received {batch_size}."
             )
-        if len(lengths) < world:
+        if n < world:
             raise ValueError(
-                f"Expected at least one text for each of the {world} ranks, but received {len(lengths)} "
+                f"Expected at least one text for each of the {world} ranks, but received {n} "
                 "texts. Use fewer devices or more text."
             )
-        self.lengths = np.asarray(lengths)
         super().__init__(self.lengths, num_replicas=world, rank=rank, shuffle=shuffle, seed=seed)  # type: ignore[arg-type]
-        n = len(self.lengths)
-        count = min(-(-n // batch_size), n // world)
-        self.bounds = np.arange(count + 1) * n // count
+        self.count = -(-n // batch_size) if whole else min(-(-n // batch_size), n // world)
+        if whole and self.count < world:
+            raise ValueError(
+                f"Expected at least one whole batch for each of the {world} ranks, but {n} texts in batches of "
+                f"{batch_size} make {self.count}. Use fewer devices, or a smaller `batch_size`."
+            )
+        self.bounds = np.arange(self.count + 1) * n // self.count
         self.start = 0
 
     def __len__(self) -> int:
-        """Batches per epoch, of each rank and of all together, whatever was skipped."""
-        return len(self.bounds) - 1
+        """Batches per epoch of this rank, whatever was skipped."""
+        return len(self._mine())
 
     def skip(self, batches: int) -> None:
         """Leave out the first batches of the next epoch to be read: to resume in the middle of one."""
         self.start = batches
 
-    def __iter__(self) -> Iterator[list[int]]:
-        """The rank's part of each batch."""
+    def __iter__(self) -> Iterator[BatchOfRows]:
+        """The rank's part of each batch, or its batches."""
         start, self.start = self.start, 0
-        for batch in self._batches()[start:]:
-            yield batch[self.rank :: self.num_replicas].tolist()
+        batches = self._batches()
+        for number in self._mine()[start:]:
+            part = batches[number] if self.whole else batches[number][self.rank :: self.num_replicas]
+            yield BatchOfRows(part.tolist(), number)
+
+    def _mine(self) -> range:
+        """Numbers of the batches that this rank has a part in."""
+        return range(self.rank, self.count, self.num_replicas) if self.whole else range(self.count)
 
     def _batches(self) -> list[np.ndarray]:
         if not self.shuffle:
             return np.split(np.argsort(-self.lengths, kind="stable"), self.bounds[1:-1])
         draw = np.random.default_rng([self.seed, self.epoch])
         order = draw.permutation(len(self.lengths))
-        for first in range(0, len(self), CHUNK):
-            chunk = order[self.bounds[first] : self.bounds[min(first + CHUNK, len(self))]]
+        for first in range(0, self.count, CHUNK):
+            chunk = order[self.bounds[first] : self.bounds[min(first + CHUNK, self.count)]]
             chunk[:] = chunk[np.argsort(self.lengths[chunk], kind="stable")]
         batches = np.split(order, self.bounds[1:-1])
         return [batches[i] for i in draw.permutation(len(batches))]
 
 
-def tokenise(split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> datasets.Dataset:
+def tokenise(
+    split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, *, words: bool = False
+) -> datasets.Dataset:
     """Tokenise a split, through the cache of `datasets`.
 
     Args:
         split: the columns text and id, and text_pair and label where there are such.
         tokenizer: of the model.
         max_length: tokens beyond this are cut. How many texts reach it is said once, in the log.
+        words: also number the words of each text; see `datamodules.words`.
 
     Returns:
-        The columns input_ids, special_tokens_mask, length, id, and token_type_ids and label where there are
-        such, in the split's order.
+        The columns input_ids, special_tokens_mask, length, id, token_type_ids and label where there are
+        such, and, with `words`, words (of each token) and word_count, in the split's order.
+
+    Raises:
+        ValueError: words are asked for of a tokenizer that does not say where in the text its tokens lie.
     """
     from datasets.fingerprint import Hasher
 
+    if words and not tokenizer.is_fast:
+        raise ValueError(
+            f"Words are found through the places of tokens in the text, but the tokenizer of "
+            f"{tokenizer.name_or_path!r}, a {type(tokenizer).__name__}, does not know them. Use a fast tokenizer, or "
+            "`rows` 'mean' or 'cls' without attention."
+        )
     # Named by content: pickled tokenizers differ with what they were last used for.
-    name = Hasher.hash([split._fingerprint, _description(tokenizer), type(tokenizer).__name__, max_length])
+    name = Hasher.hash([split._fingerprint, _description(tokenizer), type(tokenizer).__name__, max_length, words])
     tokens = split.map(
         _tokens,
         batched=True,
         remove_columns=[column for column in split.column_names if column not in ("id", "label")],
-        fn_kwargs={"tokenizer": tokenizer, "max_length": max_length},
+        fn_kwargs={"tokenizer": tokenizer, "max_length": max_length, "words": words},
         new_fingerprint=name,
         desc="Tokenising",
     )
@@ -188,16 +238,24 @@ def tokenise(split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_le
     return tokens
 
 
-def _tokens(batch: dict[str, list[Any]], tokenizer: PreTrainedTokenizerBase, max_length: int) -> dict[str, list[Any]]:
+def _tokens(
+    batch: dict[str, list[Any]], tokenizer: PreTrainedTokenizerBase, max_length: int, words: bool
+) -> dict[str, list[Any]]:
+    parts = [batch[name] for name in ("text", "text_pair") if name in batch]
     encoded = tokenizer(
-        batch["text"],
-        batch.get("text_pair"),
-        truncation=True,
-        max_length=max_length,
-        return_attention_mask=False,
-        return_special_tokens_mask=True,
+        *parts, truncation=True, max_length=max_length, return_attention_mask=False, return_special_tokens_mask=True
     )
-    return {**encoded, "length": [len(ids) for ids in encoded["input_ids"]]}
+    lengths = [len(ids) for ids in encoded["input_ids"]]
+    columns = {**encoded, "length": lengths}
+    if words:
+        kept, whole = encoded.encodings, list(encoded.encodings)
+        full = [i for i, length in enumerate(lengths) if length >= max_length]
+        if full:
+            again = tokenizer(*([part[i] for i in full] for part in parts), truncation=False, verbose=False)
+            for i, encoding in zip(full, again.encodings, strict=True):
+                whole[i] = encoding
+        columns["words"], columns["word_count"] = number_words(list(zip(*parts, strict=True)), kept, whole)
+    return columns
 
 
 def same_tokenizer(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase) -> bool:
@@ -242,10 +300,12 @@ class _Tokens:
         self.padding = {"input_ids": tokenizer.pad_token_id, "special_tokens_mask": 1}
         if "token_type_ids" in tokens.column_names:
             self.padding["token_type_ids"] = tokenizer.pad_token_type_id
+        if "words" in tokens.column_names:
+            self.padding["words"] = -1
         self.flat = {name: _flat(table.column(name)) for name in self.padding}
 
-    def batch(self, rows: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """The model's inputs for these rows, and where special tokens and padding are."""
+    def batch(self, rows: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor | None]:
+        """The model's inputs for these rows, where special tokens and padding are, and words where there are."""
         lengths = self.lengths[rows]
         longest = int(lengths.max())
         column = torch.arange(longest)[None]
@@ -255,7 +315,8 @@ class _Tokens:
         place = torch.where(real, self.starts[rows][:, None] + column, 0)
         padded = {name: torch.where(real, flat[place], self.padding[name]).long() for name, flat in self.flat.items()}
         special = padded.pop("special_tokens_mask").bool()
-        return {**padded, "attention_mask": real.long()}, special
+        words = padded.pop("words", None)
+        return {**padded, "attention_mask": real.long()}, special, words
 
 
 def _flat(column: Any) -> Tensor:
@@ -270,6 +331,11 @@ class TokenisedTexts(Dataset):
     Args:
         tokens: what `tokenise` made for each model; one and the same object for models of equal tokenizers.
         tokenizers: of each model: they say how to pad.
+
+    Attributes:
+        words: number of words of all texts, counted in each model's tokens; None where `tokenise` was not asked
+            for them.
+        words_used: number of those that every model has in full.
     """
 
     def __init__(self, tokens: Sequence[datasets.Dataset], tokenizers: Sequence[PreTrainedTokenizerBase]) -> None:
@@ -284,6 +350,11 @@ class TokenisedTexts(Dataset):
         # What models share is laid out, and later padded, once.
         self._laid = {i: _Tokens(tokens[i], tokenizers[i]) for i in sorted(set(first))}
         self._models = first
+        self.words = self.words_used = self._word_counts = None
+        if all("words" in table.column_names for table in tokens):
+            every = torch.as_tensor(tokens[0]["word_count"][:], dtype=torch.int64)
+            self._word_counts = _number_common_words(list(self._laid.values()), every)
+            self.words, self.words_used = int(every.sum()), int(self._word_counts.sum())
         self.lengths = torch.stack([laid.lengths for laid in self._laid.values()]).amax(0)
         self.ids = torch.as_tensor(tokens[0]["id"][:], dtype=torch.int64)
         labelled = "label" in tokens[0].column_names
@@ -297,6 +368,41 @@ class TokenisedTexts(Dataset):
         """The texts with these row numbers, as one batch."""
         index = torch.as_tensor(rows)
         found = {i: laid.batch(index) for i, laid in self._laid.items()}
-        inputs, special = zip(*(found[i] for i in self._models), strict=True)
-        labels = None if self.labels is None else self.labels[index]
-        return TextBatch(inputs, special, self.ids[index], labels)
+        inputs, special, words = zip(*(found[i] for i in self._models), strict=True)
+        return TextBatch(
+            inputs,
+            special,
+            self.ids[index],
+            labels=None if self.labels is None else self.labels[index],
+            words=None if self._word_counts is None else words,
+            word_count=None if self._word_counts is None else self._word_counts[index],
+            number=getattr(rows, "number", 0),
+        )
+
+
+def _number_common_words(laid: Sequence[_Tokens], counts: Tensor) -> Tensor:
+    """Number the words of each text anew, in place: 0, 1, ... over those that all models have, -1 elsewhere.
+
+    Args:
+        laid: the tokens of each model.
+        counts: (n,) words of each text.
+
+    Returns:
+        (n,) words of each text that all models have.
+    """
+    base = counts.cumsum(0) - counts
+    total = int(counts.sum())
+    common, places = torch.ones(total, dtype=torch.bool), []
+    for one in laid:
+        words = one.flat["words"].long()
+        place = torch.where(words < 0, total, words + base.repeat_interleave(one.lengths))
+        has = torch.zeros(total + 1, dtype=torch.bool)
+        has[place] = True
+        common &= has[:-1]
+        places.append(place)
+    before = torch.cat([torch.zeros(1, dtype=torch.int64), common.cumsum(0)])
+    common = torch.cat([common, torch.zeros(1, dtype=torch.bool)])
+    for one, place in zip(laid, places, strict=True):
+        number = before[place] - before[base].repeat_interleave(one.lengths)
+        one.flat["words"] = torch.where(common[place], number, -1).int()
+    return before[base + counts] - before[base]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -13,52 +13,76 @@ from datamodules.batches import TextBatch
 from frozen.finite import FiniteCheck
 from frozen.model import FrozenModel
 
-__all__ = ["PairReader", "PairedBatch", "RowPolicy", "Rows", "parse_sites", "select_rows"]
+__all__ = [
+    "WORDS",
+    "PairReader",
+    "PairedBatch",
+    "RowPolicy",
+    "Rows",
+    "check_policy",
+    "parse_sites",
+    "read_rows",
+    "rows_of_each",
+    "select_rows",
+    "select_words",
+]
 
-RowPolicy = Literal["tokens", "mean", "cls"]
+RowPolicy = Literal["tokens", "mean", "cls", "words", "words_first", "words_mean"]
+WORDS = ("words", "words_first", "words_mean")
 
 
 @dataclass
 class Rows:
-    """Which positions of a batch (B, T) become rows.
+    """Which positions of a batch (B, T) become its N rows.
 
     Attributes:
-        index: (N,) positions in the flattened batch; for `mean`, one for every token that enters a mean.
-        owner: (N,) which text of the batch each position belongs to, 0..B-1.
-        share: (N,) weight of the position in its text's mean, or None where every position is a row itself.
+        index: (P,) positions in the flattened batch; P = N, but for means one for every token that enters one.
+        owner: (N,) which text of the batch each row belongs to, 0..B-1, ascending.
         texts: B.
+        share: (P,) weight of the position in its mean, or None where every position is a row itself.
+        row: (P,) which mean the position enters, 0..N-1, or None likewise.
     """
 
     index: Tensor
     owner: Tensor
-    share: Tensor | None
     texts: int
+    share: Tensor | None = None
+    row: Tensor | None = None
+
+    @property
+    def place(self) -> Tensor:
+        """(N,) number of each row among those of its text, 0, 1, ...: the same however texts are batched."""
+        counts = torch.zeros(self.texts, dtype=torch.int64, device=self.owner.device)
+        counts.index_add_(0, self.owner, torch.ones_like(self.owner))
+        return torch.arange(len(self), device=self.owner.device) - (counts.cumsum(0) - counts)[self.owner]
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Rows:
         """The same rows on another device."""
-        index, owner = (part.to(device, non_blocking=non_blocking) for part in (self.index, self.owner))
-        share = None if self.share is None else self.share.to(device, non_blocking=non_blocking)
-        return Rows(index, owner, share, self.texts)
+
+        def moved(part: Tensor | None) -> Any:
+            return None if part is None else part.to(device, non_blocking=non_blocking)
+
+        return Rows(moved(self.index), moved(self.owner), self.texts, moved(self.share), moved(self.row))
 
     def gather(self, states: Tensor, out: Tensor) -> None:
-        """Write the rows of states (B, T, d) into `out` (N, d), or (B, d) for means."""
+        """Write the rows of states (B, T, d) into `out` (N, d)."""
         flat = states.flatten(0, 1)
-        if self.share is None:
+        if self.share is None or self.row is None:
             if flat.dtype == out.dtype:
                 torch.index_select(flat, 0, self.index, out=out)
             else:
                 out.copy_(flat.index_select(0, self.index))
             return
         weighted = flat.index_select(0, self.index).to(out.dtype) * self.share[:, None]
-        out.zero_().index_add_(0, self.owner, weighted)
+        out.zero_().index_add_(0, self.row, weighted)
 
     def scatter(self, rows: Tensor, states: Tensor) -> Tensor:
         """A copy of states (B, T, d) in which the rows (N, d) stand at their positions."""
         return states.flatten(0, 1).index_copy(0, self.index, rows.to(states.dtype)).view_as(states)
 
     def __len__(self) -> int:
-        """How many rows `gather` gives."""
-        return self.texts if self.share is not None else len(self.index)
+        """N, how many rows `gather` gives."""
+        return len(self.owner)
 
 
 def select_rows(mask: Tensor, special: Tensor, policy: RowPolicy, special_tokens: bool = True) -> Rows:
@@ -74,11 +98,10 @@ def select_rows(mask: Tensor, special: Tensor, policy: RowPolicy, special_tokens
     Raises:
         ValueError: a text has no token that counts.
     """
-    counts = mask.bool()
+    counts, every = mask.bool(), torch.arange(len(mask))
     if policy == "cls":
         first = counts.int().argmax(1)
-        owner = torch.arange(len(mask))
-        return Rows(owner * mask.shape[1] + first, owner, None, len(mask))
+        return Rows(every * mask.shape[1] + first, every, len(mask))
     if not special_tokens:
         counts = counts & ~special
     lengths = counts.sum(1)
@@ -89,8 +112,75 @@ def select_rows(mask: Tensor, special: Tensor, policy: RowPolicy, special_tokens
         )
     index = counts.flatten().nonzero()[:, 0]
     owner = index // mask.shape[1]
-    share = 1 / lengths[owner].float() if policy == "mean" else None
-    return Rows(index, owner, share, len(mask))
+    if policy == "mean":
+        return Rows(index, every, len(mask), share=1 / lengths[owner].float(), row=owner)
+    return Rows(index, owner, len(mask))
+
+
+def select_words(words: Tensor, counts: Tensor, policy: RowPolicy) -> Rows:
+    """One row for every word of a batch, text by text and in the order of their numbers; on the CPU too.
+
+    The rows of two models are paired by this order alone, so a word must be there for both or for neither.
+
+    Args:
+        words: (B, T) word of each token, 0..W_b-1 in text b, -1 for none.
+        counts: (B,) words of each text, W_b; every word has a token.
+        policy: `words`: the last token of a word; `words_first`: its first; `words_mean`: the mean over them.
+    """
+    index = (words >= 0).flatten().nonzero()[:, 0]
+    row = (counts.cumsum(0) - counts)[index // words.shape[1]] + words.flatten()[index]
+    n, owner = int(counts.sum()), torch.arange(len(words)).repeat_interleave(counts)
+    if policy == "words_mean":
+        pieces = torch.bincount(row, minlength=n)
+        return Rows(index, owner, len(words), share=1 / pieces[row].float(), row=row)
+    chosen = torch.empty(n, dtype=torch.int64)
+    chosen.scatter_reduce_(0, row, index, "amax" if policy == "words" else "amin", include_self=False)
+    return Rows(chosen, owner, len(words))
+
+
+def rows_of_each(texts: TextBatch, policy: RowPolicy, special_tokens: bool) -> tuple[Rows, ...]:
+    """The rows of every model of a batch, one object for models of equal tokenizers.
+
+    Raises:
+        ValueError: words are asked for of texts that were tokenised without them; or as in `select_rows`.
+    """
+    found: dict[int, Rows] = {}
+    for m, (inputs, special) in enumerate(zip(texts.inputs, texts.special, strict=True)):
+        if id(inputs) in found:
+            continue
+        if policy not in WORDS:
+            found[id(inputs)] = select_rows(inputs["attention_mask"], special, policy, special_tokens)
+        elif texts.words is None or texts.word_count is None:
+            raise ValueError(
+                f"`rows` {policy!r} needs to know the words of the texts, but they were tokenised without. Call "
+                "`tokenise` with `words=True`."
+            )
+        else:
+            found[id(inputs)] = select_words(texts.words[m], texts.word_count, policy)
+    return tuple(found[id(inputs)] for inputs in texts.inputs)
+
+
+def check_policy(rows: str) -> None:
+    """Refuse a row policy that there is not.
+
+    Raises:
+        ValueError: naming those that there are.
+    """
+    if rows not in get_args(RowPolicy):
+        raise ValueError(f"Expected `rows` to be one of {', '.join(get_args(RowPolicy))}, but got {rows!r}.")
+
+
+def read_rows(model: FrozenModel, inputs: dict[str, Tensor], sites: Sequence[int], rows: Rows) -> Tensor:
+    """The rows of one model at some sites, (S, N, d) float32, its blocks run once and no further up."""
+    wanted = sorted(set(sites))
+    with torch.inference_mode():
+        states = dict(zip(wanted, model.head(inputs, wanted), strict=True))
+    # Outside inference mode, so that what is gathered can enter a graph.
+    with torch.no_grad():
+        out = torch.empty(len(sites), len(rows), model.width, device=rows.index.device)
+        for place, site in enumerate(sites):
+            rows.gather(states[site], out[place])
+    return out
 
 
 @dataclass
@@ -112,11 +202,11 @@ class PairedBatch:
     @property
     def text(self) -> Tensor:
         """Id of the text of each row, (N,)."""
-        return self.texts.text if self.rows.share is not None else self.texts.text[self.rows.owner]
+        return self.texts.text[self.rows.owner]
 
     @property
     def token(self) -> Tensor | None:
-        """Position of each row in its padded text, (N,); None for means."""
+        """Position of each row in X's padded text, (N,); None for means."""
         width = self.texts.inputs_x["input_ids"].shape[1]
         return None if self.rows.share is not None else self.rows.index % width
 
@@ -129,7 +219,7 @@ class PairReader:
         model_y: Y.
         sites: site pairs (i, j): state of X at i with state of Y at j.
         rows: row policy.
-        special_tokens: whether special tokens count.
+        special_tokens: whether special tokens count, for `tokens` and `mean`.
     """
 
     def __init__(
@@ -140,8 +230,7 @@ class PairReader:
         rows: RowPolicy = "tokens",
         special_tokens: bool = True,
     ) -> None:
-        if rows not in get_args(RowPolicy):
-            raise ValueError(f"Expected `rows` to be one of {', '.join(get_args(RowPolicy))}, but got {rows!r}.")
+        check_policy(rows)
         for i, j in sites:
             model_x.check_site(i, "sites")
             model_y.check_site(j, "sites")
@@ -154,32 +243,18 @@ class PairReader:
 
     def prepare(self, texts: TextBatch) -> tuple[TextBatch, Rows, Rows]:
         """The part that belongs on the CPU: which positions are rows of X and of Y."""
-        rows_x = select_rows(texts.inputs_x["attention_mask"], texts.special_x, self.policy, self.special_tokens)
-        if texts.inputs_y is texts.inputs_x:
-            return texts, rows_x, rows_x
-        rows_y = select_rows(texts.inputs_y["attention_mask"], texts.special_y, self.policy, self.special_tokens)
-        return texts, rows_x, rows_y
+        rows = rows_of_each(texts, self.policy, self.special_tokens)
+        return texts, rows[0], rows[-1]
 
     def read(self, prepared: tuple[TextBatch, Rows, Rows]) -> PairedBatch:
         """Run both heads on the batch's device and gather the rows."""
         texts, rows_x, rows_y = prepared
-        x = self._states(self.model_x, texts.inputs_x, [i for i, _ in self.sites], rows_x)
-        y = self._states(self.model_y, texts.inputs_y, [j for _, j in self.sites], rows_y)
+        x = read_rows(self.model_x, texts.inputs_x, [i for i, _ in self.sites], rows_x)
+        y = read_rows(self.model_y, texts.inputs_y, [j for _, j in self.sites], rows_y)
         self.check.watch(x, [f"site {i} of X ({self.model_x.name})" for i, _ in self.sites], "states", self._read)
         self.check.watch(y, [f"site {j} of Y ({self.model_y.name})" for _, j in self.sites], "states", self._read)
         self._read += 1
         return PairedBatch(x, y, rows_x, texts)
-
-    def _states(self, model: FrozenModel, inputs: dict[str, Tensor], sites: list[int], rows: Rows) -> Tensor:
-        wanted = sorted(set(sites))
-        with torch.inference_mode():
-            states = dict(zip(wanted, model.head(inputs, wanted), strict=True))
-        # Outside inference mode, so that what is gathered can enter a graph.
-        with torch.no_grad():
-            out = torch.empty(len(sites), len(rows), model.width, device=rows.index.device)
-            for place, site in enumerate(sites):
-                rows.gather(states[site], out[place])
-        return out
 
 
 def parse_sites(sites: str | Sequence[str | int], depth_x: int, depth_y: int) -> list[tuple[int, int]]:

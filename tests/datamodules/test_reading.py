@@ -162,8 +162,8 @@ def test_a_reader_refuses_what_its_models_do_not_have(models: tuple[FrozenModel,
         PairReader(*models, [(1, 1), (2, 4)])
     with pytest.raises(ValueError, match=r"`sites` between 0 and 3, received -1"):
         PairReader(*models, [(-1, 1)])
-    with pytest.raises(ValueError, match=r"`rows`.*tokens, mean, cls.*'words'"):
-        PairReader(*models, SITES, "words")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"`rows`.*tokens, mean, cls, words.*'sentences'"):
+        PairReader(*models, SITES, "sentences")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("broken", ["x", "y"])
