@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from similarity.functional.checks import check_features, check_rows
+
 __all__ = ["GridMoments", "GridSums", "Moments", "grid_moments", "merge_moments", "moments_of", "standardise"]
 
 
@@ -268,7 +270,11 @@ def grid_moments(x: Tensor, y: Tensor) -> GridMoments:
     Args:
         x: (L_x, N, d_x) states of X.
         y: (L_y, N, d_y) states of Y, row by row the partners of `x`. `grid_moments(x, x)` sets a model against itself.
+
+    Raises:
+        ValueError: rows that are not paired, or not finite.
     """
+    check_rows(x, y)
     sums = GridSums.zeros(x.shape[0], x.shape[2], y.shape[0], y.shape[2], x.device)
     return sums.add_(x.detach(), y.detach()).moments()
 
@@ -286,17 +292,21 @@ def standardise(moments: GridMoments, scale_x: Tensor | None = None, scale_y: Te
         scale_y: (L_y, d_y), likewise.
 
     Raises:
-        ValueError: a scale is zero or not finite: that feature is constant.
+        ValueError: a constant feature, or a given scale that is not positive and finite.
     """
-    scale_x = _deviation(moments.xx, moments.n) if scale_x is None else scale_x.double()
-    scale_y = _deviation(moments.yy, moments.n) if scale_y is None else scale_y.double()
+    if scale_x is None:
+        check_features("x", moments.xx, moments.mean_x, moments.n, "standardising")
+        scale_x = _deviation(moments.xx, moments.n)
+    if scale_y is None:
+        check_features("y", moments.yy, moments.mean_y, moments.n, "standardising")
+        scale_y = _deviation(moments.yy, moments.n)
+    scale_x, scale_y = scale_x.double(), scale_y.double()
     for name, scale in (("scale_x", scale_x), ("scale_y", scale_y)):
-        unusable = ~(scale.isfinite() & (scale > 0))
-        if unusable.any():
+        unusable = int((~(scale.isfinite() & (scale > 0))).sum())
+        if unusable:
             raise ValueError(
-                f"Standardising expects features with a deviation above 0, but `{name}` has {int(unusable.sum())} "
-                f"without one, in layers {unusable.any(-1).nonzero()[:, 0].tolist()}. Leave those features or "
-                "layers out, or use the raw ones."
+                f"Expected `{name}` to be finite and positive, but {unusable} of {scale.numel()} entries are not. "
+                "Leave constant features or layers out, or use the raw ones."
             )
     return moments._replace(
         mean_x=moments.mean_x / scale_x,

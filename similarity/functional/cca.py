@@ -1,0 +1,175 @@
+"""CCA, SVCCA and PWCCA of all layer pairs, on the rows that they are fitted on and on held-out rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from similarity.functional.canonical import Canonical, Whitening, canonical, canonical_correlations, whitening
+from similarity.functional.checks import check_features, check_layers, check_moments, check_pair, check_share
+from similarity.functional.moments import GridMoments, grid_moments
+
+__all__ = [
+    "cca",
+    "cca_from_moments",
+    "cca_held_out",
+    "pwcca",
+    "pwcca_from_moments",
+    "pwcca_held_out",
+    "svcca",
+    "svcca_from_moments",
+    "svcca_held_out",
+]
+
+
+def cca(x: Tensor, y: Tensor) -> Tensor:
+    """Mean canonical correlation of paired rows: x (L_x, N, d_x), y (L_y, N, d_y) -> (L_x, L_y)."""
+    return cca_from_moments(grid_moments(x, y))
+
+
+def cca_from_moments(moments: GridMoments) -> Tensor:
+    """Mean canonical correlation, Σρ_i / min(rank X, rank Y) (Hotelling 1936; Ren et al. Table 2).
+
+    In [0, 1], symmetric, and invariant to any invertible affine map of either side. Biased upwards where rows
+    are few beside the width: see `cca_held_out`. Feature side: each layer is whitened once, and each pair of
+    layers needs the singular values of one d_x x d_y matrix.
+
+    Returns:
+        (L_x, L_y).
+
+    Raises:
+        ValueError: no more rows than one side's rank + 1 (every correlation is then 1 by counting), non-finite
+            rows, constant features, or a decomposition that does not converge.
+    """
+    return _mean_correlation(moments, "CCA", 1.0)
+
+
+def svcca(x: Tensor, y: Tensor, *, share: float = 0.99) -> Tensor:
+    """SVCCA of paired rows: x (L_x, N, d_x), y (L_y, N, d_y) -> (L_x, L_y). See `svcca_from_moments`."""
+    return svcca_from_moments(grid_moments(x, y), share=share)
+
+
+def svcca_from_moments(moments: GridMoments, *, share: float = 0.99) -> Tensor:
+    """Mean canonical correlation between the principal components of X and of Y (Raghu et al. 2017; Wu et al. A.3).
+
+    Each side keeps the fewest components that carry `share` of its *variance*. In [0, 1], symmetric, and invariant
+    to rotations, to one factor for all features and to translation. Feature side, as `cca_from_moments`.
+
+    Args:
+        moments: of the rows.
+        share: share of the variance in (0, 1]; 1 is CCA.
+
+    Returns:
+        (L_x, L_y).
+
+    Raises:
+        ValueError: `share` out of range, fewer rows than the components need, non-finite rows, a layer in which
+            nothing varies, or a decomposition that does not converge.
+    """
+    return _mean_correlation(moments, "SVCCA", share)
+
+
+def pwcca(x: Tensor, y: Tensor, *, share: float = 0.99) -> Tensor:
+    """PWCCA of paired rows: x (L_x, N, d_x), y (L_y, N, d_y) -> (L_x, L_y). See `pwcca_from_moments`."""
+    return pwcca_from_moments(grid_moments(x, y), share=share)
+
+
+def pwcca_from_moments(moments: GridMoments, *, share: float = 0.99) -> Tensor:
+    """Projection-weighted mean canonical correlation, Σα_iρ_i / Σα_i (Morcos et al. 2018, eq. 2-3; Wu et al. A.3).
+
+    α_i = Σ_j |⟨h_i, x_j⟩| weighs a canonical variable h_i of X by how much of X's neurons x_j, centred and in
+    full, it accounts for. The variables come from a CCA after a PCA to `share` of the variance, as in Wu et al.;
+    `share` 1 is the measure of Morcos et al. Not symmetric: the weights are X's, and `moments.swap()` gives Y's.
+    In [0, 1]. Invariant to translation and to one factor for all features; to rotations of Y, but only to
+    permutations and signs of X's neurons. Feature side.
+
+    Args:
+        moments: of the rows.
+        share: share of the variance in (0, 1].
+
+    Returns:
+        (L_x, L_y).
+
+    Raises:
+        ValueError: as `svcca_from_moments`.
+    """
+    found = canonical(*_whitened(moments, "PWCCA", share), moments.xy)
+    return _weighted(found.rho, _projection_weights(found, moments))
+
+
+def cca_held_out(fitted: GridMoments, held_out: GridMoments) -> Tensor:
+    """Mean correlation on held-out rows of the canonical variables of the fitting rows, (L_x, L_y).
+
+    The directions come from `fitted`, and the correlation of each pair of variables from `held_out`. It is free
+    of the bias of `cca_from_moments`; a correlation may be negative and is not clamped.
+
+    Raises:
+        ValueError: as `cca_from_moments` for `fitted`; fewer than 3 held-out rows, other layers, or a canonical
+            variable that is constant on them.
+    """
+    return _mean_held_out(fitted, held_out, "CCA", 1.0)
+
+
+def svcca_held_out(fitted: GridMoments, held_out: GridMoments, *, share: float = 0.99) -> Tensor:
+    """`svcca_from_moments` with directions from `fitted` and correlations from `held_out`; see `cca_held_out`."""
+    return _mean_held_out(fitted, held_out, "SVCCA", share)
+
+
+def pwcca_held_out(fitted: GridMoments, held_out: GridMoments, *, share: float = 0.99) -> Tensor:
+    """`pwcca_from_moments` with directions and weights from `fitted`, correlations from `held_out`."""
+    found = canonical(*_whitened(fitted, "PWCCA", share), fitted.xy)
+    return _weighted(_held_out_correlations(found, fitted, held_out, "PWCCA"), _projection_weights(found, fitted))
+
+
+def _mean_correlation(moments: GridMoments, measure: str, share: float) -> Tensor:
+    rho, rank = canonical_correlations(*_whitened(moments, measure, share), moments.xy)
+    return rho.sum(-1) / rank
+
+
+def _mean_held_out(fitted: GridMoments, held_out: GridMoments, measure: str, share: float) -> Tensor:
+    found = canonical(*_whitened(fitted, measure, share), fitted.xy)
+    return _held_out_correlations(found, fitted, held_out, measure).sum(-1) / found.rank
+
+
+def _whitened(moments: GridMoments, measure: str, share: float) -> tuple[Whitening, Whitening]:
+    """Whitenings of all layers of X, (L_x, 1, ...), and of Y, (1, L_y, ...); refuses what has no correlations."""
+    check_share(share)
+    check_moments(moments, measure, 3)
+    check = check_features if share == 1 else check_layers
+    check("x", moments.xx, moments.mean_x, moments.n, measure)
+    check("y", moments.yy, moments.mean_y, moments.n, measure)
+    x, y = whitening(moments.xx, share=share), whitening(moments.yy, share=share)
+    rank = int(torch.maximum(x.rank.max(), y.rank.max()))
+    if moments.n - 1 <= rank:
+        raise ValueError(
+            f"{measure} expects more rows than directions, at least {rank + 2} for the {rank} kept here, but `moments` "
+            f"hold {int(moments.n)}: every correlation would be 1 by counting. Give more rows, or use SVCCA or PWCCA "
+            "with a lower `share`."
+        )
+    return Whitening(x.weight[:, None], x.rank[:, None]), Whitening(y.weight[None], y.rank[None])
+
+
+def _projection_weights(found: Canonical, moments: GridMoments) -> Tensor:
+    """α, (L_x, L_y, c); zero where there is no direction."""
+    return (moments.xx[:, None] @ found.a).abs().sum(-2)
+
+
+def _weighted(rho: Tensor, weight: Tensor) -> Tensor:
+    return (weight * rho).sum(-1) / weight.sum(-1)
+
+
+def _held_out_correlations(found: Canonical, fitted: GridMoments, held_out: GridMoments, measure: str) -> Tensor:
+    """Pearson correlation of every pair of canonical variables on held-out rows, (L_x, L_y, c), zero beyond `rank`."""
+    check_pair(fitted, held_out)
+    check_moments(held_out, f"Held-out {measure}", 3)
+    a, b = found.a, found.b
+    variance = (a * (held_out.xx[:, None] @ a)).sum(-2) * (b * (held_out.yy @ b)).sum(-2)
+    used = torch.arange(a.shape[-1], device=a.device) < found.rank[..., None]
+    constant = used & ~(variance > 0)
+    if constant.any():
+        raise ValueError(
+            f"Held-out {measure} expects canonical variables that vary on the rows of `held_out`, but "
+            f"{int(constant.sum())} of {int(used.sum())} are constant on its {int(held_out.n)} rows. Give more rows."
+        )
+    covariance = (a * (held_out.xy @ b)).sum(-2)
+    return covariance / torch.where(used, variance, 1).sqrt()

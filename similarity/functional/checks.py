@@ -1,0 +1,136 @@
+"""What the measures refuse: a number that means nothing is an error with a reason, never a score."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from similarity.functional.moments import GridMoments
+
+__all__ = [
+    "check_features",
+    "check_layers",
+    "check_moments",
+    "check_pair",
+    "check_rows",
+    "check_share",
+    "constant_features",
+]
+
+
+def check_rows(x: Tensor, y: Tensor) -> None:
+    """Refuse rows that are not paired, finite states: x (L_x, N, d_x), y (L_y, N, d_y).
+
+    Raises:
+        ValueError: what is wrong with them.
+    """
+    for name, states in (("x", x), ("y", y)):
+        if states.ndim != 3 or not states.is_floating_point():
+            raise ValueError(
+                f"Expected `{name}` as floating-point states (layers, rows, width), "
+                f"but got {states.dtype} of shape {tuple(states.shape)}. Give a single layer a leading axis of 1."
+            )
+    if x.shape[1] != y.shape[1] or x.shape[1] == 0:
+        raise ValueError(
+            f"Expected `x` and `y` to hold the same rows, at least one, but got {x.shape[1]} and {y.shape[1]}. "
+            "Row i of one must be the partner of row i of the other."
+        )
+    for name, states in (("x", x), ("y", y)):
+        _refuse_layers(~states.isfinite().all(-1).all(-1), name, "finite states", "holds NaN or infinite values in")
+
+
+def check_moments(moments: GridMoments, measure: str, rows: int) -> None:
+    """Refuse moments of fewer than `rows` rows, or of rows that were not finite.
+
+    Raises:
+        ValueError: which, and in which layers.
+    """
+    if moments.n < rows:
+        raise ValueError(
+            f"{measure} expects at least {rows} rows, but `moments` hold {int(moments.n)}. Give more rows."
+        )
+    for name, mean, scatter in (("x", moments.mean_x, moments.xx), ("y", moments.mean_y, moments.yy)):
+        finite = mean.isfinite() & scatter.diagonal(dim1=-2, dim2=-1).isfinite()
+        _refuse_layers(~finite.all(-1), name, f"finite rows for {measure}", "had NaN or infinite values in")
+
+
+def check_pair(fitted: GridMoments, held_out: GridMoments) -> None:
+    """Refuse held-out moments of other layers or widths than the fitting rows'.
+
+    Raises:
+        ValueError: the two shapes.
+    """
+    if fitted.xy.shape != held_out.xy.shape:
+        raise ValueError(
+            "Expected `held_out` of the layers and widths that `fitted` has, (L_x, L_y, d_x, d_y) = "
+            f"{tuple(fitted.xy.shape)}, but got {tuple(held_out.xy.shape)}."
+        )
+
+
+def check_share(share: float) -> None:
+    """Refuse a share of the variance outside (0, 1].
+
+    Raises:
+        ValueError: naming it.
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"Expected `share` of the variance in (0, 1], but got {share:g}.")
+
+
+def constant_features(scatter: Tensor, mean: Tensor, n: Tensor) -> Tensor:
+    """Which features do not vary, a boolean (..., d).
+
+    A deviation of 1e-12 of the mean is what rounding leaves of a constant, and counts as none.
+
+    Args:
+        scatter: (..., d, d) centred.
+        mean: (..., d).
+        n: number of rows, ().
+    """
+    variance = scatter.diagonal(dim1=-2, dim2=-1) / n
+    return variance <= (1e-12 * mean).square()
+
+
+def check_features(name: str, scatter: Tensor, mean: Tensor, n: Tensor, measure: str) -> None:
+    """Refuse constant features, for measures that divide by the deviation of each.
+
+    Args:
+        name: 'x' or 'y'.
+        scatter: (L, d, d).
+        mean: (L, d).
+        n: number of rows, ().
+        measure: name of what cannot be computed.
+
+    Raises:
+        ValueError: how many there are, and in which layers.
+    """
+    constant = constant_features(scatter, mean, n)
+    _refuse_layers(
+        constant.any(-1),
+        name,
+        f"features that vary for {measure}",
+        f"has {int(constant.sum())} constant ones in",
+        " or those features",
+    )
+
+
+def check_layers(name: str, scatter: Tensor, mean: Tensor, n: Tensor, measure: str) -> None:
+    """Refuse layers in which nothing varies; arguments as in `check_features`.
+
+    Raises:
+        ValueError: which layers.
+    """
+    constant = constant_features(scatter, mean, n).all(-1)
+    _refuse_layers(constant, name, f"states that vary for {measure}", "has only constant features in")
+
+
+def _refuse_layers(bad: Tensor, name: str, expected: str, received: str, more: str = "") -> None:
+    if bad.any():
+        layers = torch.nonzero(bad)[:, 0].tolist()
+        raise ValueError(
+            f"Expected {expected}, but `{name}` {received} layers {layers} (positions along its first axis). "
+            f"Leave those layers{more} out."
+        )
