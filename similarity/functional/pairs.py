@@ -1,0 +1,178 @@
+"""Sums over all pairs of different rows, of two kernels at once: what HSIC and RSA are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "PairSums",
+    "centred",
+    "check_rows",
+    "feature_pair_sums",
+    "gram_pair_sums",
+    "kernel_pair_sums",
+    "linear_pair_sums",
+    "upper_blocks",
+]
+
+BLOCK = 256  # rows of a block of a Gram matrix: the blocks of a dozen layers then stay near the processor
+
+Kernel = Callable[[Tensor, Tensor], Tensor]
+
+
+class PairSums(NamedTuple):
+    """Sums over pairs of different rows i ≠ j (every pair twice) of kernels K of X and L of Y, in float64.
+
+    Attributes:
+        n: number of rows.
+        xy: Σ K_ij L_ij, which is tr(K̃L̃) where K̃ is K with a zero diagonal, (L_x, L_y).
+        xx: Σ K_ij², (L_x,); yy: Σ L_ij², (L_y,).
+        rows_x: Σ_j K_ij, which is K̃1, (L_x, n); rows_y: (L_y, n).
+    """
+
+    n: int
+    xy: Tensor
+    xx: Tensor
+    yy: Tensor
+    rows_x: Tensor
+    rows_y: Tensor
+
+
+def check_rows(x: Tensor, y: Tensor, least: int) -> None:
+    """Refuse what are not at least `least` paired finite rows at layers of two models.
+
+    Raises:
+        ValueError: `x` is not (L_x, N, d_x) or `y` not (L_y, N, d_y), the two have unequal N, N is below `least`,
+            or a value is not finite.
+    """
+    for name, rows in (("x", x), ("y", y)):
+        if rows.ndim != 3:
+            raise ValueError(
+                f"Expected `{name}` of shape (layers, rows, width), but received {tuple(rows.shape)}. "
+                "A single layer is x[None]."
+            )
+    if x.shape[1] != y.shape[1]:
+        raise ValueError(
+            f"Expected `x` and `y` with as many rows, but received {x.shape[1]} and {y.shape[1]} rows. Pair them first."
+        )
+    if x.shape[1] < least:
+        raise ValueError(
+            f"Expected at least {least} rows in `x` and `y`, but received {x.shape[1]}: the measure is not defined on "
+            "fewer. Use more rows, or larger batches, and leave out a last batch that is too short."
+        )
+    for name, rows in (("x", x), ("y", y)):
+        if not torch.isfinite(rows.sum()):
+            raise ValueError(
+                f"Expected finite values in `{name}`, but received NaN or infinity. Find where the model overflows."
+            )
+
+
+def centred(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows less a vector close to their mean, and that vector: x (L, N, d) → (L, N, d), (L, 1, d).
+
+    The first row is taken away before the mean is, so that constant features become exact zeros in any dtype,
+    and a mean that dwarfs its deviation costs no digits.
+    """
+    first = x[:, :1]
+    rows = x - first
+    mean = rows.mean(1, keepdim=True)
+    return rows.sub_(mean), first + mean
+
+
+def linear_pair_sums(x: Tensor, y: Tensor) -> PairSums:
+    """Sums of the linear kernels K_ij = x_i·x_j and L_ij = y_i·y_j, by the route with fewer operations.
+
+    The Gram side costs about N²(L_x d_x + L_y d_y + L_x L_y)/2 multiplications, half of them saved by symmetry; the
+    feature side N(L_x L_y d_x d_y + L_x d_x² + L_y d_y²). Both are exact.
+
+    Args:
+        x: (L_x, N, d_x); the products are taken in its dtype, so float32 stays float32, the sums in float64.
+        y: (L_y, N, d_y).
+    """
+    (l_x, n, d_x), (l_y, _, d_y) = x.shape, y.shape
+    gram = n * n * (l_x * d_x + l_y * d_y + l_x * l_y) / 2
+    feature = n * (l_x * l_y * d_x * d_y + l_x * d_x**2 + l_y * d_y**2)
+    return gram_pair_sums(x, y) if gram <= feature else feature_pair_sums(x, y)
+
+
+def gram_pair_sums(x: Tensor, y: Tensor) -> PairSums:
+    """`linear_pair_sums` from blocks of the Gram matrices: memory (L_x + L_y)·256², whatever the number of rows."""
+    return kernel_pair_sums(x, y, _inner, _inner)
+
+
+def feature_pair_sums(x: Tensor, y: Tensor) -> PairSums:
+    """`linear_pair_sums` from the features: tr(K̃L̃) = ‖XᵀY‖² − Σ‖x_i‖²‖y_i‖² and K̃1 = x_i·Σ_j x_j − ‖x_i‖²."""
+    squares_x, squares_y = _squares(x), _squares(y)
+    wide = y.transpose(0, 1).flatten(1)  # (N, L_y d_y): one product for all layers of Y
+    xy = torch.stack(
+        [((rows.mT @ wide) ** 2).unflatten(1, y.shape[::2]).sum((0, 2), dtype=torch.float64) for rows in x]
+    )
+    xx, yy = (((rows.mT @ rows) ** 2).sum((1, 2), dtype=torch.float64) for rows in (x, y))
+    return PairSums(
+        x.shape[1],
+        xy - squares_x @ squares_y.mT,
+        xx - (squares_x**2).sum(1),
+        yy - (squares_y**2).sum(1),
+        _row_sums(x, squares_x),
+        _row_sums(y, squares_y),
+    )
+
+
+def kernel_pair_sums(x: Tensor, y: Tensor, kernel_x: Kernel, kernel_y: Kernel) -> PairSums:
+    """Sums of any two symmetric kernels, for all layer pairs by one product a block, over the upper triangle.
+
+    Args:
+        x: (L_x, N, d_x).
+        y: (L_y, N, d_y).
+        kernel_x: from rows (L_x, r, d_x) and rows (L_x, c, d_x) of X to their kernel (L_x, r, c).
+        kernel_y: likewise for Y.
+    """
+    (l_x, n, _), l_y = x.shape, len(y)
+    shapes = ((l_x, l_y), (l_x,), (l_y,), (l_x, n), (l_y, n))
+    sums = PairSums(n, *(torch.zeros(shape, dtype=torch.float64, device=x.device) for shape in shapes))
+    for i, j in upper_blocks(n):
+        twice = 1 if i == j else 2
+        k = _off_diagonal(kernel_x(x[:, i], x[:, j]), i == j)
+        l = _off_diagonal(kernel_y(y[:, i], y[:, j]), i == j)  # noqa: E741
+        for rows, block in ((sums.rows_x, k), (sums.rows_y, l)):
+            rows[:, i] += block.sum(2)
+            if i != j:
+                rows[:, j] += block.sum(1)
+        k, l = k.flatten(1), l.flatten(1)  # noqa: E741
+        sums.xy.add_(k @ l.mT, alpha=twice)
+        sums.xx.add_(torch.linalg.vecdot(k, k), alpha=twice)
+        sums.yy.add_(torch.linalg.vecdot(l, l), alpha=twice)
+    return sums
+
+
+def upper_blocks(n: int) -> list[tuple[slice, slice]]:
+    """The blocks on and above the diagonal of an n × n matrix, as slices of rows and of columns."""
+    parts = [slice(start, min(start + BLOCK, n)) for start in range(0, n, BLOCK)]
+    return [(i, j) for place, i in enumerate(parts) for j in parts[place:]]
+
+
+def _inner(a: Tensor, b: Tensor) -> Tensor:
+    return a @ b.mT
+
+
+def _off_diagonal(block: Tensor, on_diagonal: bool) -> Tensor:
+    """A block in float64, without the matrix's diagonal."""
+    block = block.double()
+    if on_diagonal:
+        block.diagonal(dim1=1, dim2=2).zero_()
+    return block
+
+
+def _squares(x: Tensor) -> Tensor:
+    """‖x_i‖², (L, N), in float64."""
+    return (x**2).sum(2, dtype=torch.float64)
+
+
+def _row_sums(x: Tensor, squares: Tensor) -> Tensor:
+    """Σ_{j≠i} x_i·x_j, (L, N), in float64."""
+    total = x.sum(1, dtype=torch.float64)
+    return (x.double() @ total[:, :, None])[:, :, 0] - squares

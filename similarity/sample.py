@@ -1,0 +1,232 @@
+"""A sample of rows that depends on nothing but its seed, and the measures that need one."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from similarity.functional.kernels import Kernel, rbf_cka, rsa
+
+__all__ = ["RBFCKA", "RSA", "RowSample", "Sample", "row_keys"]
+
+# SplitMix64's increment and its two factors, as int64 has them.
+_STEP, _FACTORS = 0x9E3779B97F4A7C15 - 2**64, (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
+_FREE = torch.iinfo(torch.int64).max  # the key of a place that no row has taken yet: greater than any row's
+
+
+class Sample(NamedTuple):
+    """k paired rows, in the order of their keys.
+
+    Attributes:
+        x: (L_x, k, d_x); y: (L_y, k, d_y).
+        text: id of the text of each row, (k,) int64.
+    """
+
+    x: Tensor
+    y: Tensor
+    text: Tensor
+
+
+def row_keys(seed: int, text: Tensor, token: Tensor) -> Tensor:
+    """Pseudo-random keys of rows, (N,) int64 in [0, 2⁶³): a hash of seed, text and token alone.
+
+    The finaliser of SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators"),
+    applied after each of the three. 64-bit products wrap, as they do there.
+
+    Args:
+        seed: any int64.
+        text: (N,) int64 ids of texts.
+        token: (N,) int64 places of rows in their texts.
+    """
+    state = torch.full_like(text, seed)
+    for part in (torch.zeros_like(text), text, token):
+        state = _mixed((state ^ part) + _STEP)
+    return state & _FREE
+
+
+class RowSample(Metric):
+    """The `budget` rows with the smallest keys among all rows seen on all ranks.
+
+    A key is a hash of the seed, the row's text and its place in it, so the sample is the same for any batches, any
+    order and any number of ranks, ranks without rows included. A row that comes twice, as from a sampler that evens
+    out ranks, is kept once. Where fewer rows come than the budget, all are kept.
+
+    Args:
+        budget: the most rows to keep.
+        layers_x: L_x; layers_y: L_y.
+        d_x: width of X's states; d_y: width of Y's.
+        seed: another seed, another sample.
+        dtype: in which rows are kept. Memory is budget · (L_x d_x + L_y d_y) of it, from the start.
+
+    Raises:
+        ValueError: `budget` is not positive.
+    """
+
+    full_state_update = True  # `forward` may then be used: the state is no sum
+    is_differentiable = False
+    key: Tensor
+    text: Tensor
+    x: Tensor
+    y: Tensor
+
+    def __init__(
+        self,
+        budget: int,
+        layers_x: int,
+        layers_y: int,
+        d_x: int,
+        d_y: int,
+        *,
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if budget < 1:
+            raise ValueError(f"Expected `budget` (rows to keep) of at least 1, but received {budget}.")
+        self.budget, self.seed = budget, seed
+        # Of one shape on all ranks, whatever they have seen: gathering can then neither hang nor fail.
+        self.add_state("key", torch.full((budget,), _FREE), dist_reduce_fx=None)
+        self.add_state("text", torch.zeros(budget, dtype=torch.int64), dist_reduce_fx=None)
+        self.add_state("x", torch.zeros(layers_x, budget, d_x, dtype=dtype), dist_reduce_fx=None)
+        self.add_state("y", torch.zeros(layers_y, budget, d_y, dtype=dtype), dist_reduce_fx=None)
+
+    def update(self, x: Tensor, y: Tensor, text: Tensor, token: Tensor) -> None:
+        """Offer paired rows.
+
+        Args:
+            x: (L_x, N, d_x).
+            y: (L_y, N, d_y).
+            text: (N,) id of each row's text, the same whenever the text is read.
+            token: (N,) place of each row in its text, padding not counted, so that it does not depend on the batch.
+
+        Raises:
+            ValueError: the four do not have as many rows.
+        """
+        rows = {"x": x.shape[1], "y": y.shape[1], "text": len(text), "token": len(token)}
+        if len(set(rows.values())) > 1:
+            raise ValueError(f"Expected `x`, `y`, `text` and `token` with as many rows, but received {rows}.")
+        text, token = (ids.to(self.key.device, torch.int64) for ids in (text, token))
+        offered = self._new(row_keys(self.seed, text, token))
+        places = torch.cat([self.key, offered]).topk(self.budget, largest=False).indices
+        kept = torch.zeros(self.budget + len(text), dtype=torch.bool, device=text.device)
+        kept[places] = True
+        came = kept[self.budget :].nonzero()[:, 0]
+        gone = (~kept[: self.budget]).nonzero()[:, 0]  # as many: what came takes their places
+        self.key[gone], self.text[gone] = offered[came], text[came]
+        self.x[:, gone] = x[:, came].to(self.x.dtype)
+        self.y[:, gone] = y[:, came].to(self.y.dtype)
+
+    def compute(self) -> Any:
+        """The `Sample` of everything seen on all ranks; its measure in the classes below."""
+        return self.sample()
+
+    def sample(self) -> Sample:
+        """The `Sample` of the state as it stands: inside `compute`, that of all ranks."""
+        key, text, x, y = self.key, self.text, self.x, self.y
+        if key.ndim == 2:  # gathered: (ranks, ...)
+            key, text = key.flatten(), text.flatten()
+            x, y = (rows.transpose(0, 1).flatten(1, 2) for rows in (x, y))
+        key, order = key.sort()
+        first = torch.ones_like(key, dtype=torch.bool)
+        first[1:] = key[1:] != key[:-1]  # a row that two ranks have seen
+        order = order[first & (key < _FREE)][: self.budget]
+        return Sample(x[:, order], y[:, order], text[order])
+
+    def _new(self, key: Tensor) -> Tensor:
+        """The keys, those of rows that are in the sample already or come a second time made too great to enter it."""
+        ordered, order = key.sort(stable=True)
+        again = torch.zeros_like(key, dtype=torch.bool)
+        again[order[1:]] = ordered[1:] == ordered[:-1]
+        return key.masked_fill(again | torch.isin(key, self.key), _FREE)
+
+
+class RSA(RowSample):
+    """Representational similarity analysis on a sample of rows, (L_x, L_y): see `similarity.functional.kernels.rsa`.
+
+    Args:
+        layers_x: L_x; layers_y: L_y.
+        d_x: width of X's states; d_y: width of Y's.
+        budget: the most rows to use; Merchant et al. 2020 have 5,000.
+        kernel: `cosine`, `linear` or `euclidean`.
+        options: `seed` and `dtype` of `RowSample`, and what every metric takes.
+
+    Attributes:
+        rows: how many rows the last `compute` used.
+    """
+
+    rows: int | None = None
+
+    def __init__(
+        self,
+        layers_x: int,
+        layers_y: int,
+        d_x: int,
+        d_y: int,
+        *,
+        budget: int = 5000,
+        kernel: Kernel = "cosine",
+        **options: Any,
+    ) -> None:
+        super().__init__(budget, layers_x, layers_y, d_x, d_y, **options)
+        self.kernel: Kernel = kernel
+
+    def compute(self) -> Tensor:
+        """RSA of all layer pairs, (L_x, L_y)."""
+        x, y, text = self.sample()
+        self.rows = len(text)
+        return rsa(x, y, self.kernel)
+
+
+class RBFCKA(RowSample):
+    """RBF CKA on a sample of rows, (L_x, L_y): see `similarity.functional.kernels.rbf_cka`.
+
+    Args:
+        layers_x: L_x; layers_y: L_y.
+        d_x: width of X's states; d_y: width of Y's.
+        budget: the most rows to use.
+        width: width of the kernel, as a share of the median distance.
+        unbiased: HSIC_1 instead of the biased HSIC.
+        options: `seed` and `dtype` of `RowSample`, and what every metric takes.
+
+    Attributes:
+        rows: how many rows the last `compute` used.
+    """
+
+    rows: int | None = None
+
+    def __init__(
+        self,
+        layers_x: int,
+        layers_y: int,
+        d_x: int,
+        d_y: int,
+        *,
+        budget: int = 2000,
+        width: float = 0.5,
+        unbiased: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(budget, layers_x, layers_y, d_x, d_y, **options)
+        self.width, self.unbiased = width, unbiased
+
+    def compute(self) -> Tensor:
+        """RBF CKA of all layer pairs, (L_x, L_y)."""
+        x, y, text = self.sample()
+        self.rows = len(text)
+        return rbf_cka(x, y, self.width, self.unbiased)
+
+
+def _mixed(state: Tensor) -> Tensor:
+    """SplitMix64's finaliser."""
+    for shift, factor in zip((30, 27), _FACTORS, strict=True):
+        state = (state ^ _shifted(state, shift)) * factor
+    return state ^ _shifted(state, 31)
+
+
+def _shifted(state: Tensor, bits: int) -> Tensor:
+    """Shifted right with zeros coming in, where int64 would repeat its sign."""
+    return (state >> bits) & (2 ** (64 - bits) - 1)
