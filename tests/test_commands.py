@@ -15,7 +15,7 @@ import torch
 from aligners.storage import load_alignment
 from callbacks.cli import AlignmentCLI
 from callbacks.evaluation import main
-from datamodules import paired
+from datamodules import text_stream
 from tests.world import TEST_TEXTS, World
 
 ROOT = Path(__file__).parent.parent
@@ -253,7 +253,7 @@ def test_help_names_the_options(capsys: pytest.CaptureFixture[str]) -> None:
     "wrong",
     [
         ["--data.site", "all"],
-        ["--data.rows", "words"],
+        ["--data.rows", "sentences"],
         ["--data.batch_size", "many"],
         ["--data.batch_size", "0"],
         ["--model.aligners", '{"linear": "Nonlinear"}'],
@@ -271,7 +271,7 @@ def test_a_wrong_option_fails_before_anything_is_loaded(
 
     monkeypatch.chdir(tmp_path)
     for name in ("load_frozen", "load_texts", "embedded_model"):
-        monkeypatch.setattr(paired, name, touched)
+        monkeypatch.setattr(text_stream, name, touched)
     runs = [lambda: AlignmentCLI(["fit", *wrong])]
     if wrong[0].startswith("--data"):
         runs.append(lambda: main(["inject", *wrong]))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from datamodules import paired
+from datamodules import text_stream
 from datamodules.paired import PairedActivations
 from datamodules.reading import PairedBatch
 from datamodules.text import TextSource
@@ -127,7 +127,7 @@ def test_embedded_models_are_made_from_the_fitting_texts_and_kept(
         given.append((texts, labels))
         return embedded_model(seed, texts, labels, **options)
 
-    monkeypatch.setattr(paired, "embedded_model", watched)
+    monkeypatch.setattr(text_stream, "embedded_model", watched)
     recipe = Recipe(vocabulary=100, layers=1, width=8, epochs=1, max_length=64)
     options = {"model_x": "embedded:0", "model_y": "embedded:1", "recipe": recipe, "cache": tmp_path}
     data = activations(world, **options)
@@ -151,7 +151,7 @@ def test_embedded_models_are_made_from_the_fitting_texts_and_kept(
         ({"workers": -1}, "`workers` to be at least 0, but got -1"),
         ({"model_x": "embedded:first"}, "`embedded:SEED`.*'embedded:first'"),
         ({"sites": [1, 9]}, "between 0 and 3, received 9"),
-        ({"rows": "words"}, "`rows`.*'words'"),
+        ({"rows": "sentences"}, "`rows`.*'sentences'"),
         ({"max_length": 65}, "`max_length` of at most 64.*65"),
     ],
 )

@@ -1,0 +1,322 @@
+"""What every stream of activations shares: options, texts, frozen models, tokenised splits and their loaders."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from inspect import signature
+from pathlib import Path
+from typing import Any, Literal, Self, cast
+
+import lightning.pytorch as pl
+from torch.utils.data import DataLoader
+from transformers import PreTrainedTokenizerBase
+
+from datamodules.batches import LengthBatches, TokenisedTexts, same_tokenizer, tokenise
+from datamodules.reading import WORDS, RowPolicy, check_policy
+from datamodules.text import Texts, TextSource, load_texts
+from frozen.embedded import Recipe, embedded_model
+from frozen.loading import load_frozen
+from frozen.model import FrozenModel
+
+__all__ = ["EMBEDDED", "Split", "TextStream", "embedded_recipe"]
+
+logger = logging.getLogger(__name__)
+
+EMBEDDED = "embedded:"
+Split = Literal["fit", "validation", "test"]
+
+
+class TextStream(pl.LightningDataModule):
+    """Text in, something of frozen models out, read on the device where the run is.
+
+    A subclass takes its options under their own names, hands those below on, and says which models it reads, at
+    which layers, and what reads them.
+
+    Args:
+        text: which texts, and how they are split.
+        rows: row policy.
+        special_tokens: whether special tokens count as rows; words have none.
+        batch_size: texts a step, over all ranks together.
+        max_length: longest text in tokens; longer ones are cut, and how many is said.
+        seed: seed of the order of the texts.
+        dtype: precision of the models: float32, bfloat16 or float16.
+        attn_implementation: eager, sdpa, flash_attention_2; default: what transformers chooses.
+        trust_remote_code: run code that a model's repository brings.
+        recipe: how embedded models are made.
+        cache: where embedded models are kept.
+        workers: processes that prepare batches beside the main one.
+
+    Raises:
+        ValueError: an option is out of its range.
+    """
+
+    option: str  # name of the subclass's option that says which layers
+
+    def __init__(
+        self,
+        *,
+        text: TextSource,
+        rows: RowPolicy,
+        special_tokens: bool,
+        batch_size: int,
+        max_length: int,
+        seed: int,
+        dtype: str,
+        attn_implementation: str | None,
+        trust_remote_code: bool,
+        recipe: Recipe,
+        cache: Path | None,
+        workers: int,
+    ) -> None:
+        super().__init__()
+        for name, value, least in (
+            ("batch_size", batch_size, 1),
+            ("max_length", max_length, 2),
+            ("workers", workers, 0),
+        ):
+            if value < least:
+                raise ValueError(f"Expected `{name}` to be at least {least}, but got {value}.")
+        check_policy(rows)
+        # Under the arguments' own names: `config` reads them back.
+        self.text, self.rows, self.special_tokens = text, rows, special_tokens
+        self.batch_size, self.max_length, self.seed, self.workers = batch_size, max_length, seed, workers
+        self.dtype, self.attn_implementation = dtype, attn_implementation
+        self.trust_remote_code, self.recipe, self.cache = trust_remote_code, recipe, cache
+        self._texts: Texts | None = None
+        self._models: list[FrozenModel] | None = None
+        self._data: dict[str, TokenisedTexts] = {}
+
+    # ------------------------------------------------------------------ what a subclass says
+
+    @abstractmethod
+    def named(self) -> list[tuple[str, str | None]]:
+        """Name and revision of each model."""
+
+    @abstractmethod
+    def wanted(self, depths: Sequence[int]) -> list[list[int]]:
+        """The layers asked for of models of these depths, model by model, whether they have them or not."""
+
+    @property
+    @abstractmethod
+    def reader(self) -> Any:
+        """What prepares a batch on the CPU and reads it on the device; made on first use, with every check."""
+
+    @property
+    def reads_words(self) -> bool:
+        """Whether the words of the texts are needed."""
+        return self.rows in WORDS
+
+    # ------------------------------------------------------------------ what it holds, once set up
+
+    @property
+    def texts(self) -> Texts:
+        """The three splits, loaded on first use."""
+        if self._texts is None:
+            self._texts = load_texts(self.text)
+        return self._texts
+
+    @property
+    def models(self) -> list[FrozenModel]:
+        """The frozen models, loaded on first use; one that is named twice is one object.
+
+        Raises:
+            ValueError: a model cannot be loaded or has too few positions, or tokens are to be paired between
+                tokenizers that differ.
+        """
+        if self._models is None:
+            loaded = {named: self._load(*named) for named in dict.fromkeys(self.named())}
+            models = [loaded[named] for named in self.named()]
+            tokenizers = _tokenizers(models)
+            for model, tokenizer in zip(models, tokenizers, strict=True):
+                if self.rows == "tokens" and not same_tokenizer(tokenizers[0], tokenizer):
+                    raise ValueError(
+                        f"`rows` 'tokens' pairs models token by token, but the tokenizers of {models[0].name} and "
+                        f"{model.name} differ. Use `rows` 'words', 'mean' or 'cls'."
+                    )
+            self._models = models
+        return self._models
+
+    def _load(self, name: str, revision: str | None) -> FrozenModel:
+        path = str(self._embedded(name)) if name.startswith(EMBEDDED) else name
+        model = load_frozen(
+            path,
+            revision=revision,
+            dtype=self.dtype,
+            attn_implementation=self.attn_implementation,
+            trust_remote_code=self.trust_remote_code,
+        )
+        model.name = name
+        if model.max_length is not None and self.max_length > model.max_length:
+            raise ValueError(
+                f"Expected `max_length` of at most {model.max_length}, the positions that {name} has, "
+                f"but got {self.max_length}."
+            )
+        return model
+
+    def _embedded(self, name: str) -> Path:
+        seed, recipe = embedded_recipe(name, self.recipe)
+        split = self.texts.fit
+        if "label" not in split.column_names:
+            raise ValueError(
+                f"The embedded model {name} is trained as a classifier, but the texts of {self.text.source!r} have no "
+                "labels. Name a `label_column`, or give your own models."
+            )
+        return embedded_model(seed, list(split["text"]), list(split["label"]), recipe=recipe, cache=self.cache)
+
+    def config(self) -> dict[str, Any]:
+        """The options as plain values: `from_config` of the same class makes an equal data module."""
+        return {name: _plain(getattr(self, name)) for name in signature(type(self)).parameters}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        """The data module whose `config` this is."""
+        text, recipe = TextSource(**config["text"]), Recipe(**config["recipe"])
+        cache = Path(config["cache"]) if config["cache"] else None
+        return cls(**{**config, "text": text, "recipe": recipe, "cache": cache})
+
+    def describe_rows(self) -> dict[str, Any]:
+        """What says which rows these are, models and layers apart, as plain values."""
+        words = {"words": self.coverage()} if self.reads_words else {}
+        return {
+            "rows": self.rows,
+            "special_tokens": self.special_tokens,
+            **words,
+            "text": self.texts.describe(),
+            "max_length": self.max_length,
+            "dtype": self.dtype,
+            "batch_size": self.batch_size,
+            "seed": self.seed,
+        }
+
+    def coverage(self) -> dict[str, dict[str, int]]:
+        """For each split read so far: how many words its texts have, and how many of them all models have."""
+        return {
+            name: {"words": data.words, "used": data.words_used}
+            for name, data in self._data.items()
+            if data.words is not None and data.words_used is not None
+        }
+
+    # ------------------------------------------------------------------ Lightning's hooks
+
+    def prepare_data(self) -> None:
+        """Make what is missing on disk, on one rank: the data set's files and the embedded models."""
+        embedded = [name for name, _ in self.named() if name.startswith(EMBEDDED)]
+        if len(embedded) == len(self.named()):
+            # Their depths are known before they are: a wrong layer need not wait for their training.
+            depths = [embedded_recipe(name, self.recipe)[1].layers for name in embedded]
+            for name, depth, layers in zip(embedded, depths, self.wanted(depths), strict=True):
+                for layer in layers:
+                    if not 0 <= layer <= depth:
+                        raise ValueError(
+                            f"Expected `{self.option}` between 0 and L = {depth}, the blocks of {name}, got {layer}."
+                        )
+        for name in dict.fromkeys(embedded):
+            self._embedded(name)
+
+    def setup(self, stage: str) -> None:
+        """Load the texts and the models; every check that can be made before reading is made here."""
+        _ = self.reader
+        device = self.trainer.strategy.root_device if self.trainer is not None else "cpu"
+        for model in self.models:
+            model.to(device)
+        for split in ("fit", "validation") if stage in ("fit", "validate") else ("test",):
+            self.split(split)
+
+    def split(self, name: Split) -> TokenisedTexts:
+        """A split, tokenised for all models."""
+        if name not in self._data:
+            tokenizers = _tokenizers(self.models)
+            # Equal tokenizers share one table, and thereby all that is made of it.
+            first = [next(i for i, b in enumerate(tokenizers) if same_tokenizer(a, b)) for a in tokenizers]
+            texts = getattr(self.texts, name)
+            made = {
+                i: tokenise(texts, tokenizers[i], self.max_length, words=self.reads_words) for i in sorted(set(first))
+            }
+            data = TokenisedTexts([made[i] for i in first], tokenizers)
+            if data.words is not None and data.words_used != data.words:
+                logger.warning(
+                    "%s of %d words of the %s texts are there in full for every model; the others are no rows.",
+                    data.words_used, data.words, name,
+                )  # fmt: skip
+            self._data[name] = data
+        return self._data[name]
+
+    def make_loader(
+        self, split: Split, *, shuffle: bool, whole: bool, only: int | None = None, batch_size: int | None = None
+    ) -> DataLoader:
+        """A loader of whole batches of one split, this rank's share of them.
+
+        Args:
+            split: which texts.
+            shuffle: a new order every epoch, the same for every number of ranks.
+            whole: whether a rank takes whole batches, or its part of each.
+            only: the first so many texts of the split.
+            batch_size: texts a step; default: that of the data module.
+        """
+        data = self.split(split)
+        rank, world = (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
+        batches = LengthBatches(
+            data.lengths[:only].numpy(),
+            batch_size or self.batch_size,
+            shuffle=shuffle,
+            whole=whole,
+            seed=self.seed,
+            rank=rank,
+            world=world,
+        )
+        return DataLoader(
+            data,
+            sampler=batches,
+            batch_size=None,
+            num_workers=self.workers,
+            persistent_workers=self.workers > 0,
+            pin_memory=self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
+        )
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Choose the rows while the batch is still on the CPU."""
+        return self.reader.prepare(batch)
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Run the models where the batch is now."""
+        return self.reader.read(batch)
+
+
+def embedded_recipe(name: str, recipe: Recipe) -> tuple[int, Recipe]:
+    """Seed and recipe of an embedded model: `embedded:SEED`, or `embedded:SEED:layers=6,width=96` for another size.
+
+    Args:
+        name: the model's name; what it does not mention is as in `recipe`. Embedded models of one vocabulary, made
+            from the same texts, share their tokenizer whatever their size.
+        recipe: of all embedded models.
+
+    Raises:
+        ValueError: the name is written in another way, or a field is unknown or named twice.
+    """
+    seed, colon, written = name.removeprefix(EMBEDDED).partition(":")
+    kinds = {field: type(value) for field, value in asdict(recipe).items()}
+    entries = [tuple(entry.strip().split("=")) for entry in written.split(",")] if colon else []
+    try:
+        changes = {field: kinds[field](value) for field, value in entries}
+    except (ValueError, KeyError):
+        changes = None
+    if changes is None or len(changes) < len(entries) or not seed.isdigit():
+        raise ValueError(
+            f"Expected an embedded model to be named `{EMBEDDED}SEED`, or `{EMBEDDED}SEED:layers=6,width=96` with any "
+            f"of {', '.join(kinds)}, each once, but got {name!r}."
+        )
+    return int(seed), replace(recipe, **changes)
+
+
+def _tokenizers(models: Sequence[FrozenModel]) -> list[PreTrainedTokenizerBase]:
+    return [cast(PreTrainedTokenizerBase, model.tokenizer) for model in models]  # loaded with one
+
+
+def _plain(value: Any) -> Any:
+    """An option as YAML or a checkpoint can hold it."""
+    if isinstance(value, (TextSource, Recipe)):
+        return asdict(value)
+    return str(value) if isinstance(value, Path) else value
