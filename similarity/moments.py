@@ -1,19 +1,33 @@
-"""The accumulator that every measure and every closed-form map on moments shares."""
+"""The accumulators that every measure and every closed-form map on moments shares."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torchmetrics import Metric
+from torchmetrics.utilities.distributed import gather_all_tensors
 
-from similarity.functional.moments import Moments, merge_moments, moments_of
+from similarity.functional.moments import GridMoments, GridSums, Moments, merge_moments, moments_of
 
-__all__ = ["MomentsMetric"]
+__all__ = ["DoubleMetric", "GridMomentsMetric", "MomentsMetric"]
 
 
-class MomentsMetric(Metric):
+class DoubleMetric(Metric):
+    """A metric whose sums stay in float64 whatever precision the module that holds it is cast to.
+
+    torchmetrics guards its states against `half()`, but not against `to(torch.float16)`.
+    """
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> nn.Module:
+        """Follow `fn` to its device, and not to its dtype."""
+        return super()._apply(lambda state: state.to(fn(state.new_empty(0)).device), exclude_state)
+
+
+class MomentsMetric(DoubleMetric):
     """Moments of all rows seen, over batches and ranks, in one pass.
 
     Each rank keeps centred moments, so no mean has to be known beforehand. They are gathered, not summed,
@@ -65,3 +79,105 @@ class MomentsMetric(Metric):
 
     def _moments(self) -> Moments:
         return Moments(*(getattr(self, name) for name in Moments._fields))
+
+
+class GridMomentsMetric(DoubleMetric):
+    """Moments of all rows seen at all layer pairs of two models, over batches and ranks, in one pass.
+
+    The state is `GridSums`: sums about a shift, added to in place, so that a batch costs its matrix products and
+    no copy of the grid. Before ranks are summed they agree on the mean of all rows as their shift, to which each
+    re-expresses its sums exactly; a rank without rows has no say in it. The result is the same for any split of
+    the rows to about 1e-12. Everything is float64, whatever precision the module around it is cast to.
+
+    The shift is a state like any other, so that the metrics of a `MetricCollection` which accumulate the same
+    rows share one set of sums.
+
+    Args:
+        layers_x: L_x.
+        d_x: width of X's states.
+        layers_y: L_y.
+        d_y: width of Y's states.
+    """
+
+    full_state_update = True  # a batch alone has another shift than all rows: it is not merged by adding states
+    is_differentiable = False
+    n: Tensor
+
+    def __init__(self, layers_x: int, d_x: int, layers_y: int, d_y: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.shape_x, self.shape_y = (layers_x, d_x), (layers_y, d_y)
+        for name, zeros in GridSums.zeros(layers_x, d_x, layers_y, d_y)._asdict().items():
+            self.add_state(name, zeros, dist_reduce_fx=_first if name.startswith("shift") else "sum")
+
+    def update(self, x: Tensor, y: Tensor) -> None:
+        """Add paired rows: x (L_x, N, d_x), y (L_y, N, d_y).
+
+        Raises:
+            ValueError: other layers or widths than the metric was built for, or unpaired rows.
+        """
+        for name, rows, shape in (("x", x, self.shape_x), ("y", y, self.shape_y)):
+            if rows.ndim != 3 or rows.shape[::2] != shape or rows.shape[1] != x.shape[1]:
+                raise ValueError(
+                    f"Expected `{name}` of shape ({shape[0]}, N, {shape[1]}) with the same N for `x` and `y`, but got "
+                    f"x {tuple(x.shape)} and y {tuple(y.shape)}."
+                )
+        if self.n.is_inference() and not torch.is_inference_mode_enabled():
+            self._set(GridSums(*(value.clone() for value in self.sums())))  # such tensors cannot be added to in place
+        self.sums().add_(x.detach(), y.detach())
+
+    def compute(self) -> Any:
+        """Moments of everything seen on all ranks, as `GridMoments`; a subclass returns its measure of them."""
+        return self.moments()
+
+    def moments(self) -> GridMoments:
+        """Moments of the sums as they stand: of this rank's rows, or within `compute` of all ranks'."""
+        return self.sums().moments()
+
+    def sums(self) -> GridSums:
+        """The state, not a copy: sums of this rank's rows, which add to those of other rows with `+`."""
+        return GridSums(*(getattr(self, name) for name in GridSums._fields))
+
+    def sync(
+        self,
+        dist_sync_fn: Callable | None = None,
+        process_group: Any | None = None,
+        should_sync: bool = True,
+        distributed_available: Callable | None = None,
+    ) -> None:
+        """Bring every rank's sums about one shift, then sum them as torchmetrics does."""
+        available = distributed_available or self.distributed_available_fn
+        if should_sync and not self._is_synced and available is not None and available():
+            gather = dist_sync_fn or gather_all_tensors
+            sums = self.sums()
+            mean_x, mean_y = sums.means()
+            group = process_group or self.process_group
+            n, mean_x, mean_y = (torch.stack(gather(local, group)) for local in (sums.n, mean_x, mean_y))
+            weight = n / n.sum().clamp(min=1)
+            self._set(sums.about(torch.tensordot(weight, mean_x, 1), torch.tensordot(weight, mean_y, 1)))
+        super().sync(dist_sync_fn, process_group, should_sync, distributed_available)
+
+    def _wrap_compute(self, compute: Callable) -> Callable:
+        """Keep the answer's shape: torchmetrics would squeeze that of a single pair of layers, and copy all of it."""
+        boxed = super()._wrap_compute(lambda: _Box(compute()))
+
+        @functools.wraps(compute)
+        def unboxed() -> Any:
+            return boxed().value
+
+        return unboxed
+
+    def _set(self, sums: GridSums) -> None:
+        for name, value in sums._asdict().items():
+            setattr(self, name, value)
+
+
+class _Box:
+    """Holds what is not to be looked into."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def _first(shifts: Tensor) -> Tensor:
+    """The shift that all ranks have agreed on."""
+    return shifts[0]
