@@ -10,7 +10,10 @@ from torch import Tensor
 from aligners.base import Aligner
 from similarity.functional.moments import Moments
 
-__all__ = ["Affine", "Identity", "Linear", "Mean", "Procrustes", "least_squares", "procrustes_rotation"]
+__all__ = ["Affine", "Identity", "Linear", "Mean", "Procrustes", "deviations", "least_squares", "procrustes_rotation"]
+
+# A neuron whose deviation is below this share of its mean's size differs from a constant by rounding alone.
+ROUNDING = 1e-12
 
 
 def least_squares(moments: Moments, ridge: float) -> Tensor:
@@ -40,6 +43,32 @@ def procrustes_rotation(moments: Moments) -> tuple[Tensor, Tensor]:
     """
     u, s, vh = torch.linalg.svd(moments.xy, full_matrices=False)
     return u @ vh, s
+
+
+def deviations(moments: Moments, *, constant_neurons: bool = False) -> tuple[Tensor, Tensor]:
+    """Standard deviation of every neuron of X (S, d_x) and of Y (S, d_y).
+
+    Args:
+        moments: of the fitting rows.
+        constant_neurons: let some neurons be constant, as long as not all of a site are.
+
+    Raises:
+        ValueError: a neuron, or all of a site, is constant over the rows or not finite.
+    """
+    found = []
+    for name, mean, scatter in (("X", moments.mean_x, moments.xx), ("Y", moments.mean_y, moments.yy)):
+        deviation = (scatter.diagonal(dim1=-2, dim2=-1) / moments.n).sqrt()
+        constant = ~((deviation > ROUNDING * mean.abs()) & deviation.isfinite())
+        bad = (constant.all(-1) | ~deviation.isfinite().all(-1)) if constant_neurons else constant.any(-1)
+        if bad.any():
+            site = int(bad.nonzero()[0])
+            raise ValueError(
+                f"Expected {'states' if constant_neurons else 'every neuron'} of {name} to vary over the fitting rows, "
+                f"but {int(constant[site].sum())} of {constant.shape[-1]} neurons are constant or not finite at site "
+                f"pair number {site}. Leave that site out (site 0 with `rows` 'cls'), or this map."
+            )
+        found.append(deviation)
+    return found[0], found[1]
 
 
 class Affine(Aligner):
@@ -76,12 +105,13 @@ class Affine(Aligner):
             return super().inverse(y)
         return torch.baddbmm(self.mean_x, y - self.mean_y, self.weight_back)
 
-    def set_map(self, moments: Moments, weight: Tensor, weight_back: Tensor) -> None:
-        """Take W (S, d_x, d_y), the way back (S, d_y, d_x) and the fitting rows' means."""
+    def set_map(self, moments: Moments, weight: Tensor, weight_back: Tensor | None = None) -> None:
+        """Take W (S, d_x, d_y), the way back (S, d_y, d_x) where there is one, and the fitting rows' means."""
         self.mean_x.copy_(moments.mean_x[:, None])
         self.mean_y.copy_(moments.mean_y[:, None])
         self.weight.copy_(weight)
-        self.weight_back.copy_(weight_back)
+        if weight_back is not None:
+            self.weight_back.copy_(weight_back)
 
 
 class Linear(Affine):

@@ -8,13 +8,10 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from aligners.linear import Affine
+from aligners.linear import Affine, deviations
 from similarity.functional.moments import Moments
 
 __all__ = ["Permutation", "neuron_correlations"]
-
-# A neuron whose deviation is below this share of its mean's size differs from a constant by rounding alone.
-ROUNDING = 1e-12
 
 
 class Permutation(Affine):
@@ -51,7 +48,7 @@ class Permutation(Affine):
         """Match neurons by their correlations, in float64; the assignment itself runs on the CPU.
 
         Raises:
-            ValueError: a neuron is constant over the fitting rows, or a moment is not finite.
+            ValueError: a neuron is constant over the fitting rows, or not finite.
         """
         correlations = neuron_correlations(moments)
         ones = torch.ones_like(correlations)
@@ -76,19 +73,7 @@ def neuron_correlations(moments: Moments) -> Tensor:
     """Pearson correlation of every neuron of X with every neuron of Y: (S, d_x, d_y).
 
     Raises:
-        ValueError: a neuron is constant over the rows, or a moment is not finite.
+        ValueError: a neuron is constant over the rows, or not finite.
     """
-    deviations = []
-    for name, mean, scatter in (("X", moments.mean_x, moments.xx), ("Y", moments.mean_y, moments.yy)):
-        deviation = (scatter.diagonal(dim1=-2, dim2=-1) / moments.n).sqrt()
-        constant = ~(deviation > ROUNDING * mean.abs())  # true for what is no number, too
-        if constant.any():
-            site = int(constant.any(-1).nonzero()[0])
-            raise ValueError(
-                f"A matching of neurons expects each of them to vary over the rows, but {int(constant[site].sum())} "
-                f"of {constant.shape[-1]} neurons of {name} are constant or not finite at site pair number {site}. "
-                "Leave that site out (site 0 with `rows` 'cls'), or this map."
-            )
-        deviations.append(deviation)
-    x, y = deviations
+    x, y = deviations(moments)
     return moments.xy / moments.n / (x[:, :, None] * y[:, None, :])
