@@ -17,10 +17,11 @@ from aligners.linear import Linear, Procrustes
 from aligners.optimisation import Schedule, clip_per_site, schedule_factor
 from aligners.storage import KEY, describe_aligner, different_models
 from frozen.finite import FiniteCheck
+from frozen.precision import check_precision
 from similarity.functional.moments import Moments
 from similarity.moments import MomentsMetric
 
-__all__ = ["AlignerFactory", "Alignment", "Direction", "Fit", "check_precision"]
+__all__ = ["AlignerFactory", "Alignment", "Direction", "Fit"]
 
 AlignerFactory = Callable[[int, int, int], Aligner]
 Direction = Literal["forward", "backward"]
@@ -38,19 +39,6 @@ class Fit(NamedTuple):
     def orient(self, x: Any, y: Any) -> tuple[Any, Any]:
         """(source, target) of this fit."""
         return (x, y) if self.direction == "forward" else (y, x)
-
-
-def check_precision(trainer: pl.Trainer) -> None:
-    """Refuse what would round aligners, sums and figures along with the models.
-
-    Raises:
-        ValueError: `trainer.precision` is not 32-true.
-    """
-    if trainer.precision != "32-true":
-        raise ValueError(
-            f"Expected `trainer.precision` 32-true, but got {trainer.precision}: aligners and sums stay in full "
-            "precision. For the two models, which take most of the time, set `data.dtype`, for example to bfloat16."
-        )
 
 
 class _Anchor(nn.Module):

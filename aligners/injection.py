@@ -11,12 +11,12 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 
-from aligners.alignment import check_precision
 from aligners.baselines import random_labels
 from aligners.methods import CLOSED_FORMS, WHOLE, Method, Route, build_route
 from aligners.scores import TextScores, bootstrap_interval
 from aligners.storage import StoredAlignment, different_models
 from frozen.model import FrozenModel
+from frozen.precision import check_precision
 
 __all__ = ["DISTANCE_COLUMNS", "InjectionEvaluation"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-__all__ = ["heat_maps", "layer_lines", "matching_layers"]
+from similarity.controls import matching_layers
+
+__all__ = ["heat_maps", "layer_lines"]
 
 Row = dict[str, Any]
 PANELS_ABREAST = 4
@@ -32,12 +33,6 @@ SAID = {
     "null": "null: texts permuted",
     "ceiling": "same model",
 }
-
-
-def matching_layers(layers_x: Sequence[int], layers_y: Sequence[int]) -> list[tuple[int, int]]:
-    """For each layer of X the layer of Y at the same relative depth: the diagonal, also of unequal models."""
-    last_x, last_y = max(len(layers_x) - 1, 1), len(layers_y) - 1
-    return [(layer, layers_y[math.floor(place * last_y / last_x + 0.5)]) for place, layer in enumerate(layers_x)]
 
 
 def heat_maps(rows: Sequence[Row]) -> Figure:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 from scipy.stats import t as student
 from torch import Tensor
 
-__all__ = ["jackknife_interval", "permuted_rows"]
+__all__ = ["cropped", "jackknife_interval", "matching_layers", "permuted_rows"]
 
 
 def permuted_rows(text: Tensor, share: float) -> tuple[Tensor, Tensor]:
@@ -40,6 +43,17 @@ def permuted_rows(text: Tensor, share: float) -> tuple[Tensor, Tensor]:
     return rows[apart].to(text.device), partners[apart].to(text.device)
 
 
+def cropped(weights: Tensor, words: Tensor) -> Tensor:
+    """Attention between the first `words` (B,) words of each text, rows again distributions: (L, H, B, W, W).
+
+    Matrices of different texts can then be set against each other: the null of attention.
+    """
+    real = torch.arange(weights.shape[-1], device=words.device) < words[:, None]
+    kept = weights * (real[:, :, None] & real[:, None, :])
+    total = kept.sum(-1, keepdim=True)
+    return kept / total.where(total > 0, 1)
+
+
 def jackknife_interval(estimate: Tensor, left_out: Tensor, level: float = 0.95) -> tuple[Tensor, Tensor]:
     """Interval from estimates that each leave one group of texts out: estimate ± t · standard error.
 
@@ -66,3 +80,9 @@ def jackknife_interval(estimate: Tensor, left_out: Tensor, level: float = 0.95) 
     error = ((groups - 1) * left_out.var(0, correction=0)).sqrt()
     half = float(student.ppf((1 + level) / 2, groups - 1)) * error
     return estimate - half, estimate + half
+
+
+def matching_layers(layers_x: Sequence[int], layers_y: Sequence[int]) -> list[tuple[int, int]]:
+    """For each layer of X the layer of Y at the same relative depth: the diagonal, also of unequal models."""
+    last_x, last_y = max(len(layers_x) - 1, 1), len(layers_y) - 1
+    return [(layer, layers_y[math.floor(place * last_y / last_x + 0.5)]) for place, layer in enumerate(layers_x)]

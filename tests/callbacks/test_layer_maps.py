@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from callbacks.layer_maps import heat_maps, layer_lines, matching_layers
+from callbacks.layer_maps import heat_maps, layer_lines
 
 
 def rows(layers_x: int, layers_y: int, controls: bool) -> list[dict[str, Any]]:
@@ -17,21 +17,6 @@ def rows(layers_x: int, layers_y: int, controls: bool) -> list[dict[str, Any]]:
         extra = dict.fromkeys(("low", "high", "held_out", "null", "untrained", "ceiling"), value / 2)
         found.append({**row, "value": value, **(extra if controls else dict.fromkeys(extra))})
     return found
-
-
-@pytest.mark.parametrize(
-    ("layers_x", "layers_y", "expected"),
-    [
-        ([0, 1, 2], [0, 1, 2], [(0, 0), (1, 1), (2, 2)]),
-        ([0, 1, 2], [0, 1, 2, 3, 4], [(0, 0), (1, 2), (2, 4)]),
-        ([1, 2, 3, 4, 5], [1, 2, 3], [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3)]),
-        ([4], [2, 3], [(4, 2)]),
-    ],
-)
-def test_layers_match_by_relative_depth(
-    layers_x: list[int], layers_y: list[int], expected: list[tuple[int, int]]
-) -> None:
-    assert matching_layers(layers_x, layers_y) == expected
 
 
 def test_a_heat_map_shows_each_value_at_its_layers_on_one_scale() -> None:

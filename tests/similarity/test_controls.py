@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from similarity.controls import jackknife_interval, permuted_rows
+from similarity.controls import cropped, jackknife_interval, matching_layers, permuted_rows
 
 
 @settings(max_examples=80, deadline=None)
@@ -49,3 +49,29 @@ def test_shapes_and_what_is_missing() -> None:
     assert low.isnan().all()
     with pytest.raises(ValueError, match="at least 2 groups"):
         jackknife_interval(torch.ones(()), torch.ones(1))
+
+
+@pytest.mark.parametrize(
+    ("layers_x", "layers_y", "expected"),
+    [
+        ([0, 1, 2], [0, 1, 2], [(0, 0), (1, 1), (2, 2)]),
+        ([0, 1, 2], [0, 1, 2, 3, 4], [(0, 0), (1, 2), (2, 4)]),
+        ([1, 2, 3, 4, 5], [1, 2, 3], [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3)]),
+        ([4], [2, 3], [(4, 2)]),
+    ],
+)
+def test_layers_match_by_relative_depth(
+    layers_x: list[int], layers_y: list[int], expected: list[tuple[int, int]]
+) -> None:
+    assert matching_layers(layers_x, layers_y) == expected
+
+
+def test_cropped_attention_is_a_distribution_over_the_words_left() -> None:
+    weights = torch.rand(2, 3, 2, 4, 4, generator=torch.Generator().manual_seed(0)).double()
+    words = torch.tensor([4, 2])
+    found = cropped(weights, words)
+    torch.testing.assert_close(found[:, :, 0], weights[:, :, 0] / weights[:, :, 0].sum(-1, keepdim=True))
+    part = weights[:, :, 1, :2, :2]
+    torch.testing.assert_close(found[:, :, 1, :2, :2], part / part.sum(-1, keepdim=True))
+    assert found[:, :, 1, 2:].eq(0).all()
+    assert found[:, :, 1, :, 2:].eq(0).all()
