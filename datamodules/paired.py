@@ -101,7 +101,7 @@ class PairedActivations(TextStream):
     def reader(self) -> PairReader:
         """The two models and the site pairs, loaded on first use."""
         if self._reader is None:
-            model_x, model_y = self.models
+            model_x, model_y = self.frozen
             pairs = parse_sites(self.sites, model_x.depth, model_y.depth)
             self._reader = PairReader(model_x, model_y, pairs, self.rows, self.special_tokens)
         return self._reader

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -20,6 +20,7 @@ __all__ = [
     "RowPolicy",
     "Rows",
     "check_policy",
+    "gather_rows",
     "parse_sites",
     "read_rows",
     "rows_of_each",
@@ -175,9 +176,14 @@ def read_rows(model: FrozenModel, inputs: dict[str, Tensor], sites: Sequence[int
     wanted = sorted(set(sites))
     with torch.inference_mode():
         states = dict(zip(wanted, model.head(inputs, wanted), strict=True))
-    # Outside inference mode, so that what is gathered can enter a graph.
+    return gather_rows(states, sites, rows, model.width)
+
+
+def gather_rows(states: Mapping[int, Tensor], sites: Sequence[int], rows: Rows, width: int) -> Tensor:
+    """The rows (S, N, d) float32 at some sites, from the states (B, T, d) of each."""
+    # Never in inference mode, so that what is gathered can enter a graph.
     with torch.no_grad():
-        out = torch.empty(len(sites), len(rows), model.width, device=rows.index.device)
+        out = torch.empty(len(sites), len(rows), width, device=rows.index.device)
         for place, site in enumerate(sites):
             rows.gather(states[site], out[place])
     return out

@@ -86,7 +86,7 @@ class TextStream(pl.LightningDataModule):
         self.dtype, self.attn_implementation = dtype, attn_implementation
         self.trust_remote_code, self.recipe, self.cache = trust_remote_code, recipe, cache
         self._texts: Texts | None = None
-        self._models: list[FrozenModel] | None = None
+        self._frozen: list[FrozenModel] | None = None
         self._data: dict[str, TokenisedTexts] = {}
 
     # ------------------------------------------------------------------ what a subclass says
@@ -119,14 +119,14 @@ class TextStream(pl.LightningDataModule):
         return self._texts
 
     @property
-    def models(self) -> list[FrozenModel]:
+    def frozen(self) -> list[FrozenModel]:
         """The frozen models, loaded on first use; one that is named twice is one object.
 
         Raises:
             ValueError: a model cannot be loaded or has too few positions, or tokens are to be paired between
                 tokenizers that differ.
         """
-        if self._models is None:
+        if self._frozen is None:
             loaded = {named: self._load(*named) for named in dict.fromkeys(self.named())}
             models = [loaded[named] for named in self.named()]
             tokenizers = _tokenizers(models)
@@ -136,8 +136,8 @@ class TextStream(pl.LightningDataModule):
                         f"`rows` 'tokens' pairs models token by token, but the tokenizers of {models[0].name} and "
                         f"{model.name} differ. Use `rows` 'words', 'mean' or 'cls'."
                     )
-            self._models = models
-        return self._models
+            self._frozen = models
+        return self._frozen
 
     def _load(self, name: str, revision: str | None) -> FrozenModel:
         path = str(self._embedded(name)) if name.startswith(EMBEDDED) else name
@@ -220,7 +220,7 @@ class TextStream(pl.LightningDataModule):
         """Load the texts and the models; every check that can be made before reading is made here."""
         _ = self.reader
         device = self.trainer.strategy.root_device if self.trainer is not None else "cpu"
-        for model in self.models:
+        for model in self.frozen:
             model.to(device)
         for split in ("fit", "validation") if stage in ("fit", "validate") else ("test",):
             self.split(split)
@@ -228,7 +228,7 @@ class TextStream(pl.LightningDataModule):
     def split(self, name: Split) -> TokenisedTexts:
         """A split, tokenised for all models."""
         if name not in self._data:
-            tokenizers = _tokenizers(self.models)
+            tokenizers = _tokenizers(self.frozen)
             # Equal tokenizers share one table, and thereby all that is made of it.
             first = [next(i for i, b in enumerate(tokenizers) if same_tokenizer(a, b)) for a in tokenizers]
             texts = getattr(self.texts, name)

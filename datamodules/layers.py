@@ -1,0 +1,316 @@
+"""The LightningDataModule that streams all layers of any number of frozen models over the same text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from datamodules.batches import TextBatch
+from datamodules.reading import RowPolicy, Rows, check_policy, gather_rows, read_rows, rows_of_each
+from datamodules.text import TextSource
+from datamodules.text_stream import Split, TextStream
+from frozen.embedded import Recipe
+from frozen.finite import FiniteCheck
+from frozen.model import FrozenModel
+
+__all__ = ["LayerActivations", "LayerBatch", "LayerReader", "PreparedTexts", "parse_layers"]
+
+
+@dataclass
+class PreparedTexts:
+    """A batch of texts and, for each model, which positions are rows; one object for models of equal tokenizers."""
+
+    texts: TextBatch
+    rows: tuple[Rows, ...]
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> PreparedTexts:
+        """The same on another device, every part moved once."""
+        moved = {id(rows): rows.to(device, non_blocking) for rows in self.rows}
+        return PreparedTexts(self.texts.to(device, non_blocking), tuple(moved[id(rows)] for rows in self.rows))
+
+
+@dataclass
+class LayerBatch:
+    """All layers of M models on one batch of B texts, and where the N rows came from.
+
+    Attributes:
+        texts: the tokenised batch: inputs and words of each model.
+        rows: where the rows of each model came from.
+        states: for each model (L_m, N, d_m), float32; row n is the same word, token or text in all of them. A model
+            that is named twice has the very same object twice.
+        attention: for each model the weights of its blocks 1, 2, ..., each (B, H_m, T_m, T_m), from the token of the
+            third axis to that of the fourth, zero at padding; None unless they were asked for.
+    """
+
+    texts: TextBatch
+    rows: tuple[Rows, ...]
+    states: list[Tensor]
+    attention: list[list[Tensor]] | None = None
+
+    @property
+    def number(self) -> int:
+        """Which batch of the split this is, 0, 1, ..., whatever rank reads it."""
+        return self.texts.number
+
+    @property
+    def text(self) -> Tensor:
+        """Id of the text of each row, (N,); the rows of a text stand together."""
+        return self.texts.text[self.rows[0].owner]
+
+    @property
+    def token(self) -> Tensor:
+        """Number of each row among those of its text, 0, 1, ..., (N,): the same however texts are batched and padded.
+
+        A word's number among the words that all models have, a token's among those that count, 0 for a text's only
+        row.
+        """
+        return self.rows[0].place
+
+    @property
+    def words(self) -> tuple[Tensor, ...] | None:
+        """For each model the word of each token, (B, T_m), -1 for none; None where words are not read.
+
+        The words that all models have are numbered 0..W_b-1 in text b, the same for all models.
+        """
+        return self.texts.words
+
+    @property
+    def word_count(self) -> Tensor | None:
+        """Words of each text that all models have, W_b, (B,); None where words are not read. It can be 0."""
+        return self.texts.word_count
+
+
+class LayerReader:
+    """Reads the same rows of M frozen models at all wanted layers, each model's blocks run once.
+
+    Args:
+        models: the models; one may be there several times and is read once.
+        layers: of each model.
+        rows: row policy.
+        special_tokens: whether special tokens count, for `tokens` and `mean`.
+        attention: also read the attention weights of every block.
+
+    Raises:
+        ValueError: a model does not have a layer, or there is no such row policy.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[FrozenModel],
+        layers: Sequence[Sequence[int]],
+        rows: RowPolicy = "words",
+        special_tokens: bool = False,
+        attention: bool = False,
+    ) -> None:
+        check_policy(rows)
+        for model, wanted in zip(models, layers, strict=True):
+            for layer in wanted:
+                model.check_site(layer, "layers")
+        self.models, self.layers = list(models), [list(wanted) for wanted in layers]
+        self.policy: RowPolicy = rows
+        self.special_tokens, self.attention = special_tokens, attention
+        self.check = FiniteCheck()
+
+    def prepare(self, texts: TextBatch) -> PreparedTexts:
+        """The part that belongs on the CPU: which positions are rows of each model."""
+        return PreparedTexts(texts, rows_of_each(texts, self.policy, self.special_tokens))
+
+    def read(self, prepared: PreparedTexts) -> LayerBatch:
+        """Run the models on the batch's device and gather the rows.
+
+        Raises:
+            ValueError: the states of an earlier batch were not finite; `check.flush()` looks at the last one.
+        """
+        found: dict[int, tuple[Tensor, list[Tensor]]] = {}
+        for m, model in enumerate(self.models):
+            if id(model) not in found:
+                found[id(model)] = self.read_model(model, prepared, m)
+        each = [found[id(model)] for model in self.models]
+        attention = [weights for _, weights in each] if self.attention else None
+        return LayerBatch(prepared.texts, prepared.rows, [states for states, _ in each], attention)
+
+    def states(self, model: FrozenModel, batch: PreparedTexts | LayerBatch, m: int) -> Tensor:
+        """The states of another model on the inputs and at the layers of model m, (L_m, N, d): of an untrained twin.
+
+        Args:
+            model: with the tokenizer of model m, on the batch's device.
+            batch: prepared or read.
+            m: number of the model whose place it takes.
+
+        Raises:
+            ValueError: the model does not have a layer; or as in `read`.
+        """
+        states = read_rows(model, batch.texts.inputs[m], self.layers[m], batch.rows[m])
+        self._watch(model, states, batch, m)
+        return states
+
+    def read_model(self, model: FrozenModel, batch: PreparedTexts | LayerBatch, m: int) -> tuple[Tensor, list[Tensor]]:
+        """As `states`, and where this reader reads attention the weights (B, H, T, T) of each block, in one pass."""
+        if not self.attention:
+            return self.states(model, batch, m), []
+        layers, rows = self.layers[m], batch.rows[m]
+        wanted = sorted(set(layers))
+        with torch.no_grad():
+            weights, read = model.attention(batch.texts.inputs[m], wanted)
+            states = gather_rows(dict(zip(wanted, read, strict=True)), layers, rows, model.width)
+        self._watch(model, states, batch, m)
+        return states, weights
+
+    def _watch(self, model: FrozenModel, states: Tensor, batch: PreparedTexts | LayerBatch, m: int) -> None:
+        names = [f"layer {layer} of {model.name}" for layer in self.layers[m]]
+        self.check.watch(states, names, "states", batch.texts.number)
+
+
+class LayerActivations(TextStream):
+    """Text in, the same rows of all layers of M frozen models out, read on the device where the measures are.
+
+    A batch is a `LayerBatch`: `states` (L_m, N, d_m) of each model, `text` and `token` of each row, the batch's
+    `number`, with `attention=True` also the attention weights and the words of all tokens. The batches of a split,
+    and their numbers, are the same for any number of ranks: rank r of w reads batches r, r + w, ... whole. Their
+    texts are drawn by `seed`, as far as texts of one batch should be of similar length.
+
+    Args:
+        models: Hub ids, local folders, or `embedded:SEED` for small BERTs that are trained on the fitting texts the
+            first time they are asked for and kept in `cache`; `embedded:SEED:layers=6,width=96` departs from
+            `recipe`. One or more; widths, depths and tokenizers may differ.
+        text: which texts, and how they are split.
+        layers: of every model: `all` (0..L), `blocks` (1..L), or a list of numbers. 0 is the embedding output, l the
+            output of block l before any final norm.
+        rows: `words`: the last piece of every word of a text, `words_first`: its first, `words_mean`: the mean over its
+            pieces; a word is a run of characters without white space, and a row only where every model has it in
+            full. The default, because it goes for any models. `tokens`: every real token, for models of equal
+            tokenizers; `mean`: the mean over a text's tokens; `cls`: its first token.
+        special_tokens: whether [CLS], [SEP] and the like count as rows, for `tokens` and `mean`. Words have none.
+        batch_size: texts a batch. Minibatch measures depend on it.
+        max_length: longest text in tokens; longer ones are cut, and how many is said.
+        seed: seed of the order of the texts.
+        dtype: precision of the models: float32, bfloat16 or float16. States are always float32.
+        attn_implementation: eager, sdpa, flash_attention_2; default: what transformers chooses, eager for attention.
+        revisions: revision of each model on the Hub.
+        trust_remote_code: run code that a model's repository brings. Off, because it is somebody else's code.
+        recipe: how embedded models are made.
+        cache: where embedded models are kept. Default: $ALIGNERS_CACHE, else ~/.cache/aligners.
+        workers: processes that prepare batches beside the main one.
+        attention: also read the attention weights of all blocks.
+
+    Raises:
+        ValueError: an option is out of its range, or attention is to be read from an implementation that has none.
+    """
+
+    option = "layers"
+
+    def __init__(
+        self,
+        models: list[str] = ["embedded:0", "embedded:1"],  # noqa: B006  (copied)
+        text: TextSource = TextSource(),  # noqa: B008  (frozen)
+        layers: str | list[int] = "all",
+        rows: RowPolicy = "words",
+        special_tokens: bool = False,
+        batch_size: int = 32,
+        max_length: int = 128,
+        seed: int = 0,
+        dtype: str = "float32",
+        attn_implementation: str | None = None,
+        revisions: list[str | None] | None = None,
+        trust_remote_code: bool = False,
+        recipe: Recipe = Recipe(),  # noqa: B008  (frozen)
+        cache: Path | None = None,
+        workers: int = 0,
+        attention: bool = False,
+    ) -> None:
+        if attention and attn_implementation not in (None, "eager"):
+            raise ValueError(
+                f"Expected `attn_implementation` 'eager' where `attention` is read, but got {attn_implementation!r}: "
+                "the others never form the weights. Leave it out."
+            )
+        if not models or (revisions is not None and len(revisions) != len(models)):
+            raise ValueError(
+                "Expected `models` to name at least one, and `revisions` to be left out or to have one for each, but "
+                f"got {len(models)} and {0 if revisions is None else len(revisions)}."
+            )
+        super().__init__(
+            text=text,
+            rows=rows,
+            special_tokens=special_tokens,
+            batch_size=batch_size,
+            max_length=max_length,
+            seed=seed,
+            dtype=dtype,
+            attn_implementation="eager" if attention else attn_implementation,
+            trust_remote_code=trust_remote_code,
+            recipe=recipe,
+            cache=cache,
+            workers=workers,
+        )
+        self.models, self.revisions = list(models), revisions
+        self.layers, self.attention = layers, attention
+        self._reader: LayerReader | None = None
+
+    def named(self) -> list[tuple[str, str | None]]:
+        """Name and revision of each model."""
+        return list(zip(self.models, self.revisions or [None] * len(self.models), strict=True))
+
+    def wanted(self, depths: Sequence[int]) -> list[list[int]]:
+        """The layers of each model."""
+        return [parse_layers(self.layers, depth) for depth in depths]
+
+    @property
+    def reads_words(self) -> bool:
+        """Whether the words of the texts are needed: as rows, or to fold attention to."""
+        return self.attention or super().reads_words
+
+    @property
+    def reader(self) -> LayerReader:
+        """The models and their layers, loaded on first use."""
+        if self._reader is None:
+            layers = self.wanted([model.depth for model in self.frozen])
+            self._reader = LayerReader(self.frozen, layers, self.rows, self.special_tokens, self.attention)
+        return self._reader
+
+    def describe(self) -> dict[str, Any]:
+        """Everything that says which rows these are, as plain values."""
+        return {
+            "models": [model.identity() for model in self.reader.models],
+            "layers": self.reader.layers,
+            "attention": self.attention,
+            **self.describe_rows(),
+        }
+
+    def loader(self, split: Split, *, only: int | None = None, batch_size: int | None = None) -> DataLoader:
+        """A loader of a split's batches, this rank's share of them, in the same order every time.
+
+        Args:
+            split: which texts.
+            only: the first so many texts of the split.
+            batch_size: texts a batch; default: that of the data module.
+        """
+        return self.make_loader(split, shuffle=True, whole=True, only=only, batch_size=batch_size)
+
+    def read(self, texts: TextBatch) -> LayerBatch:
+        """Read what `loader` gives, on the models' device, where no Trainer moves it there."""
+        return self.reader.read(self.reader.prepare(texts).to(self.frozen[0].device))
+
+    def test_dataloader(self) -> DataLoader:
+        """The held-out texts."""
+        return self.loader("test")
+
+
+def parse_layers(layers: str | Sequence[int], depth: int) -> list[int]:
+    """The layers of a model of L = `depth` blocks: `all` (0..L), `blocks` (1..L), or those named.
+
+    Raises:
+        ValueError: something else was written, nothing, or a layer twice.
+    """
+    if isinstance(layers, str):
+        if layers not in ("all", "blocks"):
+            raise ValueError(f"Expected `layers` to be 'all', 'blocks' or a list of numbers, but got {layers!r}.")
+        return list(range(0 if layers == "all" else 1, depth + 1))
+    if not layers or len(set(layers)) < len(layers):
+        raise ValueError(f"Expected `layers` to name at least one layer and none twice, but got {list(layers)}.")
+    return list(layers)
