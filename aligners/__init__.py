@@ -4,10 +4,14 @@ Importing this package needs torch and SciPy alone; `aligners.alignment` and `al
 """
 
 from aligners.base import Aligner
+from aligners.canonical import CCA, PWCCA, SVCCA
 from aligners.inn import INN
 from aligners.linear import Identity, Linear, Mean, Procrustes
 from aligners.mlp import MLP
 from aligners.permutation import Permutation
 from aligners.storage import load_alignment
 
-__all__ = ["INN", "MLP", "Aligner", "Identity", "Linear", "Mean", "Permutation", "Procrustes", "load_alignment"]
+__all__ = [
+    "CCA", "INN", "MLP", "PWCCA", "SVCCA", "Aligner", "Identity", "Linear", "Mean", "Permutation", "Procrustes",
+    "load_alignment",
+]  # fmt: skip

@@ -12,13 +12,22 @@ from torch import Tensor
 from aligners.alignment import Direction
 from aligners.base import Aligner
 from aligners.baselines import GaussianStates
+from aligners.canonical import CCA, PWCCA, SVCCA
 from aligners.linear import Identity, Linear, Mean, Procrustes
+from aligners.permutation import Permutation
 from aligners.storage import StoredAlignment
 from frozen.model import FrozenModel
 
 __all__ = ["BOTH_WAYS", "CLOSED", "CLOSED_FORMS", "TRAINED", "WHOLE", "Method", "Route", "build_route"]
 
-CLOSED_FORMS: dict[str, Callable[[int, int, int], Aligner]] = {"linear": Linear, "procrustes": Procrustes}
+CLOSED_FORMS: dict[str, Callable[[int, int, int], Aligner]] = {
+    "linear": Linear,
+    "procrustes": Procrustes,
+    "permutation": Permutation,
+    "cca": CCA,
+    "svcca": SVCCA,
+    "pwcca": PWCCA,
+}
 CLOSED, TRAINED, BOTH_WAYS = "closed form", "trained", "trained both ways"
 INVERSE_OF_ONE_WAY = "inverse of a map trained one way"
 WHOLE = ("native_x", "native_y", "random_classifier", "random_label")

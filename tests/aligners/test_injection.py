@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from aligners.baselines import random_labels
 from aligners.injection import InjectionEvaluation
 from aligners.inn import INN
 from aligners.linear import Identity, Linear, Mean
+from aligners.methods import CLOSED_FORMS
 from aligners.mlp import MLP
 from aligners.storage import StoredAlignment, load_alignment
 from callbacks.checkpoint import SaveAligners
@@ -55,7 +57,7 @@ def stored(world: World, tmp_path_factory: pytest.TempPathFactory) -> StoredAlig
 
 
 def evaluate(
-    world: World, stored: list[StoredAlignment], *, closed_form: tuple[str, ...] = ("linear", "procrustes"),
+    world: World, stored: list[StoredAlignment], *, closed_form: Sequence[str] = tuple(CLOSED_FORMS),
     both: bool = False, seed: int = 0, **options: Any,
 ) -> InjectionEvaluation:  # fmt: skip
     module = InjectionEvaluation(stored, closed_form, both, seed)
@@ -135,7 +137,7 @@ def test_every_row_has_every_column_and_every_site_every_method(both: InjectionE
         for method, role in WHOLE.items():
             (row,) = rows_of(both, method, direction)
             assert (row["role"], row["site_x"], row["fvu"], row["round_trip"]) == (role, None, None, None)
-        for method in [*SITED, "linear", "procrustes", "mlp", "inn"]:
+        for method in [*SITED, *CLOSED_FORMS, "mlp", "inn"]:
             found = rows_of(both, method, direction)
             pairs = PAIRS if direction == "forward" else [(j, i) for i, j in PAIRS]
             assert [(row["site_x"], row["site_y"]) for row in found] == pairs, method
@@ -143,7 +145,7 @@ def test_every_row_has_every_column_and_every_site_every_method(both: InjectionE
             for row in found:
                 assert row["accuracy_low"] <= row["accuracy"] <= row["accuracy_high"]
                 assert row["fvu_low"] <= row["fvu"] <= row["fvu_high"]
-                inverse = method in ("identity", "linear", "procrustes", "inn")
+                inverse = method in ("identity", *CLOSED_FORMS, "inn")
                 assert (row["fvu_inverse"] is not None) == (row["round_trip"] is not None) == inverse, method
 
 
@@ -295,8 +297,8 @@ def test_what_cannot_be_evaluated_is_refused(world: World, stored: StoredAlignme
             evaluate(world, [stored], **options)
     with pytest.raises(ValueError, match=r"`trainer\.precision` 32-true, but got bf16-mixed"):
         quiet_trainer(precision="bf16-mixed").test(InjectionEvaluation([stored]), datamodule=activations(world))
-    with pytest.raises(ValueError, match=r"`closed_form` out of linear, procrustes.*got cca"):
-        InjectionEvaluation([stored], ["cca"])
+    with pytest.raises(ValueError, match=r"`closed_form` out of linear, procrustes, .*cca.*got pls"):
+        InjectionEvaluation([stored], ["pls"])
     with pytest.raises(ValueError, match="at least one checkpoint"):
         InjectionEvaluation([])
 

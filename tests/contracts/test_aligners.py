@@ -31,6 +31,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "procrustes, scaled": ("Procrustes", {"scale": True}),
     "permutation": ("Permutation", {}),
     "permutation, signed": ("Permutation", {"signed": True}),
+    "cca": ("CCA", {}),
+    "cca, some directions": ("CCA", {"directions": 3, "tolerance": 1e-8}),
+    "cca, shrunk": ("CCA", {"shrink": True}),
+    "svcca": ("SVCCA", {"share": 0.9}),
+    "svcca, shrunk": ("SVCCA", {"directions": 2, "shrink": True, "tolerance": 1e-8}),
+    "pwcca": ("PWCCA", {"share": 0.8}),
+    "pwcca, shrunk": ("PWCCA", {"share": 0.8, "shrink": True, "tolerance": 1e-8}),
     "mlp": ("MLP", {}),
     "mlp of a size": ("MLP", {"parameters": 200}),
     "inn of the paper": (
@@ -254,6 +261,11 @@ def test_what_a_fit_from_moments_reaches() -> None:
     assert (fvu["procrustes, scaled"] < fvu["procrustes"]).all()
     assert (fvu["procrustes, scaled"] < 1).all()
     assert (fvu["procrustes"] < fvu["permutation, signed"]).all()  # which is one of the rotations
+    assert (fvu["cca, shrunk"] < fvu["linear"]).all()  # least squares without a ridge
+    assert (fvu["cca, shrunk"] < fvu["cca"]).all()
+    assert (fvu["cca, shrunk"] < fvu["svcca, shrunk"]).all()
+    assert (fvu["cca, shrunk"] < fvu["pwcca, shrunk"]).all()
+    assert (fvu["pwcca, shrunk"] < fvu["pwcca"]).all()
     assert (fvu["identity"] > 1).all()
     # an INN starts at the closed form after which its start is named, up to scaling and a floor
     torch.testing.assert_close(fvu["inn, started linear"], fvu["linear"], rtol=0.05, atol=0.01)
