@@ -109,7 +109,7 @@ def attention_sums(a: Tensor, b: Tensor, words: Tensor) -> AttentionSums:
     a, b = (weights.double().flatten(0, 1) for weights in (a, b))
     (units_a, varies_a), (units_b, varies_b) = _standardised(a, pairs), _standardised(b, pairs)
     per_pair = {
-        "distance": _distances(a, b, words > 1),
+        "distance": _distances(a, b),
         "correlation": units_a @ units_b.mT,
         "correlated": varies_a @ varies_b.mT,
         "divergence": _divergences(a[:, pairs], b[:, pairs]),
@@ -127,10 +127,10 @@ def _best(similarity: Tensor) -> Tensor:
     return similarity.amax(3).mean(1)
 
 
-def _distances(a: Tensor, b: Tensor, used: Tensor) -> Tensor:
-    """Σ ‖A − B‖ over the texts that are `used` (B,), for a (K_x, B, W, W) and b (K_y, B, W, W): (K_x, K_y)."""
+def _distances(a: Tensor, b: Tensor) -> Tensor:
+    """Σ ‖A − B‖ over texts (0 in a text of one word), for a (K_x, B, W, W) and b (K_y, B, W, W): (K_x, K_y)."""
     total = a.new_zeros(len(a), len(b))
-    a, b = (weights[:, used].flatten(2).transpose(0, 1) for weights in (a, b))  # (B, K, W²)
+    a, b = (weights.flatten(2).transpose(0, 1) for weights in (a, b))  # (B, K, W²)
     for texts in _slices(len(a), BUDGET // total.numel()):
         total += _squared_distances(a[texts], b[texts]).sqrt().sum(0)
     return total

@@ -135,7 +135,7 @@ def test_chunks_of_any_size_give_the_same(monkeypatch: pytest.MonkeyPatch) -> No
 def test_rows_that_spread_evenly_have_no_correlation_and_are_counted() -> None:
     a, b = heads(1, 2), heads(1, 2, seed=1)
     a[0, 0, 3, 0, :5] = 1 / 5
-    a[0, 0, 3, 1, :5] = 1 / 5 + torch.tensor([1, -1, 1, -1, 0]) * 1e-16  # to rounding
+    a[0, 0, 3, 1, :5] = 1 / 5 + torch.tensor([1, -1, 1, -1, 0]).double() * 1e-16  # to rounding
     b[0, 1, 4] = 0
     b[0, 1, 4, :3, :3] = 1 / 3
     b[0, 1, 3, 0, :5] = 1 / 5

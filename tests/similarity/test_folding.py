@@ -82,12 +82,15 @@ def test_word_pairs_are_rows_and_heads_are_features() -> None:
     assert real_pairs(words, 3).sum((1, 2)).tolist() == [4, 0, 9]
 
 
-@pytest.mark.parametrize("word", [[0, 0, 1], [0, 2, -1], [-1, 1, 1], [0, 1, 2], [-1, -1, -1]])
-def test_numbers_that_leave_a_word_out_or_go_beyond_are_refused(word: list[int]) -> None:
-    texts = torch.tensor([word, [0, 1, 2]])
-    words = torch.tensor([3 if 1 in word and 2 not in word else 2, 3])
-    with pytest.raises(ValueError, match="`word` to number the words of each text from 0"):
-        fold(random_weights(1, 2, 1, 3, 3), texts, words)
+@pytest.mark.parametrize(
+    ("word", "words"),
+    [([0, 0, 1], 3), ([0, 2, -1], 2), ([-1, 1, 1], 2), ([0, 1, 2], 2), ([-1, -1, -1], 1)],
+)
+def test_numbers_that_leave_a_word_out_or_go_beyond_are_refused(word: list[int], words: int) -> None:
+    for texts in ([word], [word, [0, 1, 2]]):
+        counts = torch.tensor([words, 3][: len(texts)])
+        with pytest.raises(ValueError, match="`word` to number the words of each text from 0"):
+            fold(random_weights(1, len(texts), 1, 3, 3), torch.tensor(texts), counts)
 
 
 def test_no_attention_left_on_words_is_refused() -> None:
