@@ -135,7 +135,7 @@ def _core(
     """W_xᵀ xy W_y with one leading axis, the leading axes it had, ranks on that axis, and the weights in use."""
     weight_x = white_x.weight[..., : int(white_x.rank.max())]
     weight_y = white_y.weight[..., : int(white_y.rank.max())]
-    core = weight_x.mT @ xy @ weight_y
+    core = _finite(weight_x.mT @ xy @ weight_y)
     lead = core.shape[:-2]
     rank_x, rank_y = white_x.rank.expand(lead).flatten(), white_y.rank.expand(lead).flatten()
     return core.reshape(-1, *core.shape[-2:]), lead, rank_x, rank_y, weight_x, weight_y
@@ -177,7 +177,7 @@ def _svdvals(matrix: Tensor) -> Tensor:
 def _finite(values: Tensor) -> Tensor:
     if not values.isfinite().all():
         raise ValueError(
-            "A decomposition behind canonical correlations gave values that are not finite. "
+            "A decomposition behind canonical correlations met or gave values that are not finite. "
             "Look for NaN, infinite or overflowing states."
         )
     return values

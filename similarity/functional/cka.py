@@ -69,9 +69,10 @@ def unbiased_cka_from_moments(moments: GridMoments) -> Tensor:
     cross = _hsic(moments.n, _squared(moments.xy), moments.q_xy, trace_x[:, None] * trace_y)
     own_x = _hsic(moments.n, _squared(moments.xx), moments.q_xx, trace_x.square())
     own_y = _hsic(moments.n, _squared(moments.yy), moments.q_yy, trace_y.square())
-    for name, own in (("x", own_x), ("y", own_y)):
-        if not (own > 0).all():
-            layers = (~(own > 0)).nonzero()[:, 0].tolist()
+    for name, own, trace in (("x", own_x, trace_x), ("y", own_y, trace_y)):
+        refused = ~(own > 1e-12 * trace.square())  # what rounding leaves of 0 is not positive
+        if refused.any():
+            layers = refused.nonzero()[:, 0].tolist()
             raise ValueError(
                 f"Unbiased CKA expects a positive HSIC of each layer with itself, but its estimate for `{name}` is not "
                 f"in layers {layers}, from {int(moments.n)} rows. Give more rows, or use linear CKA."

@@ -1,0 +1,52 @@
+"""Paired rows of every shape that a measure has to bear: few, many, deficient, badly scaled, far from the origin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["CASES", "LAYERS_X", "LAYERS_Y", "grid", "paired", "rows_of"]
+
+LAYERS_X, LAYERS_Y, D_X, D_Y = 3, 2, 6, 5
+CASES = ("tall", "many", "square", "deficient", "scaled", "far", "scaled and far", "barely", "few")
+
+
+def paired(n: int, d_x: int = D_X, d_y: int = D_Y, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Rows (3, n, d_x) and (2, n, d_y) in float64 that have a few directions in common."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=draw, dtype=torch.float64)
+
+    common = normal(n, 3) * torch.tensor([2.0, 1.0, 0.5], dtype=torch.float64)
+    x = common @ normal(LAYERS_X, 3, d_x) + 0.7 * normal(LAYERS_X, n, d_x) + 1
+    y = common @ normal(LAYERS_Y, 3, d_y) + 0.9 * normal(LAYERS_Y, n, d_y) - 2
+    return x, y
+
+
+def rows_of(case: str) -> tuple[Tensor, Tensor]:
+    """The rows of one of `CASES`: `few` has n < d, `barely` n = d + 1, `many` n ≫ d, `square` d_x = d_y."""
+    n = {"barely": D_X + 1, "few": D_Y - 1, "many": 300}.get(case, 60)
+    x, y = paired(n, D_X, D_X if case == "square" else D_Y)
+    if case == "deficient":  # as after a LayerNorm, and one feature given twice
+        x, y = x - x.mean(-1, keepdim=True), torch.cat([y, y[..., :1]], -1)
+    if "scaled" in case:
+        x = x * torch.logspace(-3, 3, x.shape[-1], dtype=torch.float64)
+        y = y * torch.logspace(3, -3, y.shape[-1], dtype=torch.float64)
+    if "far" in case:
+        x, y = x + 1000 * x.std(1, keepdim=True), y - 1000 * y.std(1, keepdim=True)
+    return x, y
+
+
+def grid(reference: Callable[..., float], x: Tensor, y: Tensor, *more: Tensor) -> Tensor:
+    """A reference of one pair of layers, at all pairs: (L_x, L_y). `more` is further rows of X and of Y."""
+    new_x, new_y = more or (None, None)
+
+    def at(i: int, j: int) -> float:
+        rows = [x[i], y[j]] + ([] if new_x is None else [new_x[i], new_y[j]])
+        return reference(*(np.asarray(row.double()) for row in rows))
+
+    return torch.tensor([[at(i, j) for j in range(len(y))] for i in range(len(x))], dtype=torch.float64)
