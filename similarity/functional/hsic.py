@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from similarity.functional.pairs import PairSums, centred, check_rows, linear_pair_sums
+from similarity.functional.pairs import PairSums, centred, check_enough, linear_pair_sums
 
 __all__ = ["HSIC", "LEAST_ROWS", "cka_from_hsic", "minibatch_cka", "unbiased_hsic", "unbiased_hsic_from_sums"]
 
@@ -39,14 +39,15 @@ def unbiased_hsic(x: Tensor, y: Tensor) -> HSIC:
     Route: `linear_pair_sums` counts and takes the cheaper of the Gram side and the feature side.
 
     Args:
-        x: (L_x, N, d_x) rows of X; float16 and bfloat16 are lifted to float32, products are in the input's dtype.
+        x: (L_x, N, d_x) rows of X; float16 and bfloat16 are lifted to float32. Gram matrices are in float32
+            for float32 rows, everything else in float64.
         y: (L_y, N, d_y) rows of Y, row by row the partners of `x`.
 
     Raises:
         ValueError: fewer than 4 rows, rows that are not paired, values that are not finite.
     """
     x, y = _lifted(x), _lifted(y)
-    check_rows(x, y, LEAST_ROWS)
+    check_enough(x, y, LEAST_ROWS, "Unbiased HSIC")
     return unbiased_hsic_from_sums(linear_pair_sums(centred(x)[0], centred(y)[0]))
 
 

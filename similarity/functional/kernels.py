@@ -15,7 +15,7 @@ from similarity.functional.hsic import HSIC, LEAST_ROWS, cka_from_hsic, unbiased
 from similarity.functional.pairs import (
     PairSums,
     centred,
-    check_rows,
+    check_enough,
     kernel_pair_sums,
     linear_pair_sums,
     upper_blocks,
@@ -53,7 +53,7 @@ def rsa(x: Tensor, y: Tensor, kernel: Kernel = "cosine") -> Tensor:
     if kernel not in get_args(Kernel):
         raise ValueError(f"Expected `kernel` to be one of {', '.join(get_args(Kernel))}, but received {kernel!r}.")
     x, y = x.double(), y.double()
-    check_rows(x, y, 3)
+    check_enough(x, y, 3, "RSA")
     if kernel == "euclidean":
         x, y = centred(x)[0], centred(y)[0]
         return _correlation(kernel_pair_sums(x, y, _minus_distances, _minus_distances))
@@ -91,7 +91,7 @@ def rbf_cka(x: Tensor, y: Tensor, width: float = 0.5, unbiased: bool = False) ->
     if not width > 0:
         raise ValueError(f"Expected `width` (σ in units of the median distance) above 0, but received {width}.")
     x, y = x.double(), y.double()
-    check_rows(x, y, LEAST_ROWS)
+    check_enough(x, y, LEAST_ROWS, "RBF CKA")
     x, y = centred(x)[0], centred(y)[0]
     kernels = [_rbf(width**2 * _median_squares(rows, name)) for name, rows in (("x", x), ("y", y))]
     sums = kernel_pair_sums(x, y, *kernels)

@@ -8,10 +8,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from similarity.functional.checks import check_rows
+
 __all__ = [
     "PairSums",
     "centred",
-    "check_rows",
+    "check_enough",
     "feature_pair_sums",
     "gram_pair_sums",
     "kernel_pair_sums",
@@ -42,33 +44,18 @@ class PairSums(NamedTuple):
     rows_y: Tensor
 
 
-def check_rows(x: Tensor, y: Tensor, least: int) -> None:
-    """Refuse what are not at least `least` paired finite rows at layers of two models.
+def check_enough(x: Tensor, y: Tensor, least: int, measure: str) -> None:
+    """Refuse what are not at least `least` paired finite rows: x (L_x, N, d_x), y (L_y, N, d_y).
 
     Raises:
-        ValueError: `x` is not (L_x, N, d_x) or `y` not (L_y, N, d_y), the two have unequal N, N is below `least`,
-            or a value is not finite.
+        ValueError: what is wrong with them.
     """
-    for name, rows in (("x", x), ("y", y)):
-        if rows.ndim != 3:
-            raise ValueError(
-                f"Expected `{name}` of shape (layers, rows, width), but received {tuple(rows.shape)}. "
-                "A single layer is x[None]."
-            )
-    if x.shape[1] != y.shape[1]:
-        raise ValueError(
-            f"Expected `x` and `y` with as many rows, but received {x.shape[1]} and {y.shape[1]} rows. Pair them first."
-        )
+    check_rows(x, y)
     if x.shape[1] < least:
         raise ValueError(
-            f"Expected at least {least} rows in `x` and `y`, but received {x.shape[1]}: the measure is not defined on "
-            "fewer. Use more rows, or larger batches, and leave out a last batch that is too short."
+            f"{measure} expects at least {least} rows, but `x` and `y` have {x.shape[1]}: it is not defined on fewer. "
+            "Give more rows; leave out a last batch that is too short, or cut batches evenly."
         )
-    for name, rows in (("x", x), ("y", y)):
-        if not torch.isfinite(rows.sum()):
-            raise ValueError(
-                f"Expected finite values in `{name}`, but received NaN or infinity. Find where the model overflows."
-            )
 
 
 def centred(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,15 +74,17 @@ def linear_pair_sums(x: Tensor, y: Tensor) -> PairSums:
     """Sums of the linear kernels K_ij = x_i·x_j and L_ij = y_i·y_j, by the route with fewer operations.
 
     The Gram side costs about N²(L_x d_x + L_y d_y + L_x L_y)/2 multiplications, half of them saved by symmetry; the
-    feature side N(L_x L_y d_x d_y + L_x d_x² + L_y d_y²). Both are exact.
+    feature side N(L_x L_y d_x d_y + L_x d_x² + L_y d_y²), twice that for float32 rows. Both are exact.
 
     Args:
-        x: (L_x, N, d_x); the products are taken in its dtype, so float32 stays float32, the sums in float64.
+        x: (L_x, N, d_x); Gram matrices are taken in its dtype, so float32 stays float32, and summed in float64.
         y: (L_y, N, d_y).
     """
     (l_x, n, d_x), (l_y, _, d_y) = x.shape, y.shape
     gram = n * n * (l_x * d_x + l_y * d_y + l_x * l_y) / 2
     feature = n * (l_x * l_y * d_x * d_y + l_x * d_x**2 + l_y * d_y**2)
+    if x.dtype != torch.float64:
+        feature *= 2  # in float64, at half the speed
     return gram_pair_sums(x, y) if gram <= feature else feature_pair_sums(x, y)
 
 
@@ -105,20 +94,22 @@ def gram_pair_sums(x: Tensor, y: Tensor) -> PairSums:
 
 
 def feature_pair_sums(x: Tensor, y: Tensor) -> PairSums:
-    """`linear_pair_sums` from the features: tr(K̃L̃) = ‖XᵀY‖² − Σ‖x_i‖²‖y_i‖² and K̃1 = x_i·Σ_j x_j − ‖x_i‖²."""
-    squares_x, squares_y = _squares(x), _squares(y)
+    """`linear_pair_sums` from the features: tr(K̃L̃) = ‖XᵀY‖² − Σ‖x_i‖²‖y_i‖² and K̃1 = x_i·Σ_j x_j − ‖x_i‖².
+
+    All of it in float64: with few rows the two terms of tr(K̃L̃) nearly cancel.
+    """
+    x, y = x.double(), y.double()
+    squares_x, squares_y = (x**2).sum(2), (y**2).sum(2)
     wide = y.transpose(0, 1).flatten(1)  # (N, L_y d_y): one product for all layers of Y
-    xy = torch.stack(
-        [((rows.mT @ wide) ** 2).unflatten(1, y.shape[::2]).sum((0, 2), dtype=torch.float64) for rows in x]
-    )
-    xx, yy = (((rows.mT @ rows) ** 2).sum((1, 2), dtype=torch.float64) for rows in (x, y))
+    cross = ((rows.mT @ wide).unflatten(1, y.shape[::2]) for rows in x)
+    xx, yy = (((rows.mT @ rows) ** 2).sum((1, 2)) for rows in (x, y))
     return PairSums(
         x.shape[1],
-        xy - squares_x @ squares_y.mT,
+        torch.stack([(products**2).sum((0, 2)) for products in cross]) - squares_x @ squares_y.mT,
         xx - (squares_x**2).sum(1),
         yy - (squares_y**2).sum(1),
-        _row_sums(x, squares_x),
-        _row_sums(y, squares_y),
+        (x @ x.sum(1)[:, :, None])[:, :, 0] - squares_x,
+        (y @ y.sum(1)[:, :, None])[:, :, 0] - squares_y,
     )
 
 
@@ -165,14 +156,3 @@ def _off_diagonal(block: Tensor, on_diagonal: bool) -> Tensor:
     if on_diagonal:
         block.diagonal(dim1=1, dim2=2).zero_()
     return block
-
-
-def _squares(x: Tensor) -> Tensor:
-    """‖x_i‖², (L, N), in float64."""
-    return (x**2).sum(2, dtype=torch.float64)
-
-
-def _row_sums(x: Tensor, squares: Tensor) -> Tensor:
-    """Σ_{j≠i} x_i·x_j, (L, N), in float64."""
-    total = x.sum(1, dtype=torch.float64)
-    return (x.double() @ total[:, :, None])[:, :, 0] - squares
