@@ -9,10 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from frozen import FrozenModel
 from similarity.attention import AttentionSimilarity
 from similarity.functional import attention
 from similarity.functional.attention import AttentionSums, attention_sums, attnsim, attnsim_from_sums
+from similarity.functional.cka import linear_cka
+from similarity.functional.folding import fold, word_pairs
 from tests.references import attention as reference
+from tests.tiny import tiny_model, tokenised
 
 NAMES = ("attnsim_norm", "attnsim_pearson", "attnsim_js")
 WORDS = torch.tensor([4, 1, 2, 5, 3, 5, 2])
@@ -195,3 +199,27 @@ def test_half_precision_leaves_the_sums_alone() -> None:
     metric.update(a, b, WORDS)
     close(metric.half().compute(), attnsim(a, b, WORDS), 1e-12)
     assert isinstance(metric.sums(), AttentionSums)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_from_models_to_a_similarity(side: str) -> None:
+    inputs = tokenised(side=side)
+    special = torch.isin(inputs["input_ids"], torch.tensor([0, 1, 2]))
+    words = (~special).sum(1)
+    word = torch.where(special, -1, (~special).cumsum(1) - 1)
+    folded = []
+    for architecture, layers in (("bert", 3), ("mpnet", 2)):
+        model = tiny_model(architecture, layers=layers)
+        model.set_attn_implementation("eager")
+        frozen = FrozenModel(model, name=architecture)
+        folded.append(fold(frozen.attention(inputs)[0], word, words).weights)
+    metric = AttentionSimilarity(3, 2, 2, 2)
+    metric.update(*folded, words)
+    close(metric.compute(), expected(*folded, words), 1e-8)
+    rows = [word_pairs(weights, words) for weights in folded]
+    found = linear_cka(*rows)
+    assert found.shape == (3, 2)
+    x, y = rows[0][1].numpy(), rows[1][0].numpy()
+    x, y = x - x.mean(0), y - y.mean(0)
+    cka = np.linalg.norm(y.T @ x) ** 2 / (np.linalg.norm(x.T @ x) * np.linalg.norm(y.T @ y))
+    assert found[1, 0] == pytest.approx(cka, rel=1e-10)
