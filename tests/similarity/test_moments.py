@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from similarity.functional.moments import Moments, merge_moments, moments_of
-from similarity.moments import MomentsMetric
+from similarity.functional.cka import linear_cka_from_moments
+from similarity.functional.moments import GridMoments, GridSums, Moments, grid_moments, merge_moments, moments_of
+from similarity.functional.moments import standardise as standardised
+from similarity.moments import GridMomentsMetric, MomentsMetric
+from tests.rows import CASES, paired, rows_of
 from tests.runs import related_rows
 
 ROWS = 60
@@ -69,6 +74,151 @@ def test_swapped_they_are_those_of_the_pairs_turned_round() -> None:
 
 def test_half_precision_leaves_the_sums_alone() -> None:
     x, y = related_rows(1, ROWS, 5, 3)
-    module = torch.nn.ModuleList([MomentsMetric(1, 5, 3).to(torch.float16)])
+    module = torch.nn.ModuleList([MomentsMetric(1, 5, 3)])
     module[0].update(x, y)
-    close(module.half()[0].compute(), moments_of(x, y))
+    close(module.half().to(torch.float16)[0].compute(), moments_of(x, y))
+
+
+def grid_close(a: GridMoments, b: GridMoments, rtol: float = 1e-10) -> None:
+    for name in GridMoments._fields:
+        found, expected = getattr(a, name), getattr(b, name)
+        torch.testing.assert_close(found, expected, rtol=rtol, atol=rtol * float(expected.abs().max()), msg=name)
+
+
+def numpy_grid(x: torch.Tensor, y: torch.Tensor) -> GridMoments:
+    """By the definitions, row by row and pair by pair."""
+    rows_x, rows_y = (np.asarray(rows - rows.mean(1, keepdim=True)) for rows in (x, y))
+
+    def sums(term: Callable[[np.ndarray, np.ndarray], np.ndarray | float], *models: np.ndarray) -> torch.Tensor:
+        grid = [[sum(term(*pair) for pair in zip(a, b, strict=True)) for b in models[1]] for a in models[0]]
+        return torch.tensor(np.array(grid), dtype=torch.float64)
+
+    def quartic(a: np.ndarray, b: np.ndarray) -> float:
+        return float(a @ a * (b @ b))
+
+    return GridMoments(
+        torch.tensor(float(x.shape[1]), dtype=torch.float64),
+        x.mean(1),
+        y.mean(1),
+        torch.stack([sums(np.outer, layer[None], layer[None])[0, 0] for layer in rows_x]),
+        torch.stack([sums(np.outer, layer[None], layer[None])[0, 0] for layer in rows_y]),
+        sums(np.outer, rows_x, rows_y),
+        sums(quartic, rows_x, rows_x).diagonal(),
+        sums(quartic, rows_y, rows_y).diagonal(),
+        sums(quartic, rows_x, rows_y),
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_those_of_the_grid_are_what_numpy_says(case: str) -> None:
+    x, y = rows_of(case)
+    found = grid_moments(x, y)
+    grid_close(found, numpy_grid(x, y), 1e-8 if "far" in case else 1e-10)
+    grid_close(grid_moments(x.float(), y.float()), numpy_grid(x.float().double(), y.float().double()), 1e-8)
+    grid_close(found.swap(), grid_moments(y, x))
+
+
+@settings(max_examples=30, deadline=None)
+@given(cuts=st.sets(st.integers(0, ROWS), max_size=8), offset=st.sampled_from([0.0, 1e3]), seed=st.integers(0, 5))
+def test_sums_in_place_over_any_batches_give_the_whole(cuts: set[int], offset: float, seed: int) -> None:
+    x, y = paired(ROWS, seed=seed)
+    x, y = x + offset, y - offset
+    metric, parts = GridMomentsMetric(3, 6, 2, 5), GridSums.zeros(3, 6, 2, 5)
+    for start, end in pairwise([0, *sorted(cuts), ROWS]):  # some of them without rows
+        metric.update(x[:, start:end], y[:, start:end])
+        parts = parts + GridSums.zeros(3, 6, 2, 5).add_(x[:, start:end], y[:, start:end])
+    grid_close(metric.compute(), grid_moments(x, y), 1e-9)
+    grid_close(parts.moments(), grid_moments(x, y), 1e-9)
+
+
+@settings(max_examples=20, deadline=None)
+@given(offset=st.floats(-5, 5), seed=st.integers(0, 5))
+def test_sums_about_another_shift_are_those_of_rows_so_shifted(offset: float, seed: int) -> None:
+    x, y = paired(ROWS, seed=seed)
+    shift_x, shift_y = x[:, 0] + offset, y[:, 3] - offset
+    found = GridSums.zeros(3, 6, 2, 5).add_(x, y).about(shift_x, shift_y)
+    expected = GridSums.zeros(3, 6, 2, 5)
+    expected.n.fill_(1)  # not its first rows: the shift stays at zero
+    expected.add_(x - shift_x[:, None], y - shift_y[:, None]).n.sub_(1)
+    for name in set(GridSums._fields) - {"shift_x", "shift_y"}:
+        a, b = getattr(found, name), getattr(expected, name)
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9 * float(b.abs().max()), msg=name)
+    assert found.shift_x.equal(shift_x)
+    assert found.shift_y.equal(shift_y)
+
+
+def test_a_batch_allocates_nothing_of_the_grids_size() -> None:
+    x, y = torch.randn(6, 8, 40), torch.randn(6, 8, 40)
+    sums = GridSums.zeros(6, 40, 6, 40).add_(x, y)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        sums.add_(x, y)
+    assert max(event.cpu_memory_usage for event in profile.events()) < sums.xy.nbytes / 10
+
+
+def test_scaled_features_have_the_moments_of_scaled_rows() -> None:
+    x, y = rows_of("scaled")
+    scale_x, scale_y = x.std(1, correction=0), y.std(1, correction=0)
+    expected = grid_moments(x / scale_x[:, None], y / scale_y[:, None])
+    for found in (standardised(grid_moments(x, y)), standardised(grid_moments(x, y), scale_x, scale_y)):
+        for name in ("n", "mean_x", "mean_y", "xx", "yy", "xy"):
+            torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-9, atol=1e-9, msg=name)
+        assert all(getattr(found, name).isnan().all() for name in ("q_xx", "q_yy", "q_xy"))
+
+
+def test_constant_features_cannot_be_standardised() -> None:
+    x, y = paired(ROWS)
+    with pytest.raises(ValueError, match="`scale_x` to be finite and positive, but 1 of 18"):
+        standardised(grid_moments(x, y), scale_x=torch.arange(18.0).view(3, 6))
+    y[1, :, 2] = 0.1
+    with pytest.raises(ValueError, match=r"standardising, but `y` has 1 constant ones in layers \[1\]"):
+        standardised(grid_moments(x, y))
+
+
+def test_rows_that_are_no_pairs_are_refused() -> None:
+    x, y = paired(ROWS)
+    with pytest.raises(ValueError, match=r"`x` as floating-point states .* shape \(60, 6\)"):
+        grid_moments(x[0], y)
+    with pytest.raises(ValueError, match="the same rows, at least one, but got 59 and 60"):
+        grid_moments(x[:, 1:], y)
+    y[1, 3, 2] = torch.nan
+    with pytest.raises(ValueError, match=r"`y` holds NaN or infinite values in layers \[1\]"):
+        grid_moments(x, y)
+    metric = GridMomentsMetric(3, 6, 2, 5)
+    with pytest.raises(ValueError, match=r"`y` of shape \(2, N, 5\)"):
+        metric.update(x, y[:, 1:])
+    metric.update(x, y)
+    with pytest.raises(ValueError, match=r"`y` had NaN or infinite values in layers \[1\]"):
+        linear_cka_from_moments(metric.compute())
+
+
+def test_a_metric_of_the_grid_keeps_float64_and_its_shapes() -> None:
+    x, y = paired(ROWS)
+    metric = GridMomentsMetric(1, 1, 1, 1)
+    metric.update(x[:1, :, :1], y[:1, :, :1])
+    metric.half().to(torch.float16).set_dtype(torch.float16)
+    metric.update(x[:1, :, :1], y[:1, :, :1])
+    assert {getattr(metric, name).dtype for name in GridSums._fields} == {torch.float64}
+    twice = torch.cat([x, x], 1)[:1, :, :1], torch.cat([y, y], 1)[:1, :, :1]
+    grid_close(metric.compute(), grid_moments(*twice))
+    assert metric.to("meta").xx.device.type == "meta"
+
+
+def test_forward_gives_the_batch_and_adds_it() -> None:
+    x, y = paired(ROWS)
+    metric = GridMomentsMetric(3, 6, 2, 5)
+    for start, end in ((0, 20), (20, ROWS)):
+        grid_close(metric(x[:, start:end], y[:, start:end]), grid_moments(x[:, start:end], y[:, start:end]), 1e-9)
+    grid_close(metric.compute(), grid_moments(x, y), 1e-9)
+    metric.reset()
+    assert not metric.sums().xy.any()
+    metric.update(x, y)
+    grid_close(metric.compute(), grid_moments(x, y))
+
+
+def test_sums_begun_in_inference_mode_go_on_outside_it() -> None:
+    x, y = paired(ROWS)
+    with torch.inference_mode():
+        metric = GridMomentsMetric(3, 6, 2, 5)
+        metric.update(x[:, :20], y[:, :20])
+    metric.update(x[:, 20:], y[:, 20:])
+    grid_close(metric.compute(), grid_moments(x, y), 1e-9)
