@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
 from similarity.functional.hsic import HSIC, cka_from_hsic, unbiased_hsic
+from similarity.moments import DoubleMetric
 
 __all__ = ["MinibatchCKA"]
 
 
-class MinibatchCKA(Metric):
+class MinibatchCKA(DoubleMetric):
     """Σ HSIC_1(K, L) / √(Σ HSIC_1(K, K) Σ HSIC_1(L, L)) over batches, for all layer pairs (Nguyen et al. 2021).
 
     Every update is one batch, and every batch counts alike. The state is the three sums: the same batches, given in

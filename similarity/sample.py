@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
 from similarity.functional.kernels import Kernel, rbf_cka, rsa
+from similarity.moments import DoubleMetric
 
 __all__ = ["RBFCKA", "RSA", "RowSample", "Sample", "row_keys"]
 
@@ -47,7 +47,7 @@ def row_keys(seed: int, text: Tensor, token: Tensor) -> Tensor:
     return state & _FREE
 
 
-class RowSample(Metric):
+class RowSample(DoubleMetric):
     """The `budget` rows with the smallest keys among all rows seen on all ranks.
 
     A key is a hash of the seed, the row's text and its place in it, so the sample is the same for any batches, any

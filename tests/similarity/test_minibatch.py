@@ -40,7 +40,7 @@ def test_batches_are_counted_and_state_survives() -> None:
     metric = pickle.loads(pickle.dumps(filled([0, 1, 2])))
     assert metric.batches == 3
     value = metric.compute()
-    half = torch.nn.ModuleList([metric]).half()[0]
+    half = torch.nn.ModuleList([metric]).to(torch.float16)[0]
     assert half.xy.dtype == torch.float64
     torch.testing.assert_close(half.compute(), value, rtol=0, atol=0)
     metric.reset()

@@ -107,7 +107,7 @@ def test_reset_and_reused_and_called() -> None:
     metric(x[:, :30], y[:, :30], text[:30], token[:30])
     metric(x[:, 30:], y[:, 30:], text[30:], token[30:])
     same(metric.compute(), expected(20))
-    assert torch.nn.ModuleList([metric]).half()[0].x.dtype == torch.float32
+    assert torch.nn.ModuleList([metric]).to(torch.float16)[0].x.dtype == torch.float32
 
 
 def test_measures_on_it_say_how_many_rows_they_used() -> None:
