@@ -14,7 +14,7 @@ from aligners.errors import MapErrors
 from aligners.linear import Procrustes
 from aligners.scores import TextScores
 from similarity.functional.moments import moments_of
-from similarity.moments import MomentsMetric
+from similarity.moments import GridMomentsMetric, MomentsMetric
 from tests.runs import related_rows
 
 SITES, ROWS, D_X, D_Y, TEXTS = 2, 61, 5, 4, 7
@@ -35,7 +35,23 @@ def accumulate(rank: int, world: int) -> dict[str, Any]:
         errors.update(aligner, a, b)
     text = torch.arange(rank, TEXTS, world)
     scores.update(text, {"a": torch.stack([text, 10 * text])[None].double()})
-    return {"moments": moments.compute()._asdict(), "errors": errors.compute(), "scores": scores.compute()}
+    return {
+        "moments": moments.compute()._asdict(),
+        "grid": grid(batches),
+        "grid of one rank": grid([(x + 1000, y)] if rank == 0 else []),
+        "errors": errors.compute(),
+        "scores": scores.compute(),
+    }
+
+
+def grid(batches: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    """Moments of all layer pairs, which are asked for between batches too: ranks agree on a shift and go on."""
+    metric = GridMomentsMetric(SITES, D_X, SITES, D_Y)
+    for x, y in batches:
+        metric.update(x, y)
+        if len(batches) > 1:
+            metric.compute()
+    return metric.compute()._asdict()
 
 
 def main(rank: int, folder: Path) -> None:
