@@ -159,6 +159,35 @@ def test_ranks_read_every_text_once_in_the_batches_of_one(shuffle: bool, world: 
         assert max(map(len, alone)) <= size
 
 
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize(("n", "size"), [(1003, 16), (64, 8), (3, 1)])
+def test_whole_batches_and_their_numbers_are_the_same_for_any_ranks(
+    shuffle: bool, world: int, n: int, size: int
+) -> None:
+    alone = {batch.number: batch for batch in LengthBatches(LENGTHS[:n], size, shuffle=shuffle, seed=1, whole=True)}
+    samplers = [
+        LengthBatches(LENGTHS[:n], size, shuffle=shuffle, seed=1, whole=True, rank=r, world=world) for r in range(world)
+    ]
+    ranks = [list(sampler) for sampler in samplers]
+    assert [len(sampler) for sampler in samplers] == [len(batches) for batches in ranks]
+    assert max(map(len, ranks)) - min(map(len, ranks)) <= 1
+    assert {batch.number: batch for batch in chain(*ranks)} == alone
+    assert sorted(alone) == list(range(samplers[0].count))
+    assert sorted(chain(*alone.values())) == list(range(n))
+    assert max(map(len, alone.values())) <= size
+
+
+def test_a_part_of_a_batch_has_the_number_of_the_batch() -> None:
+    for rank in (0, 1):
+        sampler = LengthBatches(LENGTHS, 16, shuffle=True, rank=rank, world=2)
+        sampler.skip(3)
+        assert [batch.number for batch in sampler] == list(range(3, sampler.count))
+        whole = LengthBatches(LENGTHS, 16, shuffle=True, whole=True, rank=rank, world=2)
+        whole.skip(3)
+        assert [batch.number for batch in whole] == list(range(6 + rank, whole.count, 2))
+
+
 def test_shuffling_follows_seed_and_epoch() -> None:
     def read(seed: int, epoch: int) -> list[list[int]]:
         sampler = LengthBatches(LENGTHS, 16, shuffle=True, seed=seed)
@@ -193,13 +222,19 @@ def test_too_few_for_the_ranks_is_refused() -> None:
         LengthBatches([5], 4, shuffle=False, world=2)
     with pytest.raises(ValueError, match="`batch_size`"):
         LengthBatches([5, 5, 5, 5], 1, shuffle=False, world=2)
+    with pytest.raises(ValueError, match=r"whole batch for each of the 2 ranks.*4 texts in batches of 4 make 1"):
+        LengthBatches([5, 5, 5, 5], 4, shuffle=False, whole=True, world=2)
 
 
-def test_loader_hands_on_whole_batches() -> None:
+@pytest.mark.parametrize("workers", [0, 1])
+def test_loader_hands_on_whole_batches(workers: int) -> None:
     tokenizer, split = make_tokenizer(), make_split()
     texts = TokenisedTexts([tokenise(split, tokenizer, 12)], [tokenizer])
-    loader = DataLoader(texts, sampler=LengthBatches(texts.lengths, 5, shuffle=True), batch_size=None)
+    loader = DataLoader(
+        texts, sampler=LengthBatches(texts.lengths, 5, shuffle=True), batch_size=None, num_workers=workers
+    )
     batches = list(loader)
     assert len(loader) == len(batches) == 3
     assert all(isinstance(batch, TextBatch) for batch in batches)
+    assert [batch.number for batch in batches] == [0, 1, 2]
     assert sorted(torch.cat([batch.text for batch in batches]).tolist()) == list(range(12))

@@ -1,11 +1,21 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from datamodules.batches import TextBatch
-from datamodules.reading import PairedBatch, PairReader, RowPolicy, parse_sites, select_rows
+from datamodules.reading import (
+    PairedBatch,
+    PairReader,
+    RowPolicy,
+    parse_sites,
+    rows_of_each,
+    select_rows,
+    select_words,
+)
 from frozen import FrozenModel
 from tests.tiny import SPECIAL, TEXTS, tiny_frozen, tokenised
 
@@ -16,6 +26,9 @@ POLICIES: list[tuple[RowPolicy, bool]] = [
     ("mean", True),
     ("mean", False),
     ("cls", True),
+    ("words", True),
+    ("words_first", False),
+    ("words_mean", True),
 ]
 every_policy = pytest.mark.parametrize(("policy", "special"), POLICIES)
 
@@ -28,7 +41,19 @@ def models() -> tuple[FrozenModel, FrozenModel]:
 def batch(texts: tuple[str, ...] = TEXTS, side: str = "right") -> TextBatch:
     inputs = tokenised(texts, side)
     special = inputs["input_ids"] < len(SPECIAL)
-    return TextBatch((inputs, inputs), (special, special), torch.arange(len(texts)) + 10)
+    words, counts = pairs_of_tokens(special)
+    return TextBatch((inputs, inputs), (special, special), torch.arange(len(texts)) + 10, None, (words, words), counts)
+
+
+def pairs_of_tokens(special: Tensor) -> tuple[Tensor, Tensor]:
+    """Every two tokens make a word, and the one after them belongs to none."""
+    words, counts = torch.full_like(special, -1, dtype=torch.int64), []
+    for of_text, marks in zip(words, special, strict=True):
+        places = (~marks).nonzero()[:, 0].tolist()
+        numbers = [i // 3 if i % 3 < 2 else -1 for i in range(len(places))]
+        of_text[places] = torch.tensor(numbers)
+        counts.append(max(numbers, default=-1) + 1)
+    return words, torch.tensor(counts)
 
 
 def read(
@@ -45,7 +70,13 @@ def expected_rows(states: Tensor, texts: TextBatch, policy: RowPolicy, special: 
         real = texts.inputs_x["attention_mask"][text].bool()
         counts = real if special else real & ~texts.special_x[text]
         chosen = states_of_text[counts]
-        if policy == "tokens":
+        if policy.startswith("words"):
+            assert texts.words is not None
+            numbers = texts.words[0][text].tolist()
+            for word in range(max(numbers) + 1):
+                own = [state for state, number in zip(states_of_text, numbers, strict=True) if number == word]
+                rows.append({"words": own[-1], "words_first": own[0], "words_mean": sum(own) / len(own)}[policy])
+        elif policy == "tokens":
             rows += list(chosen)
         else:
             rows.append(chosen.mean(0) if policy == "mean" else states_of_text[real][0])
@@ -88,6 +119,14 @@ def test_rows_know_where_they_came_from(models: tuple[FrozenModel, FrozenModel],
     means = read(models, texts, "mean")
     assert means.token is None
     assert torch.equal(means.text, texts.text)
+    assert (means.rows.place == 0).all()
+    for policy in ("words", "words_first", "words_mean"):
+        words = read(models, texts, policy)  # type: ignore[arg-type]
+        assert texts.word_count is not None
+        assert words.text.tolist() == [10 + i for i, count in enumerate(texts.word_count) for _ in range(count)]
+        assert words.rows.place.tolist() == [word for count in texts.word_count for word in range(count)]
+    lengths = texts.inputs_x["attention_mask"].sum(1)
+    assert paired.rows.place.tolist() == [place for length in lengths for place in range(length)]
     first = read(models, texts, "cls")
     assert (texts.inputs_x["input_ids"][first.text - 10, first.token] == SPECIAL.index("<s>")).all()
 
@@ -116,6 +155,23 @@ def test_a_text_without_a_token_that_counts_is_named() -> None:
     texts.special_x[1] = True
     with pytest.raises(ValueError, match=r"text number 1 of the batch.*count special tokens"):
         select_rows(texts.inputs_x["attention_mask"], texts.special_x, "mean", special_tokens=False)
+
+
+def test_words_in_any_order_are_rows_in_theirs() -> None:
+    words = torch.tensor([[-1, 1, 1, 0, -1, 0], [0, -1, -1, -1, -1, -1], [-1] * 6])
+    counts = torch.tensor([2, 1, 0])
+    assert select_words(words, counts, "words").index.tolist() == [5, 2, 6]
+    first = select_words(words, counts, "words_first")
+    assert first.index.tolist() == [3, 1, 6]
+    assert first.owner.tolist() == [0, 0, 1]
+    assert len(first) == 3
+    assert first.texts == 3
+
+
+def test_texts_without_words_have_no_words_for_rows() -> None:
+    texts = replace(batch(), words=None, word_count=None)
+    with pytest.raises(ValueError, match=r"`rows` 'words_mean'.*`words=True`"):
+        rows_of_each(texts, "words_mean", special_tokens=False)
 
 
 @pytest.mark.parametrize(
