@@ -28,7 +28,7 @@ def cca(x: Tensor, y: Tensor) -> Tensor:
 
 
 def cca_from_moments(moments: GridMoments) -> Tensor:
-    """Mean canonical correlation, Σρ_i / min(rank X, rank Y) (Hotelling 1936; Ren et al. Table 2).
+    """Mean canonical correlation, Σρ_i / min(rank X, rank Y) (Hotelling 1936; Kornblith et al. 2019, Table 1).
 
     In [0, 1], symmetric, and invariant to any invertible affine map of either side. Biased upwards where rows
     are few beside the width: see `cca_held_out`. Feature side: each layer is whitened once, and each pair of
@@ -75,7 +75,7 @@ def pwcca(x: Tensor, y: Tensor, *, share: float = 0.99) -> Tensor:
 
 
 def pwcca_from_moments(moments: GridMoments, *, share: float = 0.99) -> Tensor:
-    """Projection-weighted mean canonical correlation, Σα_iρ_i / Σα_i (Morcos et al. 2018, eq. 2-3; Wu et al. A.3).
+    """Projection-weighted mean canonical correlation, Σα_iρ_i / Σα_i (Morcos et al. 2018; Wu et al. A.3).
 
     α_i = Σ_j |⟨h_i, x_j⟩| weighs a canonical variable h_i of X by how much of X's neurons x_j, centred and in
     full, it accounts for. The variables come from a CCA after a PCA to `share` of the variance, as in Wu et al.;

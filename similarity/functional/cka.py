@@ -16,7 +16,7 @@ def linear_cka(x: Tensor, y: Tensor) -> Tensor:
 
 
 def linear_cka_from_moments(moments: GridMoments) -> Tensor:
-    """‖XᵀY‖² / (‖XᵀX‖ ‖YᵀY‖) of centred rows (Kornblith et al. 2019, eq. 2; Brown et al., eq. 1).
+    """‖XᵀY‖² / (‖XᵀX‖ ‖YᵀY‖) of centred rows (Kornblith et al. 2019, Table 1; Brown et al., eq. 1).
 
     In [0, 1], symmetric, and invariant to rotations, to one factor for all features and to translation. Biased
     upwards where rows are few beside the width. Feature side: the Gram side gives the same number, but is not
@@ -42,10 +42,10 @@ def unbiased_cka(x: Tensor, y: Tensor) -> Tensor:
 def unbiased_cka_from_moments(moments: GridMoments) -> Tensor:
     """HSIC₁(K, L) / √(HSIC₁(K, K) HSIC₁(L, L)) over all rows at once, K = XXᵀ and L = YYᵀ.
 
-    HSIC₁ is the unbiased estimator of Song et al. 2012 (Definition 2, eq. 5; Nguyen et al. 2021, eq. 3). It does
-    not change when rows are translated, and the rows of a centred K sum to zero, so that all that its zeroed
-    diagonal changes follows from quartic sums: with K̃ = K − diag K, K̃1 = −‖x_i‖², 1ᵀK̃L̃1 = Σ‖x_i‖²‖y_i‖² and
-    tr K̃L̃ = ‖XᵀY‖² − Σ‖x_i‖²‖y_i‖². The feature side is therefore exact, in one pass and without any n x n matrix.
+    HSIC₁ is the unbiased estimator of Song et al. 2012 (Nguyen et al. 2021, eq. 3), of Gram matrices K̃ and L̃ with
+    zeroed diagonals. It does not change when rows are translated, and a K of centred rows sums to zero over each
+    row. So (K̃1)_i = −‖x_i‖², 1ᵀK̃L̃1 = Σ‖x_i‖²‖y_i‖² and tr K̃L̃ = ‖XᵀY‖² − Σ‖x_i‖²‖y_i‖²: with quartic sums the
+    feature side is exact, in one pass and without any n x n matrix.
 
     Symmetric, with the invariances of linear CKA. Its expectation for unrelated rows is 0: it may be negative,
     and is returned as it is.

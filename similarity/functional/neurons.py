@@ -16,7 +16,7 @@ def neuronsim(x: Tensor, y: Tensor) -> Tensor:
 
 
 def neuronsim_from_moments(moments: GridMoments) -> Tensor:
-    """Mean over neurons of X of the largest absolute Pearson correlation with a neuron of Y (Wu et al. §3.2, A.1).
+    """Mean over neurons of X of the largest absolute Pearson correlation with a neuron of Y (Wu et al. A.1).
 
     In [0, 1] and not symmetric. Invariant to permuting neurons, and to translating, scaling and negating each;
     not to rotations. The largest of d_y correlations is biased upwards where rows are few. Feature side.

@@ -49,7 +49,7 @@ def mixedsim(x: Tensor, y: Tensor) -> Tensor:
 
 
 def mixedsim_from_moments(moments: GridMoments) -> Tensor:
-    """Mean over neurons of X of the multiple correlation r of regressing it on all of Y (Wu et al. §3.2, A.2).
+    """Mean over neurons of X of the multiple correlation r of regressing it on all of Y (Wu et al. A.2).
 
     r is the length of the prediction over that of the centred regressand, the root of that neuron's R². In [0, 1]
     and not symmetric. Invariant to any invertible affine map of Y, and to permuting, translating, scaling and

@@ -35,7 +35,7 @@ RANK = 1e-5  # smallest singular value of the rows that counts, relative to the 
 
 
 def linear_cka(x: Array, y: Array) -> float:
-    """HSIC of doubly centred Gram matrices over the root of their own (Kornblith et al. 2019, eq. 3-4)."""
+    """HSIC of doubly centred Gram matrices over the root of their own (Kornblith et al. 2019)."""
     n = len(x)
     centring = np.eye(n) - np.ones((n, n)) / n
     # Translating the rows first changes nothing in the definition and keeps its products from cancelling.
@@ -45,7 +45,7 @@ def linear_cka(x: Array, y: Array) -> float:
 
 
 def unbiased_hsic(k: Array, gram: Array) -> float:
-    """HSIC₁ of Song et al. 2012, eq. 5, in its own symbols."""
+    """HSIC₁ of Song et al. 2012, in its own symbols."""
     n = len(k)
     k, gram = k - np.diag(np.diag(k)), gram - np.diag(np.diag(gram))
     one = np.ones(n)
