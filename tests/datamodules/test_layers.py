@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from datamodules.layers import LayerActivations, LayerBatch, parse_layers
+from datamodules.text import TextSource
+from datamodules.text_stream import embedded_recipe
+from frozen.embedded import Recipe
+from tests.datamodules.splitters import byte_level, splitter_folder, word_piece
+from tests.tiny import tiny_folder, tiny_frozen
+from tests.world import TEST_TEXTS, World, write_texts
+
+POLICIES = ("words", "words_first", "words_mean", "mean", "cls")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Models of other widths, depths, tokenizers and sides of padding."""
+    folder = tmp_path_factory.mktemp("models")
+    return [
+        splitter_folder(folder / "pieces", word_piece(), seed=0, layers=2),
+        splitter_folder(folder / "bytes", byte_level("left"), seed=1, layers=3, width=24),
+        str(tiny_folder(folder / "whole", seed=2, layers=1)),
+    ]
+
+
+@pytest.fixture(scope="module")
+def odd_text(tmp_path_factory: pytest.TempPathFactory) -> TextSource:
+    """Short texts with repeated white space and punctuation."""
+    folder = tmp_path_factory.mktemp("odd")
+    texts = ["the  film,  is good!", "  not funny", "a 'great' plot...", "was\tit dull?", "good", "sad - but warm !"]
+    return TextSource(
+        write_texts(folder / "fit.csv", [f"{text} {i}" for text in texts for i in range(5)]),
+        held_out=write_texts(folder / "test.csv", texts),
+    )
+
+
+def stream(world: World, models: list[str], **options: Any) -> LayerActivations:
+    text = options.pop("text", TextSource(world.fit, held_out=world.test))
+    return LayerActivations(models, text, **{"batch_size": 8, "max_length": 60, **options})
+
+
+def read(data: LayerActivations, **options: Any) -> list[LayerBatch]:
+    found = [data.read(texts) for texts in data.loader("test", **options)]
+    data.reader.check.flush()
+    return found
+
+
+def sorted_rows(batches: list[LayerBatch], m: int) -> Tensor:
+    """(L, N, d) in the order of text and token."""
+    text, token = (torch.cat([getattr(batch, name) for batch in batches]) for name in ("text", "token"))
+    assert len(set(zip(text.tolist(), token.tolist(), strict=True))) == len(text)
+    return torch.cat([batch.states[m] for batch in batches], 1)[:, (1000 * text + token).argsort()]
+
+
+@pytest.mark.parametrize("rows", POLICIES)
+def test_rows_are_those_of_each_text_alone(world: World, folders: list[str], odd_text: TextSource, rows: str) -> None:
+    data = stream(world, folders, rows=rows, text=odd_text, batch_size=2)
+    batches = read(data)
+    assert [batch.number for batch in batches] == [0, 1, 2]
+    texts = data.texts.test["text"][:]
+    for m, model in enumerate(data.frozen):
+        expected = []
+        for text in texts:
+            inputs = dict(model.tokenizer(text, return_tensors="pt"))  # type: ignore[misc]
+            inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+            offsets = model.tokenizer(text, return_offsets_mapping=True, return_special_tokens_mask=True)  # type: ignore[misc]
+            states = torch.stack(model.head(inputs, range(model.depth + 1)))[:, 0]
+            real = [s for s, special in enumerate(offsets["special_tokens_mask"]) if not special]
+            if rows in ("mean", "cls"):
+                expected.append(states[:, real].mean(1) if rows == "mean" else states[:, 0])
+                continue
+            end = 0
+            for word in text.split():
+                start = text.index(word, end)
+                end = start + len(word)
+                own = [s for s in real if start < offsets["offset_mapping"][s][1] <= end]
+                picks = {"words": own[-1:], "words_first": own[:1], "words_mean": own}[rows]
+                expected.append(states[:, picks].mean(1))
+        torch.testing.assert_close(sorted_rows(batches, m), torch.stack(expected, 1), rtol=1e-5, atol=1e-5)
+    assert batches[0].states[1].dtype == torch.float32
+    assert not batches[0].states[1].is_inference()
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_tokens_are_rows_of_models_with_one_tokenizer(world: World, special: bool) -> None:
+    data = stream(world, [world.model_x, world.model_y], rows="tokens", special_tokens=special, layers=[3, 1])
+    for batch in read(data):
+        counts = batch.texts.inputs[0]["attention_mask"].bool()
+        counts = counts if special else counts & ~batch.texts.special[0]
+        for m, model in enumerate(data.frozen):
+            direct = torch.stack([states[counts] for states in model.head(batch.texts.inputs[m], [3, 1])])
+            torch.testing.assert_close(batch.states[m], direct)
+
+
+def test_rows_do_not_depend_on_the_batches(world: World, folders: list[str]) -> None:
+    data = stream(world, folders)
+    small, large = read(data), read(data, batch_size=64)
+    assert len(large) == 1
+    for m in range(3):
+        torch.testing.assert_close(sorted_rows(small, m), sorted_rows(large, m), rtol=1e-5, atol=1e-5)
+    assert sorted(torch.cat([batch.texts.text for batch in small]).tolist()) == list(range(TEST_TEXTS))
+    some = torch.cat([batch.texts.text for batch in read(data, only=7)])
+    assert sorted(some.tolist()) == list(range(7))
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_ranks_read_whole_batches_of_the_same_rows(world: World, folders: list[str], world_size: int) -> None:
+    class Rank:
+        class strategy:
+            root_device = torch.device("cpu")
+
+        def __init__(self, rank: int) -> None:
+            self.global_rank, self.world_size = rank, world_size
+
+    data = stream(world, folders)
+    alone = {batch.number: batch for batch in read(data)}
+    found: list[LayerBatch] = []
+    for rank in range(world_size):
+        data.trainer = Rank(rank)  # type: ignore[assignment]
+        mine = read(data)
+        assert [batch.number for batch in mine] == list(range(rank, len(alone), world_size))
+        found += mine
+    assert sorted(batch.number for batch in found) == sorted(alone)
+    for batch in found:
+        assert torch.equal(batch.text, alone[batch.number].text)
+        assert torch.equal(batch.token, alone[batch.number].token)
+        for a, b in zip(batch.states, alone[batch.number].states, strict=True):
+            assert torch.equal(a, b)
+
+
+def test_words_that_a_model_cuts_are_left_out_and_counted(
+    world: World, folders: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    data = stream(world, folders, max_length=20)
+    with caplog.at_level(logging.WARNING, "datamodules.text_stream"):
+        batches = read(data)
+        read(data)
+    rows = sum(len(batch.text) for batch in batches)
+    words = sum(len(text.split()) for text in data.texts.test["text"][:])
+    assert rows < words
+    assert data.coverage() == data.describe()["words"] == {"test": {"words": words, "used": rows}}
+    said = [record.message for record in caplog.records if record.name == "datamodules.text_stream"]
+    assert len(said) == 1
+    assert f"{rows} of {words} words of the test texts" in said[0]
+    assert stream(world, folders[2:], rows="mean").coverage() == {}
+
+
+def test_attention_comes_with_words_to_fold_it_to(world: World, folders: list[str]) -> None:
+    data = stream(world, [*folders, folders[0]], rows="mean", attention=True)
+    plain = read(stream(world, folders, rows="mean"))
+    for batch, other in zip(read(data), plain, strict=True):
+        assert batch.attention is not None
+        assert batch.words is not None
+        assert batch.word_count is not None
+        torch.testing.assert_close(batch.states[0], other.states[0], rtol=1e-5, atol=1e-5)
+        assert other.words is other.word_count is other.attention is None
+        assert batch.states[0] is batch.states[3]  # named twice, read once
+        for model, weights, words, inputs in zip(
+            data.frozen, batch.attention, batch.words, batch.texts.inputs, strict=True
+        ):
+            length = inputs["input_ids"].shape
+            assert [each.shape for each in weights] == [(length[0], 2, length[1], length[1])] * model.depth
+            assert words.shape == length
+            assert torch.equal(words.amax(1) + 1, batch.word_count)
+            real = inputs["attention_mask"].bool()
+            torch.testing.assert_close(weights[0].sum(-1)[:, 0][real], torch.ones(int(real.sum())))
+    with pytest.raises(ValueError, match=r"`attn_implementation` 'eager'.*'sdpa'"):
+        stream(world, folders, attention=True, attn_implementation="sdpa")
+
+
+@pytest.mark.parametrize("attention", [False, True])
+def test_another_model_can_be_read_in_the_place_of_one(world: World, folders: list[str], attention: bool) -> None:
+    data = stream(world, folders, layers=[1], attention=attention)
+    batch = read(data)[0]
+    twin = data.frozen[1].untrained(seed=5)
+    states = data.reader.states(twin, batch, 1)
+    assert states.shape == batch.states[1].shape
+    assert not torch.allclose(states, batch.states[1])
+    again, weights = data.reader.read_model(data.frozen[1], batch, 1)
+    torch.testing.assert_close(again, batch.states[1])
+    assert len(weights) == (3 if attention else 0)
+    with pytest.raises(ValueError, match="between 0 and 0, received 1"):
+        data.reader.states(tiny_frozen(layers=0), batch, 1)
+
+
+def test_states_that_are_not_finite_stop_under_their_name(world: World, folders: list[str]) -> None:
+    data = stream(world, folders)
+    _ = data.reader
+    data.frozen[1].blocks[1].output.dense.weight[3, 3] = torch.inf  # type: ignore[union-attr, index]
+    data.frozen[1].name = "broken"
+    with pytest.raises(ValueError, match=r"batch 0 holds .* at layer 2 of broken, layer 3 of broken\."):
+        read(data)
+
+
+def test_options_make_an_equal_data_module_again(world: World, folders: list[str], tmp_path: Path) -> None:
+    data = stream(
+        world, folders[:2], layers=[0, 2], rows="words_mean", recipe=Recipe(layers=2), cache=tmp_path, attention=True
+    )
+    config = json.loads(json.dumps(data.config()))
+    again = LayerActivations.from_config(config)
+    assert again.config() == data.config()
+    assert (again.text, again.recipe, again.cache) == (data.text, data.recipe, tmp_path)
+    for a, b in zip(read(data), read(again), strict=True):
+        assert all(map(torch.equal, a.states, b.states))
+    described = json.loads(json.dumps(data.describe()))
+    assert described["layers"] == [[0, 2], [0, 2]]
+    assert (described["rows"], described["attention"]) == ("words_mean", True)
+    assert [model["name"] for model in described["models"]] == folders[:2]
+    assert described["text"]["n_texts"]["test"] == TEST_TEXTS
+
+
+def test_embedded_models_of_two_sizes_share_their_tokenizer(world: World, tmp_path: Path) -> None:
+    recipe = Recipe(vocabulary=100, layers=1, width=8, epochs=1, max_length=64)
+    data = stream(
+        world, ["embedded:0", "embedded:0:layers=2,width=12"], recipe=recipe, cache=tmp_path, rows="tokens"
+    )  # refused if the tokenizers differed
+    data.prepare_data()
+    assert [(model.depth, model.width) for model in data.frozen] == [(1, 8), (2, 12)]
+    batch = read(data)[0]
+    assert batch.texts.inputs[0] is batch.texts.inputs[1]
+    assert [states.shape[::2] for states in batch.states] == [(2, 8), (3, 12)]
+
+
+def test_names_of_embedded_models() -> None:
+    recipe = Recipe(width=32)
+    assert embedded_recipe("embedded:12", recipe) == (12, recipe)
+    expected = Recipe(width=96, layers=6, learning_rate=1e-3)
+    assert embedded_recipe("embedded:0:layers=6, width=96,learning_rate=1e-3", recipe) == (0, expected)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["embedded:", "embedded:-1", "embedded:a", "embedded:0:", "embedded:0:depth=3", "embedded:0:layers=two",
+     "embedded:0:layers", "embedded:0:layers=2,layers=2", "embedded:0:layers=2=3", "embedded:0:layers=1.5"],
+)  # fmt: skip
+def test_other_names_of_embedded_models_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"`embedded:SEED:layers=6,width=96`.*width, .*got '{name}'"):
+        embedded_recipe(name, Recipe())
+
+
+def test_layers_as_users_write_them() -> None:
+    assert parse_layers("all", 3) == [0, 1, 2, 3]
+    assert parse_layers("blocks", 3) == [1, 2, 3]
+    assert parse_layers([3, 0], 3) == [3, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"layers": "every"}, r"`layers` to be 'all', 'blocks'.*'every'"),
+        ({"layers": []}, r"at least one layer and none twice.*\[\]"),
+        ({"layers": [1, 1]}, r"none twice.*\[1, 1\]"),
+        ({"layers": [2]}, r"`layers` between 0 and 1, received 2"),
+        ({"rows": "tokens"}, r"(?s)`rows` 'tokens'.*tokenizers.*differ.*'words', 'mean' or 'cls'"),
+        ({"rows": "sentences"}, r"`rows`.*words_mean.*'sentences'"),
+        ({"models": []}, r"`models` to name at least one.*got 0"),
+        ({"revisions": ["main"]}, r"`revisions`.*one for each.*got 3 and 1"),
+        ({"max_length": 65}, r"`max_length` of at most 64.*65"),
+    ],
+)
+def test_bad_options_are_refused(world: World, folders: list[str], options: dict[str, Any], says: str) -> None:
+    models = options.pop("models", folders)
+    with pytest.raises(ValueError, match=says):
+        _ = stream(world, models, **options).reader
+
+
+def test_a_wrong_layer_is_refused_before_embedded_models_are_made(tmp_path: Path) -> None:
+    data = LayerActivations(["embedded:0:layers=6", "embedded:1"], layers=[5], cache=tmp_path)
+    with pytest.raises(ValueError, match=r"`layers` between 0 and L = 4, the blocks of embedded:1, got 5"):
+        data.prepare_data()
+    assert not list(tmp_path.iterdir())
