@@ -14,6 +14,7 @@ from datamodules.reading import PairedBatch
 from datamodules.text import TextSource
 from frozen import FrozenModel
 from frozen.embedded import Recipe, embedded_model
+from tests.datamodules.splitters import byte_level, splitter_folder, word_piece
 from tests.runs import activations
 from tests.tiny import tiny_folder
 from tests.world import TEST_TEXTS, World, sentences
@@ -104,6 +105,29 @@ def test_tokenizers_that_differ_pair_texts_but_not_tokens(world: World, other_to
         mask = texts.inputs_y["attention_mask"][..., None]
         expected = (states * mask).sum(1) / mask.sum(1) if rows == "mean" else states[:, 0]
         torch.testing.assert_close(found.y[0], expected)
+
+
+@pytest.mark.parametrize("rows", ["words", "words_first", "words_mean"])
+def test_words_pair_rows_of_models_with_tokenizers_that_split_differently(
+    world: World, tmp_path: Path, rows: str
+) -> None:
+    models = [splitter_folder(tmp_path / name, make()) for name, make in (("x", word_piece), ("y", byte_level))]
+    options = {"rows": rows, "max_length": 60}
+    data = activations(world, model_x=models[0], model_y=models[1], sites=[2, "1:3"], **options)
+    both = [activations(world, model_x=name, model_y=name, sites=[2, "1:3"], **options) for name in models]
+    data.setup("test")
+    assert data.describe()["words"]["test"]["used"] < data.describe()["words"]["test"]["words"]
+    # The same words as those of each model alone, among which are some that the other has cut.
+    for place, rows_of in enumerate("xy"):
+        mine, alone = rows_by_text(batches(data), rows_of), rows_by_text(batches(both[place]), rows_of)
+        assert sorted(mine) == sorted(alone) == list(range(TEST_TEXTS))
+        for text, found in mine.items():
+            torch.testing.assert_close(found, alone[text][:, : found.shape[1]], rtol=1e-5, atol=1e-5)
+
+
+def rows_by_text(found: list[PairedBatch], which: str) -> dict[int, torch.Tensor]:
+    """(S, n, d) of each text."""
+    return {int(text): getattr(batch, which)[:, batch.text == text] for batch in found for text in batch.texts.text}
 
 
 def test_a_model_without_a_head_can_be_read(world: World, tmp_path: Path) -> None:
