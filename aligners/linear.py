@@ -58,7 +58,7 @@ def deviations(moments: Moments, *, constant_neurons: bool = False) -> tuple[Ten
     found = []
     for name, mean, scatter in (("X", moments.mean_x, moments.xx), ("Y", moments.mean_y, moments.yy)):
         deviation = (scatter.diagonal(dim1=-2, dim2=-1) / moments.n).sqrt()
-        constant = ~((deviation > ROUNDING * mean.abs()) & deviation.isfinite())
+        constant = ~(deviation > ROUNDING * mean.abs())  # true of what is no number, too
         bad = (constant.all(-1) | ~deviation.isfinite().all(-1)) if constant_neurons else constant.any(-1)
         if bad.any():
             site = int(bad.nonzero()[0])

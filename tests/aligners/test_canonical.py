@@ -87,22 +87,22 @@ def test_svcca_is_cca_between_principal_components(
 
 
 @pytest.mark.parametrize(("d_x", "d_y"), SHAPES)
-@pytest.mark.parametrize("shrink", [False, True])
-def test_pwcca_keeps_the_directions_that_carry_the_weight(d_x: int, d_y: int, shrink: bool) -> None:
+@pytest.mark.parametrize(("share", "shrink"), [(0.5, False), (0.6, False), (0.7, False), (0.8, False), (0.8, True)])
+def test_pwcca_keeps_the_directions_that_carry_the_weight(d_x: int, d_y: int, share: float, shrink: bool) -> None:
     x, y = uneven_rows(d_x, d_y)
-    aligner = fitted(PWCCA(SITES, d_x, d_y, share=0.8, shrink=shrink), x, y)
+    aligner = fitted(PWCCA(SITES, d_x, d_y, share=share, shrink=shrink), x, y)
     weights, said = [], aligner.findings()
     for site in range(SITES):
         a, b = x[site].numpy(), y[site].numpy()
         every = canonical(a, b)
-        found = carrying(a, every, 0.8)
+        found = carrying(a, every, share)
         assert len(found.rho) < len(every.rho)
         weights.append(canonical_map(a, b, found, shrink))
         assert said["directions"][site] == len(found.rho)
         assert said["mean_correlation"][site] == pytest.approx(found.rho.mean(), abs=1e-10)
         whole, kept = (np.abs(some.h.T @ (a - a.mean(0))).sum() for some in (every, found))
         assert said["alpha_share"][site] == pytest.approx(kept / whole)
-        assert 0.8 <= said["alpha_share"][site] < 1
+        assert share <= said["alpha_share"][site] < 1
     agree(aligner, x, y, weights)
 
 

@@ -89,8 +89,9 @@ def test_neurons_without_a_partner_get_their_mean() -> None:
 
 def test_constant_neurons_are_refused() -> None:
     x, y = related_rows(SITES, 50, 6, 6)
-    x[1, :, 2] = 0.1  # its sum is rounded: the centred column is not exactly zero
+    x[1, :, 2] = 3.7
     x[1, :, 4] = 0.0
+    assert moments_of(x, y).xx[1, 2, 2] > 0  # its mean is rounded
     with pytest.raises(ValueError, match=r"every neuron of X to vary.*2 of 6 neurons are constant.*site pair number 1"):
         Permutation(SITES, 6, 6).fit(moments_of(x, y))
     x, y = related_rows(SITES, 50, 6, 6)
