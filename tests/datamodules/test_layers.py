@@ -5,6 +5,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from datamodules.text import TextSource
 from datamodules.text_stream import embedded_recipe
 from frozen.embedded import Recipe
 from tests.datamodules.splitters import byte_level, splitter_folder, word_piece
+from tests.runs import quiet_trainer
 from tests.tiny import tiny_folder, tiny_frozen
 from tests.world import TEST_TEXTS, World, write_texts
 
@@ -60,6 +62,11 @@ def sorted_rows(batches: list[LayerBatch], m: int) -> Tensor:
     return torch.cat([batch.states[m] for batch in batches], 1)[:, (1000 * text + token).argsort()]
 
 
+def where(batches: list[LayerBatch]) -> list[tuple[int, int]]:
+    """Text and token of every row."""
+    return sorted(pair for batch in batches for pair in zip(batch.text.tolist(), batch.token.tolist(), strict=True))
+
+
 @pytest.mark.parametrize("rows", POLICIES)
 def test_rows_are_those_of_each_text_alone(world: World, folders: list[str], odd_text: TextSource, rows: str) -> None:
     data = stream(world, folders, rows=rows, text=odd_text, batch_size=2)
@@ -104,11 +111,26 @@ def test_rows_do_not_depend_on_the_batches(world: World, folders: list[str]) -> 
     data = stream(world, folders)
     small, large = read(data), read(data, batch_size=64)
     assert len(large) == 1
+    assert where(small) == where(large)
     for m in range(3):
         torch.testing.assert_close(sorted_rows(small, m), sorted_rows(large, m), rtol=1e-5, atol=1e-5)
     assert sorted(torch.cat([batch.texts.text for batch in small]).tolist()) == list(range(TEST_TEXTS))
     some = torch.cat([batch.texts.text for batch in read(data, only=7)])
     assert sorted(some.tolist()) == list(range(7))
+
+
+def test_a_trainer_reads_the_same_batches(world: World, folders: list[str]) -> None:
+    class Keep(pl.LightningModule):
+        def test_step(self, batch: LayerBatch, batch_idx: int) -> None:
+            kept.append(batch)
+
+    kept: list[LayerBatch] = []
+    data = stream(world, folders)
+    quiet_trainer().test(Keep(), datamodule=data, verbose=False)
+    for batch, expected in zip(kept, read(data), strict=True):
+        assert batch.number == expected.number
+        assert torch.equal(batch.text, expected.text)
+        assert all(map(torch.equal, batch.states, expected.states))
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
@@ -162,7 +184,6 @@ def test_attention_comes_with_words_to_fold_it_to(world: World, folders: list[st
         assert batch.word_count is not None
         torch.testing.assert_close(batch.states[0], other.states[0], rtol=1e-5, atol=1e-5)
         assert other.words is other.word_count is other.attention is None
-        assert batch.states[0] is batch.states[3]  # named twice, read once
         for model, weights, words, inputs in zip(
             data.frozen, batch.attention, batch.words, batch.texts.inputs, strict=True
         ):
@@ -174,6 +195,18 @@ def test_attention_comes_with_words_to_fold_it_to(world: World, folders: list[st
             torch.testing.assert_close(weights[0].sum(-1)[:, 0][real], torch.ones(int(real.sum())))
     with pytest.raises(ValueError, match=r"`attn_implementation` 'eager'.*'sdpa'"):
         stream(world, folders, attention=True, attn_implementation="sdpa")
+
+
+def test_a_model_that_is_named_twice_is_read_once(
+    world: World, folders: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, runs = stream(world, [folders[0], folders[1], folders[0]]), []
+    for model in {id(model): model for model in data.frozen}.values():
+        head = model.head
+        monkeypatch.setattr(model, "head", lambda *args, head=head: runs.append(1) or head(*args))
+    batch = data.read(next(iter(data.loader("test"))))
+    assert len(runs) == 2
+    assert batch.states[0] is batch.states[2]
 
 
 @pytest.mark.parametrize("attention", [False, True])
