@@ -8,10 +8,10 @@ its time. "matrix products" are the Gram matrices of all layers in full and the 
 is already there; "own products" are the ones that ours needs, which leaves out what symmetry gives.
 
 pairs: CKA, SVCCA, PWCCA, neuronsim and mixedsim of 13 x 13 layers, the last three in both directions, against
-functions of one pair on full matrices, in float32, as the code released with Wu et al. 2020 has it: a thin SVD of every
-layer, kept for all pairs. "nothing kept" decomposes anew in every measure of every pair. Both are timed on the first
-two layers of each model and scaled to all layers and pairs. Ours is one pass over the stream of rows, in float64, and
-the measures.
+functions of one pair on full matrices, in float32, as the code released with Wu et al. 2020 has it: two thin SVDs of
+every layer, one for CCA and one for regression, kept for all pairs. "nothing kept" decomposes anew in every measure.
+Both are timed on the first layers of each model and scaled to all layers and pairs. Ours is one pass over the stream
+of rows, in float64, and the measures.
 
 memory: peak memory of a process that streams rows through the accumulators, ten times as many rows against as many.
 
@@ -171,7 +171,7 @@ def minibatch(figures: Figures, layers: int, width: int, batch: int, rounds: int
 
 
 class Layer:
-    """One layer's rows, centred, and the thin SVD that its measures ask for.
+    """One layer's rows, centred, and the thin SVDs that its measures ask for.
 
     Args:
         rows: (n, d).
@@ -180,20 +180,21 @@ class Layer:
 
     def __init__(self, rows: Tensor, keep: bool) -> None:
         self.rows = rows - rows.mean(0)
-        self._kept = self._svd() if keep else None
+        self.lengths = self.rows.norm(dim=0)
+        self._kept = {scaled: self._svd(scaled) for scaled in (False, True)} if keep else {}
 
-    def svd(self) -> tuple[Tensor, Tensor]:
-        """Left singular vectors (n, d) and singular values (d,)."""
-        return self._svd() if self._kept is None else self._kept
+    def svd(self, scaled: bool) -> tuple[Tensor, Tensor]:
+        """Left singular vectors (n, d) and singular values (d,) of the rows, or of rows with features of length 1."""
+        return self._kept[scaled] if self._kept else self._svd(scaled)
 
     def components(self) -> Tensor:
         """The left singular vectors that carry `SHARE` of the variance."""
-        u, s = self.svd()
+        u, s = self.svd(scaled=False)
         carried = s.square().cumsum(0) / s.square().sum()
         return u[:, : int((carried < SHARE).sum()) + 1]
 
-    def _svd(self) -> tuple[Tensor, Tensor]:
-        u, s, _ = torch.linalg.svd(self.rows, full_matrices=False)
+    def _svd(self, scaled: bool) -> tuple[Tensor, Tensor]:
+        u, s, _ = torch.linalg.svd(self.rows / self.lengths if scaled else self.rows, full_matrices=False)
         return u, s
 
 
@@ -223,15 +224,15 @@ def _pwcca(x: Layer, y: Layer) -> dict[str, float]:
 
 
 def _neuronsim(x: Layer, y: Layer) -> dict[str, float]:
-    a, b = (layer.rows / layer.rows.norm(dim=0) for layer in (x, y))
-    correlation = (a.T @ b).abs()
+    correlation = (x.rows.T @ y.rows / torch.outer(x.lengths, y.lengths)).abs()
     return {"neuronsim": float(correlation.amax(1).mean()), "neuronsim back": float(correlation.amax(0).mean())}
 
 
 def _mixedsim(x: Layer, y: Layer) -> dict[str, float]:
     found = {}
     for name, of, on in (("mixedsim", x, y), ("mixedsim back", y, x)):
-        found[name] = float(((on.svd()[0].T @ of.rows).norm(dim=0) / of.rows.norm(dim=0)).mean())
+        predicted = on.svd(scaled=True)[0].T @ of.rows
+        found[name] = float((predicted.norm(dim=0) / of.lengths).mean())
     return found
 
 
@@ -256,7 +257,7 @@ def pairs(figures: Figures, layers: int, width: int, rows: int, rounds: int, dev
 
     def ours() -> dict[str, Tensor]:
         metric = GridMomentsMetric(layers, width, layers, width).to(device)
-        for a, b in zip(x.split(2048, 1), y.split(2048, 1), strict=True):
+        for a, b in zip(x.split(1024, 1), y.split(1024, 1), strict=True):
             metric.update(a, b)
         return measures(metric.compute())
 

@@ -46,10 +46,11 @@ class MinibatchCKA(DoubleMetric):
                 too short out, or cut batches evenly. Also where rows are not paired or not finite.
         """
         hsic = unbiased_hsic(x, y)
-        self.xy += hsic.xy
-        self.xx += hsic.xx
-        self.yy += hsic.yy
-        self.batches += 1
+        # Not in place, which a state that inference mode has reset would refuse.
+        self.xy = self.xy + hsic.xy
+        self.xx = self.xx + hsic.xx
+        self.yy = self.yy + hsic.yy
+        self.batches = self.batches + 1
 
     def compute(self) -> Tensor:
         """CKA of all layer pairs, (L_x, L_y), float64, not clamped.

@@ -116,6 +116,9 @@ class RowSample(DoubleMetric):
         kept[places] = True
         came = kept[self.budget :].nonzero()[:, 0]
         gone = (~kept[: self.budget]).nonzero()[:, 0]  # as many: what came takes their places
+        if self.x.is_inference() and not torch.is_inference_mode_enabled():
+            for name in ("key", "text", "x", "y"):  # such tensors cannot be written to
+                setattr(self, name, getattr(self, name).clone())
         self.key[gone], self.text[gone] = offered[came], text[came]
         self.x[:, gone] = x[:, came].to(self.x.dtype)
         self.y[:, gone] = y[:, came].to(self.y.dtype)
