@@ -42,7 +42,7 @@ class InjectionEvaluation(pl.LightningModule):
     def __init__(
         self,
         stored: Sequence[StoredAlignment],
-        closed_form: Sequence[str] = ("linear", "procrustes"),
+        closed_form: Sequence[str] = tuple(CLOSED_FORMS),
         both_directions: bool = False,
         seed: int = 0,
     ) -> None:

@@ -15,6 +15,7 @@ from aligners.injection import InjectionEvaluation
 from aligners.methods import CLOSED_FORMS
 from aligners.storage import StoredAlignment, load_alignment
 from callbacks.checkpoint import SaveAligners
+from callbacks.comparison import compare, similarity_parser
 from callbacks.report import Report
 from callbacks.run import new_run_folder, progress_bar, quiet, run_loggers
 from datamodules.paired import PairedActivations
@@ -25,10 +26,14 @@ __all__ = ["main"]
 def main(args: Sequence[str] | None = None) -> None:
     """Parse the command line and run what it asks for."""
     quiet()
-    parser = ArgumentParser(prog="evaluate.py", description="Evaluate fitted aligners on held-out text.")
+    parser = ArgumentParser(prog="evaluate.py", description="Compare models on held-out text.")
     commands = parser.add_subcommands(dest="command")
     commands.add_subcommand("inject", _inject_parser(), help="Inject at every site and measure task and error.")
+    commands.add_subcommand("similarity", similarity_parser(), help="Measure all layers of models against each other.")
     given = parser.parse_args(args)
+    if given.command == "similarity":
+        compare(given.similarity, parser.instantiate(given).similarity)
+        return
     stored = [load_alignment(path) for path in given.inject.checkpoints]
     if stored:
         # What the maps were fitted on is what they are evaluated on, unless the command line says otherwise.

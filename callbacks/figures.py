@@ -21,7 +21,7 @@ LEVELS: dict[str, dict[str, Any]] = {
     "random_classifier": {"color": "0.5", "linestyle": "-."},
     "random_label": {"color": "0.5", "linestyle": (0, (1, 3))},
 }
-MARKERS = "osD^vPX*"
+MARKERS = "osD^vPX*h"  # one more than colours: their pairs repeat late
 
 
 def fvu_figure(rows: Sequence[dict[str, Any]]) -> Figure:
@@ -54,7 +54,7 @@ def accuracy_figure(rows: Sequence[dict[str, Any]]) -> Figure:
         for number, (name, style, every) in enumerate(lines):
             line = [row for row in every if row["accuracy"] is not None]
             sites = [every.index(row) for row in line]
-            places = [place + 0.06 * (number - (len(lines) - 1) / 2) for place in sites]
+            places = [place + min(0.06, 0.6 / len(lines)) * (number - (len(lines) - 1) / 2) for place in sites]
             low = [100 * (row["accuracy"] - row["accuracy_low"]) for row in line]
             high = [100 * (row["accuracy_high"] - row["accuracy"]) for row in line]
             heights = [100 * row["accuracy"] for row in line]
@@ -85,12 +85,13 @@ def _directions(rows: Sequence[dict[str, Any]]) -> list[tuple[str, list[dict[str
 
 
 def _styles(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """How each method with sites is drawn, the same in every panel; floors dotted and grey."""
+    """How each method with sites is drawn in every panel: trained maps solid, closed forms dashed, floors dotted."""
     roles = {row["method"]: row["role"] for row in rows if row["site_x"] is not None}
+    solved = {row["method"] for row in rows if row.get("fit") == "closed form"}
     styles: dict[str, dict[str, Any]] = {}
     for name in sorted(roles, key=lambda name: roles[name] == "floor"):
         number = len(styles)
-        look = {"color": COLOURS[number % len(COLOURS)]}
+        look = {"color": COLOURS[number % len(COLOURS)], "linestyle": "--" if name in solved else "-"}
         if roles[name] == "floor":
             look = {"color": "0.6", "linestyle": ":"}
         styles[name] = {"markersize": 4.5, "linewidth": 1.3, "marker": MARKERS[number % len(MARKERS)], **look}

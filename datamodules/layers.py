@@ -175,6 +175,9 @@ class LayerActivations(TextStream):
     and their numbers, are the same for any number of ranks: rank r of w reads batches r, r + w, ... whole. Their
     texts are drawn by `seed`, as far as texts of one batch should be of similar length.
 
+    Attributes:
+        splits: what `test_dataloader` loads.
+
     Args:
         models: Hub ids, local folders, or `embedded:SEED` for small BERTs that are trained on the fitting texts the
             first time they are asked for and kept in `cache`; `embedded:SEED:layers=6,width=96` departs from
@@ -251,6 +254,7 @@ class LayerActivations(TextStream):
         self.models, self.revisions = list(models), revisions
         self.layers, self.attention = layers, attention
         self._reader: LayerReader | None = None
+        self.splits: tuple[Split, ...] = ("test",)
 
     def named(self) -> list[tuple[str, str | None]]:
         """Name and revision of each model."""
@@ -296,9 +300,9 @@ class LayerActivations(TextStream):
         """Read what `loader` gives, on the models' device, where no Trainer moves it there."""
         return self.reader.read(self.reader.prepare(texts).to(self.frozen[0].device))
 
-    def test_dataloader(self) -> DataLoader:
-        """The held-out texts."""
-        return self.loader("test")
+    def test_dataloader(self) -> list[DataLoader]:
+        """The texts of `splits`, one after the other: the held-out ones, unless an evaluation asks for others too."""
+        return [self.loader(split) for split in self.splits]
 
 
 def parse_layers(layers: str | Sequence[int], depth: int) -> list[int]:

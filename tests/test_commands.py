@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from aligners.methods import CLOSED_FORMS
 from aligners.storage import load_alignment
 from callbacks.cli import AlignmentCLI
 from callbacks.evaluation import main
@@ -127,7 +128,7 @@ def test_inject_leaves_a_report(injected: Path, fitted: Path, world: World) -> N
         *((None, None), (1, 1), (2, 3))
     }
     methods = {"native_x", "native_y", "random_classifier", "random_label", "mean", "identity", "random_embedding"}
-    assert {row["method"] for row in rows} == methods | {"linear", "procrustes", "mlp", "inn"}
+    assert {row["method"] for row in rows} == methods | set(CLOSED_FORMS) | {"mlp", "inn"}
     assert {row["n_texts"] for row in rows} == {TEST_TEXTS}
     assert meta["models"]["x"]["name"] == world.model_x
     assert meta["text"]["source"] == world.fit  # the checkpoint's data, without naming them again
@@ -187,7 +188,7 @@ def test_two_ranks_report_what_one_does(injected: Path, fitted: Path, folder: Pa
 def test_closed_forms_fitted_on_the_spot_by_two_ranks(world: World, injected: Path, folder: Path) -> None:
     run = command(folder, "evaluate.py", "inject", *data_options(world), "--trainer.accelerator", "cpu", *TWO_RANKS)
     _, rows = report(run)
-    assert {row["method"] for row in rows if row["role"] == "method"} == {"linear", "procrustes"}
+    assert {row["method"] for row in rows if row["role"] == "method"} == set(CLOSED_FORMS)
     for row in rows:
         (expected,) = (
             other

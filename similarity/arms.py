@@ -1,0 +1,193 @@
+"""What a stream of paired rows leaves behind: for each family of measures the sums or rows it is computed from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
+from operator import add
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from similarity.attention import AttentionSimilarity
+from similarity.catalogue import Family, Measure
+from similarity.functional.attention import AttentionSums
+from similarity.functional.folding import word_pairs
+from similarity.functional.hsic import HSIC
+from similarity.functional.moments import GridSums
+from similarity.minibatch import MinibatchCKA
+from similarity.moments import GridMomentsMetric
+from similarity.sample import RowSample, Sample
+
+__all__ = ["Arm", "PairedRows", "Part", "Shape", "evaluate"]
+
+
+class Shape(NamedTuple):
+    """What one model gives: layers whose states are read, their width, blocks whose attention is read, their heads."""
+
+    layers: int
+    width: int
+    blocks: int = 0
+    heads: int = 0
+
+
+class PairedRows(NamedTuple):
+    """One batch of one pair of models.
+
+    Attributes:
+        x: (L_x, N, d_x) and y: (L_y, N, d_y).
+        text: (N,) number of the text of each row; token: (N,) place of the row in its text.
+        weights_x: (L_x, H_x, B, W, W) attention between words, or None; weights_y likewise.
+        words: (B,) words of each text, or None.
+    """
+
+    x: Tensor
+    y: Tensor
+    text: Tensor
+    token: Tensor
+    weights_x: Tensor | None = None
+    weights_y: Tensor | None = None
+    words: Tensor | None = None
+
+
+Kept = GridSums | HSIC | Sample | AttentionSums
+
+
+class Part:
+    """What one group of texts, or several, left behind for one family; parts add up.
+
+    Args:
+        kept: the sums or rows.
+    """
+
+    def __init__(self, kept: Kept) -> None:
+        self.kept = kept
+
+    def __add__(self, other: Part) -> Part:
+        """Both groups together."""
+        a, b = self.kept, other.kept
+        if isinstance(a, GridSums):
+            return Part(a + b)  # type: ignore[arg-type]
+        if isinstance(a, Sample):
+            x, y = (torch.cat(rows, 1) for rows in ((a.x, b.x), (a.y, b.y)))  # type: ignore[union-attr]
+            return Part(Sample(x, y, torch.cat([a.text, b.text])))  # type: ignore[union-attr]
+        return Part(type(a)(*(one + two for one, two in zip(a, b, strict=True))))
+
+    def pair(self, i: int, j: int) -> Part:
+        """Of one layer of X and one of Y alone, by their places."""
+        kept, i_, j_ = self.kept, slice(i, i + 1), slice(j, j + 1)
+        if isinstance(kept, GridSums):
+            return Part(_pair(kept, i, j))
+        if isinstance(kept, Sample):
+            return Part(Sample(kept.x[i_], kept.y[j_], kept.text))
+        if isinstance(kept, HSIC):
+            return Part(HSIC(kept.xy[i_, j_], kept.xx[i_], kept.yy[j_]))
+        return Part(AttentionSums(*(value[i_, :, j_] if value.ndim else value for value in kept)))
+
+    def content(self) -> Any:
+        """What the family's measures are computed from."""
+        return self.kept.moments() if isinstance(self.kept, GridSums) else self.kept
+
+
+def evaluate(measure: Measure, content: Any) -> dict[str, Tensor]:
+    """(L_x, L_y) in each direction: `both` for a symmetric measure, else `forward` (X to Y) and `backward`."""
+    forward = measure.compute(content)
+    if measure.symmetric:
+        return {"both": forward}
+    return {"forward": forward, "backward": measure.compute(content.swap()).mT}
+
+
+class Arm(nn.Module):
+    """Accumulators of one stream of paired rows, one for each family that the measures need and each group of texts.
+
+    Args:
+        measures: to be computed from it.
+        x: what X gives; y: what Y gives.
+        groups: into how many groups the texts are dealt.
+        seed: of the sample of rows.
+    """
+
+    def __init__(self, measures: Iterable[Measure], x: Shape, y: Shape, groups: int = 1, seed: int = 0) -> None:
+        super().__init__()
+        self.groups = groups
+        make: dict[Family, Callable[[], nn.Module]] = {
+            "moments": lambda: GridMomentsMetric(x.layers, x.width, y.layers, y.width),
+            "batches": lambda: MinibatchCKA(x.layers, y.layers),
+            "heads": lambda: AttentionSimilarity(x.blocks, x.heads, y.blocks, y.heads),
+            "head_moments": lambda: GridMomentsMetric(x.blocks, x.heads, y.blocks, y.heads),
+        }
+        self.by_group, self.samples = nn.ModuleDict(), nn.ModuleDict()
+        self._parts: dict[str, list[Part]] = {}
+        self._contents: dict[str, Any] = {}
+        for measure in measures:
+            if measure.family == "rows":
+                sample = RowSample(measure.budget, x.layers, y.layers, x.width, y.width, seed=seed)
+                self.samples[str(measure.budget)] = sample
+            elif measure.family not in self.by_group:
+                self.by_group[measure.family] = nn.ModuleList(make[measure.family]() for _ in range(groups))
+
+    def update(self, rows: PairedRows, group: int = 0) -> None:
+        """Add one batch, all of whose texts belong to `group`."""
+        for sample in self.samples.values():
+            cast(RowSample, sample).update(rows.x, rows.y, rows.text, rows.token)
+        weights = (rows.weights_x, rows.weights_y)
+        for family, groups in self.by_group.items():
+            metric = cast(Any, groups)[group]
+            if family in ("moments", "batches"):
+                metric.update(rows.x, rows.y)
+            elif rows.words is None or len(rows.words) == 0:
+                continue  # no text of the batch has a word that all models see
+            elif family == "heads":
+                metric.update(*weights, rows.words)
+            else:
+                metric.update(*(word_pairs(cast(Tensor, each), rows.words) for each in weights))
+
+    def parts(self, measure: Measure) -> list[Part]:
+        """What each group left behind for this measure, from all ranks; gathered at the first call."""
+        key = measure.family if measure.family != "rows" else str(measure.budget)
+        if key not in self._parts:
+            self._parts[key] = self._gathered(measure)
+        return self._parts[key]
+
+    def content(self, measure: Measure) -> Any:
+        """What all groups together left behind for this measure."""
+        key = measure.family if measure.family != "rows" else str(measure.budget)
+        if key not in self._contents:
+            self._contents[key] = reduce(add, self.parts(measure)).content()
+        return self._contents[key]
+
+    def _gathered(self, measure: Measure) -> list[Part]:
+        if measure.family == "rows":
+            whole: Sample = cast(RowSample, self.samples[str(measure.budget)]).compute()
+            chosen = [whole.text % self.groups == group for group in range(self.groups)]
+            return [Part(Sample(whole.x[:, rows], whole.y[:, rows], whole.text[rows])) for rows in chosen]
+        return [Part(_kept(metric)) for metric in cast(Sequence[Any], self.by_group[measure.family])]
+
+
+def _kept(metric: Any) -> Kept:
+    if isinstance(metric, AttentionSimilarity):
+        return metric.sums()
+    with metric.sync_context(dist_sync_fn=metric.dist_sync_fn):
+        return HSIC(metric.xy, metric.xx, metric.yy) if isinstance(metric, MinibatchCKA) else metric.sums()
+
+
+def _pair(sums: GridSums, i: int, j: int) -> GridSums:
+    i_, j_, d_x, d_y = slice(i, i + 1), slice(j, j + 1), sums.shift_x.shape[1], sums.shift_y.shape[1]
+    return GridSums(
+        n=sums.n,
+        shift_x=sums.shift_x[i_],
+        shift_y=sums.shift_y[j_],
+        sum_x=sums.sum_x[i_],
+        sum_y=sums.sum_y[j_],
+        xx=sums.xx[i_],
+        yy=sums.yy[j_],
+        xy=sums.xy[i * d_x : (i + 1) * d_x, j * d_y : (j + 1) * d_y],
+        c_xx=sums.c_xx[i_],
+        c_yy=sums.c_yy[j_],
+        c_xy=sums.c_xy[i_, j_],
+        c_yx=sums.c_yx[j_, i_],
+        q_xx=sums.q_xx[i_],
+        q_yy=sums.q_yy[j_],
+        q_xy=sums.q_xy[i_, j_],
+    )

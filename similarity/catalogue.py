@@ -1,0 +1,97 @@
+"""Every measure by its name in a report: what it is computed from, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+from torch import Tensor
+
+from similarity.functional.attention import AttentionSums, attnsim_from_sums
+from similarity.functional.cca import (
+    cca_from_moments,
+    cca_held_out,
+    pwcca_from_moments,
+    pwcca_held_out,
+    svcca_from_moments,
+    svcca_held_out,
+)
+from similarity.functional.cka import linear_cka_from_moments, unbiased_cka_from_moments
+from similarity.functional.hsic import cka_from_hsic
+from similarity.functional.kernels import rbf_cka, rsa
+from similarity.functional.neurons import neuronsim_from_moments
+from similarity.functional.regression import mixedsim_from_moments, mixedsim_held_out, r2_from_moments, r2_held_out
+from similarity.sample import Sample
+
+__all__ = ["DEFAULT", "NAMES", "Family", "Measure", "catalogue"]
+
+Family = Literal["moments", "batches", "rows", "heads", "head_moments"]
+
+
+class Measure(NamedTuple):
+    """How a measure is computed from what an arm has kept.
+
+    Attributes:
+        name: in reports and on the command line.
+        family: what it needs: moments of all rows, HSICs of batches, a sample of rows, sums over pairs of attention
+            heads, or moments of attention weights.
+        compute: from the family's content to (L_x, L_y), from X to Y.
+        symmetric: whether the direction from Y to X is the same.
+        held_out: from the contents of the fitting rows and of the held-out ones; None: nothing is fitted.
+        budget: most rows of a sample.
+    """
+
+    name: str
+    family: Family
+    compute: Callable[[Any], Tensor]
+    symmetric: bool = True
+    held_out: Callable[[Any, Any], Tensor] | None = None
+    budget: int = 0
+
+
+def catalogue(share: float = 0.99) -> dict[str, Measure]:
+    """All measures.
+
+    Args:
+        share: of the variance that SVCCA and PWCCA keep.
+    """
+    svcca, svcca_out = partial(svcca_from_moments, share=share), partial(svcca_held_out, share=share)
+    pwcca, pwcca_out = partial(pwcca_from_moments, share=share), partial(pwcca_held_out, share=share)
+    measures = (
+        Measure("cka", "moments", linear_cka_from_moments),
+        Measure("unbiased_cka", "moments", unbiased_cka_from_moments),
+        Measure("minibatch_cka", "batches", cka_from_hsic),
+        Measure("rbf_cka", "rows", _rbf_cka, budget=2000),
+        Measure("cca", "moments", cca_from_moments, held_out=cca_held_out),
+        Measure("svcca", "moments", svcca, held_out=svcca_out),
+        Measure("pwcca", "moments", pwcca, symmetric=False, held_out=pwcca_out),
+        Measure("r2", "moments", r2_from_moments, symmetric=False, held_out=r2_held_out),
+        Measure("neuronsim", "moments", neuronsim_from_moments, symmetric=False),
+        Measure("mixedsim", "moments", mixedsim_from_moments, symmetric=False, held_out=mixedsim_held_out),
+        Measure("rsa", "rows", _rsa, budget=5000),
+        *(
+            Measure(name, "heads", partial(_attnsim, name=name), symmetric=False)
+            for name in ("attnsim_norm", "attnsim_pearson", "attnsim_js")
+        ),
+        Measure("attention_cka", "head_moments", linear_cka_from_moments),
+        Measure("attention_svcca", "head_moments", svcca, held_out=svcca_out),
+        Measure("attention_pwcca", "head_moments", pwcca, symmetric=False, held_out=pwcca_out),
+    )
+    return {measure.name: measure for measure in measures}
+
+
+def _rsa(sample: Sample) -> Tensor:
+    return rsa(sample.x, sample.y)
+
+
+def _rbf_cka(sample: Sample) -> Tensor:
+    return rbf_cka(sample.x, sample.y)
+
+
+def _attnsim(sums: AttentionSums, name: str) -> Tensor:
+    return attnsim_from_sums(sums)[name]
+
+
+NAMES = tuple(catalogue())
+DEFAULT = tuple(name for name, measure in catalogue().items() if measure.family == "moments" or name == "rsa")

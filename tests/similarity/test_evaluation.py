@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from datamodules.layers import LayerActivations
+from datamodules.text import TextSource
+from similarity.controls import matching_layers
+from similarity.evaluation import SimilarityEvaluation
+from similarity.functional.cca import cca_held_out, svcca
+from similarity.functional.cka import linear_cka, unbiased_cka
+from similarity.functional.kernels import rsa
+from similarity.functional.moments import grid_moments
+from similarity.functional.neurons import neuronsim
+from similarity.functional.regression import r2, r2_held_out
+from similarity.functional.summaries import nuclear_norm
+from tests.runs import quiet_trainer
+from tests.tiny import tiny_folder
+from tests.world import World
+
+BLOCKS_X, BLOCKS_Y, WIDTH_X, WIDTH_Y = 3, 2, 16, 12
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("models")
+    return [
+        str(tiny_folder(folder / "x", layers=BLOCKS_X, width=WIDTH_X)),
+        str(tiny_folder(folder / "y", "roberta", seed=1, layers=BLOCKS_Y, width=WIDTH_Y)),
+    ]
+
+
+def stream(world: World, models: list[str], **options: Any) -> LayerActivations:
+    text = options.pop("text", TextSource(world.fit, held_out=world.test))
+    return LayerActivations(models, text, max_length=60, **{"batch_size": 8} | options)
+
+
+def evaluated(data: LayerActivations, **options: Any) -> SimilarityEvaluation:
+    evaluation = SimilarityEvaluation(**options)
+    quiet_trainer().test(evaluation, datamodule=data, verbose=False)
+    return evaluation
+
+
+def states(data: LayerActivations, split: Any) -> list[Tensor]:
+    """All rows of a split, each model's layers: (L, N, d)."""
+    batches = [data.read(texts) for texts in data.loader(split)]
+    return [torch.cat([batch.states[m] for batch in batches], 1).double() for m in range(len(data.models))]
+
+
+def grid(evaluation: SimilarityEvaluation, label: str, column: str = "value", features: str = "raw") -> Tensor:
+    """(L_x, L_y) of one measure between the two models; NaN where there is nothing."""
+    x, y = (model.name for model in evaluation.models)
+    rows = [
+        row
+        for row in evaluation.rows
+        if (row["model_x"], row["model_y"], row["label"], row["features"]) == (x, y, label, features)
+    ]
+    values = torch.tensor([torch.nan if row[column] is None else row[column] for row in rows], dtype=torch.float64)
+    return values.view(BLOCKS_X + 1, BLOCKS_Y + 1)
+
+
+@pytest.fixture(scope="module")
+def controlled(world: World, models: list[str]) -> SimilarityEvaluation:
+    data = stream(world, models, batch_size=3, attention=True)
+    return evaluated(data, measures="all", controls=True, groups=4, permutations=2)
+
+
+def test_every_figure_is_the_measure_of_all_rows(world: World, models: list[str]) -> None:
+    data = stream(world, models)
+    found = evaluated(data)
+    x, y = states(data, "test")
+    expected = {
+        "cka": linear_cka(x, y),
+        "unbiased_cka": unbiased_cka(x, y),
+        "svcca": svcca(x, y),
+        "r2 X→Y": r2(x, y),
+        "r2 Y→X": r2(y, x).mT,
+        "neuronsim X→Y": neuronsim(x, y),
+        "neuronsim Y→X": neuronsim(y, x).mT,
+        "rsa": rsa(x, y),
+    }
+    for label, value in expected.items():
+        torch.testing.assert_close(grid(found, label), value, rtol=1e-9, atol=1e-9, msg=label)
+    assert {row["n_rows"] for row in found.rows} == {x.shape[1]}
+    assert all(row["null"] is row["low"] is row["held_out"] is None for row in found.rows)
+    norms = [row["nuclear_norm"] for row in found.layers if row["model"] == models[1]]
+    assert norms == pytest.approx(nuclear_norm(y).tolist())
+    assert found.refusals == {}
+    assert found.distances == []  # of unequal depths
+
+
+def test_batches_change_nothing_but_what_is_defined_by_them(world: World, models: list[str]) -> None:
+    one, other = (
+        evaluated(stream(world, models, batch_size=size), measures=["cka", "rsa", "minibatch_cka"]) for size in (4, 13)
+    )
+    for label in ("cka", "rsa"):
+        torch.testing.assert_close(grid(one, label), grid(other, label), rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(grid(one, "minibatch_cka"), grid(other, "minibatch_cka"), atol=1e-4)
+
+
+def test_controls_stand_beside_every_value(controlled: SimilarityEvaluation, world: World, models: list[str]) -> None:
+    assert controlled.refusals == {}
+    labels = list(dict.fromkeys(row["label"] for row in controlled.rows))
+    matched = matching_layers(range(BLOCKS_X + 1), range(BLOCKS_Y + 1))
+    on_diagonal = torch.zeros(BLOCKS_X + 1, BLOCKS_Y + 1, dtype=torch.bool)
+    blocks_only = [label for label in labels if label.startswith("att")]
+    for label in labels:
+        if label in blocks_only:
+            continue
+        value = grid(controlled, label)
+        low, high, null = (grid(controlled, label, column) for column in ("low", "high", "null"))
+        for i, j in matched:
+            on_diagonal[i, j] = True
+        assert torch.equal(low.isfinite(), on_diagonal), label
+        assert ((low < value) & (value < high))[on_diagonal].all(), label
+        assert null[0, 0] < value[0, 0], label  # the same words: random models agree on little more
+        assert (grid(controlled, label, "null_high") >= null).all()
+        torch.testing.assert_close(grid(controlled, label, "ceiling"), torch.ones_like(value), rtol=0, atol=1e-6)
+        assert grid(controlled, label, "untrained").isfinite().all()
+        assert grid(controlled, label, features="standardised").isfinite().all()
+    data = stream(world, models)
+    fitted, held_out = (grid_moments(*states(data, split)) for split in ("fit", "test"))
+    expected = {
+        "cca": cca_held_out(fitted, held_out),
+        "r2 X→Y": r2_held_out(fitted, held_out),
+        "r2 Y→X": r2_held_out(fitted.swap(), held_out.swap()).mT,
+    }
+    for label, value in expected.items():
+        torch.testing.assert_close(grid(controlled, label, "held_out"), value, rtol=1e-7, atol=1e-7, msg=label)
+    assert grid(controlled, "cka", "held_out").isnan().all()  # nothing is fitted
+
+
+def test_standardised_features_are_those_of_the_fitting_texts(
+    controlled: SimilarityEvaluation, world: World, models: list[str]
+) -> None:
+    data = stream(world, models)
+    fitted, held_out = states(data, "fit"), states(data, "test")
+    scaled = [
+        (test - fit.mean(1, keepdim=True)) / fit.std(1, correction=0, keepdim=True)
+        for fit, test in zip(fitted, held_out, strict=True)
+    ]
+    torch.testing.assert_close(
+        grid(controlled, "cka", features="standardised"), linear_cka(*scaled), rtol=1e-6, atol=1e-6
+    )
+    torch.testing.assert_close(grid(controlled, "rsa", features="standardised"), rsa(*scaled), rtol=1e-5, atol=1e-5)
+
+
+def test_attention_has_a_value_for_every_pair_of_blocks(controlled: SimilarityEvaluation) -> None:
+    rows = [row for row in controlled.rows if row["label"] == "attnsim_js X→Y" and row["model_x"] != row["model_y"]]
+    assert {(row["layer_x"], row["layer_y"]) for row in rows} == {
+        (i, j) for i in range(1, BLOCKS_X + 1) for j in range(1, BLOCKS_Y + 1)
+    }
+    assert all(row["null"] < row["ceiling"] for row in rows)
+    assert all(row["ceiling"] == pytest.approx(1) for row in rows)
+
+
+def test_a_model_is_its_own_ceiling(world: World, models: list[str]) -> None:
+    found = evaluated(stream(world, [models[0]]), measures=["cka", "unbiased_cka", "cca", "neuronsim", "rsa"])
+    diagonal = [row for row in found.rows if row["layer_x"] == row["layer_y"]]
+    assert diagonal
+    assert all(row["value"] == pytest.approx(1, abs=1e-10) for row in diagonal)
+
+
+def test_models_of_one_depth_have_an_angular_distance(world: World) -> None:
+    found = evaluated(stream(world, [world.model_x, world.model_y]), measures=["cka", "neuronsim", "svcca"])
+    (distance,) = found.distances
+    diagonal = [row["value"] for row in found.rows if row["label"] == "cka" and row["layer_x"] == row["layer_y"]]
+    expected = torch.tensor(diagonal).arccos().square().sum().sqrt()
+    assert distance["angular_distance"] == pytest.approx(expected.item(), rel=1e-5)
+    assert all(row["localization"] is not None for row in found.layers)
+
+
+def test_what_is_refused_costs_no_other_measure(world: World, models: list[str]) -> None:
+    data = stream(world, models, rows="mean", batch_size=12)
+    few = SimilarityEvaluation(["cka", "cca"])
+    quiet_trainer(limit_test_batches=1).test(few, datamodule=data, verbose=False)
+    assert {row["measure"] for row in few.rows} == {"cka"}
+    (reason,) = few.refusals.values()
+    assert "rows" in reason
+    with pytest.raises(ValueError, match=r"No measure could be computed.*rows"):
+        quiet_trainer(limit_test_batches=1).test(SimilarityEvaluation(["cca"]), datamodule=data, verbose=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"measures": ["ckaa"]}, r"`measures` out of cka.*ckaa"),
+        ({"measures": []}, "`measures` out of"),
+        ({"groups": 1}, "`groups` of at least 2"),
+        ({"permutations": 0}, "`permutations` of at least 1"),
+        ({"share": 1.5}, r"`share`.*1\.5"),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        SimilarityEvaluation(**options)
+
+
+def test_what_cannot_be_is_refused_before_reading(world: World, models: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"`data\.attention` false.*attnsim_js"):
+        evaluated(stream(world, models), measures=["cka", "attnsim_js"])
+    with pytest.raises(ValueError, match=r"`groups` = 10.*2 batches"):
+        evaluated(stream(world, models, batch_size=13), controls=True)
+
+
+def test_the_folder_of_a_model_is_left_alone(world: World, models: list[str]) -> None:
+    before = {path.name: path.stat().st_mtime_ns for path in Path(models[0]).iterdir()}
+    evaluated(stream(world, models), measures=["cka"])
+    assert {path.name: path.stat().st_mtime_ns for path in Path(models[0]).iterdir()} == before
