@@ -6,9 +6,8 @@ from pathlib import Path
 
 import lightning.pytorch as pl
 from jsonargparse import ArgumentParser, Namespace
-from lightning.pytorch.utilities import rank_zero_only
 
-from callbacks.run import new_run_folder, progress_bar, run_loggers
+from callbacks.run import progress_bar, start_evaluation
 from callbacks.similarity_report import SimilarityReport
 from datamodules.layers import LayerActivations
 from similarity.evaluation import SimilarityEvaluation
@@ -45,12 +44,8 @@ def compare(options: Namespace, made: Namespace) -> None:
     """
     names = [name for name in vars(options) if name not in ("config", "run", "data", "trainer")]
     evaluation = SimilarityEvaluation(**{name: options[name] for name in names})
-    folder = new_run_folder(options.run, "similarity")
-    if rank_zero_only.rank == 0:  # type: ignore[attr-defined]
-        (folder / "config.yaml").write_text(similarity_parser().dump(options))
-    settings = {**vars(options.trainer), "use_distributed_sampler": False}
-    if settings["logger"] in (None, True):
-        settings["logger"] = run_loggers(folder, "similarity")
+    given = similarity_parser().dump(options)
+    folder, settings = start_evaluation("similarity", options.run, vars(options.trainer), given)
     callbacks = [*progress_bar(settings["enable_progress_bar"]), SimilarityReport(folder)]
     trainer = pl.Trainer(**settings, callbacks=callbacks)
     trainer.test(evaluation, datamodule=made.data, verbose=False)

@@ -8,7 +8,6 @@ from typing import Any
 
 import lightning.pytorch as pl
 from jsonargparse import ArgumentParser, Namespace
-from lightning.pytorch.utilities import rank_zero_only
 
 from aligners.alignment import Alignment
 from aligners.injection import InjectionEvaluation
@@ -17,7 +16,7 @@ from aligners.storage import StoredAlignment, load_alignment
 from callbacks.checkpoint import SaveAligners
 from callbacks.comparison import compare, similarity_parser
 from callbacks.report import Report
-from callbacks.run import new_run_folder, progress_bar, quiet, run_loggers
+from callbacks.run import progress_bar, quiet, start_evaluation
 from datamodules.paired import PairedActivations
 
 __all__ = ["main"]
@@ -81,12 +80,8 @@ def inject(options: Namespace, made: Namespace, stored: list[StoredAlignment]) -
         made: the same, with the data module instantiated.
         stored: the checkpoints.
     """
-    folder = new_run_folder(options.run, "inject")
-    if rank_zero_only.rank == 0:  # type: ignore[attr-defined]
-        (folder / "config.yaml").write_text(_inject_parser().dump(options))
-    settings = {**vars(options.trainer), "use_distributed_sampler": False}
-    if settings["logger"] in (None, True):
-        settings["logger"] = run_loggers(folder, "inject")
+    given = _inject_parser().dump(options)
+    folder, settings = start_evaluation("inject", options.run, vars(options.trainer), given)
     if not stored:
         stored = [_fit_closed_forms(options, made.data, settings, folder)]
     evaluation = InjectionEvaluation(stored, options.closed_form, options.both_directions, options.seed)

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Callback, RichProgressBar
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
-__all__ = ["new_run_folder", "progress_bar", "quiet", "run_loggers"]
+__all__ = ["new_run_folder", "progress_bar", "quiet", "run_loggers", "start_evaluation"]
 
 PROJECT = "aligners"
 RANKS_SHARE = "ALIGNERS_RUN_FOLDER"
@@ -52,6 +52,29 @@ def new_run_folder(wanted: Path | None, kind: str) -> Path:
             folder = base.with_name(f"{base.name}-{number}")
     os.environ[RANKS_SHARE] = str(folder)
     return folder
+
+
+def start_evaluation(
+    kind: str, wanted: Path | None, settings: dict[str, Any], options: str
+) -> tuple[Path, dict[str, Any]]:
+    """Folder, loggers and Trainer settings of an evaluation.
+
+    Args:
+        kind: `inject`, `similarity`.
+        wanted: see `new_run_folder`.
+        settings: of the Trainer, as the user gave them.
+        options: of the whole run, as YAML, kept as config.yaml.
+
+    Returns:
+        The folder, and the settings with the loggers in them.
+    """
+    folder = new_run_folder(wanted, kind)
+    settings = {**settings, "use_distributed_sampler": False}
+    if settings["logger"] in (None, True):
+        settings["logger"] = run_loggers(folder, kind)
+    if _rank() == 0:
+        (folder / "config.yaml").write_text(options)
+    return folder, settings
 
 
 def run_loggers(folder: Path, kind: str) -> list[Logger]:

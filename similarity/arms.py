@@ -68,7 +68,7 @@ class Part:
         """Both groups together."""
         a, b = self.kept, other.kept
         if isinstance(a, GridSums):
-            return Part(a + b)  # type: ignore[arg-type]
+            return Part(a + b)
         if isinstance(a, Sample):
             x, y = (torch.cat(rows, 1) for rows in ((a.x, b.x), (a.y, b.y)))  # type: ignore[union-attr]
             return Part(Sample(x, y, torch.cat([a.text, b.text])))  # type: ignore[union-attr]
@@ -78,7 +78,7 @@ class Part:
         """Of one layer of X and one of Y alone, by their places."""
         kept, i_, j_ = self.kept, slice(i, i + 1), slice(j, j + 1)
         if isinstance(kept, GridSums):
-            return Part(_pair(kept, i, j))
+            return Part(kept.pair(i, j))
         if isinstance(kept, Sample):
             return Part(Sample(kept.x[i_], kept.y[j_], kept.text))
         if isinstance(kept, HSIC):
@@ -170,24 +170,3 @@ def _kept(metric: Any) -> Kept:
         return metric.sums()
     with metric.sync_context(dist_sync_fn=metric.dist_sync_fn):
         return HSIC(metric.xy, metric.xx, metric.yy) if isinstance(metric, MinibatchCKA) else metric.sums()
-
-
-def _pair(sums: GridSums, i: int, j: int) -> GridSums:
-    i_, j_, d_x, d_y = slice(i, i + 1), slice(j, j + 1), sums.shift_x.shape[1], sums.shift_y.shape[1]
-    return GridSums(
-        n=sums.n,
-        shift_x=sums.shift_x[i_],
-        shift_y=sums.shift_y[j_],
-        sum_x=sums.sum_x[i_],
-        sum_y=sums.sum_y[j_],
-        xx=sums.xx[i_],
-        yy=sums.yy[j_],
-        xy=sums.xy[i * d_x : (i + 1) * d_x, j * d_y : (j + 1) * d_y],
-        c_xx=sums.c_xx[i_],
-        c_yy=sums.c_yy[j_],
-        c_xy=sums.c_xy[i_, j_],
-        c_yx=sums.c_yx[j_, i_],
-        q_xx=sums.q_xx[i_],
-        q_yy=sums.q_yy[j_],
-        q_xy=sums.q_xy[i_, j_],
-    )

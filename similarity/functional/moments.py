@@ -252,6 +252,27 @@ class GridSums(NamedTuple):
             centred.q_xy,
         )
 
+    def pair(self, i: int, j: int) -> GridSums:
+        """The sums of one layer of X and one of Y, by their places: a grid of one by one, a view of this one."""
+        one, other, d_x, d_y = slice(i, i + 1), slice(j, j + 1), self.shift_x.shape[1], self.shift_y.shape[1]
+        return GridSums(
+            n=self.n,
+            shift_x=self.shift_x[one],
+            shift_y=self.shift_y[other],
+            sum_x=self.sum_x[one],
+            sum_y=self.sum_y[other],
+            xx=self.xx[one],
+            yy=self.yy[other],
+            xy=self.xy[i * d_x : (i + 1) * d_x, j * d_y : (j + 1) * d_y],
+            c_xx=self.c_xx[one],
+            c_yy=self.c_yy[other],
+            c_xy=self.c_xy[one, other],
+            c_yx=self.c_yx[other, one],
+            q_xx=self.q_xx[one],
+            q_yy=self.q_yy[other],
+            q_xy=self.q_xy[one, other],
+        )
+
     def __add__(self, other: object) -> GridSums:
         """The sums of two disjoint sets of rows, about the shift of the first that has any."""
         if not isinstance(other, GridSums):

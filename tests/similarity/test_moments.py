@@ -223,3 +223,10 @@ def test_sums_begun_in_inference_mode_go_on_outside_it() -> None:
         metric.update(x[:, :20], y[:, :20])
     metric.update(x[:, 20:], y[:, 20:])
     grid_close(metric.compute(), grid_moments(x, y), 1e-9)
+
+
+def test_a_pair_of_layers_is_what_its_rows_alone_give() -> None:
+    x, y = paired(ROWS)
+    metric = GridMomentsMetric(3, 6, 2, 5)
+    metric.update(x, y)
+    grid_close(metric.sums().pair(2, 1).moments(), grid_moments(x[2:], y[1:]))
