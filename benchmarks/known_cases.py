@@ -66,6 +66,12 @@ def _noisy(generator: torch.Generator) -> Pair:
     return both[:ROWS], both[:ROWS] + both[ROWS:]
 
 
+def _repeated(generator: torch.Generator) -> Pair:
+    """Every row many times, as words are in the embedding layer of a model without absolute positions."""
+    x, y = (rows.repeat(40, 1) for rows in _unrelated(generator, 24))
+    return x, y
+
+
 def _outlier(generator: torch.Generator) -> Pair:
     """X and Y have the same first feature, 100 times as large as the others, and nothing else in common."""
     x, y = _unrelated(generator)
@@ -112,6 +118,7 @@ CASES: dict[str, dict[str, Callable[[torch.Generator], Pair]]] = {
         "1,000 rows": _unrelated,
         "48 rows": partial(_unrelated, rows=48),
         "24 rows": partial(_unrelated, rows=24),
+        "24 rows × 40": _repeated,
         "shared outlier": _outlier,
         "outlier, standard.": lambda generator: _standardised(_outlier(generator)),
         "half padding": _padded,
@@ -185,7 +192,7 @@ def known_cases_figure(table: Table, groups: Mapping[str, Sequence[str]]) -> Fig
         for j, case in enumerate(cases):
             dark = _shade(table[measure][case]) > 0.6
             axis.text(j, i, _written(table[measure][case]), ha="center", va="center", color="w" if dark else "k")
-    axis.set_xticks(range(len(cases)), [case.replace(" ", "\n") for case in cases])
+    axis.set_xticks(range(len(cases)), [case.replace(" ", "\n", 1) for case in cases])
     axis.set_yticks(range(len(table)), list(table))
     axis.tick_params(length=0, labeltop=True, labelbottom=False)
     axis.spines[:].set_visible(False)

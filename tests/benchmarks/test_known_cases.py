@@ -67,6 +67,12 @@ def test_what_is_one_by_counting_is_refused_with_its_reason() -> None:
     assert "every correlation would be 1 by counting" in refused["cca, 24 rows"]
 
 
+def test_repeated_rows_are_one_by_counting_and_no_count_of_rows_shows_it() -> None:
+    values = of("24 rows × 40")
+    assert [values[measure] for measure in ("cca", "r2", "mixedsim")] == pytest.approx([1, 1, 1], abs=1e-9)
+    assert values["unbiased_cka"] > 0.1 > abs(of("24 rows", "unbiased_cka", seeds=10)["unbiased_cka"])
+
+
 def test_one_shared_outlier_makes_unrelated_rows_alike_until_features_are_standardised() -> None:
     raw, standardised = (of(case, "cka", "svcca", "rsa") for case in ("shared outlier", "outlier, standard."))
     assert min(raw.values()) > 0.99
