@@ -17,10 +17,9 @@ from aligners.storage import load_alignment
 from callbacks.cli import AlignmentCLI
 from callbacks.evaluation import main
 from datamodules import text_stream
+from tests.shell import ROOT, TWO_RANKS, command
 from tests.world import TEST_TEXTS, World
 
-ROOT = Path(__file__).parent.parent
-TWO_RANKS = ["--trainer.devices", "2", "--trainer.strategy", "ddp"]
 ALIGNERS = {
     "linear": "Linear",
     "mlp": {"class_path": "MLP", "init_args": {"hidden": [8]}},
@@ -42,24 +41,6 @@ def fit_options(world: World) -> list[str]:
         *("--model.aligners", json.dumps(ALIGNERS), "--model.both_directions", "true"),
         *("--trainer.max_epochs", "2", "--trainer.accelerator", "cpu"),
     ]
-
-
-def command(folder: Path, *arguments: str) -> Path:
-    """Run a command in `folder`; the one run folder that it has made."""
-    before = set(folder.glob("runs/*"))
-    done = subprocess.run(
-        [sys.executable, str(ROOT / arguments[0]), *arguments[1:]],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert "sync_dist" not in done.stderr
-    (made,) = set(folder.glob("runs/*")) - before
-    assert len(list(made.glob("wandb/offline-run-*/run-*.wandb"))) == 1  # whatever the number of ranks
-    (made / "screen.txt").write_text(done.stdout)
-    return made
 
 
 @pytest.fixture(autouse=True)

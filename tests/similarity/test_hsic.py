@@ -165,6 +165,25 @@ def test_constant_features_are_refused(value: float, dtype: torch.dtype) -> None
         minibatch_cka(x, y, 20)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_centred_constants_are_zero_whatever_their_mean_rounds_to(dtype: torch.dtype) -> None:
+    values = torch.linspace(-1e4, 1e4, 997, dtype=dtype)
+    rounded = 0
+    for n in (5, 7, 20, 49, 130):
+        x = values.expand(1, n, -1)
+        rounded += int((x.mean(1) != values).sum())
+        rows, mean = centred(x)
+        assert not rows.any()
+        assert torch.equal(mean[0, 0], values)
+    assert rounded > 0
+
+
+def test_an_outlier_in_the_first_row_costs_no_digits() -> None:
+    x, y = grid(200, 300, 20)
+    x[:, 0] *= 1e4
+    torch.testing.assert_close(minibatch_cka(x.float(), y.float(), 200), expected_cka(x, y, 200), rtol=0, atol=1e-5)
+
+
 def test_the_reference_tells_ratios_of_sums_from_means_of_ratios() -> None:
     x, y = grid(40)
     ratios = [minibatch_cka(x[:, rows], y[:, rows], 20) for rows in (slice(0, 20), slice(20, 40))]

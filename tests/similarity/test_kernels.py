@@ -75,6 +75,13 @@ def test_rank_deficient_and_badly_scaled_rows() -> None:
     torch.testing.assert_close(rbf_cka(x, y), expected_rbf(x, y, 0.5, False), rtol=0, atol=1e-8)
 
 
+def test_rows_that_are_repeated() -> None:
+    x, y = grid(80)
+    x = 1000 * x[:, torch.arange(80) // 2]
+    torch.testing.assert_close(rsa(x, y, "euclidean"), expected_rsa(x, y, "euclidean"), rtol=0, atol=1e-8)
+    torch.testing.assert_close(rbf_cka(x, y), expected_rbf(x, y, 0.5, False), rtol=0, atol=1e-8)
+
+
 @pytest.mark.parametrize("kernel", ["cosine", "linear"])
 def test_rsa_is_the_same_by_both_routes(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = grid(300)

@@ -79,9 +79,17 @@ def test_any_batches_in_any_order_give_the_same_sample(order: list[int], cuts: s
 
 def test_a_row_that_comes_twice_is_kept_once() -> None:
     metric = sampler()
-    for places in (torch.arange(ROWS), torch.arange(10), torch.arange(30).repeat(2)):
+    for places in (torch.arange(30).repeat(2), torch.arange(ROWS), torch.arange(10)):
         offered(metric, places)
     same(metric.compute(), expected(20))
+
+
+def test_a_row_that_two_ranks_have_seen_is_kept_once() -> None:
+    metric = offered(sampler(), torch.arange(40))
+    other = offered(sampler(), torch.arange(20, ROWS))
+    for name in ("key", "text", "x", "y"):
+        setattr(metric, name, torch.stack([getattr(metric, name), getattr(other, name)]))
+    same(metric.sample(), expected(20))
 
 
 def test_with_fewer_rows_than_the_budget_all_are_used() -> None:

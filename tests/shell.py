@@ -1,0 +1,30 @@
+"""The project's commands as a user types them, in processes of their own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+__all__ = ["ROOT", "TWO_RANKS", "command"]
+
+ROOT = Path(__file__).parent.parent
+TWO_RANKS = ["--trainer.devices", "2", "--trainer.strategy", "ddp"]
+
+
+def command(folder: Path, *arguments: str) -> Path:
+    """Run a command in `folder`; the one run folder that it has made."""
+    before = set(folder.glob("runs/*"))
+    done = subprocess.run(
+        [sys.executable, str(ROOT / arguments[0]), *arguments[1:]],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "sync_dist" not in done.stderr
+    (made,) = set(folder.glob("runs/*")) - before
+    assert len(list(made.glob("wandb/offline-run-*/run-*.wandb"))) == 1  # whatever the number of ranks
+    (made / "screen.txt").write_text(done.stdout)
+    return made

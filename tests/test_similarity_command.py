@@ -1,0 +1,103 @@
+"""`evaluate.py similarity` as users type it, in one process and in two."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from callbacks.evaluation import main
+from similarity.catalogue import DEFAULT
+from tests.shell import TWO_RANKS, command
+from tests.tiny import tiny_folder
+from tests.world import World
+
+
+@pytest.fixture(autouse=True)
+def _bare_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lightning warns when arguments are given beside those of the process."""
+    monkeypatch.setattr(sys, "argv", sys.argv[:1])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("similarity")
+
+
+@pytest.fixture(scope="module")
+def options(world: World, folder: Path) -> list[str]:
+    other = tiny_folder(folder / "other", "distilbert", seed=2, layers=2, width=12)
+    return [
+        *("similarity", "--data.models", f"[{world.model_x}, {other}]"),
+        *("--data.text.source", world.fit, "--data.text.held_out", world.test),
+        *("--data.max_length", "60", "--data.batch_size", "4", "--trainer.accelerator", "cpu"),
+        *("--measures", "all", "--data.attention", "true", "--controls", "true", "--groups", "4"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def compared(options: list[str], folder: Path) -> Path:
+    return command(folder, "evaluate.py", *options)
+
+
+def report(run: Path) -> dict[str, Any]:
+    return json.loads((run / "similarity.json").read_text())
+
+
+def test_a_comparison_leaves_all_that_a_run_should(compared: Path, world: World) -> None:
+    found = report(compared)
+    assert compared.name.startswith("similarity-")
+    assert found["meta"]["models"][0]["name"] == world.model_x
+    assert found["meta"]["refusals"] == {}
+    assert set(DEFAULT) < {row["measure"] for row in found["rows"]}
+    with (compared / "similarity.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == len(found["rows"])
+    assert {row["model"] for row in found["layers"]} == {model["name"] for model in found["meta"]["models"]}
+    names = {path.name.split("_")[0] for path in compared.glob("*.png")}
+    assert names == {"layers", "diagonal"}
+    assert len(list(compared.glob("layers_*.png"))) == 3  # X and Y, and each with itself
+    screen = (compared / "screen.txt").read_text()
+    assert "matching layers" in screen
+    assert "2→1" in screen
+    assert "models" in (compared / "config.yaml").read_text()
+
+
+def test_two_ranks_compare_what_one_does(compared: Path, options: list[str], folder: Path) -> None:
+    again = command(folder, "evaluate.py", *options, *TWO_RANKS)
+    one, two = report(compared), report(again)
+    assert (one["meta"]["ranks"], two["meta"]["ranks"]) == (1, 2)
+    assert one["meta"]["n_rows"] == two["meta"]["n_rows"]
+    for a, b in zip(one["rows"], two["rows"], strict=True):
+        assert set(a) == set(b)
+        for name, value in a.items():
+            if isinstance(value, float):
+                assert b[name] == pytest.approx(value, rel=1e-6, abs=1e-8), (a["label"], name)
+            else:
+                assert b[name] == value, (a["label"], name)
+
+
+def test_help_names_the_options(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as done:
+        main(["similarity", "--help"])
+    assert not done.value.code
+    shown = capsys.readouterr().out
+    for option in ("--measures", "--controls", "--data.models", "--data.rows", "--groups", "--run"):
+        assert option in shown
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [["--measures", "[ckaa]"], ["--groups", "1"], ["--data.rows", "sentences"], ["--data.layer", "all"]],
+    ids=lambda wrong: " ".join(wrong),
+)
+def test_a_wrong_option_fails_before_a_run_is_made(
+    wrong: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((SystemExit, ValueError)):
+        main(["similarity", *wrong])
+    assert list(tmp_path.iterdir()) == []
