@@ -59,15 +59,13 @@ def check_enough(x: Tensor, y: Tensor, least: int, measure: str) -> None:
 
 
 def centred(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows less a vector close to their mean, and that vector: x (L, N, d) → (L, N, d), (L, 1, d).
+    """The rows less their mean, and the mean: x (L, N, d) → (L, N, d), (L, 1, d).
 
-    The first row is taken away before the mean is, so that constant features become exact zeros in any dtype,
-    and a mean that dwarfs its deviation costs no digits.
+    Rounding can put the mean of a constant beside it. Kept within what it is the mean of, it is that constant, and
+    constant features become zeros that can be told.
     """
-    first = x[:, :1]
-    rows = x - first
-    mean = rows.mean(1, keepdim=True)
-    return rows.sub_(mean), first + mean
+    mean = x.mean(1, keepdim=True).clamp(x.amin(1, keepdim=True), x.amax(1, keepdim=True))
+    return x - mean, mean
 
 
 def linear_pair_sums(x: Tensor, y: Tensor) -> PairSums:
