@@ -16,7 +16,7 @@ from similarity.controls import matching_layers
 __all__ = ["heat_maps", "layer_lines"]
 
 Row = dict[str, Any]
-PANELS_ABREAST = 4
+PANELS_ABREAST = 5
 LINES: dict[str, dict[str, Any]] = {
     "value": {"color": "#0072B2", "marker": "o", "linewidth": 1.6},
     "held_out": {"color": "#D55E00", "marker": "s", "linewidth": 1.3, "linestyle": "--"},

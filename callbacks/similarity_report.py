@@ -124,9 +124,9 @@ def _table(panel: list[Row], model_x: str, model_y: str) -> Table:
         table.add_column(str(i) if i == j else f"{i}→{j}", justify="right", no_wrap=True)
     for label in dict.fromkeys(row["label"] for row in raw):
         cells = {(row["layer_x"], row["layer_y"]): row for row in raw if row["label"] == label}
-        line = [cells[pair] for pair in pairs if pair in cells]
         for column, said in SHOWN.items():
-            if any(row[column] is not None for row in line):
-                values = ["" if row[column] is None else f"{row[column]:.3f}" for row in line]
+            found = [cells[pair][column] if pair in cells else None for pair in pairs]
+            if any(value is not None for value in found):
+                values = ["" if value is None else f"{value:.3f}" for value in found]
                 table.add_row(label if column == "value" else "", said, *values, style=None if not said else "dim")
     return table

@@ -99,42 +99,66 @@ def evaluate(measure: Measure, content: Any) -> dict[str, Tensor]:
 
 
 class Arm(nn.Module):
-    """Accumulators of one stream of paired rows, one for each family that the measures need and each group of texts.
+    """Accumulators of one stream of paired rows, one for each family that the measures need.
+
+    With `groups`, what each group of texts left behind can be told apart, for a jackknife along matching layers.
+    Sums over batches and heads are small and kept by group; the grid of moments is not, so there is one grid, and
+    by group the moments of the matching pairs alone.
 
     Args:
         measures: to be computed from it.
         x: what X gives; y: what Y gives.
-        groups: into how many groups the texts are dealt.
+        groups: into how many groups the texts are dealt; 1: they are not told apart.
+        matching: places (a, b) of the layers along which they are.
         seed: of the sample of rows.
     """
 
-    def __init__(self, measures: Iterable[Measure], x: Shape, y: Shape, groups: int = 1, seed: int = 0) -> None:
+    def __init__(
+        self,
+        measures: Iterable[Measure],
+        x: Shape,
+        y: Shape,
+        groups: int = 1,
+        matching: Sequence[tuple[int, int]] = (),
+        seed: int = 0,
+    ) -> None:
         super().__init__()
-        self.groups = groups
+        self.groups, self.matching = groups, list(matching)
         make: dict[Family, Callable[[], nn.Module]] = {
-            "moments": lambda: GridMomentsMetric(x.layers, x.width, y.layers, y.width),
             "batches": lambda: MinibatchCKA(x.layers, y.layers),
             "heads": lambda: AttentionSimilarity(x.blocks, x.heads, y.blocks, y.heads),
             "head_moments": lambda: GridMomentsMetric(x.blocks, x.heads, y.blocks, y.heads),
         }
+        self.grid: GridMomentsMetric | None = None
         self.by_group, self.samples = nn.ModuleDict(), nn.ModuleDict()
-        self._parts: dict[str, list[Part]] = {}
-        self._contents: dict[str, Any] = {}
         for measure in measures:
             if measure.family == "rows":
                 sample = RowSample(measure.budget, x.layers, y.layers, x.width, y.width, seed=seed)
                 self.samples[str(measure.budget)] = sample
-            elif measure.family not in self.by_group:
+            elif measure.family == "moments" and self.grid is None:
+                self.grid = GridMomentsMetric(x.layers, x.width, y.layers, y.width)
+            elif measure.family not in ("moments", *self.by_group):
                 self.by_group[measure.family] = nn.ModuleList(make[measure.family]() for _ in range(groups))
+        told_apart = range(groups) if self.grid is not None and groups > 1 else ()
+        self.pairs = nn.ModuleList(
+            nn.ModuleList(GridMomentsMetric(1, x.width, 1, y.width) for _ in self.matching) for _ in told_apart
+        )
+        self._parts: dict[str, list[Part]] = {}
+        self._contents: dict[str, Any] = {}
 
     def update(self, rows: PairedRows, group: int = 0) -> None:
         """Add one batch, all of whose texts belong to `group`."""
         for sample in self.samples.values():
             cast(RowSample, sample).update(rows.x, rows.y, rows.text, rows.token)
+        if self.grid is not None:
+            self.grid.update(rows.x, rows.y)
+            if len(self.pairs):
+                for (a, b), metric in zip(self.matching, cast(Any, self.pairs)[group], strict=True):
+                    metric.update(rows.x[a : a + 1], rows.y[b : b + 1])
         weights = (rows.weights_x, rows.weights_y)
         for family, groups in self.by_group.items():
             metric = cast(Any, groups)[group]
-            if family in ("moments", "batches"):
+            if family == "batches":
                 metric.update(rows.x, rows.y)
             elif rows.words is None or len(rows.words) == 0:
                 continue  # no text of the batch has a word that all models see
@@ -143,26 +167,37 @@ class Arm(nn.Module):
             else:
                 metric.update(*(word_pairs(cast(Tensor, each), rows.words) for each in weights))
 
-    def parts(self, measure: Measure) -> list[Part]:
-        """What each group left behind for this measure, from all ranks; gathered at the first call."""
-        key = measure.family if measure.family != "rows" else str(measure.budget)
-        if key not in self._parts:
-            self._parts[key] = self._gathered(measure)
-        return self._parts[key]
-
     def content(self, measure: Measure) -> Any:
-        """What all groups together left behind for this measure."""
-        key = measure.family if measure.family != "rows" else str(measure.budget)
+        """What all groups together left behind for this measure, from all ranks; gathered at the first call."""
+        key = _key(measure)
         if key not in self._contents:
-            self._contents[key] = reduce(add, self.parts(measure)).content()
+            whole = Part(_kept(self.grid)) if measure.family == "moments" else reduce(add, self._gathered(measure))
+            self._contents[key] = whole.content()
         return self._contents[key]
 
+    def at(self, measure: Measure, a: int, b: int) -> list[Part]:
+        """What each group left behind at one of the matching pairs of layers, by their places."""
+        if measure.family != "moments":
+            return [part.pair(a, b) for part in self._gathered(measure)]
+        place = self.matching.index((a, b))
+        return [Part(_kept(cast(Any, metrics)[place])) for metrics in self.pairs]
+
     def _gathered(self, measure: Measure) -> list[Part]:
-        if measure.family == "rows":
-            whole: Sample = cast(RowSample, self.samples[str(measure.budget)]).compute()
-            chosen = [whole.text % self.groups == group for group in range(self.groups)]
-            return [Part(Sample(whole.x[:, rows], whole.y[:, rows], whole.text[rows])) for rows in chosen]
-        return [Part(_kept(metric)) for metric in cast(Sequence[Any], self.by_group[measure.family])]
+        """What each group left behind, of all layers."""
+        key = _key(measure)
+        if key not in self._parts:
+            if measure.family == "rows":
+                whole: Sample = cast(RowSample, self.samples[str(measure.budget)]).compute()
+                chosen = [whole.text % self.groups == group for group in range(self.groups)]
+                samples = [Sample(whole.x[:, rows], whole.y[:, rows], whole.text[rows]) for rows in chosen]
+                self._parts[key] = [Part(sample) for sample in samples]
+            else:
+                self._parts[key] = [Part(_kept(metric)) for metric in cast(Sequence[Any], self.by_group[key])]
+        return self._parts[key]
+
+
+def _key(measure: Measure) -> str:
+    return measure.family if measure.family != "rows" else str(measure.budget)
 
 
 def _kept(metric: Any) -> Kept:

@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
 from similarity.functional.attention import AttentionSums, attention_sums, attnsim_from_sums
+from similarity.moments import DoubleMetric
 
 __all__ = ["AttentionSimilarity"]
 
 
-class AttentionSimilarity(Metric):
+class AttentionSimilarity(DoubleMetric):
     """attnsim (Wu et al. 2020, A.4) between all layers of two models, in one pass.
 
     Keeps sums over texts and words for all pairs of heads, which batches and ranks add to.

@@ -15,7 +15,7 @@ from torchmetrics import SumMetric
 from frozen.precision import check_precision
 from similarity.arms import Arm, PairedRows, Shape, evaluate
 from similarity.catalogue import DEFAULT, NAMES, Measure, catalogue
-from similarity.controls import cropped, permuted_rows
+from similarity.controls import cropped, matching_layers, permuted_rows
 from similarity.functional.folding import fold
 from similarity.functional.summaries import angular_distance, localization, nuclear_norm_from_moments
 from similarity.outcome import Refusals, controls_of, rows_of
@@ -113,10 +113,16 @@ class SimilarityEvaluation(pl.LightningModule):
         self.arms = nn.ModuleDict()
         for i, j in self.pairs:
             for name, measures, groups in self._arms_of(i, j):
-                self.arms[_key(i, j, name)] = Arm(measures, self.shapes[i], self.shapes[j], groups, self.seed)
+                x, y = self.shapes[i], self.shapes[j]
+                self.arms[_key(i, j, name)] = Arm(measures, x, y, groups, self._matching(i, j), self.seed)
         self.scales = nn.ModuleList(FeatureScales(shape.layers, shape.width) for shape in self.shapes if self._fits)
         self.counts = SumMetric()
         self.rows, self.layers, self.distances, self.refusals = [], [], [], Refusals()
+
+    def _matching(self, i: int, j: int) -> list[tuple[int, int]]:
+        """Places of the matching layers of two models, along which there are intervals."""
+        x, y = self.places[i], self.places[j]
+        return [(x.index(a), y.index(b)) for a, b in matching_layers(x, y)]
 
     def _count_batches(self) -> int:
         """Batches of held-out texts that all ranks together will read."""

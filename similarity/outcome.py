@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from similarity.arms import Arm, Part, evaluate
+from similarity.arms import Arm, evaluate
 from similarity.catalogue import Measure
 from similarity.controls import jackknife_interval, matching_layers
 
@@ -72,7 +72,7 @@ def controls_of(
     ends: dict[str, Grids] = {"low": {}, "high": {}}
 
     def intervals() -> Grids:
-        ends.update(_intervals(measure, arms["value"].parts(measure), layers))
+        ends.update(_intervals(measure, arms["value"], layers))
         return {}
 
     refusals.attempt(f"{said}, interval", intervals)
@@ -127,13 +127,13 @@ def _held_out(measure: Measure, fitted: Arm, held_out: Arm) -> Grids:
     return {"forward": function(fit, test), "backward": function(fit.swap(), test.swap()).mT}
 
 
-def _intervals(measure: Measure, parts: list[Part], layers: Sequence[Sequence[int]]) -> dict[str, Grids]:
+def _intervals(measure: Measure, arm: Arm, layers: Sequence[Sequence[int]]) -> dict[str, Grids]:
     """Ends of the jackknife interval along matching layers; NaN elsewhere."""
     shape = [len(numbers) for numbers in layers]
     ends: dict[str, Grids] = {"low": {}, "high": {}}
     for layer_x, layer_y in matching_layers(*layers):
         a, b = layers[0].index(layer_x), layers[1].index(layer_y)
-        here = [part.pair(a, b) for part in parts]
+        here = arm.at(measure, a, b)
         whole = evaluate(measure, reduce(add, here).content())
         rest = [evaluate(measure, reduce(add, here[:g] + here[g + 1 :]).content()) for g in range(len(here))]
         for direction, estimate in whole.items():

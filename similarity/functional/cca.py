@@ -139,12 +139,14 @@ def _whitened(moments: GridMoments, measure: str, share: float) -> tuple[Whiteni
     check("x", moments.xx, moments.mean_x, moments.n, measure)
     check("y", moments.yy, moments.mean_y, moments.n, measure)
     x, y = whitening(moments.xx, share=share), whitening(moments.yy, share=share)
-    rank = int(torch.maximum(x.rank.max(), y.rank.max()))
-    if moments.n - 1 <= rank:
+    rank_x, rank_y, n = int(x.rank.max()), int(y.rank.max()), int(moments.n)
+    certain = rank_x + rank_y - (n - 1)  # two subspaces of n - 1 dimensions have at least so many in common
+    if certain > 0:
         raise ValueError(
-            f"{measure} expects more rows than directions, at least {rank + 2} for the {rank} kept here, but `moments` "
-            f"hold {int(moments.n)}: every correlation would be 1 by counting. Give more rows, or use SVCCA or PWCCA "
-            "with a lower `share`."
+            f"{measure} expects more rows than the two layers have directions together, but `moments` hold {n} for "
+            f"{rank_x} and {rank_y}: {min(certain, rank_x, rank_y)} correlations would be 1 whatever the data. Give "
+            f"at least {moments.xx.shape[-1] + moments.yy.shape[-1] + 1} rows, or use SVCCA or PWCCA with a lower "
+            "`share`."
         )
     return Whitening(x.weight[:, None], x.rank[:, None]), Whitening(y.weight[None], y.rank[None])
 

@@ -133,8 +133,9 @@ def _basis(moments: GridMoments, measure: str) -> Tensor:
     rank = int(basis.rank.max())
     if moments.n - 1 <= rank:
         raise ValueError(
-            f"{measure} expects more rows than regressors, at least {rank + 2} for the {rank} independent ones of `y`, "
-            f"but `moments` hold {int(moments.n)}: any X would be explained in full. Give more rows."
+            f"{measure} expects more rows than regressors, at least {moments.yy.shape[-1] + 2} for the "
+            f"{moments.yy.shape[-1]} features of `y`, but `moments` hold {int(moments.n)}: any X would be explained in "
+            "full. Give more rows."
         )
     return basis.weight[..., :rank]
 

@@ -131,10 +131,12 @@ def test_of_a_model_with_itself_they_are_one(measure: Measure, case: str) -> Non
 
 def test_rows_by_which_every_correlation_is_one_are_refused() -> None:
     x, y = paired(7)
-    with pytest.raises(ValueError, match=r"at least 8 for the 6 kept here, but `moments` hold 7.*lower `share`"):
+    with pytest.raises(
+        ValueError, match=r"hold 7 for 6 and 5: 5 correlations would be 1.*at least 12 rows.*lower `share`"
+    ):
         cca(x, y)
     x, y = paired(4)
-    with pytest.raises(ValueError, match="at least 5 for the 3 kept"):
+    with pytest.raises(ValueError, match="hold 4 for 3 and 3: 3 correlations"):
         pwcca(x, y)
 
 

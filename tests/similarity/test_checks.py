@@ -10,7 +10,7 @@ from tests.rows import paired
 
 def test_what_rounding_leaves_of_a_constant_is_constant() -> None:
     mean = torch.tensor([[5.0, 5.0, 5.0, 0.0, 0.0, -5.0]], dtype=torch.float64)
-    deviation = torch.tensor([[0.0, 1e-13, 1e-9, 0.0, 1e-30, -1e-13]], dtype=torch.float64) * 5
+    deviation = torch.tensor([[0.0, 1e-9, 1e-5, 0.0, 1e-30, -1e-9]], dtype=torch.float64) * 5
     n = torch.tensor(40.0, dtype=torch.float64)
     found = constant_features(torch.diag_embed(n * deviation**2), mean, n)
     assert found.tolist() == [[True, True, False, True, False, True]]

@@ -115,6 +115,6 @@ def test_too_few_rows_are_an_error_with_a_reason() -> None:
     metric = measures.CCA(*SIZES)
     x, y = paired(5)
     metric.update(x, y)
-    with pytest.raises(ValueError, match="CCA expects more rows than directions"):
+    with pytest.raises(ValueError, match="CCA expects more rows than the two layers have directions"):
         metric.compute()
     assert metric.moments().n == grid_moments(x, y).n

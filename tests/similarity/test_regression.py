@@ -79,7 +79,7 @@ def test_of_a_model_with_itself_they_are_one(measure: Measure, case: str) -> Non
 @pytest.mark.parametrize("measure", [r2, mixedsim])
 def test_rows_by_which_everything_is_explained_are_refused(measure: Measure) -> None:
     x, y = paired(6)
-    with pytest.raises(ValueError, match="at least 7 for the 5 independent ones of `y`, but `moments` hold 6"):
+    with pytest.raises(ValueError, match="at least 7 for the 5 features of `y`, but `moments` hold 6"):
         measure(x, y)
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pytest
 import torch
 
 from similarity.scales import FeatureScales
@@ -16,10 +15,13 @@ def test_mean_and_deviation_over_batches_far_from_the_origin() -> None:
     torch.testing.assert_close(deviation, rows.std(1, correction=0), rtol=1e-8, atol=0)
 
 
-def test_a_constant_feature_is_refused_with_its_layer() -> None:
+def test_a_constant_feature_stays_constant() -> None:
     rows = torch.randn(2, 50, 3, generator=torch.Generator().manual_seed(0))
     rows[1, :, 2] = 0.1
     scales = FeatureScales(2, 3)
     scales.update(rows)
-    with pytest.raises(ValueError, match=r"1 do not, in the layers number \[1\]"):
-        scales.compute()
+    mean, deviation = scales.compute()
+    assert deviation[1, 2] == 1
+    scaled = (rows.double() - mean[:, None]) / deviation[:, None]
+    assert scaled[1, :, 2].abs().max() < 1e-7
+    torch.testing.assert_close(scaled[0].std(0, correction=0), torch.ones(3).double())
