@@ -19,6 +19,7 @@ from similarity.functional.moments import GridSums
 from similarity.minibatch import MinibatchCKA
 from similarity.moments import GridMomentsMetric
 from similarity.sample import RowSample, Sample
+from similarity.shared import SharedMoments
 
 __all__ = ["Arm", "PairedRows", "Part", "Shape", "evaluate"]
 
@@ -87,7 +88,7 @@ class Part:
 
     def content(self) -> Any:
         """What the family's measures are computed from."""
-        return self.kept.moments() if isinstance(self.kept, GridSums) else self.kept
+        return SharedMoments(self.kept.moments()) if isinstance(self.kept, GridSums) else self.kept
 
 
 def evaluate(measure: Measure, content: Any) -> dict[str, Tensor]:

@@ -9,20 +9,14 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor
 
 from similarity.functional.attention import AttentionSums, attnsim_from_sums
-from similarity.functional.cca import (
-    cca_from_moments,
-    cca_held_out,
-    pwcca_from_moments,
-    pwcca_held_out,
-    svcca_from_moments,
-    svcca_held_out,
-)
+from similarity.functional.cca import cca_from_moments, cca_held_out
 from similarity.functional.cka import linear_cka_from_moments, unbiased_cka_from_moments
 from similarity.functional.hsic import cka_from_hsic
 from similarity.functional.kernels import rbf_cka, rsa
 from similarity.functional.neurons import neuronsim_from_moments
 from similarity.functional.regression import mixedsim_from_moments, mixedsim_held_out, r2_from_moments, r2_held_out
 from similarity.sample import Sample
+from similarity.shared import SharedMoments
 
 __all__ = ["DEFAULT", "NAMES", "Family", "Measure", "catalogue"]
 
@@ -56,29 +50,45 @@ def catalogue(share: float = 0.99) -> dict[str, Measure]:
     Args:
         share: of the variance that SVCCA and PWCCA keep.
     """
-    svcca, svcca_out = partial(svcca_from_moments, share=share), partial(svcca_held_out, share=share)
-    pwcca, pwcca_out = partial(pwcca_from_moments, share=share), partial(pwcca_held_out, share=share)
+    svcca, pwcca = partial(_svcca, share), partial(_pwcca, share)
+    cka = partial(_on, linear_cka_from_moments)
+    cca, cca_out = partial(_on, cca_from_moments), partial(_on, cca_held_out)
+    r2, r2_out = partial(_on, r2_from_moments), partial(_on, r2_held_out)
+    mixedsim, mixedsim_out = partial(_on, mixedsim_from_moments), partial(_on, mixedsim_held_out)
     measures = (
-        Measure("cka", "moments", linear_cka_from_moments),
-        Measure("unbiased_cka", "moments", unbiased_cka_from_moments),
+        Measure("cka", "moments", cka),
+        Measure("unbiased_cka", "moments", partial(_on, unbiased_cka_from_moments)),
         Measure("minibatch_cka", "batches", cka_from_hsic),
         Measure("rbf_cka", "rows", _rbf_cka, budget=2000),
-        Measure("cca", "moments", cca_from_moments, held_out=cca_held_out),
-        Measure("svcca", "moments", svcca, held_out=svcca_out),
-        Measure("pwcca", "moments", pwcca, symmetric=False, held_out=pwcca_out),
-        Measure("r2", "moments", r2_from_moments, symmetric=False, held_out=r2_held_out),
-        Measure("neuronsim", "moments", neuronsim_from_moments, symmetric=False),
-        Measure("mixedsim", "moments", mixedsim_from_moments, symmetric=False, held_out=mixedsim_held_out),
+        Measure("cca", "moments", cca, held_out=cca_out),
+        Measure("svcca", "moments", svcca, held_out=svcca),
+        Measure("pwcca", "moments", pwcca, symmetric=False, held_out=pwcca),
+        Measure("r2", "moments", r2, symmetric=False, held_out=r2_out),
+        Measure("neuronsim", "moments", partial(_on, neuronsim_from_moments), symmetric=False),
+        Measure("mixedsim", "moments", mixedsim, symmetric=False, held_out=mixedsim_out),
         Measure("rsa", "rows", _rsa, budget=5000),
         *(
             Measure(name, "heads", partial(_attnsim, name=name), symmetric=False)
             for name in ("attnsim_norm", "attnsim_pearson", "attnsim_js")
         ),
-        Measure("attention_cka", "head_moments", linear_cka_from_moments),
-        Measure("attention_svcca", "head_moments", svcca, held_out=svcca_out),
-        Measure("attention_pwcca", "head_moments", pwcca, symmetric=False, held_out=pwcca_out),
+        Measure("attention_cka", "head_moments", cka),
+        Measure("attention_svcca", "head_moments", svcca, held_out=svcca),
+        Measure("attention_pwcca", "head_moments", pwcca, symmetric=False, held_out=pwcca),
     )
     return {measure.name: measure for measure in measures}
+
+
+def _on(function: Callable[..., Tensor], *contents: SharedMoments) -> Tensor:
+    """A measure that shares nothing with others: of the moments alone, or of those fitted and those held out."""
+    return function(*(content.moments for content in contents))
+
+
+def _svcca(share: float, moments: SharedMoments, held_out: SharedMoments | None = None) -> Tensor:
+    return moments.correlations("SVCCA", share, held_out).mean()
+
+
+def _pwcca(share: float, moments: SharedMoments, held_out: SharedMoments | None = None) -> Tensor:
+    return moments.correlations("PWCCA", share, held_out).weighted()
 
 
 def _rsa(sample: Sample) -> Tensor:

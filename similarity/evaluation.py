@@ -304,7 +304,7 @@ class SimilarityEvaluation(pl.LightningModule):
 
     def _nuclear_norms(self, m: int, measure: Measure) -> Tensor:
         i, j = next(pair for pair in self.pairs if m in pair)
-        return nuclear_norm_from_moments(self._arm(i, j, "value").content(measure))[0 if m == i else 1].cpu()
+        return nuclear_norm_from_moments(self._arm(i, j, "value").content(measure).moments)[0 if m == i else 1].cpu()
 
     def _localization(self, m: int, values: dict[tuple[int, int, str], dict[str, Tensor]]) -> Tensor | None:
         """Wu et al. §5.1, over all other layers that model m was compared with; None without the two measures."""

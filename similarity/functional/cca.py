@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -10,9 +12,12 @@ from similarity.functional.checks import check_features, check_layers, check_mom
 from similarity.functional.moments import GridMoments, grid_moments
 
 __all__ = [
+    "Correlations",
     "cca",
     "cca_from_moments",
     "cca_held_out",
+    "correlations_from_moments",
+    "correlations_held_out",
     "pwcca",
     "pwcca_from_moments",
     "pwcca_held_out",
@@ -20,6 +25,64 @@ __all__ = [
     "svcca_from_moments",
     "svcca_held_out",
 ]
+
+
+class Correlations(NamedTuple):
+    """What CCA, SVCCA and PWCCA in both directions are averages of: one decomposition of every layer pair.
+
+    It leaves the directions out, which would be twice as large as the moments.
+
+    Attributes:
+        rho: of each pair of canonical variables, (L_x, L_y, c); zero beyond `rank`.
+        rank: number of them, (L_x, L_y).
+        weight_x: α, how much of X's neurons each variable of X accounts for, (L_x, L_y, c); weight_y: of Y's.
+    """
+
+    rho: Tensor
+    rank: Tensor
+    weight_x: Tensor
+    weight_y: Tensor
+
+    def swap(self) -> Correlations:
+        """The same with X and Y in each other's place: all pairs (L_y, L_x)."""
+        rho, rank, weight_x, weight_y = (each.transpose(0, 1) for each in self)
+        return Correlations(rho, rank, weight_y, weight_x)
+
+    def mean(self) -> Tensor:
+        """Σρ_i / rank, (L_x, L_y): CCA, or SVCCA."""
+        return self.rho.sum(-1) / self.rank
+
+    def weighted(self) -> Tensor:
+        """Σα_iρ_i / Σα_i with the weights of X, (L_x, L_y): PWCCA from X to Y; `swap()` first for the other."""
+        return (self.weight_x * self.rho).sum(-1) / self.weight_x.sum(-1)
+
+
+def correlations_from_moments(moments: GridMoments, *, share: float, measure: str = "CCA") -> Correlations:
+    """Canonical correlations of all layer pairs and their weights: the costly step of SVCCA and PWCCA, for both.
+
+    Args:
+        moments: of the rows.
+        share: share of the variance in (0, 1].
+        measure: who asks, for what is raised.
+
+    Raises:
+        ValueError: as `svcca_from_moments`.
+    """
+    return _correlations(canonical(*_whitened(moments, measure, share), moments.xy), moments)
+
+
+def correlations_held_out(
+    fitted: GridMoments, held_out: GridMoments, *, share: float, measure: str = "CCA"
+) -> Correlations:
+    """`correlations_from_moments` with directions and weights from `fitted`, correlations from `held_out`.
+
+    Raises:
+        ValueError: as `cca_held_out`.
+    """
+    check_pair(fitted, held_out)
+    check_moments(held_out, f"Held-out {measure}", 3)
+    found = canonical(*_whitened(fitted, measure, share), fitted.xy)
+    return _correlations(found, fitted)._replace(rho=_held_out_correlations(found, held_out, measure))
 
 
 def cca(x: Tensor, y: Tensor) -> Tensor:
@@ -93,8 +156,7 @@ def pwcca_from_moments(moments: GridMoments, *, share: float = 0.99) -> Tensor:
     Raises:
         ValueError: as `svcca_from_moments`.
     """
-    found = canonical(*_whitened(moments, "PWCCA", share), moments.xy)
-    return _weighted(found.rho, _projection_weights(found, moments))
+    return correlations_from_moments(moments, share=share, measure="PWCCA").weighted()
 
 
 def cca_held_out(fitted: GridMoments, held_out: GridMoments) -> Tensor:
@@ -107,28 +169,22 @@ def cca_held_out(fitted: GridMoments, held_out: GridMoments) -> Tensor:
         ValueError: as `cca_from_moments` for `fitted`; fewer than 3 held-out rows, other layers, or a canonical
             variable that is constant on them.
     """
-    return _mean_held_out(fitted, held_out, "CCA", 1.0)
+    return correlations_held_out(fitted, held_out, share=1.0).mean()
 
 
 def svcca_held_out(fitted: GridMoments, held_out: GridMoments, *, share: float = 0.99) -> Tensor:
     """`svcca_from_moments` with directions from `fitted` and correlations from `held_out`; see `cca_held_out`."""
-    return _mean_held_out(fitted, held_out, "SVCCA", share)
+    return correlations_held_out(fitted, held_out, share=share, measure="SVCCA").mean()
 
 
 def pwcca_held_out(fitted: GridMoments, held_out: GridMoments, *, share: float = 0.99) -> Tensor:
     """`pwcca_from_moments` with directions and weights from `fitted`, correlations from `held_out`."""
-    found = canonical(*_whitened(fitted, "PWCCA", share), fitted.xy)
-    return _weighted(_held_out_correlations(found, fitted, held_out, "PWCCA"), _projection_weights(found, fitted))
+    return correlations_held_out(fitted, held_out, share=share, measure="PWCCA").weighted()
 
 
 def _mean_correlation(moments: GridMoments, measure: str, share: float) -> Tensor:
     rho, rank = canonical_correlations(*_whitened(moments, measure, share), moments.xy)
     return rho.sum(-1) / rank
-
-
-def _mean_held_out(fitted: GridMoments, held_out: GridMoments, measure: str, share: float) -> Tensor:
-    found = canonical(*_whitened(fitted, measure, share), fitted.xy)
-    return _held_out_correlations(found, fitted, held_out, measure).sum(-1) / found.rank
 
 
 def _whitened(moments: GridMoments, measure: str, share: float) -> tuple[Whitening, Whitening]:
@@ -151,19 +207,14 @@ def _whitened(moments: GridMoments, measure: str, share: float) -> tuple[Whiteni
     return Whitening(x.weight[:, None], x.rank[:, None]), Whitening(y.weight[None], y.rank[None])
 
 
-def _projection_weights(found: Canonical, moments: GridMoments) -> Tensor:
-    """α, (L_x, L_y, c); zero where there is no direction."""
-    return (moments.xx[:, None] @ found.a).abs().sum(-2)
+def _correlations(found: Canonical, moments: GridMoments) -> Correlations:
+    """With their weights on the rows that the directions were found from."""
+    weight_x, weight_y = (moments.xx[:, None] @ found.a).abs().sum(-2), (moments.yy @ found.b).abs().sum(-2)
+    return Correlations(found.rho, found.rank, weight_x, weight_y)
 
 
-def _weighted(rho: Tensor, weight: Tensor) -> Tensor:
-    return (weight * rho).sum(-1) / weight.sum(-1)
-
-
-def _held_out_correlations(found: Canonical, fitted: GridMoments, held_out: GridMoments, measure: str) -> Tensor:
+def _held_out_correlations(found: Canonical, held_out: GridMoments, measure: str) -> Tensor:
     """Pearson correlation of every pair of canonical variables on held-out rows, (L_x, L_y, c), zero beyond `rank`."""
-    check_pair(fitted, held_out)
-    check_moments(held_out, f"Held-out {measure}", 3)
     a, b = found.a, found.b
     variance = (a * (held_out.xx[:, None] @ a)).sum(-2) * (b * (held_out.yy @ b)).sum(-2)
     used = torch.arange(a.shape[-1], device=a.device) < found.rank[..., None]

@@ -1,0 +1,50 @@
+"""Moments of all layer pairs as several measures share them, each decomposition made once."""
+
+from __future__ import annotations
+
+from similarity.functional.cca import Correlations, correlations_from_moments, correlations_held_out
+from similarity.functional.moments import GridMoments
+
+__all__ = ["SharedMoments"]
+
+
+class SharedMoments:
+    """Moments that remember the canonical correlations that SVCCA and PWCCA found from them.
+
+    What is remembered is small beside the moments: no directions. Nothing is remembered of what was refused, so
+    that each measure that asks is told so by its own name.
+
+    Args:
+        moments: of the rows.
+        origin: whose swapped form this is; both have one memory.
+    """
+
+    def __init__(self, moments: GridMoments, origin: SharedMoments | None = None) -> None:
+        self.moments = moments
+        self._origin = origin
+        self._found: dict[tuple[float, SharedMoments | None], Correlations] = {} if origin is None else origin._found
+
+    def swap(self) -> SharedMoments:
+        """With X and Y in each other's place."""
+        return SharedMoments(self.moments.swap(), self) if self._origin is None else self._origin
+
+    def correlations(self, measure: str, share: float, held_out: SharedMoments | None = None) -> Correlations:
+        """Canonical correlations of all layer pairs, computed at the first call.
+
+        Args:
+            measure: who asks, for what is raised.
+            share: share of the variance in (0, 1].
+            held_out: rows of which the correlations are, by the directions and weights of these; None: these rows.
+
+        Raises:
+            ValueError: as `svcca_from_moments` and `cca_held_out`.
+        """
+        turned = self._origin is not None
+        key = share, held_out.swap() if turned and held_out is not None else held_out
+        if key not in self._found:
+            if held_out is None:
+                found = correlations_from_moments(self.moments, share=share, measure=measure)
+            else:
+                found = correlations_held_out(self.moments, held_out.moments, share=share, measure=measure)
+            self._found[key] = found.swap() if turned else found
+        return self._found[key].swap() if turned else self._found[key]

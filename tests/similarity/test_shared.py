@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+import torch
+from torch import Tensor
+
+from similarity.arms import Arm, PairedRows, Shape, evaluate
+from similarity.catalogue import Measure, catalogue
+from similarity.functional import cca
+from similarity.functional.moments import grid_moments
+from similarity.outcome import Refusals, controls_of
+from similarity.shared import SharedMoments
+from tests.rows import LAYERS_X, LAYERS_Y, paired
+
+SHARE = 0.9
+ON_STATES = [catalogue(SHARE)[name] for name in ("svcca", "pwcca")]
+ON_HEADS = [catalogue(SHARE)[name] for name in ("attention_svcca", "attention_pwcca")]
+
+
+@pytest.fixture
+def decomposed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """One entry for every decomposition of a grid, with or without directions."""
+    calls: list[str] = []
+    for name in ("canonical", "canonical_correlations"):
+        original = getattr(cca, name)
+
+        def counted(*whitenings: object, name: str = name, original: object = original) -> object:
+            calls.append(name)
+            return original(*whitenings)  # type: ignore[operator]
+
+        monkeypatch.setattr(cca, name, counted)
+    return calls
+
+
+def arm(x: Tensor, y: Tensor, measures: Iterable[Measure]) -> Arm:
+    made = Arm(measures, Shape(len(x), x.shape[-1]), Shape(len(y), y.shape[-1])).double()
+    rows = torch.arange(x.shape[1])
+    made.update(PairedRows(x, y, rows, rows))
+    return made
+
+
+def test_both_measures_in_both_directions_are_one_decomposition_of_an_arm(decomposed: list[str]) -> None:
+    x, y = paired(60)
+    arms = {"value": arm(x, y, ON_STATES), "fit": arm(*paired(50, seed=1), ON_STATES)}
+    for measures in (ON_STATES, ON_STATES[::-1]):
+        found = {measure.name: evaluate(measure, arms["value"].content(measure)) for measure in measures}
+        assert len(decomposed) == 1
+    assert list(found["pwcca"]) == ["forward", "backward"]
+    other = catalogue(0.8)["svcca"]
+    evaluate(other, arms["value"].content(other))
+    assert len(decomposed) == 2
+    evaluate(ON_STATES[1], arms["fit"].content(ON_STATES[1]))
+    assert len(decomposed) == 3
+
+
+def test_heads_are_shared_as_states_are(decomposed: list[str]) -> None:
+    made = Arm(ON_HEADS, Shape(1, 4, blocks=2, heads=4), Shape(1, 4, blocks=3, heads=3)).double()
+    draw = torch.Generator().manual_seed(0)
+    weights = [torch.rand(*shape, 5, 6, 6, generator=draw, dtype=torch.float64) for shape in ((2, 4), (3, 3))]
+    states, rows = torch.zeros(1, 5, 4), torch.arange(5)
+    made.update(PairedRows(states, states, rows, rows, *weights, torch.full((5,), 6)))
+    found = [evaluate(measure, made.content(measure)) for measure in ON_HEADS]
+    assert len(decomposed) == 1
+    assert found[0]["both"].shape == found[1]["backward"].shape == (2, 3)
+
+
+def test_held_out_there_is_one_decomposition_too(decomposed: list[str]) -> None:
+    arms = {
+        name: arm(*paired(50, seed=seed), ON_STATES)
+        for seed, name in enumerate(("value", "fit", "untrained", "null_0"))
+    }
+    refusals = Refusals()
+    for measure in ON_STATES:
+        controls = controls_of(arms, measure, [{}, {}], [[], []], refusals, measure.name)
+        assert set(controls["held_out"]) == set(controls["untrained"])
+    assert refusals == {}
+    assert len(decomposed) == 3  # of the fitting rows, of the untrained models and of the null
+
+
+def test_every_figure_is_the_one_that_is_computed_alone() -> None:
+    x, y = paired(60)
+    new_x, new_y = paired(40, seed=1)
+    fitted, held_out = grid_moments(x, y), grid_moments(new_x, new_y)
+    for start in (SharedMoments(fitted), SharedMoments(fitted.swap()).swap()):
+        other, last = SharedMoments(held_out), SharedMoments(grid_moments(new_x[:, :20], new_y[:, :20]))
+        pwcca = catalogue(SHARE)["pwcca"]
+        for again in range(2):
+            torch.testing.assert_close(
+                start.correlations("SVCCA", SHARE).mean(), cca.svcca(x, y, share=SHARE), rtol=1e-12, atol=0
+            )
+            there, back = evaluate(pwcca, start).values()
+            torch.testing.assert_close(there, cca.pwcca(x, y, share=SHARE), rtol=1e-12, atol=0)
+            torch.testing.assert_close(back, cca.pwcca(y, x, share=SHARE).mT, rtol=1e-12, atol=0)
+            for tested in (other, last):
+                alone = cca.pwcca_held_out(fitted, tested.moments, share=SHARE)
+                found = start.correlations("PWCCA", SHARE, tested).weighted()
+                torch.testing.assert_close(found, alone, rtol=1e-12, atol=1e-14, msg=str(again))
+                alone = cca.pwcca_held_out(fitted.swap(), tested.moments.swap(), share=SHARE)
+                found = start.swap().correlations("PWCCA", SHARE, tested.swap()).weighted()
+                torch.testing.assert_close(found, alone, rtol=1e-12, atol=1e-14, msg=str(again))
+
+
+def test_the_other_way_round_is_found_first() -> None:
+    x, y = paired(60)
+    shared = SharedMoments(grid_moments(x, y))
+    back = shared.swap().correlations("PWCCA", SHARE)
+    assert back.rho.shape[:2] == (LAYERS_Y, LAYERS_X)
+    torch.testing.assert_close(back.weighted(), cca.pwcca(y, x, share=SHARE), rtol=1e-12, atol=0)
+    there = shared.correlations("PWCCA", SHARE).weighted()
+    torch.testing.assert_close(there, cca.pwcca(x, y, share=SHARE), rtol=1e-12, atol=0)
+
+
+def test_held_out_rows_the_wrong_way_round_are_refused_even_if_the_right_ones_were_there() -> None:
+    fitted, held_out = (SharedMoments(grid_moments(*paired(50, seed=seed))) for seed in (0, 1))
+    fitted.correlations("SVCCA", SHARE, held_out)
+    for first, second in ((fitted.swap(), held_out), (fitted, held_out.swap())):
+        with pytest.raises(ValueError, match="layers and widths that `fitted` has"):
+            first.correlations("SVCCA", SHARE, second)
+
+
+def test_each_measure_is_refused_by_its_own_name(decomposed: list[str]) -> None:
+    few = arm(*paired(3), ON_STATES)
+    for measure, name in zip(ON_STATES, ("SVCCA", "PWCCA"), strict=True):
+        for _ in range(2):
+            with pytest.raises(ValueError, match=f"^{name} expects more rows"):
+                evaluate(measure, few.content(measure))
+    enough = arm(*paired(50), ON_STATES)
+    short = arm(*paired(2), ON_STATES)
+    for measure, name in zip(ON_STATES, ("SVCCA", "PWCCA"), strict=True):
+        with pytest.raises(ValueError, match=f"^Held-out {name} expects at least 3 rows"):
+            measure.held_out(enough.content(measure), short.content(measure))
+    assert decomposed == []
