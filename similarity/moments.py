@@ -16,15 +16,33 @@ from similarity.functional.moments import GridMoments, GridSums, Moments, merge_
 __all__ = ["DoubleMetric", "GridMomentsMetric", "MomentsMetric"]
 
 
-class DoubleMetric(Metric):
-    """A metric whose sums stay in float64 whatever precision the module that holds it is cast to.
+class _Box:
+    """Holds what is not to be looked into."""
 
-    torchmetrics guards its states against `half()`, but not against `to(torch.float16)`.
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class DoubleMetric(Metric):
+    """A metric whose sums stay in float64, and whose answer keeps its shape.
+
+    torchmetrics guards its states against `half()`, but not against `to(torch.float16)`; and it squeezes an answer of
+    one element, such as that of a single pair of layers.
     """
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> nn.Module:
         """Follow `fn` to its device, and not to its dtype."""
         return super()._apply(lambda state: state.to(fn(state.new_empty(0)).device), exclude_state)
+
+    def _wrap_compute(self, compute: Callable) -> Callable:
+        """Keep the answer's shape, and do not copy it."""
+        boxed = super()._wrap_compute(lambda: _Box(compute()))
+
+        @functools.wraps(compute)
+        def unboxed() -> Any:
+            return boxed().value
+
+        return unboxed
 
 
 class MomentsMetric(DoubleMetric):
@@ -97,14 +115,29 @@ class GridMomentsMetric(DoubleMetric):
         d_x: width of X's states.
         layers_y: L_y.
         d_y: width of Y's states.
+        products: in which precision a batch's products of X with Y are taken; float64 by default. torch.float32 takes
+            half the time, and far less on a GPU that is slow in double precision; what it costs is some parts in 10⁷
+            of each covariance. Sums, and products within a model, which decide on ranks, stay in float64.
     """
 
     full_state_update = True  # a batch alone has another shift than all rows: it is not merged by adding states
     is_differentiable = False
     n: Tensor
 
-    def __init__(self, layers_x: int, d_x: int, layers_y: int, d_y: int, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        layers_x: int,
+        d_x: int,
+        layers_y: int,
+        d_y: int,
+        *,
+        products: torch.dtype = torch.float64,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
+        if products not in (torch.float32, torch.float64):
+            raise ValueError(f"Expected `products` torch.float64 or torch.float32, but got {products}.")
+        self.products = products
         self.shape_x, self.shape_y = (layers_x, d_x), (layers_y, d_y)
         for name, zeros in GridSums.zeros(layers_x, d_x, layers_y, d_y)._asdict().items():
             self.add_state(name, zeros, dist_reduce_fx=_first if name.startswith("shift") else "sum")
@@ -123,7 +156,7 @@ class GridMomentsMetric(DoubleMetric):
                 )
         if self.n.is_inference() and not torch.is_inference_mode_enabled():
             self._set(GridSums(*(value.clone() for value in self.sums())))  # such tensors cannot be added to in place
-        self.sums().add_(x.detach(), y.detach())
+        self.sums().add_(x.detach(), y.detach(), self.products)
 
     def compute(self) -> Any:
         """Moments of everything seen on all ranks, as `GridMoments`; a subclass returns its measure of them."""
@@ -156,26 +189,9 @@ class GridMomentsMetric(DoubleMetric):
             self._set(sums.about(torch.tensordot(weight, mean_x, 1), torch.tensordot(weight, mean_y, 1)))
         super().sync(dist_sync_fn, process_group, should_sync, distributed_available)
 
-    def _wrap_compute(self, compute: Callable) -> Callable:
-        """Keep the answer's shape: torchmetrics would squeeze that of a single pair of layers, and copy all of it."""
-        boxed = super()._wrap_compute(lambda: _Box(compute()))
-
-        @functools.wraps(compute)
-        def unboxed() -> Any:
-            return boxed().value
-
-        return unboxed
-
     def _set(self, sums: GridSums) -> None:
         for name, value in sums._asdict().items():
             setattr(self, name, value)
-
-
-class _Box:
-    """Holds what is not to be looked into."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
 
 
 def _first(shifts: Tensor) -> Tensor:

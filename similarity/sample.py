@@ -110,7 +110,9 @@ class RowSample(DoubleMetric):
         if len(set(rows.values())) > 1:
             raise ValueError(f"Expected `x`, `y`, `text` and `token` with as many rows, but received {rows}.")
         text, token = (ids.to(self.key.device, torch.int64) for ids in (text, token))
-        offered = self._new(row_keys(self.seed, text, token))
+        offered = row_keys(self.seed, text, token)
+        hopeful = (offered < self.key.max()).nonzero()[:, 0]  # once the sample is full, few rows of a batch enter it
+        offered, text, x, y = self._new(offered[hopeful]), text[hopeful], x[:, hopeful], y[:, hopeful]
         places = torch.cat([self.key, offered]).topk(self.budget, largest=False).indices
         kept = torch.zeros(self.budget + len(text), dtype=torch.bool, device=text.device)
         kept[places] = True

@@ -12,6 +12,9 @@ from similarity.functional.checks import check_features, check_rows
 __all__ = ["GridMoments", "GridSums", "Moments", "grid_moments", "merge_moments", "moments_of", "standardise"]
 
 
+SHIFT_ROWS = 64  # enough for a shift within a fraction of a deviation of the mean
+
+
 class Moments(NamedTuple):
     """Centred second moments of n paired rows at S site pairs, in float64.
 
@@ -161,25 +164,30 @@ class GridSums(NamedTuple):
         )
         return cls(*(torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes))
 
-    def add_(self, x: Tensor, y: Tensor) -> GridSums:
+    def add_(self, x: Tensor, y: Tensor, products: torch.dtype = torch.float64) -> GridSums:
         """Add paired rows in place, without a temporary of the grid's size: x (L_x, N, d_x), y (L_y, N, d_y).
 
-        The first rows set the shift to their mean, decided on the device: no number is read back.
+        With `products` float32 the products of X with Y are taken in single precision, into a temporary.
+
+        The first rows set the shift to the mean of a few of them, decided on the device: no number is read back.
         """
         rows = x.shape[1]
         if rows == 0:
             return self
         for shift, states in ((self.shift_x, x), (self.shift_y, y)):
-            shift.copy_(torch.where(self.n == 0, states.mean(1, dtype=torch.float64), shift))
+            shift.copy_(torch.where(self.n == 0, states[:, :SHIFT_ROWS].mean(1, dtype=torch.float64), shift))
         x, y = _shifted(x, self.shift_x), _shifted(y, self.shift_y)
         flat_x, flat_y = x.flatten(1), y.flatten(1)
-        norm_x, norm_y = x.square().sum(-1), y.square().sum(-1)
+        norm_x, norm_y = torch.linalg.vecdot(x, x), torch.linalg.vecdot(y, y)
         self.n.add_(rows)
         self.sum_x.add_(x.sum(0))
         self.sum_y.add_(y.sum(0))
         self.xx.baddbmm_(x.permute(1, 2, 0), x.transpose(0, 1))
         self.yy.baddbmm_(y.permute(1, 2, 0), y.transpose(0, 1))
-        self.xy.addmm_(flat_x.T, flat_y)
+        if products == torch.float64:
+            self.xy.addmm_(flat_x.T, flat_y)
+        else:
+            self.xy.add_(flat_x.to(products).T @ flat_y.to(products))
         self.c_xx.add_(torch.einsum("nl,nld->ld", norm_x, x))
         self.c_yy.add_(torch.einsum("nl,nld->ld", norm_y, y))
         self.c_xy.flatten(1).addmm_(norm_x.T, flat_y)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from similarity.functional.cka import linear_cka_from_moments
 from similarity.functional.moments import GridMoments, GridSums, Moments, grid_moments, merge_moments, moments_of
 from similarity.functional.moments import standardise as standardised
+from similarity.measures import LinearCKA
 from similarity.moments import GridMomentsMetric, MomentsMetric
 from tests.rows import CASES, paired, rows_of
 from tests.runs import related_rows
@@ -230,3 +231,24 @@ def test_a_pair_of_layers_is_what_its_rows_alone_give() -> None:
     metric = GridMomentsMetric(3, 6, 2, 5)
     metric.update(x, y)
     grid_close(metric.sums().pair(2, 1).moments(), grid_moments(x[2:], y[1:]))
+
+
+def test_products_in_single_precision_keep_six_digits() -> None:
+    x, y = paired(400)
+    exact, fast = GridMomentsMetric(3, 6, 2, 5), GridMomentsMetric(3, 6, 2, 5, products=torch.float32)
+    for rows in ((x[:, :150] + 1000, y[:, :150]), (x[:, 150:] + 1000, y[:, 150:])):
+        exact.update(*rows)
+        fast.update(*rows)
+    (a, b), scale = (exact.compute(), fast.compute()), grid_moments(x, y)
+    assert torch.equal(a.xx, b.xx)
+    norms = [scatter.diagonal(dim1=-2, dim2=-1).sqrt() for scatter in (scale.xx, scale.yy)]
+    error = (a.xy - b.xy).abs() / (norms[0][:, None, :, None] * norms[1][None, :, None])
+    assert 0 < error.max() < 1e-6
+    with pytest.raises(ValueError, match=r"`products`.*bfloat16"):
+        GridMomentsMetric(3, 6, 2, 5, products=torch.bfloat16)
+
+
+def test_a_single_pair_of_layers_keeps_its_axes() -> None:
+    metric = LinearCKA(1, 4, 1, 3)
+    metric.update(torch.randn(1, 20, 4), torch.randn(1, 20, 3))
+    assert metric.compute().shape == (1, 1)
