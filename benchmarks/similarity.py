@@ -250,8 +250,8 @@ def pairs(figures: Figures, layers: int, width: int, rows: int, rounds: int, dev
     x, y = related(layers, rows, width, device)
     timed = min(TIMED, layers)
 
-    def ours() -> dict[str, Tensor]:
-        metric = GridMomentsMetric(layers, width, layers, width).to(device)
+    def ours(products: torch.dtype = torch.float64) -> dict[str, Tensor]:
+        metric = GridMomentsMetric(layers, width, layers, width, products=products).to(device)
         for a, b in zip(x.split(1024, 1), y.split(1024, 1), strict=True):
             metric.update(a, b)
         return measures(metric.compute())
@@ -263,20 +263,23 @@ def pairs(figures: Figures, layers: int, width: int, rows: int, rounds: int, dev
     plain = [Layer(side[0], keep=False) for side in (x, y)]
     runs: dict[str, Callable[[], object]] = {
         "from moments": ours,
+        "from moments, float32 products": lambda: ours(torch.float32),
         f"SVDs of {2 * timed} layers": kept,
         f"{timed**2} pairs": lambda: [pair_by_pair(a, b) for a in prepared[0] for b in prepared[1]],
         "1 pair, nothing kept": lambda: pair_by_pair(*plain),
     }
-    found = ours()
-    differences = [
-        abs(float(found[name][i, j]) - value)
-        for i, a in enumerate(prepared[0])
-        for j, b in enumerate(prepared[1])
-        for name, value in pair_by_pair(a, b).items()
-    ]
-    figures.add("from moments, difference from pair by pair", max(differences), bar=1e-4)
+    for products in (torch.float64, torch.float32):
+        found = ours(products)
+        differences = [
+            abs(float(found[name][i, j]) - value)
+            for i, a in enumerate(prepared[0])
+            for j, b in enumerate(prepared[1])
+            for name, value in pair_by_pair(a, b).items()
+        ]
+        of = "" if products == torch.float64 else ", float32 products"
+        figures.add(f"from moments{of}, difference from pair by pair", max(differences), bar=1e-4)
     seconds = interleaved(runs, rounds=rounds, device=device, warmup=0)
-    of_layers, of_pairs, of_one = (seconds[name] for name in list(runs)[1:])
+    of_layers, of_pairs, of_one = (seconds[name] for name in list(runs)[2:])
     seconds["pair by pair, scaled"] = [
         svds * layers / timed + values * (layers / timed) ** 2 for svds, values in zip(of_layers, of_pairs, strict=True)
     ]
@@ -284,6 +287,8 @@ def pairs(figures: Figures, layers: int, width: int, rows: int, rounds: int, dev
     figures.add_times(seconds)
     kept_scaled, anew_scaled = "pair by pair, scaled", "pair by pair, nothing kept, scaled"
     figures.add(f"{kept_scaled} / from moments", ratio(seconds, kept_scaled, "from moments"), bar=5, sense=">=")
+    single = "from moments, float32 products"
+    figures.add(f"{kept_scaled} / {single}", ratio(seconds, kept_scaled, single), bar=5, sense=">=")
     figures.add(f"{anew_scaled} / from moments", ratio(seconds, anew_scaled, "from moments"))
 
 

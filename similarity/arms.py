@@ -112,6 +112,7 @@ class Arm(nn.Module):
         groups: into how many groups the texts are dealt; 1: they are not told apart.
         matching: places (a, b) of the layers along which they are.
         seed: of the sample of rows.
+        products: precision of the products of X with Y, see `GridMomentsMetric`.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class Arm(nn.Module):
         groups: int = 1,
         matching: Sequence[tuple[int, int]] = (),
         seed: int = 0,
+        products: torch.dtype = torch.float64,
     ) -> None:
         super().__init__()
         self.groups, self.matching = groups, list(matching)
@@ -137,7 +139,7 @@ class Arm(nn.Module):
                 sample = RowSample(measure.budget, x.layers, y.layers, x.width, y.width, seed=seed)
                 self.samples[str(measure.budget)] = sample
             elif measure.family == "moments" and self.grid is None:
-                self.grid = GridMomentsMetric(x.layers, x.width, y.layers, y.width)
+                self.grid = GridMomentsMetric(x.layers, x.width, y.layers, y.width, products=products)
             elif measure.family not in ("moments", *self.by_group):
                 self.by_group[measure.family] = nn.ModuleList(make[measure.family]() for _ in range(groups))
         told_apart = range(groups) if self.grid is not None and groups > 1 else ()

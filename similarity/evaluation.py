@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import combinations_with_replacement
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import lightning.pytorch as pl
 import torch
@@ -46,6 +46,8 @@ class SimilarityEvaluation(pl.LightningModule):
         groups: groups of texts that the jackknife leaves out in turn.
         permutations: rolls over which the null is averaged.
         share: of the variance, that SVCCA and PWCCA keep.
+        products: float64, or float32 for the products of X with Y in moments: twice as fast on a CPU, more on a GPU
+            that is slow in double precision; six digits of each covariance are kept.
         seed: of the samples of rows and of the untrained twins.
     """
 
@@ -57,6 +59,7 @@ class SimilarityEvaluation(pl.LightningModule):
         groups: int = 10,
         permutations: int = 1,
         share: float = 0.99,
+        products: Literal["float64", "float32"] = "float64",
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -72,6 +75,7 @@ class SimilarityEvaluation(pl.LightningModule):
         self.measures: list[Measure] = [catalogue(share)[name] for name in dict.fromkeys(names)]
         self.controls, self.within = controls, within
         self.groups, self.permutations, self.share, self.seed = groups, permutations, share, seed
+        self.products: torch.dtype = getattr(torch, products)
         self.arms = nn.ModuleDict()
         self.rows: list[Row] = []
         self.layers: list[Row] = []
@@ -113,8 +117,8 @@ class SimilarityEvaluation(pl.LightningModule):
         self.arms = nn.ModuleDict()
         for i, j in self.pairs:
             for name, measures, groups in self._arms_of(i, j):
-                x, y = self.shapes[i], self.shapes[j]
-                self.arms[_key(i, j, name)] = Arm(measures, x, y, groups, self._matching(i, j), self.seed)
+                shapes, matching = (self.shapes[i], self.shapes[j]), self._matching(i, j)
+                self.arms[_key(i, j, name)] = Arm(measures, *shapes, groups, matching, self.seed, self.products)
         self.scales = nn.ModuleList(FeatureScales(shape.layers, shape.width) for shape in self.shapes if self._fits)
         self.counts = SumMetric()
         self.rows, self.layers, self.distances, self.refusals = [], [], [], Refusals()
@@ -249,6 +253,7 @@ class SimilarityEvaluation(pl.LightningModule):
             "groups": self.groups if self._fits else None,
             "permutations": self.permutations if self._fits else None,
             "share": self.share,
+            "products": str(self.products).removeprefix("torch."),
             "sample_seed": self.seed,
             "refusals": dict(self.refusals),
         }
