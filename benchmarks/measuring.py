@@ -1,8 +1,8 @@
 """What the measures add to a pass that reads all layers of the two embedded models anyway.
 
 The pass is that of `evaluate.py similarity` over the held-out texts, through the Trainer: once with a module that does
-nothing with what is read, once with the default measures, their computation at the end included. The embedded models
-are trained first if they are not in the cache.
+nothing with what is read, once with the default measures, their computation at the end included, and once with those of
+them that live on moments. The embedded models are trained first if they are not in the cache.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare
 
 from benchmarks.harness import Figures, interleaved, parser, ratio
 from datamodules.layers import LayerActivations
+from similarity.catalogue import DEFAULT, catalogue
 from similarity.evaluation import SimilarityEvaluation
 
 
@@ -51,6 +52,7 @@ def main() -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore")
 
+    on_moments = [name for name in DEFAULT if catalogue()[name].family == "moments"]
     data = LayerActivations(batch_size=options.batch)
     measured = SimilarityEvaluation()
     run(data, measured, options.device)
@@ -58,6 +60,7 @@ def main() -> None:
         {
             "reading": lambda: run(data, Reading(), options.device),
             "measuring": lambda: run(data, SimilarityEvaluation(), options.device),
+            "moments alone": lambda: run(data, SimilarityEvaluation(on_moments), options.device),
         },
         rounds=options.rounds,
         device=options.device,
@@ -66,6 +69,7 @@ def main() -> None:
     figures.add_times(seconds)
     figures.add("rows of a pass", measured.rows[0]["n_rows"])
     figures.add("measuring / reading", ratio(seconds, "measuring", "reading"), bar=1.25)
+    figures.add("moments alone / reading", ratio(seconds, "moments alone", "reading"))
     figures.write(options.json)
 
 
