@@ -59,7 +59,8 @@ class RowSample(DoubleMetric):
         layers_x: L_x; layers_y: L_y.
         d_x: width of X's states; d_y: width of Y's.
         seed: another seed, another sample.
-        dtype: in which rows are kept. Memory is budget · (L_x d_x + L_y d_y) of it, from the start.
+        dtype: in which rows are kept. Memory is 2 · budget · (L_x d_x + L_y d_y) of it, from the start: rows are sorted
+            out only when that is full.
 
     Raises:
         ValueError: `budget` is not positive.
@@ -71,6 +72,7 @@ class RowSample(DoubleMetric):
     text: Tensor
     x: Tensor
     y: Tensor
+    limit: Tensor
 
     def __init__(
         self,
@@ -89,10 +91,12 @@ class RowSample(DoubleMetric):
             raise ValueError(f"Expected `budget` (rows to keep) of at least 1, but received {budget}.")
         self.budget, self.seed = budget, seed
         # Of one shape on all ranks, whatever they have seen: gathering can then neither hang nor fail.
-        self.add_state("key", torch.full((budget,), _FREE), dist_reduce_fx=None)
-        self.add_state("text", torch.zeros(budget, dtype=torch.int64), dist_reduce_fx=None)
-        self.add_state("x", torch.zeros(layers_x, budget, d_x, dtype=dtype), dist_reduce_fx=None)
-        self.add_state("y", torch.zeros(layers_y, budget, d_y, dtype=dtype), dist_reduce_fx=None)
+        room = 2 * budget
+        self.add_state("key", torch.full((room,), _FREE), dist_reduce_fx=None)
+        self.add_state("text", torch.zeros(room, dtype=torch.int64), dist_reduce_fx=None)
+        self.add_state("x", torch.zeros(layers_x, room, d_x, dtype=dtype), dist_reduce_fx=None)
+        self.add_state("y", torch.zeros(layers_y, room, d_y, dtype=dtype), dist_reduce_fx=None)
+        self.add_state("limit", torch.tensor(_FREE), dist_reduce_fx=None)  # no key above it can enter any more
 
     def update(self, x: Tensor, y: Tensor, text: Tensor, token: Tensor) -> None:
         """Offer paired rows.
@@ -110,20 +114,31 @@ class RowSample(DoubleMetric):
         if len(set(rows.values())) > 1:
             raise ValueError(f"Expected `x`, `y`, `text` and `token` with as many rows, but received {rows}.")
         text, token = (ids.to(self.key.device, torch.int64) for ids in (text, token))
-        offered = row_keys(self.seed, text, token)
-        hopeful = (offered < self.key.max()).nonzero()[:, 0]  # once the sample is full, few rows of a batch enter it
-        offered, text, x, y = self._new(offered[hopeful]), text[hopeful], x[:, hopeful], y[:, hopeful]
-        places = torch.cat([self.key, offered]).topk(self.budget, largest=False).indices
-        kept = torch.zeros(self.budget + len(text), dtype=torch.bool, device=text.device)
-        kept[places] = True
-        came = kept[self.budget :].nonzero()[:, 0]
-        gone = (~kept[: self.budget]).nonzero()[:, 0]  # as many: what came takes their places
         if self.x.is_inference() and not torch.is_inference_mode_enabled():
             for name in ("key", "text", "x", "y"):  # such tensors cannot be written to
                 setattr(self, name, getattr(self, name).clone())
-        self.key[gone], self.text[gone] = offered[came], text[came]
-        self.x[:, gone] = x[:, came].to(self.x.dtype)
-        self.y[:, gone] = y[:, came].to(self.y.dtype)
+        offered = row_keys(self.seed, text, token)
+        for rows in (offered < self.limit).nonzero()[:, 0].split(self.budget):
+            self._add(offered[rows], text[rows], x[:, rows], y[:, rows])
+
+    def _add(self, key: Tensor, text: Tensor, x: Tensor, y: Tensor) -> None:
+        """Write at most `budget` rows behind those kept, after a tidying up where there is no room for them."""
+        filled = int((self.key < _FREE).sum())
+        if filled + len(key) > len(self.key):
+            filled = self._tidy()
+        here = slice(filled, filled + len(key))
+        self.key[here], self.text[here] = key, text
+        self.x[:, here], self.y[:, here] = x.to(self.x.dtype), y.to(self.y.dtype)
+
+    def _tidy(self) -> int:
+        """Keep the sample alone, in the first places, and say how many rows it has."""
+        key, order = _smallest(self.key, self.budget)
+        kept = len(order)
+        self.text[:kept], self.x[:, :kept], self.y[:, :kept] = self.text[order], self.x[:, order], self.y[:, order]
+        self.key[:kept], self.key[kept:] = key, _FREE
+        if kept == self.budget:
+            self.limit = key[-1].clone()
+        return kept
 
     def compute(self) -> Any:
         """The `Sample` of everything seen on all ranks; its measure in the classes below."""
@@ -135,18 +150,8 @@ class RowSample(DoubleMetric):
         if key.ndim == 2:  # gathered: (ranks, ...)
             key, text = key.flatten(), text.flatten()
             x, y = (rows.transpose(0, 1).flatten(1, 2) for rows in (x, y))
-        key, order = key.sort()
-        first = torch.ones_like(key, dtype=torch.bool)
-        first[1:] = key[1:] != key[:-1]  # a row that two ranks have seen
-        order = order[first & (key < _FREE)][: self.budget]
+        _, order = _smallest(key, self.budget)
         return Sample(x[:, order], y[:, order], text[order])
-
-    def _new(self, key: Tensor) -> Tensor:
-        """The keys, those of rows that are in the sample already or come a second time made too great to enter it."""
-        ordered, order = key.sort(stable=True)
-        again = torch.zeros_like(key, dtype=torch.bool)
-        again[order[1:]] = ordered[1:] == ordered[:-1]
-        return key.masked_fill(again | torch.isin(key, self.key), _FREE)
 
 
 class RSA(RowSample):
@@ -223,6 +228,14 @@ class RBFCKA(RowSample):
         x, y, text = self.sample()
         self.rows = len(text)
         return rbf_cka(x, y, self.width, self.unbiased)
+
+
+def _smallest(key: Tensor, budget: int) -> tuple[Tensor, Tensor]:
+    """The `budget` smallest keys, each once, in order, and their places; fewer where fewer are taken."""
+    key, order = key.sort(stable=True)
+    first = key < _FREE
+    first[1:] &= key[1:] != key[:-1]  # a row may come twice, from two ranks or from a sampler that evens them out
+    return key[first][:budget], order[first][:budget]
 
 
 def _mixed(state: Tensor) -> Tensor:
