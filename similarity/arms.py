@@ -23,8 +23,6 @@ from similarity.shared import SharedMoments
 
 __all__ = ["Arm", "PairedRows", "Part", "Shape", "evaluate"]
 
-ROWS_AT_ONCE = 2048  # from here on products of rows are as fast as they get
-
 
 class Shape(NamedTuple):
     """What one model gives: layers whose states are read, their width, blocks whose attention is read, their heads."""
@@ -148,8 +146,6 @@ class Arm(nn.Module):
         self.pairs = nn.ModuleList(
             nn.ModuleList(GridMomentsMetric(1, x.width, 1, y.width) for _ in self.matching) for _ in told_apart
         )
-        self._waiting: list[PairedRows] = []
-        self._group = 0
         self._parts: dict[str, list[Part]] = {}
         self._contents: dict[str, Any] = {}
 
@@ -158,10 +154,10 @@ class Arm(nn.Module):
         for sample in self.samples.values():
             cast(RowSample, sample).update(rows.x, rows.y, rows.text, rows.token)
         if self.grid is not None:
-            if group != self._group or sum(len(waiting.text) for waiting in self._waiting) >= ROWS_AT_ONCE:
-                self._add_waiting()
-            self._group = group
-            self._waiting.append(rows)
+            self.grid.update(rows.x, rows.y)
+            if len(self.pairs):
+                for (a, b), metric in zip(self.matching, cast(Any, self.pairs)[group], strict=True):
+                    metric.update(rows.x[a : a + 1], rows.y[b : b + 1])
         weights = (rows.weights_x, rows.weights_y)
         for family, groups in self.by_group.items():
             metric = cast(Any, groups)[group]
@@ -174,20 +170,8 @@ class Arm(nn.Module):
             else:
                 metric.update(*(word_pairs(cast(Tensor, each), rows.words) for each in weights))
 
-    def _add_waiting(self) -> None:
-        """Add the rows that wait to the moments: a few batches at once cost less than each by itself."""
-        waiting, self._waiting = self._waiting, []
-        if not waiting or self.grid is None:
-            return
-        x, y = (torch.cat(batches, 1) for batches in ([rows.x for rows in waiting], [rows.y for rows in waiting]))
-        self.grid.update(x, y)
-        if len(self.pairs):
-            for (a, b), metric in zip(self.matching, cast(Any, self.pairs)[self._group], strict=True):
-                metric.update(x[a : a + 1], y[b : b + 1])
-
     def content(self, measure: Measure) -> Any:
         """What all groups together left behind for this measure, from all ranks; gathered at the first call."""
-        self._add_waiting()
         key = _key(measure)
         if key not in self._contents:
             whole = Part(_kept(self.grid)) if measure.family == "moments" else reduce(add, self._gathered(measure))
@@ -198,7 +182,6 @@ class Arm(nn.Module):
         """What each group left behind at one of the matching pairs of layers, by their places."""
         if measure.family != "moments":
             return [part.pair(a, b) for part in self._gathered(measure)]
-        self._add_waiting()
         place = self.matching.index((a, b))
         return [Part(_kept(cast(Any, metrics)[place])) for metrics in self.pairs]
 

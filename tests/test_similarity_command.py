@@ -12,7 +12,7 @@ import pytest
 
 from callbacks.evaluation import main
 from similarity.catalogue import DEFAULT
-from tests.shell import TWO_RANKS, command
+from tests.shell import ROOT, TWO_RANKS, command
 from tests.tiny import tiny_folder
 from tests.world import World
 
@@ -87,6 +87,13 @@ def test_help_names_the_options(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     for option in ("--measures", "--controls", "--data.models", "--data.rows", "--groups", "--run"):
         assert option in shown
+
+
+def test_the_config_is_understood(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as done:
+        main(["similarity", "--config", str(ROOT / "configs" / "similarity" / "all.yaml"), "--print_config"])
+    assert not done.value.code
+    assert "permutations: 3" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
