@@ -14,9 +14,10 @@ import lightning.pytorch as pl
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
-from datamodules.batches import LengthBatches, TokenisedTexts, same_tokenizer, tokenise
+from datamodules.batches import LengthBatches
 from datamodules.reading import WORDS, RowPolicy, check_policy
 from datamodules.text import Texts, TextSource, load_texts
+from datamodules.tokens import TokenisedTexts, same_tokenizer, tokenise
 from frozen.embedded import Recipe, embedded_model
 from frozen.loading import load_frozen
 from frozen.model import FrozenModel

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -31,6 +32,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are tiny: threads co
 def _home() -> Iterator[None]:
     yield
     _HOME.cleanup()
+
+
+@pytest.fixture(autouse=True)
+def _bare_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lightning warns when arguments are given beside those of the process."""
+    monkeypatch.setattr(sys, "argv", sys.argv[:1])
 
 
 @pytest.fixture(scope="session")

@@ -43,12 +43,6 @@ def fit_options(world: World) -> list[str]:
     ]
 
 
-@pytest.fixture(autouse=True)
-def _bare_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lightning warns when arguments are given beside those of the process."""
-    monkeypatch.setattr(sys, "argv", sys.argv[:1])
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("commands")

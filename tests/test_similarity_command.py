@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,6 @@ from similarity.catalogue import DEFAULT
 from tests.shell import ROOT, TWO_RANKS, command
 from tests.tiny import tiny_folder
 from tests.world import World
-
-
-@pytest.fixture(autouse=True)
-def _bare_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lightning warns when arguments are given beside those of the process."""
-    monkeypatch.setattr(sys, "argv", sys.argv[:1])
 
 
 @pytest.fixture(scope="module")

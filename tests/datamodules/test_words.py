@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from datamodules.batches import TokenisedTexts, tokenise
+from datamodules.tokens import TokenisedTexts, tokenise
 from datamodules.words import number_words
 from tests.datamodules.splitters import SPLITTERS, byte_level, crossing, metaspace, word_piece
 
