@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from similarity.controls import matching_layers
 
-__all__ = ["heat_maps", "layer_lines"]
+__all__ = ["block_map", "heat_maps", "layer_lines"]
 
 Row = dict[str, Any]
 PANELS_ABREAST = 5
@@ -58,6 +58,48 @@ def heat_maps(rows: Sequence[Row]) -> Figure:
     figure.colorbar(image, ax=axes, shrink=0.6, pad=0.01, label="similarity")
     figure.supylabel(f"layer of {rows[0]['model_x']}", fontsize=9)
     figure.supxlabel(f"layer of {rows[0]['model_y']}", fontsize=9)
+    return figure
+
+
+def block_map(rows: Sequence[Row]) -> Figure:
+    """One measure between all layers of all models: a block for each pair, as in Wu et al. 2020, Figure 1.
+
+    Entry (a, b) is the similarity of a to b, also where the measure is not symmetric.
+
+    Args:
+        rows: of one measure, all pairs of models, on features as they are.
+    """
+    layers: dict[str, list[int]] = {}
+    for row in rows:
+        for side in "xy":
+            layers[row[f"model_{side}"]] = sorted({*layers.get(row[f"model_{side}"], []), row[f"layer_{side}"]})
+    place = {entry: i for i, entry in enumerate((model, layer) for model in layers for layer in layers[model])}
+    grid = np.full((len(place), len(place)), np.nan)
+    for row in rows:
+        a, b = (place[row[f"model_{side}"], row[f"layer_{side}"]] for side in "xy")
+        if row["direction"] != "backward":
+            grid[a, b] = row["value"]
+        if row["direction"] != "forward":
+            grid[b, a] = row["value"]
+    size = max(3.5, 0.3 * len(place))
+    with mpl.rc_context({"font.size": 8}):
+        figure = Figure(figsize=(size + 1.6, size + 1.0), layout="constrained")
+        axis = figure.subplots()
+    numbers = [layer for _, layer in place]
+    image = _map(axis, grid, numbers, numbers)
+    ends = np.cumsum([len(own) for own in layers.values()])
+    for end in ends[:-1]:
+        axis.axhline(end - 0.5, color="w", linewidth=1.5)
+        axis.axvline(end - 0.5, color="w", linewidth=1.5)
+    middles = ends - np.array([len(own) for own in layers.values()]) / 2 - 0.5
+    above = axis.secondary_xaxis("top")
+    above.set_xticks(middles, list(layers))
+    right = axis.secondary_yaxis("right")
+    right.set_yticks(middles, list(layers), rotation=90, va="center")
+    for names in (above, right):
+        names.tick_params(length=0)
+    axis.set_title(rows[0]["measure"], fontsize=10, pad=22)
+    figure.colorbar(image, ax=axis, shrink=0.6, pad=0.08, label="similarity of the row's layer to the column's")
     return figure
 
 

@@ -15,7 +15,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from callbacks.layer_maps import heat_maps, layer_lines
+from callbacks.layer_maps import block_map, heat_maps, layer_lines
 from callbacks.writing import environment, save_figure, table_csv, write_text
 from similarity.controls import matching_layers
 from similarity.evaluation import SimilarityEvaluation
@@ -65,7 +65,10 @@ class SimilarityReport(pl.Callback):
 def write_similarity(
     folder: Path, meta: dict[str, Any], rows: Sequence[Row], layers: Sequence[Row], distances: Sequence[Row]
 ) -> list[Path]:
-    """Write similarity.json, similarity.csv and two figures for each pair of models, each whole or not at all.
+    """Write similarity.json, similarity.csv and figures, each whole or not at all.
+
+    Two figures for each pair of models: all layer pairs, and along matching layers. For more than two models also one
+    for each measure, with all layers of all models.
 
     Args:
         folder: made if need be.
@@ -93,6 +96,11 @@ def write_similarity(
         for stem, figure in drawn.items():
             figures.append(folder / f"{stem}.png")
             save_figure(figure, figures[-1])
+    if len({row[f"model_{side}"] for row in rows for side in "xy"}) > 2:
+        for measure in dict.fromkeys(row["measure"] for row in rows):
+            figures.append(folder / f"all_{measure}.png")
+            own = [row for row in rows if row["measure"] == measure and row["features"] == "raw"]
+            save_figure(block_map(own), figures[-1])
     return figures
 
 

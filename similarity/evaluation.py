@@ -42,7 +42,8 @@ class SimilarityEvaluation(pl.LightningModule):
         measures: names, or `all`. The default leaves out what needs attention weights (`attnsim_*`, `attention_*`:
             set `data.attention` too) and what is defined by a batch or a small sample (`minibatch_cka`, `rbf_cka`).
         controls: compute them. They cost about five times the measures alone, and a pass over the fitting texts.
-        within: also set each model's layers against each other; the controls do so in any case.
+        within: also set each model's layers against each other; the controls, and more or fewer than two models, do
+            so in any case.
         groups: groups of texts that the jackknife leaves out in turn.
         permutations: rolls over which the null is averaged.
         share: of the variance, that SVCCA and PWCCA keep.
@@ -137,8 +138,8 @@ class SimilarityEvaluation(pl.LightningModule):
     def pairs(self) -> list[tuple[int, int]]:
         """The pairs of models that are compared, by their places in the list."""
         every = combinations_with_replacement(range(len(self.models)), 2)
-        alone = len(self.models) == 1
-        return [(i, j) for i, j in every if i != j or alone or self.within or self.controls]
+        several = len(self.models) != 2
+        return [(i, j) for i, j in every if i != j or several or self.within or self.controls]
 
     @property
     def _fits(self) -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from callbacks.layer_maps import heat_maps, layer_lines
+from callbacks.layer_maps import block_map, heat_maps, layer_lines
 
 
 def rows(layers_x: int, layers_y: int, controls: bool) -> list[dict[str, Any]]:
@@ -43,3 +43,18 @@ def test_lines_follow_the_matching_layers_and_show_the_controls_there_are(contro
     assert ("null: texts permuted" in said) == controls
     assert "features standardised" in said
     assert bool(panel.collections) == controls  # the band of the interval
+
+
+def test_blocks_of_all_models_hold_both_directions() -> None:
+    found = []
+    for (x, y), direction in product([("A", "A"), ("A", "B"), ("B", "B")], ("forward", "backward")):
+        for i, j in product(range(2), repeat=2):
+            value = (ord(x) - 64 + 0.1 * i if direction == "forward" else ord(y) - 64 + 0.1 * j) / 10
+            head = {"model_x": x, "model_y": y, "measure": "r2", "direction": direction, "features": "raw"}
+            found.append({**head, "layer_x": i, "layer_y": j, "value": value})
+    axis = block_map(found).axes[0]
+    # every entry says of which model and layer its row is
+    expected = [[0.1 * model + 0.01 * layer] * 4 for model in (1, 2) for layer in (0, 1)]
+    assert axis.images[0].get_array().round(6).tolist() == [[round(v, 6) for v in row] for row in expected]
+    assert axis.images[0].get_clim() == (0, 1)
+    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["0", "1", "0", "1"]

@@ -24,6 +24,7 @@ def rows(pairs: list[tuple[str, str]], controls: bool) -> list[dict[str, Any]]:
                 "model_y": y,
                 "measure": label.split()[0],
                 "label": label,
+                "direction": "both" if label == "cka" else "forward",
                 "features": "raw",
                 "layer_x": i,
                 "layer_y": j,
@@ -32,6 +33,13 @@ def rows(pairs: list[tuple[str, str]], controls: bool) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def test_more_than_two_models_get_a_figure_for_each_measure(tmp_path: Path) -> None:
+    every = rows([("a", "b"), ("a", "c"), ("b", "c")], False)
+    names = {figure.name for figure in write_similarity(tmp_path, {}, every, [], [])}
+    assert {"all_cka.png", "all_r2.png"} < names
+    assert image.imread(tmp_path / "all_cka.png").std() > 0
 
 
 @pytest.mark.parametrize("controls", [False, True])
