@@ -44,6 +44,7 @@ class FrozenModel:
         depth: L, the number of blocks.
         width: d, the width of the states.
         n_labels: size of the classification head; None: there is none.
+        heads: attention heads of each block.
         max_length: the most tokens that the model has positions for; None: no limit.
 
     Raises:
@@ -65,6 +66,7 @@ class FrozenModel:
         self.blocks: nn.ModuleList = model.base_model.get_submodule(self.architecture.blocks)  # type: ignore[assignment]
         self.depth = len(self.blocks)
         self.width = int(model.config.hidden_size)
+        self.heads = int(model.config.num_attention_heads)
         classifies = type(model).__name__.endswith("ForSequenceClassification")
         self.n_labels = model.config.num_labels if classifies else None
         positions = getattr(model.config, "max_position_embeddings", None)

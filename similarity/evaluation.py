@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import combinations_with_replacement
@@ -10,7 +11,7 @@ from typing import Any, Literal, cast
 import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
-from torchmetrics import SumMetric
+from torchmetrics import Metric, SumMetric
 
 from frozen.precision import check_precision
 from similarity.arms import Arm, PairedRows, Shape, evaluate
@@ -22,6 +23,10 @@ from similarity.outcome import Refusals, controls_of, rows_of
 from similarity.scales import FeatureScales
 
 __all__ = ["SimilarityEvaluation"]
+
+logger = logging.getLogger(__name__)
+
+ANNOUNCED = 1e9  # bytes of accumulators from which on they are announced
 
 Row = dict[str, Any]
 ATTENTION = ("heads", "head_moments")
@@ -47,8 +52,8 @@ class SimilarityEvaluation(pl.LightningModule):
         groups: groups of texts that the jackknife leaves out in turn.
         permutations: rolls over which the null is averaged.
         share: of the variance, that SVCCA and PWCCA keep.
-        products: float64, or float32 for the products of X with Y in moments: twice as fast on a CPU, more on a GPU
-            that is slow in double precision; six digits of each covariance are kept.
+        products: float64, or float32 for the products of X with Y in moments, for GPUs that are slow in double
+            precision; six digits of each covariance are kept.
         seed: of the samples of rows and of the untrained twins.
     """
 
@@ -101,11 +106,15 @@ class SimilarityEvaluation(pl.LightningModule):
                 f"leave out {', '.join(measure.name for measure in self.measures if measure.family in ATTENTION)}."
             )
         self.models = list(data.reader.models)
+        twice = {model.name for model in self.models if [other.name for other in self.models].count(model.name) > 1}
+        if twice:
+            raise ValueError(
+                f"Expected `data.models` to name each model once, but got {', '.join(sorted(twice))} more than once. "
+                "To set a model's layers against each other, name it alone, or set `within`."
+            )
         self.places = [list(layers) for layers in data.reader.layers]
         self.shapes = [
-            Shape(
-                len(layers), model.width, *((model.depth, model.model.config.num_attention_heads) if attention else ())
-            )
+            Shape(len(layers), model.width, *((model.depth, model.heads) if attention else ()))
             for model, layers in zip(self.models, self.places, strict=True)
         ]
         data.splits = ("fit", "test") if self._fits else ("test",)
@@ -121,7 +130,10 @@ class SimilarityEvaluation(pl.LightningModule):
                 shapes, matching = (self.shapes[i], self.shapes[j]), self._matching(i, j)
                 self.arms[_key(i, j, name)] = Arm(measures, *shapes, groups, matching, self.seed, self.products)
         self.scales = nn.ModuleList(FeatureScales(shape.layers, shape.width) for shape in self.shapes if self._fits)
-        self.counts = SumMetric()
+        self.counts = SumMetric().set_dtype(torch.float64)
+        size = sum(state.nbytes for metric in self.modules() if isinstance(metric, Metric) for state in _states(metric))
+        if size > ANNOUNCED:
+            logger.warning("The accumulators of this comparison take %.1f GB on each device.", size / 1e9)
         self.rows, self.layers, self.distances, self.refusals = [], [], [], Refusals()
 
     def _matching(self, i: int, j: int) -> list[tuple[int, int]]:
@@ -328,9 +340,8 @@ class SimilarityEvaluation(pl.LightningModule):
         return localization(*(torch.cat(grids, 1) for grids in (neurons, subspaces, own)))
 
 
-def _heads(model: Any) -> tuple[int, int]:
-    """Blocks of a model and attention heads of each."""
-    return model.depth, int(model.model.config.num_attention_heads)
+def _states(metric: Metric) -> Iterator[Tensor]:
+    return (getattr(metric, name) for name in metric._defaults)
 
 
 def _key(i: int, j: int, arm: str) -> str:

@@ -116,8 +116,8 @@ class GridMomentsMetric(DoubleMetric):
         layers_y: L_y.
         d_y: width of Y's states.
         products: in which precision a batch's products of X with Y are taken; float64 by default. torch.float32 takes
-            half the time, and far less on a GPU that is slow in double precision; what it costs is some parts in 10⁷
-            of each covariance. Sums, and products within a model, which decide on ranks, stay in float64.
+            half the time for them, and far less on a GPU that is slow in double precision; what it costs is some parts
+            in 10⁷ of each covariance. Sums, and products within a model, which decide on ranks, stay in float64.
     """
 
     full_state_update = True  # a batch alone has another shift than all rows: it is not merged by adding states

@@ -207,6 +207,23 @@ def test_what_cannot_be_is_refused_before_reading(world: World, models: list[str
         evaluated(stream(world, models, batch_size=13), controls=True)
 
 
+def test_a_model_cannot_be_compared_with_itself_as_another(world: World, models: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"`data\.models` to name each model once.*`within`"):
+        evaluated(stream(world, [models[0], models[0]]), measures=["cka"])
+
+
+def test_large_accumulators_are_announced(
+    world: World, models: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from similarity import evaluation
+
+    monkeypatch.setattr(evaluation, "ANNOUNCED", 1e4)
+    evaluated(stream(world, models), measures=["cka"])
+    cells = ((BLOCKS_X + 1) * WIDTH_X + (BLOCKS_Y + 1) * WIDTH_Y) ** 2  # of the grid alone, at most
+    (said,) = [record for record in caplog.records if "accumulators" in record.message]
+    assert 0 < said.args[0] * 1e9 < 8 * cells  # type: ignore[index,operator]
+
+
 def test_the_folder_of_a_model_is_left_alone(world: World, models: list[str]) -> None:
     before = {path.name: path.stat().st_mtime_ns for path in Path(models[0]).iterdir()}
     evaluated(stream(world, models), measures=["cka"])
