@@ -26,7 +26,7 @@ LINES: dict[str, dict[str, Any]] = {
     "ceiling": {"color": "0.75", "linewidth": 1.0},
 }
 SAID = {
-    "value": "value, 95 % interval",
+    "value": "value",
     "held_out": "fitted on other texts",
     "standardised": "features standardised",
     "untrained": "untrained twins",
@@ -129,7 +129,9 @@ def layer_lines(rows: Sequence[Row]) -> Figure:
         axis.set_axis_off()
     figure.supxlabel("layer", fontsize=9)
     figure.supylabel("similarity", fontsize=9)
-    figure.legend(list(shown.values()), [SAID[name] for name in shown], loc="outside right center", frameon=False)
+    with_intervals = any(row["low"] is not None for row in rows)
+    said = [SAID[name] + (", 95 % interval" if name == "value" and with_intervals else "") for name in shown]
+    figure.legend(list(shown.values()), said, loc="outside right center", frameon=False)
     figure.suptitle(f"{rows[0]['model_x']} and {rows[0]['model_y']}", fontsize=10)
     return figure
 
