@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from datamodules.batches import TextBatch
 from datamodules.reading import RowPolicy, Rows, check_policy, gather_rows, read_rows, rows_of_each
-from datamodules.text import TextSource
+from datamodules.sources import TextSource
 from datamodules.text_stream import Split, TextStream
 from frozen.embedded import Recipe
 from frozen.finite import FiniteCheck

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from datamodules.batches import LengthBatches
 from datamodules.reading import PairReader, RowPolicy, parse_sites
-from datamodules.text import TextSource
+from datamodules.sources import TextSource
 from datamodules.text_stream import Split, TextStream
 from frozen.embedded import Recipe
 

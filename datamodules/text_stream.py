@@ -16,7 +16,8 @@ from transformers import PreTrainedTokenizerBase
 
 from datamodules.batches import LengthBatches
 from datamodules.reading import WORDS, RowPolicy, check_policy
-from datamodules.text import Texts, TextSource, load_texts
+from datamodules.sources import TextSource
+from datamodules.text import Texts, load_texts
 from datamodules.tokens import TokenisedTexts, same_tokenizer, tokenise
 from frozen.embedded import Recipe, embedded_model
 from frozen.loading import load_frozen

@@ -14,7 +14,7 @@ from aligners.inn import INN
 from aligners.linear import Identity, Linear, Mean, Procrustes
 from aligners.mlp import MLP
 from datamodules.reading import PairedBatch
-from datamodules.text import TextSource
+from datamodules.sources import TextSource
 from similarity.functional.moments import moments_of
 from tests.references.maps import fvu, ridge_regression
 from tests.runs import activations, quiet_trainer

@@ -23,7 +23,7 @@ from aligners.storage import StoredAlignment, load_alignment
 from callbacks.checkpoint import SaveAligners
 from callbacks.reading import reading
 from callbacks.report import write_report
-from datamodules.text import TextSource
+from datamodules.sources import TextSource
 from frozen import FrozenModel
 from frozen.loading import load_frozen
 from tests.references.maps import cosine, fvu, mse

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from datamodules.layers import LayerActivations, LayerBatch, parse_layers
-from datamodules.text import TextSource
+from datamodules.sources import TextSource
 from datamodules.text_stream import embedded_recipe
 from frozen.embedded import Recipe
 from tests.datamodules.splitters import byte_level, splitter_folder, word_piece

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from datamodules import text_stream
 from datamodules.paired import PairedActivations
 from datamodules.reading import PairedBatch
-from datamodules.text import TextSource
+from datamodules.sources import TextSource
 from frozen import FrozenModel
 from frozen.embedded import Recipe, embedded_model
 from tests.datamodules.splitters import byte_level, splitter_folder, word_piece

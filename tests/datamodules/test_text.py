@@ -9,7 +9,8 @@ import datasets
 import pytest
 
 from datamodules import sources
-from datamodules.text import Texts, TextSource, load_texts
+from datamodules.sources import TextSource
+from datamodules.text import Texts, load_texts
 
 WORDS = ("good", "bad", "long", "short", "bright", "dull")
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from datamodules.layers import LayerActivations
-from datamodules.text import TextSource
+from datamodules.sources import TextSource
 from similarity.controls import matching_layers
 from similarity.evaluation import SimilarityEvaluation
 from similarity.functional.cca import cca_held_out, svcca
