@@ -12,7 +12,8 @@ import torch
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
-    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     PreTrainedConfig,
@@ -21,11 +22,16 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from frozen.architectures import architecture_of
+from frozen.architectures import Task, architecture_of
 from frozen.model import FrozenModel
 
 __all__ = ["load_frozen"]
 
+_HEADS: dict[Task | None, Any] = {
+    "classification": AutoModelForSequenceClassification,
+    "masked": AutoModelForMaskedLM,
+    "causal": AutoModelForCausalLM,
+}
 # What transformers and the readers of files raise for a model that is missing, incomplete or damaged.
 _UNREADABLE = (OSError, ValueError, RuntimeError, KeyError, EOFError, SafetensorError, pickle.UnpicklingError)
 
@@ -40,7 +46,7 @@ def load_frozen(
     device: str | torch.device = "cpu",
     tokenizer: bool = True,
 ) -> FrozenModel:
-    """Load an encoder, with its classification head where the checkpoint has one.
+    """Load a model, with its classification or language modelling head where the checkpoint names one.
 
     Weights come from safetensors where there are any; an older `pytorch_model.bin` is read as tensors only
     and cannot run code. What lies above the last site of a bare encoder (a pooler) is not loaded.
@@ -63,11 +69,13 @@ def load_frozen(
     with _quiet():
         config = _config(str(name), source)
         architecture = architecture_of(config.model_type)
-        classifies = any(kind.endswith("ForSequenceClassification") for kind in config.architectures or ())
-        options = {} if classifies else dict(architecture.bare)
+        tasks = (architecture.task(kind) for kind in config.architectures or ())
+        task = next((task for task in tasks if task is not None), None)
+        options = dict(architecture.bare) if task is None else {}
         if attn_implementation is not None:
             options["attn_implementation"] = attn_implementation
-        model = _model(str(name), classifies, {**source, **options, "dtype": _dtype(dtype)})
+        loader = _HEADS.get(task, architecture.bare_class)
+        model = _model(str(name), loader, {**source, **options, "dtype": _dtype(dtype)})
         words = _tokenizer(str(name), source, config) if tokenizer else None
     return FrozenModel(model, words, name=str(name), revision=revision).to(device)
 
@@ -94,11 +102,10 @@ def _config(name: str, source: dict[str, Any]) -> PreTrainedConfig:
         ) from error
 
 
-def _model(name: str, classifies: bool, options: dict[str, Any]) -> PreTrainedModel:
-    auto = AutoModelForSequenceClassification if classifies else AutoModel
+def _model(name: str, loader: Any, options: dict[str, Any]) -> PreTrainedModel:
     try:
         # Weights of another shape are let through here, and then refused by name beside the missing ones.
-        model, found = auto.from_pretrained(name, output_loading_info=True, ignore_mismatched_sizes=True, **options)
+        model, found = loader.from_pretrained(name, output_loading_info=True, ignore_mismatched_sizes=True, **options)
     except _UNREADABLE as error:
         raise ValueError(
             f"The model {name!r} cannot be loaded {_reason(error)}. If a file of it is missing, damaged or "

@@ -14,13 +14,15 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from frozen.architectures import architecture_of
-from frozen.hooks import inject, read
+from frozen.architectures import Task, architecture_of
+from frozen.hooks import Blocks, inject, read
 from frozen.padding import Layout
 
 __all__ = ["FrozenModel"]
 
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+# What models keep for a next call, and nobody makes here.
+_KEPT = ("use_cache", "use_mems")
 
 
 class FrozenModel:
@@ -43,12 +45,17 @@ class FrozenModel:
     Attributes:
         depth: L, the number of blocks.
         width: d, the width of the states.
-        n_labels: size of the classification head; None: there is none.
+        blocks: the L blocks in the order in which they are run.
+        task: what the head answers: "classification" (B, C); "masked" or "causal", a token for each position
+            or for the next, (B, T, V); None: there is no head, or none that is supported.
+        n_labels: C, the size of the classification head; None: there is none.
+        causal: whether a position sees only those before it.
         heads: attention heads of each block.
         max_length: the most tokens that the model has positions for; None: no limit.
 
     Raises:
-        ValueError: if the architecture is not registered.
+        ValueError: if the architecture is not registered or its entry does not hold for this config, or if a
+            causal classifier has no padding token.
     """
 
     def __init__(
@@ -63,15 +70,25 @@ class FrozenModel:
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.name, self.revision = name, revision
-        self.blocks: nn.ModuleList = model.base_model.get_submodule(self.architecture.blocks)  # type: ignore[assignment]
-        self.depth = len(self.blocks)
+        self.architecture.check(model.config)
+        self._trunk = model.base_model.get_submodule(self.architecture.trunk)
+        listed: nn.ModuleList = self._trunk.get_submodule(self.architecture.blocks)  # type: ignore[assignment]
+        self.depth = int(model.config.num_hidden_layers) if self.architecture.shared else len(listed)
+        self.blocks = Blocks(listed, self.depth)
         self.width = int(model.config.hidden_size)
         self.heads = int(model.config.num_attention_heads)
-        classifies = type(model).__name__.endswith("ForSequenceClassification")
-        self.n_labels = model.config.num_labels if classifies else None
-        positions = getattr(model.config, "max_position_embeddings", None)
-        self.max_length = None if positions is None else positions - self.architecture.reserved_positions
-        self._names = set(_INPUTS) & set(inspect.signature(model.base_model.forward).parameters)
+        self.task: Task | None = self.architecture.task(type(model).__name__)
+        self.n_labels = model.config.num_labels if self.task == "classification" else None
+        self.causal = self.architecture.causal
+        positions = getattr(model.config, "max_position_embeddings", None) or -1  # XLNet says -1 for no limit
+        self.max_length = None if positions < 0 else int(positions) - self.architecture.reserved_positions
+        self._names = set(_INPUTS) & _parameters(self._trunk)
+        if not self.architecture.token_types:
+            self._names -= {"token_type_ids"}
+        self._off = {
+            part: {name: False for name in _KEPT if name in _parameters(part)} for part in (self._trunk, model)
+        }
+        self._check_padding_token()
 
     @property
     def device(self) -> torch.device:
@@ -102,10 +119,10 @@ class FrozenModel:
         return {"name": self.name, "revision": self.revision, "fingerprint": self.fingerprint}
 
     def logits(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """The whole model: (B, C).
+        """The whole model: (B, C), or (B, T, V) for a language modelling head.
 
         Raises:
-            ValueError: if the model has no classification head, or an input that it does not know.
+            ValueError: if the model has no head, or an input that it does not know.
         """
         return self._logits(inputs, self._layout(inputs))
 
@@ -120,9 +137,9 @@ class FrozenModel:
         if not sites:
             return []
         layout = self._layout(inputs)
-        arguments = self._arguments(inputs, layout)
-        states = read(self.blocks, sites, lambda: self.model.base_model(**arguments))
-        states = {site: layout.turn_back(state) for site, state in states.items()}
+        arguments = self._arguments(self._trunk, inputs, layout)
+        states = read(self.blocks, sites, lambda: self._trunk(**arguments))
+        states = {site: self._outward(state, layout) for site, state in states.items()}
         return [states[site] for site in sites]
 
     def attention(self, inputs: Mapping[str, Tensor], sites: Sequence[int] = ()) -> tuple[list[Tensor], list[Tensor]]:
@@ -133,8 +150,8 @@ class FrozenModel:
 
         Returns:
             For each block 1..L the weights (B, H, T, T): from the token of the third axis to that of the
-            fourth. A row sums to one over the text's tokens and is zero at padding. And the states, as from
-            `head`.
+            fourth. The row of a real token sums to one over the text's tokens and is zero at padding. And the
+            states, as from `head`.
 
         Raises:
             ValueError: if the model was not loaded with eager attention or hands out no weights, or as in `head`.
@@ -143,12 +160,12 @@ class FrozenModel:
             self.check_site(site, "sites")
         self._check_eager()
         layout = self._layout(inputs)
-        arguments = self._arguments(inputs, layout)
+        arguments = self._arguments(self._trunk, inputs, layout)
         output: Any = None
 
         def run() -> None:
             nonlocal output
-            output = self.model.base_model(**arguments, output_attentions=True, return_dict=True)
+            output = self._trunk(**arguments, output_attentions=True, return_dict=True)
 
         states = read(self.blocks, sites, run, leave=False)
         weights = output.attentions
@@ -157,7 +174,7 @@ class FrozenModel:
                 f"Expected the attention weights of {self.depth} blocks, received those of {len(weights)} from "
                 f"{self.name}, a {type(self.model).__name__}: it does not hand them out. Compare its states instead."
             )
-        turned = {site: layout.turn_back(state) for site, state in states.items()}
+        turned = {site: self._outward(state, layout) for site, state in states.items()}
         return [_turn_both_back(each, layout) for each in weights], [turned[site] for site in sites]
 
     def untrained(self, seed: int) -> FrozenModel:
@@ -177,7 +194,7 @@ class FrozenModel:
         return FrozenModel(fresh.to(self.dtype), self.tokenizer, name=name, revision=self.revision).to(self.device)
 
     def tail(self, inputs: Mapping[str, Tensor], site: int, states: Tensor) -> Tensor:
-        """The logits (B, C) with `states` (B, T, d) at `site`. No block up to `site` is run.
+        """The logits, as of the whole model, with `states` (B, T, d) at `site`. No block up to `site` is run.
 
         Gradients flow from the logits to `states`. Outside autocast, states of another dtype are converted to
         the model's.
@@ -195,7 +212,7 @@ class FrozenModel:
             )
         if not torch.is_autocast_enabled(states.device.type):
             states = states.to(self.dtype)
-        with inject(self.blocks, self.architecture.returns, site, layout.turn(states)):
+        with inject(self.blocks, self.architecture, site, self._inward(states, layout)):
             return self._logits(inputs, layout)
 
     def check_site(self, site: int, argument: str) -> None:
@@ -260,14 +277,33 @@ class FrozenModel:
                 setattr(self.model, name, part)
 
     def _logits(self, inputs: Mapping[str, Tensor], layout: Layout) -> Tensor:
-        self._check_classifies()
-        output: Any = self.model(**self._arguments(inputs, layout), return_dict=True)
-        return output.logits
+        self._check_answers()
+        output: Any = self.model(**self._arguments(self.model, inputs, layout), return_dict=True)
+        return output.logits if self.task == "classification" else layout.turn_back(output.logits)
 
-    def _arguments(self, inputs: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
+    def _arguments(self, part: nn.Module, inputs: Mapping[str, Tensor], layout: Layout) -> dict[str, Any]:
+        """What `part`, the trunk or the whole model, is called with."""
         if self.model.training:  # someone holds the bare model in a module and flipped it
             self.model.eval()
-        return {name: layout.turn(value) for name, value in inputs.items() if name in self._names}
+        arguments: dict[str, Any] = {name: layout.turn(value) for name, value in inputs.items() if name in self._names}
+        if self._reads_last_token and "attention_mask" in arguments:
+            # It looks for the last token that is not its own padding token, and batches may be padded with another.
+            padding = arguments["attention_mask"] == 0
+            arguments["input_ids"] = arguments["input_ids"].masked_fill(padding, self.model.config.pad_token_id)
+        return arguments | self._off[part]
+
+    def _inward(self, states: Tensor, layout: Layout) -> Tensor:
+        """States (B, T, d) of the caller as the blocks exchange them."""
+        states = layout.turn(states)
+        return states.transpose(0, 1).contiguous() if self.architecture.sequence_first else states
+
+    def _outward(self, states: Tensor, layout: Layout) -> Tensor:
+        """The inverse of `_inward`."""
+        return layout.turn_back(states.transpose(0, 1) if self.architecture.sequence_first else states)
+
+    @property
+    def _reads_last_token(self) -> bool:
+        return self.causal and self.task == "classification"
 
     def _layout(self, inputs: Mapping[str, Tensor]) -> Layout:
         if "input_ids" not in inputs or not set(inputs) <= set(_INPUTS):
@@ -275,7 +311,7 @@ class FrozenModel:
                 "Expected `inputs` with input_ids and, where there are, attention_mask and token_type_ids, "
                 f"received {', '.join(inputs) or 'nothing'}. Pass these alone, as the tokenizer makes them."
             )
-        return Layout(inputs)
+        return Layout(inputs, self.architecture.padding)
 
     def _check_eager(self) -> None:
         received = self.model.base_model.config._attn_implementation
@@ -285,13 +321,32 @@ class FrozenModel:
                 'which never forms the attention weights. Load it with attn_implementation="eager".'
             )
 
+    def _check_padding_token(self) -> None:
+        if self._reads_last_token and self.model.config.pad_token_id is None:
+            raise ValueError(
+                f"Expected a `pad_token_id` in the config of {self.name}, received none: a "
+                f"{type(self.model).__name__} reads the last token that is not padding. Set it to the padding "
+                "token of its tokenizer."
+            )
+
+    def _check_answers(self) -> None:
+        if self.task is None:
+            raise ValueError(
+                f"Expected a model with a classification head or a language modelling head, received {self.name}, "
+                f"a {type(self.model).__name__}: its states can be read, but it has no logits. Name a model that "
+                "was fine-tuned to classify or that predicts tokens."
+            )
+
     def _check_classifies(self) -> None:
-        if self.n_labels is None:
+        if self.task != "classification":
             raise ValueError(
                 f"Expected a model with a classification head, received {self.name}, a "
-                f"{type(self.model).__name__}: its states can be read, but it has no logits. Name a model "
-                "that was fine-tuned to classify."
+                f"{type(self.model).__name__}. Name a model that was fine-tuned to classify."
             )
+
+
+def _parameters(part: nn.Module) -> set[str]:
+    return set(inspect.signature(part.forward).parameters)
 
 
 def _turn_both_back(weights: Tensor, layout: Layout) -> Tensor:

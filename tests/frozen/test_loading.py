@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import T5ForConditionalGeneration
 from transformers.utils import logging
 
 from frozen import load_frozen
-from tests.tiny import ARCHITECTURES, tiny_folder, tiny_frozen, tokenised
+from tests.tiny import ARCHITECTURES, LANGUAGE_HEADS, tiny_folder, tiny_frozen, tiny_model, tokenised
 
 
 @pytest.fixture(autouse=True)
@@ -35,23 +36,51 @@ def keep_weights(folder: Path, keep: Callable[[str], bool]) -> None:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_loads_what_was_saved(architecture: str, tmp_path: Path) -> None:
-    frozen = load_frozen(tiny_folder(tmp_path, architecture))
+    # AutoTokenizer takes a qwen2 model's tokenizer for Qwen2's own, whatever was saved.
+    frozen = load_frozen(tiny_folder(tmp_path, architecture), tokenizer=architecture != "qwen2")
     saved = tiny_frozen(architecture)
     assert frozen.fingerprint == saved.fingerprint
     assert torch.equal(frozen.logits(tokenised()), saved.logits(tokenised()))
     assert frozen.identity() == {"name": str(tmp_path), "revision": None, "fingerprint": saved.fingerprint}
-    assert frozen.tokenizer is not None
-    assert frozen.tokenizer("the film")["input_ids"] == [0, 5, 8, 2]
+    assert frozen.tokenizer is None or frozen.tokenizer("the film")["input_ids"] == [0, 5, 8, 2]
     assert not frozen.model.training
     assert not any(weight.requires_grad for weight in frozen.model.parameters())
+
+
+@pytest.mark.parametrize(("architecture", "task"), LANGUAGE_HEADS)
+def test_a_language_modelling_head_is_loaded(architecture: str, task: str, tmp_path: Path) -> None:
+    frozen = load_frozen(tiny_folder(tmp_path, architecture, task=task), tokenizer=False)
+    saved = tiny_frozen(architecture, task=task)
+    assert (frozen.task, frozen.n_labels) == (task, None)
+    assert frozen.fingerprint == saved.fingerprint
+    assert torch.equal(frozen.logits(tokenised()), saved.logits(tokenised()))
+
+
+@pytest.mark.parametrize("head", ["BertLMHeadModel", "BertForPreTraining", "BertForTokenClassification", None])
+def test_any_other_head_is_left_aside(folder: Path, head: str | None) -> None:
+    edit_config(folder, architectures=head and [head])
+    frozen = load_frozen(folder)
+    assert type(frozen.model).__name__ == "BertModel"
+    assert frozen.task is None
+
+
+def test_the_encoder_is_taken_out_of_a_whole_t5(tmp_path: Path) -> None:
+    whole = T5ForConditionalGeneration(tiny_model("t5").config).eval()
+    whole.save_pretrained(tmp_path)
+    frozen = load_frozen(tmp_path, tokenizer=False)
+    assert type(frozen.model).__name__ == "T5EncoderModel"
+    with torch.no_grad():
+        expected = whole.encoder(**tokenised(), output_hidden_states=True).hidden_states[2]
+    assert torch.equal(frozen.head(tokenised(), [2])[0], expected)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_bare_encoder_has_no_random_weights(architecture: str, tmp_path: Path) -> None:
     tiny_folder(tmp_path, architecture, n_labels=None)
     keep_weights(tmp_path, lambda name: "pooler" not in name)
-    first, second = load_frozen(tmp_path), load_frozen(tmp_path)
+    first, second = (load_frozen(tmp_path, tokenizer=False) for _ in range(2))
     assert first.n_labels is None
+    assert first.task is None
     assert first.fingerprint == second.fingerprint
     states = tiny_frozen(architecture, n_labels=None).head(tokenised(), [3])[0]
     assert torch.equal(first.head(tokenised(), [3])[0], states)
@@ -117,7 +146,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda d: edit_config(d, vocab_size=20),
         "right shape, for bert.embeddings.word_embeddings",
     ),
-    "unknown family": (lambda d: edit_config(d, model_type="gpt2"), "received 'gpt2'"),
+    "unknown family": (lambda d: edit_config(d, model_type="bloom"), "received 'bloom'"),
     "no tokenizer": (lambda d: [p.unlink() for p in d.glob("tokenizer*")], "without a vocabulary"),
     "broken tokenizer": (lambda d: (d / "tokenizer.json").write_text("{"), "none that can be read"),
 }
