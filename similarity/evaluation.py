@@ -249,7 +249,8 @@ class SimilarityEvaluation(pl.LightningModule):
             for measure in self.measures
         }
         if not any(values.values()):
-            raise ValueError("No measure could be computed. " + " ".join(dict.fromkeys(self.refusals.values())))
+            reasons = " ".join(dict.fromkeys(self.refusals.values()))
+            raise ValueError(f"No measure could be computed. {reasons} `data.layers` says which layers are compared.")
         for i, j in self.pairs:
             head = {"model_x": self.models[i].name, "model_y": self.models[j].name, "n_rows": n_rows}
             for measure in self.measures:
