@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
+from logging import getLogger
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,13 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from frozen.architectures import Task, architecture_of
+from frozen.architectures import Architecture, Task, architecture_of
 from frozen.model import FrozenModel
 
 __all__ = ["load_frozen"]
 
-_HEADS: dict[Task | None, Any] = {
+logger = getLogger(__name__)
+_HEADS: dict[Task, Any] = {
     "classification": AutoModelForSequenceClassification,
     "masked": AutoModelForMaskedLM,
     "causal": AutoModelForCausalLM,
@@ -49,7 +51,8 @@ def load_frozen(
     """Load a model, with its classification or language modelling head where the checkpoint names one.
 
     Weights come from safetensors where there are any; an older `pytorch_model.bin` is read as tensors only
-    and cannot run code. What lies above the last site of a bare encoder (a pooler) is not loaded.
+    and cannot run code. What lies above the last site of a bare encoder (a pooler) is not loaded. A checkpoint that
+    names a language modelling head and has no weights for it is loaded without, and that is said.
 
     Args:
         name: Hub id, or a folder that `save_pretrained` wrote.
@@ -71,11 +74,10 @@ def load_frozen(
         architecture = architecture_of(config.model_type)
         tasks = (architecture.task(kind) for kind in config.architectures or ())
         task = next((task for task in tasks if task is not None), None)
-        options = dict(architecture.bare) if task is None else {}
+        options: dict[str, Any] = {**source, "dtype": _dtype(dtype)}
         if attn_implementation is not None:
             options["attn_implementation"] = attn_implementation
-        loader = _HEADS.get(task, architecture.bare_class)
-        model = _model(str(name), loader, {**source, **options, "dtype": _dtype(dtype)})
+        model = _model(str(name), task, architecture, options)
         words = _tokenizer(str(name), source, config) if tokenizer else None
     return FrozenModel(model, words, name=str(name), revision=revision).to(device)
 
@@ -102,16 +104,16 @@ def _config(name: str, source: dict[str, Any]) -> PreTrainedConfig:
         ) from error
 
 
-def _model(name: str, loader: Any, options: dict[str, Any]) -> PreTrainedModel:
-    try:
-        # Weights of another shape are let through here, and then refused by name beside the missing ones.
-        model, found = loader.from_pretrained(name, output_loading_info=True, ignore_mismatched_sizes=True, **options)
-    except _UNREADABLE as error:
-        raise ValueError(
-            f"The model {name!r} cannot be loaded {_reason(error)}. If a file of it is missing, damaged or "
-            "not written to its end, download or save the model again."
-        ) from error
-    unfit = sorted({*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])})
+def _model(name: str, task: Task | None, architecture: Architecture, options: dict[str, Any]) -> PreTrainedModel:
+    if task is None:
+        model, unfit = _weights(name, architecture.bare_class, {**options, **architecture.bare})
+    else:
+        model, unfit = _weights(name, _HEADS[task], options)
+        inside = f"{model.base_model_prefix}."
+        # Sentence encoders often name the language model that they were made from, and have thrown its head away.
+        if task != "classification" and unfit and not any(key.startswith(inside) for key in unfit):
+            logger.warning("%s has no weights for the head of a %s: it is loaded without.", name, type(model).__name__)
+            return _model(name, None, architecture, options)
     if unfit:
         listed = ", ".join(unfit[:4]) + (f" and {len(unfit) - 4} more" if len(unfit) > 4 else "")
         raise ValueError(
@@ -120,6 +122,19 @@ def _model(name: str, loader: Any, options: dict[str, Any]) -> PreTrainedModel:
             "checkpoint that has them."
         )
     return model
+
+
+def _weights(name: str, loader: Any, options: dict[str, Any]) -> tuple[PreTrainedModel, list[str]]:
+    """The model, and the names of the weights that are missing or of another shape."""
+    try:
+        # Weights of another shape are let through here, and then refused by name beside the missing ones.
+        model, found = loader.from_pretrained(name, output_loading_info=True, ignore_mismatched_sizes=True, **options)
+    except _UNREADABLE as error:
+        raise ValueError(
+            f"The model {name!r} cannot be loaded {_reason(error)}. If a file of it is missing, damaged or "
+            "not written to its end, download or save the model again."
+        ) from error
+    return model, sorted({*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])})
 
 
 def _tokenizer(name: str, source: dict[str, Any], config: PreTrainedConfig) -> PreTrainedTokenizerBase:

@@ -64,6 +64,22 @@ def test_any_other_head_is_left_aside(folder: Path, head: str | None) -> None:
     assert frozen.task is None
 
 
+def test_a_language_model_without_its_head_is_loaded_bare_and_that_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tiny_folder(tmp_path, "mpnet", task="masked")
+    assert load_frozen(tmp_path).task == "masked"
+    keep_weights(tmp_path, lambda name: "lm_head" not in name)
+    frozen = load_frozen(tmp_path)
+    assert (frozen.task, type(frozen.model).__name__) == (None, "MPNetModel")
+    assert [record.message for record in caplog.records if record.name == "frozen.loading"] == [
+        f"{tmp_path} has no weights for the head of a MPNetForMaskedLM: it is loaded without."
+    ]
+    keep_weights(tmp_path, lambda name: "layer.1" not in name)
+    with pytest.raises(ValueError, match=r"all weights of a MPNetForMaskedLM.*and 18 more"):
+        load_frozen(tmp_path)
+
+
 def test_the_encoder_is_taken_out_of_a_whole_t5(tmp_path: Path) -> None:
     whole = T5ForConditionalGeneration(tiny_model("t5").config).eval()
     whole.save_pretrained(tmp_path)
