@@ -39,6 +39,8 @@ class Architecture:
         sequence_first: whether the states between the blocks are (T, B, d) instead of (B, T, d).
         padding: the side on which padding is harmless: the other end of a row is where positions are counted
             from or what the classifier reads.
+        rereads: whether what lies above the blocks reads the text again, as a decoder does. No answer then
+            follows from the states alone, and no head counts.
         token_types: whether token types are passed on; a family may take them and have none of its own.
         bare: arguments that build the bare encoder without the modules above the last site. Nobody reads
             them, and a checkpoint that lacks them would have them filled with noise.
@@ -55,6 +57,7 @@ class Architecture:
     shared: bool = False
     sequence_first: bool = False
     padding: Literal["left", "right"] = "right"
+    rereads: bool = False
     token_types: bool = True
     bare: Mapping[str, Any] = field(default_factory=dict)
     bare_class: Any = AutoModel
@@ -67,7 +70,7 @@ class Architecture:
         A next-token head on blocks that see the next token predicts nothing: it does not count as one.
         """
         task = next((task for end, task in _HEADS.items() if kind.endswith(end)), None)
-        return None if task == "causal" and not self.causal else task
+        return None if self.rereads or (task == "causal" and not self.causal) else task
 
     def answer(self, block: nn.Module, states: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What `block`, called with these arguments, would return if its states were `states`."""
@@ -157,7 +160,15 @@ register("mpnet", Architecture("encoder.layer", returns=1, bare=_NO_POOLER, rese
 register("roberta", Architecture("encoder.layer", bare=_NO_POOLER, reserved_positions=2, without=_ENCODER))
 register("xlm-roberta", Architecture("encoder.layer", bare=_NO_POOLER, reserved_positions=2, without=_ENCODER))
 register(
-    "t5", Architecture("block", trunk="encoder", returns=3, beside=_position_bias, bare_class=AutoModelForTextEncoding)
+    "t5",
+    Architecture(
+        "block",
+        trunk="encoder",
+        returns=3,
+        beside=_position_bias,
+        rereads=True,
+        bare_class=AutoModelForTextEncoding,
+    ),
 )
 # Positions are relative; the classifier reads the end of the row.
 register("xlnet", Architecture("layer", returns=2, sequence_first=True, padding="left"))

@@ -333,8 +333,8 @@ class FrozenModel:
         if self.task is None:
             raise ValueError(
                 f"Expected a model with a classification head or a language modelling head, received {self.name}, "
-                f"a {type(self.model).__name__}: its states can be read, but it has no logits. Name a model that "
-                "was fine-tuned to classify or that predicts tokens."
+                f"a {type(self.model).__name__}: its states can be read, but it has no logits that follow from them "
+                "alone. Name a model that was fine-tuned to classify or that predicts tokens."
             )
 
     def _check_classifies(self) -> None:

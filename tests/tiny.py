@@ -168,6 +168,7 @@ _KINDS: dict[str, tuple[_Settings, _Heads]] = {
     "xlnet": (_xlnet, _heads("XLNet")),
 }
 ARCHITECTURES = tuple(_KINDS)
+CLASSIFIERS = tuple(name for name in _KINDS if name != "t5")  # its classifier reads the text again
 LANGUAGE_HEADS = tuple(
     (name, task) for name, (_, heads) in _KINDS.items() for task in heads if task in ("masked", "causal")
 )

@@ -68,7 +68,7 @@ def test_states_alone_or_beside_the_weights_are_the_same(frozen: FrozenModel) ->
 def test_own_hooks_are_gone_also_after_an_exception(frozen: FrozenModel) -> None:
     inputs = tokenised()
     frozen.attention(inputs)  # transformers puts its own in
-    expected = frozen.logits(inputs)
+    expected = frozen.head(inputs, [3])[0]
 
     def hooks() -> int:
         return sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in frozen.model.modules())
@@ -84,7 +84,7 @@ def test_own_hooks_are_gone_also_after_an_exception(frozen: FrozenModel) -> None
         frozen.attention(inputs, SITES)
     failing.remove()
     assert hooks() == before
-    assert torch.equal(frozen.logits(inputs), expected)
+    assert torch.equal(frozen.head(inputs, [3])[0], expected)
 
 
 def test_train_mode_drops_nothing(frozen: FrozenModel) -> None:
@@ -130,7 +130,7 @@ def test_untrained_is_drawn_from_its_seed_alone(architecture: str, n_labels: int
     assert first.fingerprint == again.fingerprint
     assert len({before, first.fingerprint, other.fingerprint}) == 3
     assert first.name == f"tiny-{architecture} (untrained, seed 1)"
-    assert (first.depth, first.width, first.n_labels) == (frozen.depth, frozen.width, n_labels)
+    assert (first.depth, first.width, first.n_labels) == (frozen.depth, frozen.width, frozen.n_labels)
     assert first.tokenizer is frozen.tokenizer
     for (name, a), (_, b) in zip(weights_of(first), weights_of(frozen), strict=True):
         constant = bool((b == b.flatten()[0]).all())  # biases at 0 and gains at 1, by the recipe

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import T5ForConditionalGeneration
+from transformers import PreTrainedModel, T5ForConditionalGeneration, T5ForSequenceClassification, T5Model
 from transformers.utils import logging
 
 from frozen import load_frozen
-from tests.tiny import ARCHITECTURES, LANGUAGE_HEADS, tiny_folder, tiny_frozen, tiny_model, tokenised
+from tests.tiny import ARCHITECTURES, CLASSIFIERS, LANGUAGE_HEADS, tiny_folder, tiny_frozen, tiny_model, tokenised
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ def keep_weights(folder: Path, keep: Callable[[str], bool]) -> None:
     save_file({k: v for k, v in load_file(path).items() if keep(k)}, path, metadata={"format": "pt"})
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", CLASSIFIERS)
 def test_loads_what_was_saved(architecture: str, tmp_path: Path) -> None:
     # AutoTokenizer takes a qwen2 model's tokenizer for Qwen2's own, whatever was saved.
     frozen = load_frozen(tiny_folder(tmp_path, architecture), tokenizer=architecture != "qwen2")
@@ -80,13 +80,14 @@ def test_a_language_model_without_its_head_is_loaded_bare_and_that_is_said(
         load_frozen(tmp_path)
 
 
-def test_the_encoder_is_taken_out_of_a_whole_t5(tmp_path: Path) -> None:
-    whole = T5ForConditionalGeneration(tiny_model("t5").config).eval()
+@pytest.mark.parametrize("kind", [T5Model, T5ForConditionalGeneration, T5ForSequenceClassification])
+def test_the_encoder_is_taken_out_of_a_whole_t5(kind: type[PreTrainedModel], tmp_path: Path) -> None:
+    whole = kind(tiny_model("t5").config).eval()
     whole.save_pretrained(tmp_path)
     frozen = load_frozen(tmp_path, tokenizer=False)
     assert type(frozen.model).__name__ == "T5EncoderModel"
     with torch.no_grad():
-        expected = whole.encoder(**tokenised(), output_hidden_states=True).hidden_states[2]
+        expected = whole.get_encoder()(**tokenised(), output_hidden_states=True).hidden_states[2]
     assert torch.equal(frozen.head(tokenised(), [2])[0], expected)
 
 

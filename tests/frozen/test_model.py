@@ -13,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 
 from frozen import FrozenModel
 from frozen.architectures import Architecture, architecture_of, known_architectures, register
-from tests.tiny import ARCHITECTURES, TEXTS, reference, tiny_frozen, tiny_model, tokenised
+from tests.tiny import ARCHITECTURES, CLASSIFIERS, TEXTS, reference, tiny_frozen, tiny_model, tokenised
 
 SITES = range(4)
 RELATIVE = {
@@ -22,7 +22,7 @@ RELATIVE = {
 }
 
 
-@pytest.fixture(params=ARCHITECTURES)
+@pytest.fixture(params=CLASSIFIERS)
 def frozen(request: pytest.FixtureRequest) -> FrozenModel:
     return tiny_frozen(request.param)
 
@@ -79,6 +79,13 @@ def test_injecting_what_was_read_changes_nothing(frozen: FrozenModel, side: str)
         assert not torch.allclose(frozen.tail(inputs, site, states.roll(1, 0)), expected, atol=1e-2)
 
 
+def test_a_tail_sees_nothing_of_the_text_but_where_it_is(frozen: FrozenModel) -> None:
+    inputs = tokenised()
+    other = {**inputs, "input_ids": inputs["input_ids"].where(inputs["attention_mask"] == 0, 9)}
+    for site, states in enumerate(frozen.head(inputs, SITES)):
+        assert torch.equal(frozen.tail(other, site, states), frozen.logits(inputs))
+
+
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_self_test_passes(frozen: FrozenModel, side: str) -> None:
     frozen.self_test(tokenised(side=side))
@@ -91,8 +98,7 @@ def test_reading_is_what_the_plain_model_computes(frozen: FrozenModel) -> None:
     for found, wanted in zip(states, expected, strict=True):
         assert torch.equal(found, wanted)
     # Its own list agrees below the last site, where it may be after a final norm.
-    own = output.encoder_hidden_states if "encoder_hidden_states" in output else output.hidden_states
-    for found, wanted in zip(states[:-1], own[:-1], strict=True):
+    for found, wanted in zip(states[:-1], output.hidden_states[:-1], strict=True):
         assert torch.equal(found, wanted)
     assert torch.equal(frozen.logits(inputs), output.logits)
 
