@@ -116,16 +116,13 @@ class _Tokens:
     """The tokenised texts of one model, laid end to end: a batch is then one gather per input."""
 
     def __init__(self, tokens: datasets.Dataset, tokenizer: PreTrainedTokenizerBase) -> None:
-        if tokenizer.pad_token_id is None:
-            raise ValueError(
-                "Expected a tokenizer with a padding token, but that of "
-                f"{tokenizer.name_or_path!r} has none. Set `tokenizer.pad_token`."
-            )
+        # Tokenizers of causal models often have none. The attention mask says what is padding: any token will do.
+        padding = 0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         self.left = tokenizer.padding_side == "left"
         self.lengths = torch.as_tensor(np.asarray(tokens["length"][:], dtype=np.int64))
         self.starts = self.lengths.cumsum(0) - self.lengths
         table = tokens.with_format("arrow")[:]
-        self.padding = {"input_ids": tokenizer.pad_token_id, "special_tokens_mask": 1}
+        self.padding = {"input_ids": padding, "special_tokens_mask": 1}
         if "token_type_ids" in tokens.column_names:
             self.padding["token_type_ids"] = tokenizer.pad_token_type_id
         if "words" in tokens.column_names:

@@ -129,12 +129,18 @@ def test_cut_texts_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
     assert "2 of 3 texts reach 5 tokens" in caplog.text
 
 
-def test_tokenizer_without_padding_is_refused() -> None:
+def test_without_a_padding_token_the_mask_says_what_is_padding() -> None:
     tokenizer = make_tokenizer()
     tokens = tokenise(make_split(), tokenizer, 12)
+    padded = TokenisedTexts([tokens], [tokenizer])[[0, 1, 2]]
     tokenizer.pad_token = None
-    with pytest.raises(ValueError, match="padding token"):
-        TokenisedTexts([tokens], [tokenizer])
+    bare = TokenisedTexts([tokens], [tokenizer])[[0, 1, 2]]
+    mask = padded.inputs_x["attention_mask"]
+    assert not mask.all()
+    assert torch.equal(bare.inputs_x["attention_mask"], mask)
+    assert torch.equal(bare.special[0], padded.special[0])
+    assert torch.equal(bare.inputs_x["input_ids"] * mask, padded.inputs_x["input_ids"] * mask)
+    assert bare.inputs_x["input_ids"][mask == 0].eq(0).all()
 
 
 LENGTHS = np.random.default_rng(0).integers(3, 60, size=1003)

@@ -9,6 +9,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoTokenizer
 
 from datamodules.layers import LayerActivations, LayerBatch, parse_layers
 from datamodules.sources import TextSource
@@ -310,3 +311,14 @@ def test_a_wrong_layer_is_refused_before_embedded_models_are_made(tmp_path: Path
     with pytest.raises(ValueError, match=r"`layers` between 0 and L = 4, the blocks of embedded:1, got 5"):
         data.prepare_data()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_causal_model_without_a_padding_token_reads_each_text_as_alone(world: World, tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path / "gpt2", "gpt2", task=None)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.pad_token = None
+    tokenizer.save_pretrained(folder)
+    together, alone = (stream(world, [str(folder), world.model_x], batch_size=size) for size in (9, 1))
+    assert together.frozen[0].tokenizer.pad_token_id is None  # type: ignore[union-attr]
+    for m in range(2):
+        torch.testing.assert_close(sorted_rows(read(together), m), sorted_rows(read(alone), m), rtol=1e-4, atol=1e-5)
