@@ -9,9 +9,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from tests.world import World
+
+settings.register_profile("fixed", derandomize=True)  # the same examples every time, as all other seeds
+settings.load_profile("fixed")
 
 _HOME = tempfile.TemporaryDirectory(prefix="aligners-tests-")
 # Before any library reads its environment, and inherited by the command lines that tests start.

@@ -94,7 +94,7 @@ def test_of_unrelated_rows_the_held_out_value_is_zero_and_the_other_is_not() -> 
 @given(seed=st.integers(0, 99))
 def test_cca_bears_any_invertible_map(seed: int) -> None:
     x, y = paired(60, seed=seed)
-    stretch = rotation(6, seed) * torch.logspace(-2, 2, 6, dtype=torch.float64)
+    stretch = rotation(6, seed) * torch.logspace(-1.5, 1.5, 6, dtype=torch.float64)  # moments square the condition
     torch.testing.assert_close(cca(x @ stretch @ rotation(6, seed + 1) + 5, y), cca(x, y), rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(cca(y, x).T, cca(x, y), rtol=1e-10, atol=1e-10)
 
