@@ -118,8 +118,8 @@ class RowSample(DoubleMetric):
             for name in ("key", "text", "x", "y"):  # such tensors cannot be written to
                 setattr(self, name, getattr(self, name).clone())
         offered = row_keys(self.seed, text, token)
-        for rows in (offered < self.limit).nonzero()[:, 0].split(self.budget):
-            self._add(offered[rows], text[rows], x[:, rows], y[:, rows])
+        for some in (offered < self.limit).nonzero()[:, 0].split(self.budget):
+            self._add(offered[some], text[some], x[:, some], y[:, some])
 
     def _add(self, key: Tensor, text: Tensor, x: Tensor, y: Tensor) -> None:
         """Write at most `budget` rows behind those kept, after a tidying up where there is no room for them."""
