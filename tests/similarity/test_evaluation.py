@@ -9,8 +9,9 @@ from torch import Tensor
 
 from datamodules.layers import LayerActivations
 from datamodules.sources import TextSource
+from similarity.arms import PairedRows
 from similarity.controls import matching_layers
-from similarity.evaluation import SimilarityEvaluation
+from similarity.evaluation import SimilarityEvaluation, _permuted
 from similarity.functional.cca import cca_held_out, svcca
 from similarity.functional.cka import linear_cka, unbiased_cka
 from similarity.functional.kernels import rsa
@@ -51,7 +52,13 @@ def states(data: LayerActivations, split: Any) -> list[Tensor]:
     return [torch.cat([batch.states[m] for batch in batches], 1).double() for m in range(len(data.models))]
 
 
-def grid(evaluation: SimilarityEvaluation, label: str, column: str = "value", features: str = "raw") -> Tensor:
+def grid(
+    evaluation: SimilarityEvaluation,
+    label: str,
+    column: str = "value",
+    features: str = "raw",
+    square: bool = False,
+) -> Tensor:
     """(L_x, L_y) of one measure between the two models; NaN where there is nothing."""
     x, y = (model.name for model in evaluation.models)
     rows = [
@@ -60,7 +67,7 @@ def grid(evaluation: SimilarityEvaluation, label: str, column: str = "value", fe
         if (row["model_x"], row["model_y"], row["label"], row["features"]) == (x, y, label, features)
     ]
     values = torch.tensor([torch.nan if row[column] is None else row[column] for row in rows], dtype=torch.float64)
-    return values.view(BLOCKS_X + 1, BLOCKS_Y + 1)
+    return values.view(BLOCKS_X + 1, -1) if not square else values.view(round(len(values) ** 0.5), -1)
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +165,18 @@ def test_attention_has_a_value_for_every_pair_of_blocks(controlled: SimilarityEv
     assert all(row["ceiling"] == pytest.approx(1) for row in rows)
 
 
+def test_the_null_of_attention_sets_different_texts_against_each_other() -> None:
+    weights = torch.eye(3, dtype=torch.float64).expand(1, 1, 4, 3, 3).clone()
+    weights[:, :, 2:] = 1 / 3  # texts 2 and 3 spread evenly, 0 and 1 look at themselves
+    words, text = torch.full((4,), 3), torch.arange(4).repeat_interleave(3)
+    states = torch.zeros(1, 12, 2)
+    null = _permuted(PairedRows(states, states, text, torch.arange(3).repeat(4), weights, weights, words), 0.5)
+    assert null.weights_x is not None
+    assert null.weights_y is not None
+    assert torch.equal(null.weights_x, weights)
+    torch.testing.assert_close(null.weights_y, weights[:, :, [2, 3, 0, 1]])
+
+
 def test_a_model_is_its_own_ceiling(world: World, models: list[str]) -> None:
     found = evaluated(stream(world, [models[0]]), measures=["cka", "unbiased_cka", "cca", "neuronsim", "rsa"])
     diagonal = [row for row in found.rows if row["layer_x"] == row["layer_y"]]
@@ -171,7 +190,11 @@ def test_models_of_one_depth_have_an_angular_distance(world: World) -> None:
     diagonal = [row["value"] for row in found.rows if row["label"] == "cka" and row["layer_x"] == row["layer_y"]]
     expected = torch.tensor(diagonal).arccos().square().sum().sqrt()
     assert distance["angular_distance"] == pytest.approx(expected.item(), rel=1e-5)
-    assert all(row["localization"] is not None for row in found.layers)
+    for place, (name, arrow) in enumerate(((world.model_x, "X→Y"), (world.model_y, "Y→X"))):
+        layers = grid(found, f"neuronsim {arrow}", square=True), grid(found, "svcca", square=True)
+        expected = (layers[0] - layers[1]).mean(1 - place)  # over the other model's layers
+        scores = [row["localization"] for row in found.layers if row["model"] == name]
+        assert scores == pytest.approx(expected.tolist())
 
 
 def test_what_is_refused_costs_no_other_measure(world: World, models: list[str]) -> None:
