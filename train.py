@@ -1,6 +1,6 @@
-"""Fit aligners between two frozen models: `python train.py fit`. `--help` tells every option."""
+"""Fit aligners, and prepare models for them: `python train.py COMMAND`. `--help` tells the commands."""
 
-from callbacks.cli import AlignmentCLI
+from callbacks.commands import main
 
 if __name__ == "__main__":
-    AlignmentCLI()
+    main()
