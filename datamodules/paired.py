@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from torch.utils.data import DataLoader
 
-from datamodules.batches import LengthBatches
 from datamodules.reading import PairReader, RowPolicy, parse_sites
 from datamodules.sources import TextSource
 from datamodules.text_stream import Split, TextStream
@@ -132,12 +131,7 @@ class PairedActivations(TextStream):
 
     def train_dataloader(self) -> DataLoader:
         """The fitting texts; after an interruption, from the batch that was next."""
-        loader, loop = self.loader("fit", shuffle=True), cast(Any, self.trainer).fit_loop
-        batches = cast(LengthBatches, loader.sampler)
-        batches.set_epoch(loop.epoch_progress.current.processed)  # worker processes ask for batches at once
-        if loop.restarting:
-            batches.skip(loop.epoch_loop.batch_progress.current.processed % len(batches))
-        return loader
+        return self.resumable(self.loader("fit", shuffle=True))
 
     def val_dataloader(self) -> Sequence[DataLoader]:
         """The validation texts, and as many of the fitting texts to set beside them."""

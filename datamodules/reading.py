@@ -267,8 +267,8 @@ def parse_sites(sites: str | Sequence[str | int], depth_x: int, depth_y: int) ->
     """Site pairs from what a user writes.
 
     Args:
-        sites: `all` (0..L), `blocks` (1..L), or layers `3` and pairs `3:5` (X's site 3, Y's site 5), as one string
-            `1,3:5` or as a list.
+        sites: `all` (0..L), `blocks` (1..L), `grid` (every block of X with every block of Y), or layers `3` and pairs
+            `3:5` (X's site 3, Y's site 5), as one string `1,3:5` or as a list.
         depth_x: L of X.
         depth_y: L of Y.
 
@@ -282,6 +282,8 @@ def parse_sites(sites: str | Sequence[str | int], depth_x: int, depth_y: int) ->
                 "Name the pairs, for example `sites` '1:2, 2:4'."
             )
         return [(site, site) for site in range(0 if sites == "all" else 1, depth_x + 1)]
+    if sites == "grid":
+        return [(i, j) for i in range(1, depth_x + 1) for j in range(1, depth_y + 1)]
     entries = sites.replace(",", " ").split() if isinstance(sites, str) else list(sites)
     swallowed = [n for n in entries if isinstance(n, int) and n >= 60 and n > max(depth_x, depth_y)]
     if swallowed:
@@ -294,7 +296,7 @@ def parse_sites(sites: str | Sequence[str | int], depth_x: int, depth_y: int) ->
         pairs = [_pair(str(entry)) for entry in entries]
     except ValueError:
         raise ValueError(
-            "Expected `sites` to be 'all', 'blocks', or a list of layers (3) and pairs (3:5), "
+            "Expected `sites` to be 'all', 'blocks', 'grid', or a list of layers (3) and pairs (3:5), "
             f"but got {sites!r}. Write for example `sites` '1, 2:3'."
         ) from None
     if not pairs or len(set(pairs)) < len(pairs):

@@ -278,6 +278,14 @@ class TextStream(pl.LightningDataModule):
             pin_memory=self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
         )
 
+    def resumable(self, loader: DataLoader) -> DataLoader:
+        """A training loader that begins, after an interruption, with the batch that was next."""
+        loop, batches = cast(Any, self.trainer).fit_loop, cast(LengthBatches, loader.sampler)
+        batches.set_epoch(loop.epoch_progress.current.processed)  # worker processes ask for batches at once
+        if loop.restarting:
+            batches.skip(loop.epoch_loop.batch_progress.current.processed % len(batches))
+        return loader
+
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Choose the rows while the batch is still on the CPU."""
         return self.reader.prepare(batch)
