@@ -1,0 +1,126 @@
+"""Means over pairs of models, with intervals that know that pairs share models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from similarity.controls import jackknife_interval
+
+__all__ = ["OVER_MODELS", "RANGE", "over_pairs"]
+
+Row = dict[str, Any]
+LEAST_MODELS = 4
+OVER_MODELS, RANGE = "95 % over models", "range"  # what the ends of an interval are
+
+
+def over_pairs(
+    rows: Sequence[Row],
+    groups: Mapping[str, Sequence[str]] | None = None,
+    quantities: Sequence[str] = ("penalty", "accuracy_penalty"),
+) -> list[Row]:
+    """Means over the routes of each group, for every method and site pair (Brown et al. 2023, Figure 2).
+
+    Routes share models, so they are not independent: the unit is the model. The interval is a jackknife: leave out
+    one model at a time, with every route from it and into it, and take Student's t with one degree of freedom less
+    than there are models. Between two groups each gives an error of its own, each with its own t, and the squares add
+    (Banerjee 1960). For normal effects of source, target and pair the interval holds the truth in 95 to 99 % of
+    samples of 4 to 10 models. Where models differ, resampling them with replacement gives 77 to 88 %, and taking routes
+    for independent 35 to 75 %.
+
+    It says what other models of the same kind would give on these texts; how much hangs on the texts is the interval
+    of each row. With fewer than four models in a group the ends are the least and the largest of the routes, and
+    `interval` says so.
+
+    Args:
+        rows: with model_x, model_y, method, role, site_x, site_y, `quantities`. Rows without a site are passed over.
+        groups: name -> models; routes from group a into group b then make up "a-to-b". By default all routes between
+            different models are one group. Routes from a model into itself are always "same model".
+        quantities: what to average.
+
+    Returns:
+        One row for each group, method and site pair: group, method, role, site_x, site_y, n_models, n_routes,
+        interval, and each quantity with its _low and _high; None where a route has none, as after an overflow.
+
+    Raises:
+        ValueError: a model is in two groups or in none, or a group names a model of which there is no row.
+    """
+    sited = [row for row in rows if row["site_x"] is not None]
+    kinds = _kinds(dict.fromkeys(row[f"model_{side}"] for row in sited for side in "xy"), groups)
+    found: dict[tuple[str, str, int, int], list[Row]] = {}
+    for row in sited:
+        group = _group(kinds[row["model_x"]], kinds[row["model_y"]], row["model_x"] == row["model_y"])
+        found.setdefault((group, row["method"], row["site_x"], row["site_y"]), []).append(row)
+    return [
+        {
+            **dict(zip(("group", "method", "site_x", "site_y"), place, strict=True)),
+            "role": own[0]["role"],
+            **_summary(own, kinds, quantities),
+        }
+        for place, own in found.items()
+    ]
+
+
+def _kinds(models: Iterable[str], groups: Mapping[str, Sequence[str]] | None) -> dict[str, str]:
+    """The group of each model; "" for all where there are none."""
+    present = list(models)
+    if groups is None:
+        return dict.fromkeys(present, "")
+    members = [model for own in groups.values() for model in own]
+    twice = sorted({model for model in members if members.count(model) > 1})
+    absent = sorted(set(members) - set(present))
+    missing = [model for model in present if model not in members]
+    for what, wrong in (("in one group", twice), ("among the models that were stitched", absent)):
+        if wrong:
+            raise ValueError(f"Expected every model of `groups` once and {what}, but got {', '.join(wrong)}.")
+    if missing:
+        raise ValueError(
+            f"Expected every model in one of `groups`, but {', '.join(missing)} is in none. Name a group for it, or "
+            "leave `groups` out."
+        )
+    return {model: name for name, own in groups.items() for model in own}
+
+
+def _group(kind_x: str, kind_y: str, same: bool) -> str:
+    if same:
+        return "same model"
+    return f"{kind_x}-to-{kind_y}" if kind_x else "different models"
+
+
+def _summary(rows: list[Row], kinds: Mapping[str, str], quantities: Sequence[str]) -> Row:
+    columns = [[row[name] for row in rows] for name in quantities]
+    known = [all(value is not None for value in column) for column in columns]
+    values = torch.tensor(
+        [column if whole else [0.0] * len(rows) for column, whole in zip(columns, known, strict=True)],
+        dtype=torch.float64,
+    )
+    ends = _over_models(values, rows, kinds)
+    low, high = (values.amin(-1), values.amax(-1)) if ends is None else ends
+    summary: Row = {
+        "n_models": len({row[f"model_{side}"] for row in rows for side in "xy"}),
+        "n_routes": len({(row["model_x"], row["model_y"]) for row in rows}),
+        "interval": RANGE if ends is None else OVER_MODELS,
+    }
+    for name, whole, *figures in zip(quantities, known, values.mean(-1), low, high, strict=True):
+        for suffix, figure in zip(("", "_low", "_high"), figures, strict=True):
+            summary[name + suffix] = float(figure) if whole else None
+    return summary
+
+
+def _over_models(values: Tensor, rows: list[Row], kinds: Mapping[str, str]) -> tuple[Tensor, Tensor] | None:
+    """Ends of the interval of the mean of (quantities, routes); None where there are too few models."""
+    mean, squares = values.mean(-1), torch.zeros(len(values), dtype=torch.float64)
+    models = dict.fromkeys(row[f"model_{side}"] for row in rows for side in "xy")
+    for kind in dict.fromkeys(kinds[model] for model in models):
+        own = [model for model in models if kinds[model] == kind]
+        kept = torch.tensor(
+            [[model not in (row["model_x"], row["model_y"]) for row in rows] for model in own], dtype=torch.float64
+        )
+        if len(own) < LEAST_MODELS or not bool(kept.any(-1).all()):
+            return None
+        low, high = jackknife_interval(mean, (kept / kept.sum(-1, keepdim=True)) @ values.T)
+        squares = squares + ((high - low) / 2).square()
+    return mean - squares.sqrt(), mean + squares.sqrt()
