@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from callbacks.heat import heat_map
 from similarity.controls import matching_layers
 
 __all__ = ["block_map", "heat_maps", "layer_lines"]
@@ -51,7 +52,7 @@ def heat_maps(rows: Sequence[Row]) -> Figure:
         axes = list(figure.subplots(down, across, squeeze=False).flat)
     for axis, measure in zip(axes, measures, strict=False):
         grid = _grid([row for row in rows if row["label"] == measure], layers_x, layers_y)
-        image = _map(axis, grid, layers_x, layers_y)
+        image = heat_map(axis, grid, layers_x, layers_y)
         axis.set_title(measure, fontsize=9)
     for axis in axes[len(measures) :]:
         axis.set_axis_off()
@@ -86,7 +87,7 @@ def block_map(rows: Sequence[Row]) -> Figure:
         figure = Figure(figsize=(size + 1.6, size + 1.0), layout="constrained")
         axis = figure.subplots()
     numbers = [layer for _, layer in place]
-    image = _map(axis, grid, numbers, numbers)
+    image = heat_map(axis, grid, numbers, numbers)
     ends = np.cumsum([len(own) for own in layers.values()])
     for end in ends[:-1]:
         axis.axhline(end - 0.5, color="w", linewidth=1.5)
@@ -142,19 +143,6 @@ def _grid(rows: Sequence[Row], layers_x: list[int], layers_y: list[int]) -> NDAr
         if row["value"] is not None:
             grid[layers_x.index(row["layer_x"]), layers_y.index(row["layer_y"])] = row["value"]
     return grid
-
-
-def _map(axis: Axes, grid: NDArray[np.float64], layers_x: list[int], layers_y: list[int]) -> Any:
-    image = axis.imshow(grid, vmin=0, vmax=1, cmap="viridis", origin="lower", aspect="equal")
-    size = 7 if max(grid.shape) <= 8 else 5.5
-    for (i, j), value in np.ndenumerate(grid):
-        if np.isfinite(value):
-            text = f"{value:.2f}".replace("0.", ".", 1) if abs(value) < 0.995 else f"{value:.1f}"
-            axis.text(j, i, text, ha="center", va="center", fontsize=size, color="w" if value < 0.6 else "k")
-    axis.set_xticks(range(len(layers_y)), [str(layer) for layer in layers_y])
-    axis.set_yticks(range(len(layers_x)), [str(layer) for layer in layers_x])
-    axis.tick_params(length=0)
-    return image
 
 
 def _line(rows: Sequence[Row], measure: str, pairs: list[tuple[int, int]]) -> dict[str, NDArray[np.float64]]:
