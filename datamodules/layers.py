@@ -192,6 +192,8 @@ class LayerActivations(TextStream):
         special_tokens: whether [CLS], [SEP] and the like count as rows, for `tokens` and `mean`. Words have none.
         batch_size: texts a batch. Minibatch measures depend on it.
         max_length: longest text in tokens; longer ones are cut, and how many is said.
+        packed: lay the texts end to end in sequences of exactly `max_length` tokens, for language models: an
+            end-of-text token after each text, no padding, no labels, the incomplete last sequence dropped.
         seed: seed of the order of the texts.
         dtype: precision of the models: float32, bfloat16 or float16. States are always float32.
         attn_implementation: eager, sdpa, flash_attention_2; default: what transformers chooses, eager for attention.
@@ -217,6 +219,7 @@ class LayerActivations(TextStream):
         special_tokens: bool = False,
         batch_size: int = 32,
         max_length: int = 128,
+        packed: bool = False,
         seed: int = 0,
         dtype: str = "float32",
         attn_implementation: str | None = None,
@@ -232,6 +235,11 @@ class LayerActivations(TextStream):
                 f"Expected `attn_implementation` 'eager' where `attention` is read, but got {attn_implementation!r}: "
                 "the others never form the weights. Leave it out."
             )
+        if attention and packed:
+            raise ValueError(
+                "`attention` is read with the words that it lies between, but a sequence of `packed` text has no whole "
+                "words. Leave one of them out."
+            )
         if not models or (revisions is not None and len(revisions) != len(models)):
             raise ValueError(
                 "Expected `models` to name at least one, and `revisions` to be left out or to have one for each, but "
@@ -243,6 +251,7 @@ class LayerActivations(TextStream):
             special_tokens=special_tokens,
             batch_size=batch_size,
             max_length=max_length,
+            packed=packed,
             seed=seed,
             dtype=dtype,
             attn_implementation="eager" if attention else attn_implementation,

@@ -35,6 +35,8 @@ class PairedActivations(TextStream):
         special_tokens: whether [CLS], [SEP] and the like count as rows. Injection replaces them too. Words have none.
         batch_size: texts a step, over all ranks together.
         max_length: longest text in tokens; longer ones are cut, and how many is said.
+        packed: lay the texts end to end in sequences of exactly `max_length` tokens, for language models: an
+            end-of-text token after each text, no padding, no labels, the incomplete last sequence dropped.
         seed: seed of the order of the texts.
         dtype: precision of the two models: float32, bfloat16 or float16. Rows are always float32.
         attn_implementation: eager, sdpa, flash_attention_2; default: what transformers chooses.
@@ -58,6 +60,7 @@ class PairedActivations(TextStream):
         special_tokens: bool = True,
         batch_size: int = 32,
         max_length: int = 128,
+        packed: bool = False,
         seed: int = 0,
         dtype: str = "float32",
         attn_implementation: str | None = None,
@@ -74,6 +77,7 @@ class PairedActivations(TextStream):
             special_tokens=special_tokens,
             batch_size=batch_size,
             max_length=max_length,
+            packed=packed,
             seed=seed,
             dtype=dtype,
             attn_implementation=attn_implementation,

@@ -8,20 +8,25 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from inspect import signature
 from pathlib import Path
-from typing import Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import lightning.pytorch as pl
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from datamodules.batches import LengthBatches
+from datamodules.packing import Packed, pack
 from datamodules.reading import WORDS, RowPolicy, check_policy
 from datamodules.sources import TextSource
 from datamodules.text import Texts, load_texts
+from datamodules.text_bytes import bytes_per_token
 from datamodules.tokens import TokenisedTexts, same_tokenizer, tokenise
 from frozen.embedded import Recipe, embedded_model
 from frozen.loading import load_frozen
 from frozen.model import FrozenModel
+
+if TYPE_CHECKING:
+    import datasets
 
 __all__ = ["EMBEDDED", "Split", "TextStream", "embedded_recipe"]
 
@@ -43,6 +48,9 @@ class TextStream(pl.LightningDataModule):
         special_tokens: whether special tokens count as rows; words have none.
         batch_size: texts a step, over all ranks together.
         max_length: longest text in tokens; longer ones are cut, and how many is said.
+        packed: lay the texts of a split end to end, an end-of-text token after each, and cut them into sequences of
+            exactly `max_length` tokens, without padding, other special tokens, or labels. The incomplete last sequence
+            is dropped, and that is said. A sequence then takes the place of a text.
         seed: seed of the order of the texts.
         dtype: precision of the models: float32, bfloat16 or float16.
         attn_implementation: eager, sdpa, flash_attention_2; default: what transformers chooses.
@@ -65,6 +73,7 @@ class TextStream(pl.LightningDataModule):
         special_tokens: bool,
         batch_size: int,
         max_length: int,
+        packed: bool = False,
         seed: int,
         dtype: str,
         attn_implementation: str | None,
@@ -82,14 +91,21 @@ class TextStream(pl.LightningDataModule):
             if value < least:
                 raise ValueError(f"Expected `{name}` to be at least {least}, but got {value}.")
         check_policy(rows)
+        if packed and rows not in ("tokens", "mean"):
+            raise ValueError(
+                "A sequence of `packed` text has no words that are whole and no first token that stands for it. "
+                f"Expected `rows` 'tokens' or 'mean', but got {rows!r}."
+            )
         # Under the arguments' own names: `config` reads them back.
         self.text, self.rows, self.special_tokens = text, rows, special_tokens
         self.batch_size, self.max_length, self.seed, self.workers = batch_size, max_length, seed, workers
+        self.packed = packed
         self.dtype, self.attn_implementation = dtype, attn_implementation
         self.trust_remote_code, self.recipe, self.cache = trust_remote_code, recipe, cache
         self._texts: Texts | None = None
         self._frozen: list[FrozenModel] | None = None
         self._data: dict[str, TokenisedTexts] = {}
+        self._packed: dict[str, Packed] = {}
 
     # ------------------------------------------------------------------ what a subclass says
 
@@ -138,6 +154,11 @@ class TextStream(pl.LightningDataModule):
                         f"`rows` 'tokens' pairs models token by token, but the tokenizers of {models[0].name} and "
                         f"{model.name} differ. Use `rows` 'words', 'mean' or 'cls'."
                     )
+                if self.packed and not same_tokenizer(tokenizers[0], tokenizer):
+                    raise ValueError(
+                        "`packed` cuts texts into sequences of equally many tokens, which are not the same text where "
+                        f"the tokenizers differ, as those of {models[0].name} and {model.name} do. Leave `packed` out."
+                    )
             self._frozen = models
         return self._frozen
 
@@ -182,10 +203,12 @@ class TextStream(pl.LightningDataModule):
     def describe_rows(self) -> dict[str, Any]:
         """What says which rows these are, models and layers apart, as plain values."""
         words = {"words": self.coverage()} if self.reads_words else {}
+        packed = {"packed": {name: made.describe() for name, made in self._packed.items()}} if self.packed else {}
         return {
             "rows": self.rows,
             "special_tokens": self.special_tokens,
             **words,
+            **packed,
             "text": self.texts.describe(),
             "max_length": self.max_length,
             "dtype": self.dtype,
@@ -233,10 +256,7 @@ class TextStream(pl.LightningDataModule):
             tokenizers = _tokenizers(self.frozen)
             # Equal tokenizers share one table, and thereby all that is made of it.
             first = [next(i for i, b in enumerate(tokenizers) if same_tokenizer(a, b)) for a in tokenizers]
-            texts = getattr(self.texts, name)
-            made = {
-                i: tokenise(texts, tokenizers[i], self.max_length, words=self.reads_words) for i in sorted(set(first))
-            }
+            made = {i: self._tokens(name, tokenizers[i]) for i in sorted(set(first))}
             data = TokenisedTexts([made[i] for i in first], tokenizers)
             if data.words is not None and data.words_used != data.words:
                 logger.warning(
@@ -245,6 +265,27 @@ class TextStream(pl.LightningDataModule):
                 )  # fmt: skip
             self._data[name] = data
         return self._data[name]
+
+    def _tokens(self, name: Split, tokenizer: PreTrainedTokenizerBase) -> datasets.Dataset:
+        texts = getattr(self.texts, name)
+        if not self.packed:
+            return tokenise(texts, tokenizer, self.max_length, words=self.reads_words)
+        self._packed[name] = pack(texts, tokenizer, self.max_length, name=name)
+        return self._packed[name].sequences
+
+    def bytes_per_token(self, name: Split) -> float:
+        """Bytes of UTF-8 per token of a split: bits per byte are nats per token / ln 2 / bytes per token.
+
+        See Gao et al. 2020, The Pile, section 3.1. Packed, these are the bytes of all texts over all their tokens, the
+        end-of-text token after each counted as one; otherwise those of what was not cut over the tokens that are not
+        special, as the last model's tokenizer makes them.
+        """
+        data = self.split(name)
+        if self.packed:
+            return self._packed[name].bytes_per_token
+        return bytes_per_token(
+            getattr(self.texts, name), data.tables[-1], _tokenizers(self.frozen)[-1], self.max_length
+        )
 
     def make_loader(
         self, split: Split, *, shuffle: bool, whole: bool, only: int | None = None, batch_size: int | None = None

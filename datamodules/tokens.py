@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import datasets
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["TokenisedTexts", "same_tokenizer", "tokenise"]
+__all__ = ["TokenisedTexts", "describe_tokenizer", "flatten_column", "same_tokenizer", "tokenise"]
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def tokenise(
             "`rows` 'mean' or 'cls' without attention."
         )
     # Named by content: pickled tokenizers differ with what they were last used for.
-    name = Hasher.hash([split._fingerprint, _description(tokenizer), type(tokenizer).__name__, max_length, words])
+    name = Hasher.hash([split._fingerprint, describe_tokenizer(tokenizer), type(tokenizer).__name__, max_length, words])
     tokens = split.map(
         _tokens,
         batched=True,
@@ -88,10 +88,10 @@ def _tokens(
 
 def same_tokenizer(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase) -> bool:
     """Whether two tokenizers turn every text into the same inputs."""
-    return a is b or _description(a) == _description(b)
+    return a is b or describe_tokenizer(a) == describe_tokenizer(b)
 
 
-def _description(tokenizer: PreTrainedTokenizerBase) -> str:
+def describe_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
     """All that decides what a tokenizer makes of a text."""
     if tokenizer.is_fast:
         inner = json.loads(tokenizer.backend_tokenizer.to_str())
@@ -127,7 +127,7 @@ class _Tokens:
             self.padding["token_type_ids"] = tokenizer.pad_token_type_id
         if "words" in tokens.column_names:
             self.padding["words"] = -1
-        self.flat = {name: _flat(table.column(name)) for name in self.padding}
+        self.flat = {name: flatten_column(table.column(name)) for name in self.padding}
 
     def batch(self, rows: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor | None]:
         """The model's inputs for these rows, where special tokens and padding are, and words where there are."""
@@ -144,7 +144,7 @@ class _Tokens:
         return {**padded, "attention_mask": real.long()}, special, words
 
 
-def _flat(column: Any) -> Tensor:
+def flatten_column(column: Any) -> Tensor:
     """All lists of an Arrow column end to end, as int32 (by chunk: the offsets of all could overflow)."""
     parts = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in column.chunks]
     return torch.from_numpy(np.concatenate(parts).astype(np.int32))
@@ -158,6 +158,7 @@ class TokenisedTexts(Dataset):
         tokenizers: of each model: they say how to pad.
 
     Attributes:
+        tables: `tokens`.
         words: number of words of all texts, counted in each model's tokens; None where `tokenise` was not asked
             for them.
         words_used: number of those that every model has in full.
@@ -173,6 +174,7 @@ class TokenisedTexts(Dataset):
             raise ValueError("Expected `tokens` of the same texts for every model, but their ids differ.")
         first = [next(i for i, other in enumerate(tokens) if other is table) for table in tokens]
         # What models share is laid out, and later padded, once.
+        self.tables = list(tokens)
         self._laid = {i: _Tokens(tokens[i], tokenizers[i]) for i in sorted(set(first))}
         self._models = first
         self.words = self.words_used = self._word_counts = None
