@@ -9,15 +9,31 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForTextEncoding, PreTrainedConfig
 
-__all__ = ["Architecture", "Task", "architecture_of", "known_architectures", "register"]
+__all__ = ["Architecture", "Component", "SubLayer", "Task", "architecture_of", "known_architectures", "register"]
 
 Task = Literal["classification", "causal", "masked"]
+Component = Literal["residual", "attention", "mlp"]
 _HEADS: dict[str, Task] = {
     "ForSequenceClassification": "classification",
     "ForMaskedLM": "masked",
     "ForCausalLM": "causal",
     "LMHeadModel": "causal",
 }
+
+
+@dataclass(frozen=True)
+class SubLayer:
+    """The module whose output a sub-layer of a block adds to the stream: before the addition and any norm after it.
+
+    Attributes:
+        path: from the block, dotted.
+        calls: how often a block calls it in one run; its last output is the one.
+        without: settings of a config with which it is not that one module.
+    """
+
+    path: str
+    calls: int = 1
+    without: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -47,6 +63,8 @@ class Architecture:
         bare_class: what loads the bare encoder.
         reserved_positions: how many rows of the position embeddings no token ever takes.
         without: settings of a config with which this entry does not hold.
+        attention: what the attention of a block adds to the stream; None: not known.
+        mlp: what its feed-forward layer adds; None: not known.
     """
 
     blocks: str
@@ -63,6 +81,8 @@ class Architecture:
     bare_class: Any = AutoModel
     reserved_positions: int = 0
     without: tuple[str, ...] = ()
+    attention: SubLayer | None = None
+    mlp: SubLayer | None = None
 
     def task(self, kind: str) -> Task | None:
         """What the head of a model class of this family answers; None: it has none that is supported.
@@ -93,6 +113,29 @@ class Architecture:
                     f"{getattr(config, name)}: with it, what frozen/architectures.py says of the family does not hold. "
                     "Name another model."
                 )
+
+    def sub_layer(self, component: Component, config: PreTrainedConfig) -> SubLayer:
+        """Where the output of a component other than the residual stream is found.
+
+        Raises:
+            ValueError: if there is no such component, or it is not to be found in this family or with this config.
+        """
+        if component not in ("attention", "mlp"):
+            raise ValueError(f"Expected `component` to be residual, attention or mlp, received {component!r}.")
+        found: SubLayer | None = getattr(self, component)
+        if found is None:
+            raise ValueError(
+                f"Expected a `component` that is known for {config.model_type!r} models, received {component!r}. Say "
+                f"in the family's entry where it is: Architecture(..., {component}=SubLayer('path.from.block'))."
+            )
+        setting = next((name for name in found.without if (getattr(config, name, None) or 0) > _SINGLE[name]), None)
+        if setting is not None:
+            raise ValueError(
+                f"Expected a `component` that one module of a block answers, received {component!r} of a "
+                f"{config.model_type!r} model with {setting} = {getattr(config, setting)}, which answers it in parts. "
+                f"Set {setting} to {_SINGLE[setting]}, or read the residual stream."
+            )
+        return found
 
 
 _ARCHITECTURES: dict[str, Architecture] = {}
@@ -135,30 +178,81 @@ def _position_bias(block: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 _NO_POOLER = {"add_pooling_layer": False}
 _ENCODER = ("is_decoder",)
+# Settings that run a sub-layer several times in a block, and up to which value they do not.
+_SINGLE = {"chunk_size_feed_forward": 0, "inner_group_num": 1}
+_CHUNKED = ("chunk_size_feed_forward",)
+_BERT: dict[str, Any] = {
+    "attention": SubLayer("attention.output.dense"),
+    "mlp": SubLayer("output.dense", without=_CHUNKED),
+}
+_LLAMA: dict[str, Any] = {"attention": SubLayer("self_attn.o_proj"), "mlp": SubLayer("mlp.down_proj")}
+# A norm on what a sub-layer answers, before it is added.
+_SANDWICH: dict[str, Any] = {
+    "attention": SubLayer("post_attention_layernorm"),
+    "mlp": SubLayer("post_feedforward_layernorm"),
+}
+_GPT: dict[str, Any] = {"attention": SubLayer("attn.c_proj"), "mlp": SubLayer("mlp.c_proj")}
 
-register("albert", Architecture("encoder.albert_layer_groups", shared=True, bare=_NO_POOLER))
-register("bert", Architecture("encoder.layer", bare=_NO_POOLER, without=_ENCODER))
+register(
+    "albert",
+    Architecture(
+        "encoder.albert_layer_groups",
+        shared=True,
+        bare=_NO_POOLER,
+        attention=SubLayer("albert_layers.0.attention.dense", without=("inner_group_num",)),
+        mlp=SubLayer("albert_layers.0.ffn_output", without=("inner_group_num", *_CHUNKED)),
+    ),
+)
+register("bert", Architecture("encoder.layer", bare=_NO_POOLER, without=_ENCODER, **_BERT))
 # With a convolution beside block 1, what it answers is not all that reaches block 2.
-register("deberta-v2", Architecture("encoder.layer", returns=2, without=("conv_kernel_size",)))
-register("distilbert", Architecture("transformer.layer"))
-register("electra", Architecture("encoder.layer", without=_ENCODER))
-register("gemma2", Architecture("layers", causal=True))
-register("gemma3_text", Architecture("layers", causal=True, without=("use_bidirectional_attention",)))
+register("deberta-v2", Architecture("encoder.layer", returns=2, without=("conv_kernel_size",), **_BERT))
+register(
+    "distilbert",
+    Architecture(
+        "transformer.layer",
+        attention=SubLayer("attention.out_lin"),
+        mlp=SubLayer("ffn.lin2", without=_CHUNKED),
+    ),
+)
+register("electra", Architecture("encoder.layer", without=_ENCODER, **_BERT))
+register("gemma2", Architecture("layers", causal=True, **_SANDWICH))
+register("gemma3_text", Architecture("layers", causal=True, without=("use_bidirectional_attention",), **_SANDWICH))
 # These two would look token types up among the words.
-register("gpt2", Architecture("h", causal=True, token_types=False))
-register("openai-gpt", Architecture("h", returns=1, causal=True, token_types=False))
-register("gpt_neox", Architecture("layers", causal=True))
-register("llama", Architecture("layers", causal=True))
-register("mistral", Architecture("layers", causal=True))
-register("modernbert", Architecture("layers"))
-register("opt", Architecture("decoder.layers", causal=True))
-register("phi", Architecture("layers", causal=True))
-register("qwen2", Architecture("layers", causal=True))
-register("qwen3", Architecture("layers", causal=True))
+register("gpt2", Architecture("h", causal=True, token_types=False, **_GPT))
+register("openai-gpt", Architecture("h", returns=1, causal=True, token_types=False, **_GPT))
+register(
+    "gpt_neox",
+    Architecture(
+        "layers",
+        causal=True,
+        attention=SubLayer("attention.dense"),
+        mlp=SubLayer("mlp.dense_4h_to_h"),
+    ),
+)
+register("llama", Architecture("layers", causal=True, **_LLAMA))
+register("mistral", Architecture("layers", causal=True, **_LLAMA))
+register("modernbert", Architecture("layers", attention=SubLayer("attn.Wo"), mlp=SubLayer("mlp.Wo")))
+register(
+    "opt",
+    Architecture("decoder.layers", causal=True, attention=SubLayer("self_attn.out_proj"), mlp=SubLayer("fc2")),
+)
+register("phi", Architecture("layers", causal=True, attention=SubLayer("self_attn.dense"), mlp=SubLayer("mlp.fc2")))
+register("qwen2", Architecture("layers", causal=True, **_LLAMA))
+register("qwen3", Architecture("layers", causal=True, **_LLAMA))
 # These three number positions from one past the padding index, which is 1.
-register("mpnet", Architecture("encoder.layer", returns=1, bare=_NO_POOLER, reserved_positions=2))
-register("roberta", Architecture("encoder.layer", bare=_NO_POOLER, reserved_positions=2, without=_ENCODER))
-register("xlm-roberta", Architecture("encoder.layer", bare=_NO_POOLER, reserved_positions=2, without=_ENCODER))
+register(
+    "mpnet",
+    Architecture(
+        "encoder.layer",
+        returns=1,
+        bare=_NO_POOLER,
+        reserved_positions=2,
+        attention=SubLayer("attention.attn.o"),
+        mlp=_BERT["mlp"],
+    ),
+)
+register("roberta", Architecture("encoder.layer", bare=_NO_POOLER, reserved_positions=2, without=_ENCODER, **_BERT))
+register("xlm-roberta", Architecture("encoder.layer", bare=_NO_POOLER, reserved_positions=2, without=_ENCODER, **_BERT))
 register(
     "t5",
     Architecture(
@@ -168,7 +262,20 @@ register(
         beside=_position_bias,
         rereads=True,
         bare_class=AutoModelForTextEncoding,
+        attention=SubLayer("layer.0.SelfAttention.o"),
+        mlp=SubLayer("layer.1.DenseReluDense.wo"),
     ),
 )
-# Positions are relative; the classifier reads the end of the row.
-register("xlnet", Architecture("layer", returns=2, sequence_first=True, padding="left"))
+# Positions are relative; the classifier reads the end of the row. The last linear map of the attention is no module,
+# but its output goes through a dropout that the attention weights went through before.
+register(
+    "xlnet",
+    Architecture(
+        "layer",
+        returns=2,
+        sequence_first=True,
+        padding="left",
+        attention=SubLayer("rel_attn.dropout", calls=2),
+        mlp=SubLayer("ff.layer_2", without=_CHUNKED),
+    ),
+)

@@ -9,9 +9,9 @@ from typing import Any, overload
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from frozen.architectures import Architecture
+from frozen.architectures import Architecture, SubLayer
 
-__all__ = ["Blocks", "inject", "read"]
+__all__ = ["Blocks", "SubLayers", "inject", "read", "replace"]
 
 
 class Blocks(Sequence[nn.Module]):
@@ -42,10 +42,49 @@ class Blocks(Sequence[nn.Module]):
 
     def numbering(self) -> Callable[[nn.Module], int]:
         """Tells, asked once at every call of a block in one run of the model, which of 1..L it is."""
-        waiting: dict[nn.Module, list[int]] = {}
-        for number, block in enumerate(self, start=1):
-            waiting.setdefault(block, []).append(number)
-        return lambda block: waiting[block].pop(0) if len(waiting[block]) > 1 else waiting[block][0]
+        return _numbering([[block] for block in self])
+
+
+class SubLayers:
+    """The same sub-layer of each of the L blocks, as the model runs them.
+
+    Args:
+        blocks: the blocks.
+        layer: where in a block it is.
+
+    Raises:
+        ValueError: a block has no such module.
+    """
+
+    def __init__(self, blocks: Blocks, layer: SubLayer) -> None:
+        self._modules = [_found(block, layer.path, number) for number, block in enumerate(blocks, start=1)]
+        self._calls = layer.calls
+
+    def __getitem__(self, index: int) -> nn.Module:
+        return self._modules[index]
+
+    def numbering(self) -> Callable[[nn.Module], int]:
+        """Tells, asked once at every call in one run of the model, whose output it gives: 1..L, or 0 for none yet."""
+        return _numbering([[module] * self._calls for module in self._modules])
+
+
+def _found(block: nn.Module, path: str, number: int) -> nn.Module:
+    try:
+        return block.get_submodule(path)
+    except AttributeError as error:
+        raise ValueError(
+            f"Expected a sub-layer at `path` {path!r} of every block, received block {number}, a "
+            f"{type(block).__name__}, which has none there. Correct the family's entry in frozen/architectures.py."
+        ) from error
+
+
+def _numbering(calls: Sequence[Sequence[nn.Module]]) -> Callable[[nn.Module], int]:
+    """From the calls in each block 1..L, one after another: which block the next call of a module is the last of."""
+    waiting: dict[nn.Module, list[int]] = {}
+    for number, modules in enumerate(calls, start=1):
+        for place, module in enumerate(modules, start=1):
+            waiting.setdefault(module, []).append(number if place == len(modules) else 0)
+    return lambda module: waiting[module].pop(0) if len(waiting[module]) > 1 else waiting[module][0]
 
 
 class _Reached(Exception):
@@ -74,16 +113,18 @@ class _Injected(nn.Module):
         return getattr(self.__dict__["_block"], name)
 
 
-def read(blocks: Blocks, sites: Collection[int], run: Callable[[], object], *, leave: bool = True) -> dict[int, Tensor]:
+def read(
+    places: Blocks | SubLayers, sites: Collection[int], run: Callable[[], object], *, leave: bool = True
+) -> dict[int, Tensor]:
     """The states at `sites` during `run`, which is left right after the deepest of them, unless `leave` is False.
 
     A state is what the model passes on: hooks that the user has put on block l act before site l is read,
-    those on the input of block l + 1 after it.
+    those on the input of block l + 1 after it. Sub-layers have no site 0.
     """
     states: dict[int, Tensor] = {}
     deepest = max(sites) if leave else None
     handles: list[RemovableHandle] = []
-    number = blocks.numbering()
+    number = places.numbering()
 
     def store(site: int, state: Tensor) -> None:
         if site not in sites:
@@ -93,7 +134,9 @@ def read(blocks: Blocks, sites: Collection[int], run: Callable[[], object], *, l
             raise _Reached
 
     def after(block: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        store(number(block), output[0] if isinstance(output, (tuple, list)) else output)
+        site = number(block)
+        if site > 0:
+            store(site, output[0] if isinstance(output, (tuple, list)) else output)
 
     def before(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if 0 not in states:
@@ -101,9 +144,9 @@ def read(blocks: Blocks, sites: Collection[int], run: Callable[[], object], *, l
 
     try:
         if 0 in sites:
-            handles.append(blocks[0].register_forward_pre_hook(before, prepend=True, with_kwargs=True))
-        for block in {blocks[site - 1] for site in sites if site > 0}:
-            handles.append(block.register_forward_hook(after))
+            handles.append(places[0].register_forward_pre_hook(before, prepend=True, with_kwargs=True))
+        for place in {places[site - 1] for site in sites if site > 0}:
+            handles.append(place.register_forward_hook(after))
         run()
     except _Reached:
         pass
@@ -136,6 +179,29 @@ def inject(blocks: Blocks, architecture: Architecture, site: int, states: Tensor
     finally:
         for i, block in skipped.items():
             blocks.listed[i] = block
+
+
+@contextmanager
+def replace(places: SubLayers, site: int, states: Tensor) -> Iterator[None]:
+    """Within it, one run of the model goes on with `states` instead of what the sub-layer of block `site` answers.
+
+    They arrive in the shape and data type, and on the device, of that answer. Of the sub-layer itself only the last
+    map is run for nothing.
+    """
+    number = places.numbering()
+
+    def exchange(layer: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        if number(layer) != site:
+            return None
+        if isinstance(output, (tuple, list)):
+            return type(output)((states.reshape(output[0].shape).to(output[0]), *output[1:]))
+        return states.reshape(output.shape).to(output)
+
+    handle = places[site - 1].register_forward_hook(exchange)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 @contextmanager

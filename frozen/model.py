@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,9 +13,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from frozen.architectures import Task, architecture_of
-from frozen.hooks import Blocks, inject, read
+from frozen.architectures import Component, Task, architecture_of
+from frozen.fresh import fresh_head, untrained
+from frozen.hooks import Blocks, SubLayers, inject, read, replace
 from frozen.padding import Layout
+from frozen.self_test import self_test
 
 __all__ = ["FrozenModel"]
 
@@ -28,10 +29,13 @@ _KEPT = ("use_cache", "use_mems")
 class FrozenModel:
     """A Transformer of `transformers` with its states open to reading and replacing.
 
-    Sites are 0..L: 0 is the input of block 1, l the output of block l, before any final norm. `inputs` are
-    what a tokenizer makes: `input_ids` (B, T), `attention_mask` (B, T), perhaps `token_type_ids` (B, T), on
-    the model's device, padded on either side; states come and go in the same layout. Token types are left out
-    for a model that has none.
+    Sites are 0..L: 0 is the input of block 1, l the output of block l, before any final norm. These are states of
+    the residual stream; with `component` "attention" or "mlp", site l in 1..L is what that sub-layer of block l adds
+    to the stream: its output before the addition and before any norm that follows the addition.
+
+    `inputs` are what a tokenizer makes: `input_ids` (B, T), `attention_mask` (B, T), perhaps `token_type_ids`
+    (B, T), padded on either side, on any device; what comes out is in the same layout and where `input_ids` are.
+    Token types are left out for a model that has none.
 
     It is deliberately not an `nn.Module`: what holds it neither trains it, nor flips it to train mode, nor
     saves its weights.
@@ -126,20 +130,25 @@ class FrozenModel:
         """
         return self._logits(inputs, self._layout(inputs))
 
-    def head(self, inputs: Mapping[str, Tensor], sites: Sequence[int]) -> list[Tensor]:
-        """The states at `sites`, each (B, T, d), in the order asked for. No block above the deepest is run.
+    def head(
+        self, inputs: Mapping[str, Tensor], sites: Sequence[int], component: Component = "residual"
+    ) -> list[Tensor]:
+        """The states at `sites`, each (B, T, d), in the order asked for. Nothing above the deepest is run.
 
         Raises:
-            ValueError: if a site is outside 0..L, or an input is unknown to the model.
+            ValueError: if a site is outside 0..L (1..L of a sub-layer), an input is unknown to the model, or the
+                component to its architecture.
         """
+        places = self._places(component)
         for site in sites:
-            self.check_site(site, "sites")
+            self.check_site(site, "sites", component)
         if not sites:
             return []
         layout = self._layout(inputs)
         arguments = self._arguments(self._trunk, inputs, layout)
-        states = read(self.blocks, sites, lambda: self._trunk(**arguments))
-        states = {site: self._outward(state, layout) for site, state in states.items()}
+        shape = inputs["input_ids"].shape
+        states = read(places, sites, lambda: self._trunk(**arguments))
+        states = {site: self._outward(state, shape, layout) for site, state in states.items()}
         return [states[site] for site in sites]
 
     def attention(self, inputs: Mapping[str, Tensor], sites: Sequence[int] = ()) -> tuple[list[Tensor], list[Tensor]]:
@@ -174,7 +183,8 @@ class FrozenModel:
                 f"Expected the attention weights of {self.depth} blocks, received those of {len(weights)} from "
                 f"{self.name}, a {type(self.model).__name__}: it does not hand them out. Compare its states instead."
             )
-        turned = {site: self._outward(state, layout) for site, state in states.items()}
+        shape = inputs["input_ids"].shape
+        turned = {site: self._outward(state, shape, layout) for site, state in states.items()}
         return [_turn_both_back(each, layout) for each in weights], [turned[site] for site in sites]
 
     def untrained(self, seed: int) -> FrozenModel:
@@ -184,25 +194,26 @@ class FrozenModel:
         other random number is affected. Data type, attention implementation, device and tokenizer are this
         model's.
         """
-        kind = type(self.model)
         # A bare encoder was loaded without the modules above its last site: leave them out here too.
         options = self.architecture.bare if self.model.base_model is self.model else {}
-        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-            torch.default_generator.manual_seed(seed)
-            fresh = kind(copy.deepcopy(self.model.config), **options)
         name = f"{self.name} (untrained, seed {seed})"
-        return FrozenModel(fresh.to(self.dtype), self.tokenizer, name=name, revision=self.revision).to(self.device)
+        return FrozenModel(untrained(self.model, seed, options), self.tokenizer, name=name, revision=self.revision)
 
-    def tail(self, inputs: Mapping[str, Tensor], site: int, states: Tensor) -> Tensor:
-        """The logits, as of the whole model, with `states` (B, T, d) at `site`. No block up to `site` is run.
+    def tail(
+        self, inputs: Mapping[str, Tensor], site: int, states: Tensor, component: Component = "residual"
+    ) -> Tensor:
+        """The logits, as of the whole model, with `states` (B, T, d), from any device, at `site`.
 
-        Gradients flow from the logits to `states`. Outside autocast, states of another dtype are converted to
-        the model's.
+        Of the residual stream, no block up to `site` is run. A sub-layer adds to a stream: there the model is run
+        from the text, with that one output replaced and nothing else changed. Gradients flow from the logits to
+        `states`. Outside autocast, states of another dtype are converted to the model's.
 
         Raises:
-            ValueError: if the site is outside 0..L, the states have another shape, or as in `logits`.
+            ValueError: if the site is outside 0..L (1..L of a sub-layer), the states have another shape, or as in
+                `logits` and `head`.
         """
-        self.check_site(site, "site")
+        places = self._places(component)
+        self.check_site(site, "site", component)
         layout = self._layout(inputs)
         expected = (*inputs["input_ids"].shape, self.width)
         if states.shape != expected:
@@ -212,43 +223,40 @@ class FrozenModel:
             )
         if not torch.is_autocast_enabled(states.device.type):
             states = states.to(self.dtype)
-        with inject(self.blocks, self.architecture, site, self._inward(states, layout)):
+        states = self._inward(states, layout)
+        replaced = (
+            replace(places, site, states)
+            if isinstance(places, SubLayers)
+            else inject(places, self.architecture, site, states)
+        )
+        with replaced:
             return self._logits(inputs, layout)
 
-    def check_site(self, site: int, argument: str) -> None:
+    def check_site(self, site: int, argument: str, component: Component = "residual") -> None:
         """Refuse a site that the model does not have.
 
         Raises:
             ValueError: naming `argument` and L.
         """
-        if not 0 <= site <= self.depth:
+        least, what = (
+            (0, "site 0 is the input of the first and site l the output of block l")
+            if component == "residual"
+            else (1, f"and site l is what the {component} of block l adds")
+        )
+        if not least <= site <= self.depth:
             raise ValueError(
-                f"Expected `{argument}` between 0 and {self.depth}, received {site}: {self.name} has "
-                f"L = {self.depth} blocks, site 0 is the input of the first and site l the output of block l."
+                f"Expected `{argument}` between {least} and {self.depth}, received {site}: {self.name} has "
+                f"L = {self.depth} blocks, {what}."
             )
 
-    def self_test(self, inputs: Mapping[str, Tensor]) -> None:
+    def self_test(self, inputs: Mapping[str, Tensor], component: Component = "residual") -> None:
         """Check on one batch that injecting what was read gives bit-identical logits at every site.
 
         Raises:
             RuntimeError: naming the first site where it does not, and the largest difference there.
-            ValueError: as in `logits`.
+            ValueError: as in `logits` and `head`.
         """
-        with torch.no_grad():
-            expected = self.logits(inputs)
-            if not bool(expected.isfinite().all()):
-                raise RuntimeError(
-                    f"{self.name} gives logits that are not finite: nothing read from it can be trusted."
-                )
-            for site, states in enumerate(self.head(inputs, range(self.depth + 1))):
-                received = self.tail(inputs, site, states)
-                if not torch.equal(received, expected):
-                    raise RuntimeError(
-                        f"Injecting what was read at site {site} of {self.name} changes its logits by up to "
-                        f"{(received - expected).abs().max().item():.3g} instead of by exactly 0. An "
-                        "evaluation would measure that difference: check the entry of "
-                        f"{self.model.config.model_type!r} in frozen/architectures.py, and your own hooks."
-                    )
+        self_test(self, inputs, component)
 
     @contextmanager
     def fresh_head(self, seed: int) -> Iterator[None]:
@@ -261,25 +269,19 @@ class FrozenModel:
             ValueError: if the model has no classification head.
         """
         self._check_classifies()
-        heads = {name: part for name, part in self.model.named_children() if part is not self.model.base_model}
-        fresh = {name: copy.deepcopy(part).cpu() for name, part in heads.items()}
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
-            # A copied weight has lost transformers' mark of a loaded one, which would keep it as it is.
-            for part in fresh.values():
-                part.apply(self.model._init_weights)
-        try:
-            for name, part in fresh.items():
-                setattr(self.model, name, part.to(self.device))
+        with fresh_head(self.model, seed):
             yield
-        finally:
-            for name, part in heads.items():
-                setattr(self.model, name, part)
+
+    def _places(self, component: Component) -> Blocks | SubLayers:
+        """Where the sites of a component are."""
+        if component == "residual":
+            return self.blocks
+        return SubLayers(self.blocks, self.architecture.sub_layer(component, self.model.config))
 
     def _logits(self, inputs: Mapping[str, Tensor], layout: Layout) -> Tensor:
         self._check_answers()
         output: Any = self.model(**self._arguments(self.model, inputs, layout), return_dict=True)
-        return output.logits if self.task == "classification" else layout.turn_back(output.logits)
+        return (layout.bring_back if self.task == "classification" else layout.turn_back)(output.logits)
 
     def _arguments(self, part: nn.Module, inputs: Mapping[str, Tensor], layout: Layout) -> dict[str, Any]:
         """What `part`, the trunk or the whole model, is called with."""
@@ -297,9 +299,11 @@ class FrozenModel:
         states = layout.turn(states)
         return states.transpose(0, 1).contiguous() if self.architecture.sequence_first else states
 
-    def _outward(self, states: Tensor, layout: Layout) -> Tensor:
-        """The inverse of `_inward`."""
-        return layout.turn_back(states.transpose(0, 1) if self.architecture.sequence_first else states)
+    def _outward(self, states: Tensor, shape: torch.Size, layout: Layout) -> Tensor:
+        """The inverse of `_inward`, for a batch of this shape (B, T); a sub-layer may have its axes flattened."""
+        if self.architecture.sequence_first:
+            return layout.turn_back(states.reshape(*shape[::-1], -1).transpose(0, 1))
+        return layout.turn_back(states.reshape(*shape, -1))
 
     @property
     def _reads_last_token(self) -> bool:
@@ -311,7 +315,7 @@ class FrozenModel:
                 "Expected `inputs` with input_ids and, where there are, attention_mask and token_type_ids, "
                 f"received {', '.join(inputs) or 'nothing'}. Pass these alone, as the tokenizer makes them."
             )
-        return Layout(inputs, self.architecture.padding)
+        return Layout(inputs, self.architecture.padding, self.device)
 
     def _check_eager(self) -> None:
         received = self.model.base_model.config._attn_implementation

@@ -1,4 +1,4 @@
-"""Padding on the side where it is harmless, whichever side a batch came with it."""
+"""A batch as its model wants it, and what comes out as the caller has it: side of the padding, and device."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ __all__ = ["Layout"]
 class Layout:
     """Turns a batch so that every text starts at position 0, or ends at the last, and states back.
 
+    It also takes the batch to the model's device and what comes out to that of `input_ids`; on one device that is
+    nothing.
+
     Most models count absolute positions from the start of the row, and their classifiers read the first token
     or the last real one: padding belongs on the right. XLNet's positions are relative and its classifier reads
     the end of the row: padding belongs on the left. The other side is silently wrong. Turning the rows puts it
@@ -22,9 +25,17 @@ class Layout:
     Args:
         inputs: the batch; without an `attention_mask` nothing counts as padding.
         padding: the side where the model wants it.
+        device: where the model wants it; None: where it is.
     """
 
-    def __init__(self, inputs: Mapping[str, Tensor], padding: Literal["left", "right"] = "right") -> None:
+    def __init__(
+        self,
+        inputs: Mapping[str, Tensor],
+        padding: Literal["left", "right"] = "right",
+        device: torch.device | None = None,
+    ) -> None:
+        self._there = device
+        self._home = None if device is None else inputs["input_ids"].device
         self._rows: Tensor | None = None
         mask = inputs.get("attention_mask")
         if mask is None:
@@ -33,18 +44,24 @@ class Layout:
         shift = real.argmax(1) if padding == "right" else -real.flip(1).argmax(1)
         # On the CPU one look tells that there is nothing to do. On a GPU that look would wait for the device.
         if mask.device.type != "cpu" or bool(shift.any()):
-            self._rows = torch.arange(mask.shape[1], device=mask.device) + shift[:, None]
+            self._rows = (torch.arange(mask.shape[1], device=mask.device) + shift[:, None]).to(device)
 
     def turn(self, values: Tensor) -> Tensor:
-        """(B, T, ...) as the caller has it -> (B, T, ...) with the padding where the model wants it."""
+        """(B, T, ...) as the caller has it, on any device -> (B, T, ...) with the padding where the model wants it."""
+        values = values.to(self._there)
         return values if self._rows is None else _take(values, self._rows % values.shape[1])
 
     def turn_back(self, values: Tensor) -> Tensor:
-        """The inverse of `turn`."""
+        """The inverse of `turn`, on the caller's device."""
         if self._rows is None:
-            return values
+            return self.bring_back(values)
+        values = values.to(self._there)
         columns = torch.arange(values.shape[1], device=values.device)
-        return _take(values, (2 * columns - self._rows) % values.shape[1])
+        return self.bring_back(_take(values, (2 * columns - self._rows) % values.shape[1]))
+
+    def bring_back(self, values: Tensor) -> Tensor:
+        """What has no position, (B, ...), on the caller's device."""
+        return values.to(self._home)
 
 
 def _take(values: Tensor, rows: Tensor) -> Tensor:
