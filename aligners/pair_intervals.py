@@ -21,6 +21,7 @@ def over_pairs(
     rows: Sequence[Row],
     groups: Mapping[str, Sequence[str]] | None = None,
     quantities: Sequence[str] = ("penalty", "accuracy_penalty"),
+    by: Sequence[str] = ("method", "role", "site_x", "site_y"),
 ) -> list[Row]:
     """Means over the routes of each group, for every method and site pair (Brown et al. 2023, Figure 2).
 
@@ -36,30 +37,27 @@ def over_pairs(
     `interval` says so.
 
     Args:
-        rows: with model_x, model_y, method, role, site_x, site_y, `quantities`. Rows without a site are passed over.
+        rows: with model_x, model_y, `by` and `quantities`. Rows without a site are passed over.
         groups: name -> models; routes from group a into group b then make up "a-to-b". By default all routes between
             different models are one group. Routes from a model into itself are always "same model".
         quantities: what to average.
+        by: what is averaged apart.
 
     Returns:
-        One row for each group, method and site pair: group, method, role, site_x, site_y, n_models, n_routes,
-        interval, and each quantity with its _low and _high; None where a route has none, as after an overflow.
+        One row for each group and value of `by`: group, `by`, n_models, n_routes, interval, and each quantity with its
+        _low and _high; None where a route has none, as after an overflow.
 
     Raises:
         ValueError: a model is in two groups or in none, or a group names a model of which there is no row.
     """
     sited = [row for row in rows if row["site_x"] is not None]
     kinds = _kinds(dict.fromkeys(row[f"model_{side}"] for row in sited for side in "xy"), groups)
-    found: dict[tuple[str, str, int, int], list[Row]] = {}
+    found: dict[tuple[Any, ...], list[Row]] = {}
     for row in sited:
         group = _group(kinds[row["model_x"]], kinds[row["model_y"]], row["model_x"] == row["model_y"])
-        found.setdefault((group, row["method"], row["site_x"], row["site_y"]), []).append(row)
+        found.setdefault((group, *(row[name] for name in by)), []).append(row)
     return [
-        {
-            **dict(zip(("group", "method", "site_x", "site_y"), place, strict=True)),
-            "role": own[0]["role"],
-            **_summary(own, kinds, quantities),
-        }
+        {**dict(zip(("group", *by), place, strict=True)), **_summary(own, kinds, quantities)}
         for place, own in found.items()
     ]
 
