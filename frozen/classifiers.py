@@ -1,0 +1,177 @@
+"""Classifiers that are made to be trained: a base model under a new head, what counts as a head, how one is called."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
+
+from frozen.architectures import Architecture, architecture_of
+from frozen.loading import _config, _dtype, _quiet, _tokenizer, _weights
+from frozen.padding import Layout
+
+__all__ = ["Classifier", "head_parts", "new_classifier", "with_head"]
+
+
+def new_classifier(
+    name: str | Path,
+    n_labels: int,
+    seed: int,
+    *,
+    label_names: Sequence[str] | None = None,
+    revision: str | None = None,
+    dtype: str | torch.dtype = "float32",
+    attn_implementation: str | None = None,
+    trust_remote_code: bool = False,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A base model under a classification head drawn from `seed`, in eval mode, every weight open to training.
+
+    The body has the checkpoint's weights, exactly. The head is what lies outside the base model, whatever head the
+    checkpoint has, and a pooler where the checkpoint has none. It is drawn by the model's own recipe, on the CPU; no
+    other random number is affected. A causal model without a padding token gets that of its tokenizer, or its
+    end-of-text token.
+
+    Args:
+        name: Hub id, or a folder that `save_pretrained` wrote: a bare, masked or causal model, or a classifier.
+        n_labels: number of classes, C.
+        seed: of the head.
+        label_names: names of the classes, kept in the config; default: LABEL_0, LABEL_1, ...
+        revision: branch, tag or commit on the Hub.
+        dtype: of the weights: float32, bfloat16 or float16.
+        attn_implementation: "sdpa", "eager", ...; None: what transformers prefers.
+        trust_remote_code: whether code from the Hub may run.
+
+    Raises:
+        ValueError: fewer than two classes or another number of names; the family has no classification head that
+            follows from its states; or a weight of the body or the tokenizer is missing, as in `load_frozen`.
+    """
+    _check_labels(n_labels, label_names)
+    source = {"revision": revision, "trust_remote_code": trust_remote_code}
+    with _quiet(), torch.random.fork_rng(devices=[]):
+        config = _config(str(name), source)
+        architecture = architecture_of(config.model_type)
+        architecture.check(config)
+        _check_family(architecture, config.model_type)
+        config.num_labels, config.problem_type = n_labels, "single_label_classification"
+        if label_names is not None:
+            config.id2label = dict(enumerate(label_names))
+            config.label2id = {label: number for number, label in enumerate(label_names)}
+        options: dict[str, Any] = {**source, "dtype": _dtype(dtype), "config": config}
+        if attn_implementation is not None:
+            options["attn_implementation"] = attn_implementation
+        model, unfit = _weights(str(name), AutoModelForSequenceClassification, options)
+        tokenizer = _tokenizer(str(name), source, config)
+    _check_body(model, unfit, str(name))
+    _draw(model, unfit, seed)
+    if architecture.causal and model.config.pad_token_id is None:
+        _set_padding(model, tokenizer, str(name))
+    return model.eval(), tokenizer
+
+
+def head_parts(model: PreTrainedModel) -> dict[str, nn.Module]:
+    """What turns the states at the last site into classes, by its path: a pooler, and all outside the base model.
+
+    A final norm is not among them: it belongs to the body, as in the papers.
+    """
+    parts = {name: part for name, part in model.named_children() if part is not model.base_model}
+    pooler = getattr(model.base_model, "pooler", None)
+    return parts | ({f"{model.base_model_prefix}.pooler": pooler} if isinstance(pooler, nn.Module) else {})
+
+
+@contextmanager
+def with_head(model: PreTrainedModel, parts: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Within it, these parts, by path, stand where the model's own do."""
+    own = {name: model.get_submodule(name) for name in parts}
+    try:
+        for name, part in parts.items():
+            model.set_submodule(name, part)
+        yield
+    finally:
+        for name, part in own.items():
+            model.set_submodule(name, part)
+
+
+class Classifier:
+    """Calls a classifier that trains as `FrozenModel.logits` calls one that does not: padding, token types, caches.
+
+    Args:
+        model: of a registered family; its mode and its weights are left alone.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model, self.architecture = model, architecture_of(model.config.model_type)
+        known = set(inspect.signature(model.forward).parameters)
+        names = {"input_ids", "attention_mask"} | ({"token_type_ids"} if self.architecture.token_types else set())
+        self._names = names & known
+        self._off = {name: False for name in ("use_cache", "use_mems") if name in known}
+
+    def logits(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """(B, C) for a tokenised batch, padded on either side."""
+        layout = Layout(inputs, self.architecture.padding)
+        arguments: dict[str, Any] = {name: layout.turn(value) for name, value in inputs.items() if name in self._names}
+        if self.architecture.causal and "attention_mask" in arguments:
+            # It looks for the last token that is not its own padding token.
+            padding = arguments["attention_mask"] == 0
+            arguments["input_ids"] = arguments["input_ids"].masked_fill(padding, self.model.config.pad_token_id)
+        return self.model(**arguments, **self._off, return_dict=True).logits
+
+
+def _draw(model: PreTrainedModel, unfit: Sequence[str], seed: int) -> None:
+    """Draw the head anew, in place, and a pooler that the checkpoint lacks."""
+    inside = f"{model.base_model_prefix}."
+    parts = {
+        name: copy.deepcopy(part)  # a copied weight has lost transformers' mark of a loaded one, which would keep it
+        for name, part in head_parts(model).items()
+        if not name.startswith(inside) or any(key.startswith(f"{name}.") for key in unfit)
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        for name, part in parts.items():
+            part.apply(model._init_weights)
+            model.set_submodule(name, part)
+
+
+def _check_labels(n_labels: int, label_names: Sequence[str] | None) -> None:
+    if n_labels < 2:
+        raise ValueError(f"Expected `n_labels` of at least 2, received {n_labels}: a classifier tells classes apart.")
+    if label_names is not None and (len(label_names) != n_labels or len(set(label_names)) != n_labels):
+        raise ValueError(
+            f"Expected `label_names` to be {n_labels} different names, received {', '.join(label_names) or 'none'}."
+        )
+
+
+def _check_family(architecture: Architecture, model_type: str) -> None:
+    if architecture.rereads:
+        raise ValueError(
+            f"Expected a model whose classification head reads its states, received a {model_type!r} model: its "
+            "classifier reads the text a second time, and could not be truncated, injected or stitched. Name another."
+        )
+
+
+def _check_body(model: PreTrainedModel, unfit: Sequence[str], name: str) -> None:
+    parts = tuple(f"{part}." for part in head_parts(model))
+    missing = [key for key in unfit if not key.startswith(parts)]
+    if missing:
+        listed = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
+        raise ValueError(
+            f"Expected all weights below the head of a {type(model).__name__} in {name!r}, received none, or none of "
+            f"the right shape, for {listed}. They would be random: name a checkpoint that has them."
+        )
+
+
+def _set_padding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    if tokenizer.pad_token_id is None:
+        if tokenizer.eos_token_id is None:
+            raise ValueError(
+                f"Expected a padding or an end-of-text token in the tokenizer of {name!r}, received neither: a "
+                f"{type(model).__name__} reads the last token that is not padding. Give the tokenizer one."
+            )
+        tokenizer.pad_token = tokenizer.eos_token
+    model.config.pad_token_id = tokenizer.pad_token_id
