@@ -242,9 +242,9 @@ def test_a_path_that_leads_nowhere_is_refused(monkeypatch: pytest.MonkeyPatch) -
         ("albert", {"inner_group_num": 2}, "attention", "'albert' model with inner_group_num = 2.*to 1"),
         (
             "bert",
-            {"chunk_size_feed_forward": 4},
+            {"chunk_size_feed_forward": 7},
             "mlp",
-            "'mlp' of a 'bert' model with chunk_size_feed_forward = 4.*to 0",
+            "'mlp' of a 'bert' model with chunk_size_feed_forward = 7.*to 0",
         ),
     ],
 )
