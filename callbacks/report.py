@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.loggers import WandbLogger
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from aligners.injection import InjectionEvaluation
 from callbacks.figures import accuracy_figure, fvu_figure
 from callbacks.reading import directions, price_of_bijectivity, reading
-from callbacks.writing import environment, save_figure, table_csv, write_text
+from callbacks.showing import log_to_wandb, screen
+from callbacks.writing import environment, save_figure, table_csv, table_markdown, write_text
 
 __all__ = ["Report", "console_tables", "write_report"]
 
@@ -55,15 +53,14 @@ class Report(pl.Callback):
             "price_of_bijectivity": price_of_bijectivity(pl_module.rows),
         }
         write_report(folder, meta, pl_module.rows)
-        console = Console() if sys.stdout.isatty() else Console(width=120)
+        console = screen()
         for table in console_tables(pl_module.rows):
             console.print(table)
         console.print("\n" + reading(pl_module.rows), highlight=False)
         console.print(f"\nReport and figures: {folder}", highlight=False)
-        for logger in trainer.loggers:
-            if isinstance(logger, WandbLogger):
-                _to_wandb(logger, folder, meta, pl_module.rows)
-                console.print(f"W&B run: {Path(logger.experiment.dir).parent}", highlight=False)
+        figures = [folder / f"{name}.png" for name in FIGURES]
+        for run in log_to_wandb(trainer, "report", meta, pl_module.rows, figures):
+            console.print(f"W&B run: {run}", highlight=False)
 
 
 def write_report(folder: Path, meta: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
@@ -77,7 +74,7 @@ def write_report(folder: Path, meta: dict[str, Any], rows: Sequence[dict[str, An
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "report.json", json.dumps({"meta": meta, "rows": list(rows)}, indent=1, allow_nan=False))
     write_text(folder / "report.csv", table_csv(rows))
-    write_text(folder / "report.md", _markdown(rows))
+    write_text(folder / "report.md", table_markdown(rows, MARKDOWN_COLUMNS))
     for name, draw in FIGURES.items():
         save_figure(draw(rows), folder / f"{name}.png")
 
@@ -118,24 +115,3 @@ def _short(value: float | None, percent: bool) -> str:
     if percent:
         return f"{100 * value:.1f}"
     return f"{value:.0e}" if value >= 100 else f"{value:.2f}" if value >= 1 else f"{value:.3f}"
-
-
-def _markdown(rows: Sequence[dict[str, Any]]) -> str:
-    lines = ["| " + " | ".join(MARKDOWN_COLUMNS.values()) + " |", "|" + "---|" * len(MARKDOWN_COLUMNS)]
-    for row in rows:
-        shown = dict(row)
-        if row["site_x"] != row["site_y"]:
-            shown["site_x"] = f"{row['site_x']}→{row['site_y']}"
-        cells = [shown[key] for key in MARKDOWN_COLUMNS]
-        lines.append(
-            "| " + " | ".join("" if c is None else f"{c:.4g}" if isinstance(c, float) else str(c) for c in cells) + " |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def _to_wandb(logger: WandbLogger, folder: Path, meta: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
-    logger.experiment.config.update(meta, allow_val_change=True)
-    columns = list(rows[0])
-    logger.log_table("report", columns=columns, data=[[row[column] for column in columns] for row in rows])
-    for name in FIGURES:
-        logger.log_image(name, [str(folder / f"{name}.png")])

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.loggers import WandbLogger
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from callbacks.layer_maps import block_map, heat_maps, layer_lines
+from callbacks.showing import log_to_wandb, screen
 from callbacks.writing import environment, save_figure, table_csv, write_text
 from similarity.controls import matching_layers
 from similarity.evaluation import SimilarityEvaluation
@@ -42,7 +40,7 @@ class SimilarityReport(pl.Callback):
             return
         meta = {**pl_module.meta, **environment(trainer)}
         figures = write_similarity(self.folder, meta, pl_module.rows, pl_module.layers, pl_module.distances)
-        console = Console() if sys.stdout.isatty() else Console(width=120)
+        console = screen()
         for table in similarity_tables(pl_module.rows):
             console.print(table)
         for line in pl_module.distances:
@@ -52,14 +50,8 @@ class SimilarityReport(pl.Callback):
                 highlight=False,
             )
         console.print(f"\nReport and figures: {self.folder}", highlight=False)
-        for logger in trainer.loggers:
-            if isinstance(logger, WandbLogger):
-                logger.experiment.config.update(meta, allow_val_change=True)
-                columns = list(pl_module.rows[0])
-                logger.log_table("similarity", columns=columns, data=[list(row.values()) for row in pl_module.rows])
-                for figure in figures:
-                    logger.log_image(figure.stem, [str(figure)])
-                console.print(f"W&B run: {Path(logger.experiment.dir).parent}", highlight=False)
+        for run in log_to_wandb(trainer, "similarity", meta, pl_module.rows, figures):
+            console.print(f"W&B run: {run}", highlight=False)
 
 
 def write_similarity(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import lightning.pytorch as pl
 import torch
 from matplotlib.figure import Figure
 
-__all__ = ["environment", "save_figure", "table_csv", "write_text"]
+__all__ = ["environment", "save_figure", "table_csv", "table_markdown", "write_text"]
 
 PACKAGES = ("torch", "lightning", "transformers", "torchmetrics", "numpy")
 
@@ -40,6 +40,25 @@ def table_csv(rows: Sequence[dict[str, Any]]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return lines.getvalue()
+
+
+def table_markdown(rows: Sequence[dict[str, Any]], columns: Mapping[str, str]) -> str:
+    """Some columns of rows as a Markdown table, to four digits.
+
+    Args:
+        rows: with `site_x` and `site_y`, which stand in one column, `1→2` where they differ.
+        columns: key -> heading.
+    """
+    lines = ["| " + " | ".join(columns.values()) + " |", "|" + "---|" * len(columns)]
+    for row in rows:
+        shown = dict(row)
+        if row["site_x"] != row["site_y"]:
+            shown["site_x"] = f"{row['site_x']}→{row['site_y']}"
+        cells = [shown[key] for key in columns]
+        lines.append(
+            "| " + " | ".join("" if c is None else f"{c:.4g}" if isinstance(c, float) else str(c) for c in cells) + " |"
+        )
+    return "\n".join(lines) + "\n"
 
 
 def environment(trainer: pl.Trainer) -> dict[str, Any]:

@@ -1,0 +1,46 @@
+"""Where a report is shown besides its files: on screen, and at W&B where the run has it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.loggers import WandbLogger
+from rich.console import Console
+
+__all__ = ["log_to_wandb", "screen"]
+
+
+def screen() -> Console:
+    """The terminal; 120 columns where there is none."""
+    return Console() if sys.stdout.isatty() else Console(width=120)
+
+
+def log_to_wandb(
+    trainer: pl.Trainer, name: str, meta: dict[str, Any], rows: Sequence[dict[str, Any]], figures: Sequence[Path]
+) -> list[Path]:
+    """Log a report to every W&B run of a trainer.
+
+    Args:
+        trainer: whose loggers are asked.
+        name: of the table.
+        meta: what holds for all rows; goes to the run's config.
+        rows: of equal keys.
+        figures: logged under their names without suffix.
+
+    Returns:
+        The folders of the runs; none without W&B.
+    """
+    folders = []
+    for logger in trainer.loggers:
+        if isinstance(logger, WandbLogger):
+            logger.experiment.config.update(meta, allow_val_change=True)
+            columns = list(rows[0])
+            logger.log_table(name, columns=columns, data=[[row[column] for column in columns] for row in rows])
+            for figure in figures:
+                logger.log_image(figure.stem, [str(figure)])
+            folders.append(Path(logger.experiment.dir).parent)
+    return folders
