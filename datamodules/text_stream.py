@@ -64,6 +64,9 @@ class TextStream(pl.LightningDataModule):
     """
 
     option: str  # name of the subclass's option that says which layers
+    # Why models of different tokenizers are refused, and what to do instead.
+    pairs_tokens = "`rows` 'tokens' pairs models token by token"
+    instead_of_tokens = "Use `rows` 'words', 'mean' or 'cls'"
 
     def __init__(
         self,
@@ -151,8 +154,8 @@ class TextStream(pl.LightningDataModule):
             for model, tokenizer in zip(models, tokenizers, strict=True):
                 if self.rows == "tokens" and not same_tokenizer(tokenizers[0], tokenizer):
                     raise ValueError(
-                        f"`rows` 'tokens' pairs models token by token, but the tokenizers of {models[0].name} and "
-                        f"{model.name} differ. Use `rows` 'words', 'mean' or 'cls'."
+                        f"{self.pairs_tokens}, but the tokenizers of {models[0].name} and {model.name} differ. "
+                        f"{self.instead_of_tokens}."
                     )
                 if self.packed and not same_tokenizer(tokenizers[0], tokenizer):
                     raise ValueError(
