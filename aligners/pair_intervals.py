@@ -10,11 +10,11 @@ from torch import Tensor
 
 from similarity.controls import jackknife_interval
 
-__all__ = ["OVER_MODELS", "RANGE", "over_pairs"]
+__all__ = ["OVER_MODELS", "RANGE", "check_groups", "over_pairs"]
 
 Row = dict[str, Any]
 LEAST_MODELS = 4
-OVER_MODELS, RANGE = "95 % over models", "range"  # what the ends of an interval are
+OVER_MODELS, RANGE = "95 % interval over models", "range of the routes"  # what the ends of an interval are
 
 
 def over_pairs(
@@ -48,10 +48,10 @@ def over_pairs(
         _low and _high; None where a route has none, as after an overflow.
 
     Raises:
-        ValueError: a model is in two groups or in none, or a group names a model of which there is no row.
+        ValueError: see `check_groups`.
     """
     sited = [row for row in rows if row["site_x"] is not None]
-    kinds = _kinds(dict.fromkeys(row[f"model_{side}"] for row in sited for side in "xy"), groups)
+    kinds = check_groups(groups, (row[f"model_{side}"] for row in sited for side in "xy"))
     found: dict[tuple[Any, ...], list[Row]] = {}
     for row in sited:
         group = _group(kinds[row["model_x"]], kinds[row["model_y"]], row["model_x"] == row["model_y"])
@@ -62,9 +62,13 @@ def over_pairs(
     ]
 
 
-def _kinds(models: Iterable[str], groups: Mapping[str, Sequence[str]] | None) -> dict[str, str]:
-    """The group of each model; "" for all where there are none."""
-    present = list(models)
+def check_groups(groups: Mapping[str, Sequence[str]] | None, models: Iterable[str]) -> dict[str, str]:
+    """The group of each model; "" for all where there are none.
+
+    Raises:
+        ValueError: a model is in two groups or in none, or a group names a model that is not among `models`.
+    """
+    present = list(dict.fromkeys(models))
     if groups is None:
         return dict.fromkeys(present, "")
     members = [model for own in groups.values() for model in own]

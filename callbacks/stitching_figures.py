@@ -13,7 +13,16 @@ from matplotlib.figure import Figure
 
 from callbacks.figures import COLOURS, MARKERS
 from callbacks.heat import heat_map
-from callbacks.stitching_lines import Line, averaged, is_grid, lines_of, matching_pairs, methods_of, site_name
+from callbacks.stitching_lines import (
+    Line,
+    averaged,
+    is_grid,
+    lines_of,
+    matching_pairs,
+    methods_of,
+    site_name,
+    what_intervals_are,
+)
 
 __all__ = ["accuracy_figure", "curve_figures", "penalty_figure", "penalty_map"]
 
@@ -41,7 +50,7 @@ def penalty_figure(rows: Sequence[Row], groups: Groups = None) -> Figure:
         _draw(axis, lines, method, pairs, "penalty", 1)
         _penalty_scale(axis)
         axis.set_xticks(range(len(pairs)), [site_name(pair) for pair in pairs])
-    _dress(figure, axes.values(), _site_label(rows), PENALTY, _ends(rows, groups))
+    _dress(figure, axes.values(), _site_label(rows), PENALTY, f"bars: {what_intervals_are(rows, groups)}")
     return figure
 
 
@@ -66,7 +75,7 @@ def accuracy_figure(rows: Sequence[Row], groups: Groups = None) -> Figure:
             axis.axhline(100 * natives[target], color=colours[target], linewidth=0.8, alpha=0.6, zorder=0)
         axis.set_xticks(range(len(pairs)), [site_name(pair) for pair in pairs])
     height = "accuracy, %; thin: the target by itself" if column == "accuracy" else "accuracy lost, points"
-    _dress(figure, axes.values(), _site_label(rows), height, _ends(rows, groups))
+    _dress(figure, axes.values(), _site_label(rows), height, f"bars: {what_intervals_are(rows, groups)}")
     return figure
 
 
@@ -214,11 +223,3 @@ def _number(value: float | None) -> float:
 
 def _site_label(rows: Sequence[Row]) -> str:
     return "site (matching layers)" if is_grid(rows) else "site (layer)"
-
-
-def _ends(rows: Sequence[Row], groups: Groups) -> str:
-    """What the bars are."""
-    if not averaged(rows, groups):
-        return "bars: 95 % over texts"
-    kinds = {row["interval"] for line in lines_of(rows, groups) for row in line.rows}
-    return "bars: " + " or ".join(sorted(kinds))

@@ -8,7 +8,17 @@ from typing import Any, NamedTuple
 from aligners.pair_intervals import over_pairs
 from similarity.controls import matching_layers
 
-__all__ = ["Line", "averaged", "is_grid", "lines_of", "matching_pairs", "methods_of", "short_names", "site_name"]
+__all__ = [
+    "Line",
+    "averaged",
+    "is_grid",
+    "lines_of",
+    "matching_pairs",
+    "methods_of",
+    "short_names",
+    "site_name",
+    "what_intervals_are",
+]
 
 Row = dict[str, Any]
 Pair = tuple[int, int]
@@ -94,6 +104,13 @@ def short_names(models: Iterable[str]) -> dict[str, str]:
     every = list(dict.fromkeys(models))
     short = [name.rstrip("/").rpartition("/")[2] for name in every]
     return dict(zip(every, short if len(set(short)) == len(every) else every, strict=True))
+
+
+def what_intervals_are(rows: Sequence[Row], groups: Mapping[str, Sequence[str]] | None = None) -> str:
+    """Over what the ends of the lines' intervals are taken."""
+    if not averaged(rows, groups):
+        return "95 % interval over texts"
+    return " or ".join(sorted({row["interval"] for line in lines_of(rows, groups) for row in line.rows}))
 
 
 def _pairs(rows: Sequence[Row]) -> list[list[Pair]]:
