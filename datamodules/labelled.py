@@ -1,0 +1,217 @@
+"""The LightningDataModule of labelled text: what classifiers are fine-tuned on, and what surgery is measured on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from datamodules.batches import LengthBatches, TextBatch
+from datamodules.sources import TextSource
+from datamodules.text_stream import EMBEDDED, Split, TextStream
+from frozen.classifiers import new_classifier
+from frozen.embedded import Recipe
+from frozen.model import FrozenModel
+
+__all__ = ["LabelledTexts"]
+
+WITHOUT_GRADIENTS = 4  # so many times the training batch fits where nothing is kept for a backward pass
+
+
+class LabelledTexts(TextStream):
+    """Text with classes in, batches for one or more models of any tokenizers out. No model is run or moved here.
+
+    Args:
+        models: Hub ids, local folders, or embedded models such as `embedded:0`.
+        bases: models from which `models` were fine-tuned, each loaded under a new classification head drawn from
+            `seed`; they come after the others.
+        text: which texts, and how they are split.
+        batch_size: texts a step, over all ranks together.
+        max_length: longest text in tokens; longer ones are cut, and how many is said.
+        seed: of the order of the texts, unless `order` says otherwise, and of the bases' heads.
+        dtype: precision of the models: float32, bfloat16 or float16.
+        attn_implementation: eager, sdpa, flash_attention_2; default: what transformers chooses.
+        revisions: of each of `models` on the Hub; default: the main one.
+        trust_remote_code: run code that a model's repository brings. Off, because it is somebody else's code.
+        recipe: how embedded models are made.
+        cache: where embedded models are kept. Default: $ALIGNERS_CACHE, else ~/.cache/aligners.
+        workers: processes that prepare batches beside the main one.
+
+    Attributes:
+        order: seed of the order of the training texts, set anew for each model that is trained.
+
+    Raises:
+        ValueError: an option is out of its range, or no model is named.
+    """
+
+    option = "models"
+
+    def __init__(
+        self,
+        models: list[str] | str = "embedded:0",
+        bases: list[str] | str | None = None,
+        text: TextSource = TextSource(),  # noqa: B008  (frozen)
+        batch_size: int = 32,
+        max_length: int = 128,
+        seed: int = 0,
+        dtype: str = "float32",
+        attn_implementation: str | None = None,
+        revisions: list[str | None] | None = None,
+        trust_remote_code: bool = False,
+        recipe: Recipe = Recipe(),  # noqa: B008  (frozen)
+        cache: Path | None = None,
+        workers: int = 0,
+    ) -> None:
+        super().__init__(
+            text=text,
+            rows="cls",  # no rows are read; this policy asks nothing of the tokenizers
+            special_tokens=True,
+            batch_size=batch_size,
+            max_length=max_length,
+            seed=seed,
+            dtype=dtype,
+            attn_implementation=attn_implementation,
+            trust_remote_code=trust_remote_code,
+            recipe=recipe,
+            cache=cache,
+            workers=workers,
+        )
+        self.models, self.bases = _listed(models), _listed(bases or [])
+        self.revisions = revisions
+        self.order = seed
+        if not self.models:
+            raise ValueError("Expected `models` to name at least one model, but got none.")
+        if revisions is not None and len(revisions) != len(self.models):
+            raise ValueError(
+                f"Expected one of `revisions` for each of the {len(self.models)} `models`, but got {len(revisions)}."
+            )
+
+    def named(self) -> list[tuple[str, str | None]]:
+        """Name and revision of each of `models`."""
+        return list(zip(self.models, self.revisions or [None] * len(self.models), strict=True))
+
+    def wanted(self, depths: Sequence[int]) -> list[list[int]]:
+        """No layer is asked for here."""
+        return [[] for _ in depths]
+
+    @property
+    def reader(self) -> list[FrozenModel]:
+        """The models: there is nothing else to make ready."""
+        return self.frozen
+
+    @property
+    def frozen(self) -> list[FrozenModel]:
+        """`models`, loaded on first use, and then `bases` under new heads.
+
+        Raises:
+            ValueError: a model cannot be loaded or has too few positions, or there is a base without a classifier.
+        """
+        if self._frozen is None:
+            models = super().frozen
+            self._frozen = [*models, *(self._base(name, models[0]) for name in self.bases)]
+        return self._frozen
+
+    def _base(self, name: str, tuned: FrozenModel) -> FrozenModel:
+        if tuned.n_labels is None:
+            raise ValueError(
+                f"Expected `models` to be classifiers where `bases` are named, but {tuned.name} has no classification "
+                "head. Name models that were fine-tuned to classify."
+            )
+        loaded = new_classifier(
+            self.path(name),
+            tuned.n_labels,
+            self.seed,
+            dtype=self.dtype,
+            attn_implementation=self.attn_implementation,
+            trust_remote_code=self.trust_remote_code,
+        )
+        return FrozenModel(*loaded, name=name)
+
+    def path(self, name: str) -> str:
+        """The folder of an embedded model, made now if it is not in the cache; any other name as it is."""
+        return str(self._embedded(name)) if name.startswith(EMBEDDED) else name
+
+    def labels(self, split: Split) -> Tensor:
+        """The class of each text of a split, (n,) int64.
+
+        Raises:
+            ValueError: the texts have none, or fewer than two classes.
+        """
+        found = self.split(split).labels
+        if found is None:
+            raise ValueError(
+                f"Expected text with classes, but the texts of {self.text.source!r} have no labels. Name a "
+                "`label_column`, or another source."
+            )
+        return found
+
+    @property
+    def classes(self) -> int:
+        """Number of classes, C: those that are named, or one more than the largest in any split.
+
+        Raises:
+            ValueError: as in `labels`, or a label is negative.
+        """
+        splits: tuple[Split, ...] = ("fit", "validation", "test")
+        every = torch.cat([self.labels(split) for split in splits])
+        if int(every.min()) < 0:
+            raise ValueError(f"Expected classes counted from 0 in {self.text.source!r}, but got {int(every.min())}.")
+        return max(len(self.texts.label_names or ()), int(every.max()) + 1)
+
+    def majority_accuracy(self) -> float:
+        """Share of the held-out texts whose class is the most frequent one of the fitting texts."""
+        frequent = self.labels("fit").bincount().argmax()
+        return float((self.labels("test") == frequent).double().mean())
+
+    def describe(self) -> dict[str, Any]:
+        """Everything that says which texts and models these are, as plain values."""
+        described = self.describe_rows()
+        for name in ("rows", "special_tokens"):
+            del described[name]
+        count = len(self.models)
+        return {
+            "models": [model.identity() for model in self.frozen[:count]],
+            "bases": [model.identity() for model in self.frozen[count:]],
+            **described,
+        }
+
+    # ------------------------------------------------------------------ Lightning's hooks
+
+    def setup(self, stage: str) -> None:
+        """Load the texts; every check that can be made before training is made here."""
+        for split in ("fit", "validation") if stage in ("fit", "validate") else ("test",):
+            self.labels(split)
+
+    def loader(self, split: Split, *, shuffle: bool = False, batch_size: int | None = None) -> DataLoader:
+        """A loader of whole batches of one split, this rank's share of them."""
+        return self.make_loader(split, shuffle=shuffle, whole=False, batch_size=batch_size)
+
+    def train_dataloader(self) -> DataLoader:
+        """The fitting texts, in an order that follows from `order` and the epoch."""
+        loader = self.loader("fit", shuffle=True)
+        cast(LengthBatches, loader.sampler).seed = self.order
+        return self.resumable(loader)
+
+    def val_dataloader(self) -> DataLoader:
+        """The validation texts."""
+        return self.loader("validation", batch_size=WITHOUT_GRADIENTS * self.batch_size)
+
+    def test_dataloader(self) -> DataLoader:
+        """The held-out texts."""
+        return self.loader("test")
+
+    def on_before_batch_transfer(self, batch: TextBatch, dataloader_idx: int) -> TextBatch:
+        """The batch as it is."""
+        return batch
+
+    def on_after_batch_transfer(self, batch: TextBatch, dataloader_idx: int) -> TextBatch:
+        """The batch as it is: models are run by who trains."""
+        return batch
+
+
+def _listed(names: list[str] | str) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)
