@@ -15,6 +15,8 @@ from aligners.baselines import random_labels
 from aligners.methods import CLOSED_FORMS, WHOLE, Method, Route, build_route
 from aligners.scores import TextScores, bootstrap_interval
 from aligners.storage import StoredAlignment, different_models
+from aligners.tasks import check_labels, unit_scores
+from datamodules.targets import classification_targets
 from frozen.model import FrozenModel
 from frozen.precision import check_precision
 
@@ -87,7 +89,7 @@ class InjectionEvaluation(pl.LightningModule):
             self.routes.append(make("backward", reader.model_y, reader.model_x))
         self.owned.extend(method.aligner for route in self.routes for method in route.methods if method.aligner)
         for route in self.routes:
-            _check_task(route.target, texts.labels, data.text.source)
+            check_labels(route.target, texts.labels, data.text.source)
         self.n_texts = len(texts)
         self.classes = int(self.routes[0].target.n_labels or 0)
         self.chance = random_labels(self.n_texts, self.classes, self.seed)
@@ -147,7 +149,7 @@ class InjectionEvaluation(pl.LightningModule):
             route.target.tail(inputs, route.orient(*pair)[1], batch.rows.scatter(rows, blank))
             for pair, rows in zip(self.sites, mapped, strict=True)
         ]
-        return _behaviour(torch.stack(logits), labels, native)
+        return unit_scores(torch.stack(logits), classification_targets(labels), native)
 
     def _whole(self, route: Route, batch: Any, natives: dict[FrozenModel, Tensor]) -> dict[str, Tensor]:
         """The rows of `WHOLE`: quantity -> (methods, 1, B)."""
@@ -160,7 +162,8 @@ class InjectionEvaluation(pl.LightningModule):
         with route.target.fresh_head(self.seed):
             fresh = route.target.logits(inputs)
         drawn = self.chance.to(self.device)[text]
-        found = _behaviour(torch.stack([of_source, native, fresh, missing]), labels, answer)
+        each = torch.stack([of_source, native, fresh, missing])
+        found = unit_scores(each, classification_targets(labels), answer)
         found["correct"][3] = (drawn == labels).float()
         found["agree"][3] = (drawn == answer).float()
         return {name: values[:, None] for name, values in found.items()}
@@ -277,23 +280,6 @@ DISTANCE_COLUMNS = (
 )  # fmt: skip
 
 
-def _behaviour(logits: Tensor, labels: Tensor, native: Tensor) -> dict[str, Tensor]:
-    """Logits (K, B, C) against labels (B,) and Y's own answers (B,): quantity -> (K, B).
-
-    Where logits are not finite there is no answer, and NaN says so.
-    """
-    answers = torch.where(logits.isfinite().all(-1), logits.argmax(-1).float(), torch.nan)
-    known = answers - answers + 1  # 1, or NaN
-    losses = torch.nn.functional.cross_entropy(
-        logits.float().flatten(0, 1), labels.repeat(len(logits)), reduction="none"
-    )
-    return {
-        "correct": (answers == labels) * known,
-        "loss": losses.view(len(logits), -1),
-        "agree": (answers == native) * known,
-    }
-
-
 def _take(columns: dict[str, Tensor], method: int, site: int) -> dict[str, float | None]:
     """One row's figures; null where a figure does not apply or, as `overflow` then says, is not finite."""
     values = {name: float(column[method, site]) for name, column in columns.items()}
@@ -310,19 +296,3 @@ def _check_stored(stored: Sequence[StoredAlignment], present: dict[str, Any], si
                 f"{checkpoint.path} was fitted at site pairs {checkpoint.site_pairs}, but `data.sites` gives "
                 f"{list(sites)}. Leave `data.sites` out, or evaluate checkpoints of different sites one by one."
             )
-
-
-def _check_task(target: FrozenModel, labels: Tensor | None, source: str) -> None:
-    if target.n_labels is None:
-        raise ValueError(
-            f"Task accuracy needs a model with a classification head, but {target.name} has none. Name a model that "
-            "was fine-tuned to classify."
-        )
-    if labels is None:
-        raise ValueError(f"Task accuracy needs labels, but the texts of {source!r} have none. Name a `label_column`.")
-    least, most = int(labels.min()), int(labels.max())
-    if least < 0 or most >= target.n_labels:
-        raise ValueError(
-            f"Expected labels 0..{target.n_labels - 1}, as the head of {target.name} answers, but the texts of "
-            f"{source!r} have labels {least}..{most}. Name a model that was fine-tuned on this task."
-        )

@@ -1,0 +1,106 @@
+"""How well a head answers what it is asked, unit by unit: losses and scores of every kind of task.
+
+Nothing here but `check_labels` waits for the device.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, kl_div
+
+from datamodules.targets import Targets, classification_targets, masked_targets, next_token_targets
+
+if TYPE_CHECKING:
+    from frozen.model import FrozenModel
+
+__all__ = [
+    "Targets", "check_labels", "chosen", "classification_targets", "divergence", "masked_targets",
+    "next_token_targets", "per_text", "unit_losses", "unit_scores",
+]  # fmt: skip
+
+
+def chosen(logits: Tensor, targets: Targets) -> Tensor:
+    """The logits of each unit, (U, C) float32, from those of the batch, (B, C) or (B, T, C)."""
+    return logits.flatten(0, -2).index_select(0, targets.index).float()
+
+
+def unit_losses(logits: Tensor, targets: Targets) -> Tensor:
+    """Cross-entropy of each unit in nats: chosen logits (..., U, C) -> (..., U)."""
+    lead = logits.shape[:-1]
+    answer = targets.answer.expand(lead).reshape(-1)
+    return cross_entropy(logits.flatten(0, -2), answer, reduction="none").view(lead)
+
+
+def divergence(logits: Tensor, own: Tensor, temperature: float = 1.0) -> Tensor:
+    """What distillation makes small (Hinton, Vinyals and Dean 2015): T² KL(softmax(own / T) ‖ softmax(logits / T)).
+
+    Args:
+        logits: (..., C) of the model that learns.
+        own: (..., C) of the one that is matched.
+        temperature: T.
+
+    Returns:
+        (...) in nats.
+
+    Raises:
+        ValueError: the temperature is not positive.
+    """
+    if not temperature > 0:
+        raise ValueError(f"Expected `temperature` to be above zero, but got {temperature:g}.")
+    learning, matched = ((each / temperature).log_softmax(-1) for each in (logits, own))
+    return temperature**2 * kl_div(learning, matched, reduction="none", log_target=True).sum(-1)
+
+
+def per_text(values: Tensor, targets: Targets) -> Tensor:
+    """Sums over the units of each text: (..., U) -> (..., B); zero for a text without any."""
+    return values.new_zeros(*values.shape[:-1], targets.texts).index_add(-1, targets.owner, values)
+
+
+def unit_scores(logits: Tensor, targets: Targets, own: Tensor) -> dict[str, Tensor]:
+    """How each unit is answered; NaN where logits are not finite, since there is no answer then.
+
+    Args:
+        logits: chosen logits (..., U, C).
+        targets: the right answers.
+        own: (U,) the answers that the model gives by itself.
+
+    Returns:
+        loss, cross-entropy in nats; correct and agree, 1 where the answer is the right one and the model's own:
+        each (..., U).
+    """
+    known = torch.where(logits.isfinite().all(-1), 1.0, torch.nan)
+    answer = logits.argmax(-1)
+    return {
+        "loss": unit_losses(logits.float(), targets) * known,
+        "correct": (answer == targets.answer) * known,
+        "agree": (answer == own) * known,
+    }
+
+
+def check_labels(target: FrozenModel, labels: Tensor | None, source: str) -> None:
+    """Refuse a task that a classifier cannot be asked.
+
+    Args:
+        target: the model that answers.
+        labels: the classes of the texts, or None.
+        source: where the texts come from, for the message.
+
+    Raises:
+        ValueError: the model has no classification head, the texts no labels, or labels that it does not know.
+    """
+    if target.n_labels is None:
+        raise ValueError(
+            f"The task needs a model with a classification head, but {target.name} has none. Name a model that "
+            "was fine-tuned to classify."
+        )
+    if labels is None:
+        raise ValueError(f"The task needs labels, but the texts of {source!r} have none. Name a `label_column`.")
+    least, most = int(labels.min()), int(labels.max())
+    if least < 0 or most >= target.n_labels:
+        raise ValueError(
+            f"Expected labels 0..{target.n_labels - 1}, as the head of {target.name} answers, but the texts of "
+            f"{source!r} have labels {least}..{most}. Name a model that was fine-tuned on this task."
+        )

@@ -1,0 +1,72 @@
+"""Which tokens a masked language model has to guess: the same for a text however it is batched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from datamodules.targets import UNASKED
+
+__all__ = ["mask_tokens"]
+
+_MASKED, _RANDOM = 0.8, 0.1  # shares of the chosen tokens; the rest stay as they are
+
+
+def mask_tokens(
+    inputs: Mapping[str, Tensor],
+    special: Tensor,
+    text: Tensor,
+    *,
+    mask_token: int,
+    vocabulary: int,
+    share: float,
+    seed: int,
+    epoch: int,
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Mask a batch by BERT's recipe (Devlin et al. 2019, §3.1 and A.1), on the CPU.
+
+    Of each text, `share` of the tokens that are neither special nor padding are chosen, rounded, and at least one
+    where there is any. Of the chosen, each becomes the mask token with probability .8, a token drawn from the whole
+    vocabulary with .1, and else stays. What a text draws follows from the seed, the epoch and its number alone, so
+    that it is the same in any batch, padded on either side, and on any number of ranks.
+
+    Args:
+        inputs: what the model takes: `input_ids` (B, T) int64 and others, which are handed on. None is changed.
+        special: True at special tokens and padding, (B, T).
+        text: number of each text in its split, (B,).
+        mask_token: id of the mask token.
+        vocabulary: number of tokens, from which the random ones are drawn.
+        share: how many tokens are chosen, in (0, 1]; BERT's is .15.
+        seed: zero or positive.
+        epoch: zero or positive. Another epoch chooses other tokens.
+
+    Returns:
+        The inputs with other `input_ids`, and the answers (B, T) int64: the token where one was chosen, else -100.
+
+    Raises:
+        ValueError: the share is out of range, or the mask token is not in the vocabulary.
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"Expected `share` of the tokens in (0, 1], but got {share:g}. BERT's is 0.15.")
+    if not 0 <= mask_token < vocabulary:
+        raise ValueError(
+            f"Expected `mask_token` to be one of the {vocabulary} tokens of `vocabulary`, but got {mask_token}. Give "
+            "the size of the model's embedding and its tokenizer's mask token."
+        )
+    ids = inputs["input_ids"].clone()
+    answers = torch.full_like(ids, UNASKED)
+    for row, number in enumerate(text.tolist()):
+        places = (~special[row]).nonzero()[:, 0].numpy()
+        if not len(places):
+            continue
+        draw = np.random.default_rng([seed, epoch, number])
+        places = draw.permutation(places)[: max(1, round(share * len(places)))]
+        fate, others = draw.random(len(places)), draw.integers(vocabulary, size=len(places))
+        own = ids[row, places]
+        answers[row, places] = own
+        new = np.where(fate < _MASKED, mask_token, np.where(fate < _MASKED + _RANDOM, others, own))
+        ids[row, places] = torch.from_numpy(new)
+    return {**inputs, "input_ids": ids}, answers
