@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-__all__ = ["TextScores", "bootstrap_interval"]
+from similarity.moments import DoubleMetric
+
+__all__ = ["TextScores", "UnitMeans", "bootstrap_interval"]
 
 
 class TextScores(Metric):
@@ -55,6 +57,31 @@ class TextScores(Metric):
             twice, never = int((self.seen > 1).sum()), int((self.seen == 0).sum())
             raise RuntimeError(f"Every held-out text must count once, but {twice} counted twice and {never} never.")
         return dict(zip(self.quantities, self.table.cpu(), strict=True))
+
+
+class UnitMeans(DoubleMetric):
+    """Means over all units (texts, or predicted tokens) of several quantities, exact over batches and ranks.
+
+    Args:
+        quantities: S, how many.
+    """
+
+    sums: Tensor
+    units: Tensor
+
+    def __init__(self, quantities: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.add_state("sums", torch.zeros(quantities, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("units", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, values: Tensor) -> None:
+        """Add the units of a batch, (S, U)."""
+        self.sums += values.double().sum(-1)
+        self.units += values.shape[-1]
+
+    def compute(self) -> Tensor:
+        """(S,), also for S = 1."""
+        return self.sums / self.units
 
 
 def bootstrap_interval(

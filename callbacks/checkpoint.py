@@ -9,7 +9,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from aligners.alignment import Alignment
 
-__all__ = ["SaveAligners"]
+__all__ = ["SaveAligners", "SaveStitching"]
 
 
 class SaveAligners(pl.Callback):
@@ -46,7 +46,38 @@ class SaveAligners(pl.Callback):
     def _save(self, trainer: pl.Trainer, pl_module: pl.LightningModule, name: str, announce: bool = False) -> None:
         if not isinstance(pl_module, Alignment) or pl_module.moments is None:
             return
-        path = (self.folder or Path(trainer.log_dir or trainer.default_root_dir)) / name
-        trainer.save_checkpoint(path)
-        if announce:
-            rank_zero_only(print)(f"Saved {path}")
+        _write(trainer, (self.folder or Path(trainer.log_dir or trainer.default_root_dir)) / name, announce)
+
+
+class SaveStitching(pl.Callback):
+    """Writes `last.ckpt` after every validation and on Ctrl-C, and `stitching.ckpt` when the run is complete.
+
+    Both are Lightning checkpoints with what `aligners.stitching_storage.load_stitching` reads. `last.ckpt` is to go on
+    from (`train.py stitch --ckpt_path`).
+
+    Args:
+        folder: where.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Renew `last.ckpt`."""
+        if not trainer.sanity_checking:
+            _write(trainer, self.folder / "last.ckpt")
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Keep what an interrupted run has reached; after any other error, what was saved before it stays."""
+        if isinstance(exception, KeyboardInterrupt) and trainer.global_step > 0:
+            _write(trainer, self.folder / "last.ckpt", announce=True)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write the trained layers."""
+        _write(trainer, self.folder / "stitching.ckpt", announce=True)
+
+
+def _write(trainer: pl.Trainer, path: Path, announce: bool = False) -> None:
+    trainer.save_checkpoint(path)
+    if announce:
+        rank_zero_only(print)(f"Saved {path}")

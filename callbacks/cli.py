@@ -17,7 +17,7 @@ from callbacks.run import new_run_folder, progress_bar, quiet, run_loggers
 from callbacks.summary import FitSummary
 from datamodules.paired import PairedActivations
 
-__all__ = ["AlignmentCLI"]
+__all__ = ["TRAINER_DEFAULTS", "AlignmentCLI", "RunCLI"]
 
 TRAINER_DEFAULTS = {
     "max_epochs": 8,
@@ -39,7 +39,54 @@ class LogConfig(SaveConfigCallback):
                 logger.experiment.config.update(options, allow_val_change=True)
 
 
-class AlignmentCLI(LightningCLI):
+class RunCLI(LightningCLI):
+    """A command that trains: it logs to CSV and W&B and keeps everything in one folder.
+
+    Attributes:
+        kind: name of the command, for the default folder.
+        folder: of this run.
+    """
+
+    kind: str | None = None
+    folder: Path
+
+    def __init__(self, module: type[pl.LightningModule], data: type[pl.LightningDataModule], **options: Any) -> None:
+        quiet()
+        super().__init__(
+            module,
+            data,
+            save_config_callback=LogConfig,
+            save_config_kwargs={"overwrite": True},  # the folder is this run's own
+            seed_everything_default=0,
+            auto_configure_optimizers=False,
+            **options,
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the run's folder."""
+        parser.add_argument(
+            "--run", type=Path | None, default=None,
+            help="New folder of this run: config, logs, checkpoints, figures. "
+            f"Default: runs/{self.kind or 'fit'}-<date>-<time>.",
+        )  # fmt: skip
+
+    def own_callbacks(self) -> list[pl.Callback]:
+        """What this command adds to every run."""
+        return []
+
+    def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
+        """Give the run its folder, its loggers, its progress bar and its callbacks."""
+        given, kind = self._get(self.config_init, "trainer"), self.kind or str(self.subcommand)
+        self.folder = new_run_folder(self._get(self.config, "run"), kind)
+        if given.get("logger") in (None, True):
+            kwargs["logger"] = run_loggers(self.folder, kind)
+        callbacks = given.get("callbacks") or []
+        callbacks = list(callbacks) if isinstance(callbacks, list) else [callbacks]
+        kwargs["callbacks"] = [*callbacks, *progress_bar(given.get("enable_progress_bar")), *self.own_callbacks()]
+        return super().instantiate_trainer(**kwargs)
+
+
+class AlignmentCLI(RunCLI):
     """`fit` and `validate` over `Alignment` and `PairedActivations`.
 
     Unless the user names others, a run logs to CSV and W&B, keeps each site's best parameters, and saves its
@@ -47,17 +94,7 @@ class AlignmentCLI(LightningCLI):
     """
 
     def __init__(self, args: Any = None) -> None:
-        quiet()
-        super().__init__(
-            Alignment,
-            PairedActivations,
-            trainer_defaults=TRAINER_DEFAULTS,
-            save_config_callback=LogConfig,
-            save_config_kwargs={"overwrite": True},  # the folder is this run's own
-            seed_everything_default=0,
-            auto_configure_optimizers=False,
-            args=args,
-        )
+        super().__init__(Alignment, PairedActivations, trainer_defaults=TRAINER_DEFAULTS, args=args)
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -67,23 +104,13 @@ class AlignmentCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the run's folder and the two callbacks that have options."""
-        parser.add_argument(
-            "--run", type=Path | None, default=None,
-            help="New folder of this run: config, logs, checkpoints, figures. Default: runs/fit-<date>-<time>.",
-        )  # fmt: skip
+        super().add_arguments_to_parser(parser)
         parser.add_lightning_class_args(BestPerSite, "early_stopping")
         parser.add_lightning_class_args(SaveAligners, "checkpoint")
 
-    def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
-        """Give the run its folder, its loggers, its progress bar and its summary."""
-        given = self._get(self.config_init, "trainer")
-        if given.get("logger") in (None, True):
-            folder = new_run_folder(self._get(self.config, "run"), str(self.subcommand))
-            kwargs["logger"] = run_loggers(folder, str(self.subcommand))
-        callbacks = given.get("callbacks") or []
-        callbacks = list(callbacks) if isinstance(callbacks, list) else [callbacks]
-        kwargs["callbacks"] = [*callbacks, *progress_bar(given.get("enable_progress_bar")), FitSummary()]
-        return super().instantiate_trainer(**kwargs)
+    def own_callbacks(self) -> list[pl.Callback]:
+        """The summary."""
+        return [FitSummary()]
 
     def fit(self, **kwargs: Any) -> None:
         """Fit. What a checkpoint to go on from holds is read as plain values and tensors only."""

@@ -16,9 +16,16 @@ def _align(args: Arguments) -> None:
     AlignmentCLI(None if args is None else list(args))
 
 
+def _stitch(args: Arguments) -> None:
+    from callbacks.stitching import StitchingCLI
+
+    StitchingCLI(list(sys.argv[1:] if args is None else args)[1:])
+
+
 # By first word: what it does, and what runs it; the packages that a command needs are imported only for it.
 COMMANDS: dict[str, tuple[str, Callable[[Arguments], None]]] = {
     "fit": ("Fit aligners between the states of two frozen models.", _align),
+    "stitch": ("Train stitching layers through frozen tails, and report what they cost.", _stitch),
     "validate": ("Show the figures of a checkpoint's aligners on the validation texts.", _align),
 }
 

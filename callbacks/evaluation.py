@@ -17,6 +17,7 @@ from callbacks.checkpoint import SaveAligners
 from callbacks.comparison import compare, similarity_parser
 from callbacks.report import Report
 from callbacks.run import progress_bar, quiet, start_evaluation
+from callbacks.stitching import evaluate_stitching, stitching_parser, stored_stitching
 from datamodules.paired import PairedActivations
 
 __all__ = ["main"]
@@ -29,18 +30,30 @@ def main(args: Sequence[str] | None = None) -> None:
     commands = parser.add_subcommands(dest="command")
     commands.add_subcommand("inject", _inject_parser(), help="Inject at every site and measure task and error.")
     commands.add_subcommand("similarity", similarity_parser(), help="Measure all layers of models against each other.")
+    commands.add_subcommand("stitch", stitching_parser(), help="Stitch models together and measure the penalty.")
     given = parser.parse_args(args)
     if given.command == "similarity":
         compare(given.similarity, parser.instantiate(given).similarity)
+        return
+    if given.command == "stitch":
+        trained = stored_stitching(given.stitch.checkpoint)
+        if trained is not None:
+            given = _with_data(parser, args, "stitch", trained.data_config)
+        evaluate_stitching(given.stitch, parser.instantiate(given).stitch, trained)
         return
     stored = [load_alignment(path) for path in given.inject.checkpoints]
     if stored:
         # What the maps were fitted on is what they are evaluated on, unless the command line says otherwise.
         config = {**stored[0].data_config, "rows": "tokens", "special_tokens": True}
-        del config["batch_size"]  # changes nothing but the speed, and training likes smaller ones
-        parser.set_defaults({f"inject.data.{name}": value for name, value in _flat(config).items()})
-        given = parser.parse_args(args)
+        given = _with_data(parser, args, "inject", config)
     inject(given.inject, parser.instantiate(given).inject, stored)
+
+
+def _with_data(parser: ArgumentParser, args: Sequence[str] | None, command: str, config: dict[str, Any]) -> Namespace:
+    """Parse once more, a checkpoint's data options being the defaults."""
+    del config["batch_size"]  # changes nothing but the speed, and training likes smaller ones
+    parser.set_defaults({f"{command}.data.{name}": value for name, value in _flat(config).items()})
+    return parser.parse_args(args)
 
 
 def _inject_parser() -> ArgumentParser:

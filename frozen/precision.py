@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -10,14 +11,18 @@ if TYPE_CHECKING:
 __all__ = ["check_precision"]
 
 
-def check_precision(trainer: pl.Trainer) -> None:
+def check_precision(trainer: pl.Trainer, allowed: Sequence[str] = ("32-true",)) -> None:
     """Refuse what would round aligners, sums and figures along with the models.
 
+    Args:
+        trainer: of the run.
+        allowed: precisions in which they stay in full precision.
+
     Raises:
-        ValueError: `trainer.precision` is not 32-true.
+        ValueError: `trainer.precision` is another one.
     """
-    if trainer.precision != "32-true":
+    if trainer.precision not in allowed:
         raise ValueError(
-            f"Expected `trainer.precision` 32-true, but got {trainer.precision}: aligners and sums stay in full "
-            "precision. For the two models, which take most of the time, set `data.dtype`, for example to bfloat16."
+            f"Expected `trainer.precision` {' or '.join(allowed)}, but got {trainer.precision}: aligners and sums stay "
+            "in full precision. For the models, which take most of the time, set `data.dtype`, for example to bfloat16."
         )

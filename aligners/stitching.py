@@ -1,0 +1,355 @@
+"""The LightningModule that trains stitching layers through frozen tails."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, cast
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+from rich.progress import track
+from torch import Tensor, nn
+
+from aligners.affine import AffineLayer
+from aligners.alignment import AlignerFactory
+from aligners.base import Aligner
+from aligners.optimisation import Schedule, clip_per_site, schedule_factor
+from aligners.routes import Routes, build_routes, check_routes
+from aligners.scores import UnitMeans
+from aligners.stitched import (
+    Route,
+    bank_gradients,
+    bank_logits,
+    mapped_rows,
+    own_logits,
+    read_all,
+    stitched_logits,
+)
+from aligners.stitching_storage import KEY, describe_layers, fitted_layers, refuse_other_models
+from aligners.tasks import chosen, divergence, unit_losses
+from datamodules.model_texts import TaskBatch
+from frozen.finite import FiniteCheck
+from frozen.model import FrozenModel
+from frozen.precision import check_precision
+from similarity.moments import MomentsMetric
+
+__all__ = ["LossWeights", "Stitching"]
+
+PRECISIONS = ("32-true", "bf16-mixed")
+
+
+@dataclass(frozen=True)
+class LossWeights:
+    """What a stitching layer is trained on: a weighted sum.
+
+    Args:
+        task: of the target's own task, cross-entropy in nats per text or predicted token.
+        distillation: of KL(target's own answer ‖ stitched answer), likewise per text or token.
+        temperature: at which both answers are compared; the divergence is multiplied by its square.
+        activation: of the squared distance to the target's own states, in units of FVU.
+    """
+
+    task: float = 1.0
+    distillation: float = 0.0
+    temperature: float = 1.0
+    activation: float = 0.0
+
+    def __post_init__(self) -> None:
+        weights = (self.task, self.distillation, self.activation)
+        if min(weights) < 0 or max(weights) == 0:
+            raise ValueError(
+                "Expected `loss` weights of zero or more, at least one of them positive, but got task "
+                f"{self.task}, distillation {self.distillation}, activation {self.activation}."
+            )
+        if self.temperature <= 0:
+            raise ValueError(f"Expected `loss.temperature` above 0, but got {self.temperature}.")
+
+
+class Stitching(pl.LightningModule):
+    """Trains banks of stitching layers: every route, every layer, every site pair, on the same batches.
+
+    Each model's head is run once a batch for all routes that leave it. The models live in the data module: they are
+    never in train mode and never in a checkpoint. What is trained is a site's own affair, clipping included, so a bank
+    gives each site what it would get alone.
+
+    Args:
+        layers: name in the report -> the stitching layer, any aligner that can be trained. Default: affine with a
+            LayerNorm (Brown et al., App. C.1), started at the closed-form map.
+        routes: `all`: every ordered pair of models, each model to itself among them; `different`: without those;
+            `forward`: from the first model into the others.
+        loss: what the layers are trained on.
+        fitted: file aligners.ckpt of `train.py fit` on the first two models at the same sites: each of its maps is
+            trained on, from where it stands.
+        start_batches: batches of fitting texts from whose states the layers start; 0: no layer needs any.
+        allow_mixed: let a model that sees the next token feed one that has to predict it.
+        optimizer: one optimiser for all layers.
+        schedule: how the learning rate moves over the training steps: constant, linear, cosine or one_cycle.
+        warmup: share of the steps over which it rises.
+        gradient_clip: largest gradient norm of a site of a layer; 0 turns clipping off.
+        seed: of every layer's starting weights.
+    """
+
+    automatic_optimization = False
+
+    def __init__(
+        self,
+        layers: dict[str, AlignerFactory] | None = None,
+        routes: Routes = "all",
+        loss: LossWeights = LossWeights(),
+        fitted: Path | None = None,
+        start_batches: int = 50,
+        allow_mixed: bool = False,
+        optimizer: OptimizerCallable = lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.0, fused=True),
+        schedule: Schedule = "linear",
+        warmup: float = 0.1,
+        gradient_clip: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.factories = {"affine_norm": partial(AffineLayer, norm=True)} if layers is None else dict(layers)
+        bad = [name for name in self.factories if not name.replace("_", "").isalnum() or hasattr(nn.ModuleDict, name)]
+        if bad:
+            raise ValueError(
+                "Expected the names in `layers` to be letters, digits and underscores, and not a name that PyTorch "
+                f"keeps for itself, but got {', '.join(bad)}."
+            )
+        if not self.factories and fitted is None:
+            raise ValueError("Expected at least one of `layers`, or `fitted` maps to train on, but got neither.")
+        if not 0 <= warmup < 1:
+            raise ValueError(f"Expected `warmup` to be a share of the steps in [0, 1), but got {warmup}.")
+        if start_batches < 0 or (start_batches == 0 and loss.activation > 0):
+            raise ValueError(
+                "Expected `start_batches` to be at least 1, or 0 where neither a layer's start nor the activation loss "
+                f"needs the models' states, but got {start_batches}."
+            )
+        self.wanted_routes, self.weights, self.fitted = routes, loss, fitted
+        self.start_batches, self.allow_mixed, self.seed = start_batches, allow_mixed, seed
+        self.optimizer_factory, self.schedule, self.warmup = optimizer, schedule, warmup
+        self.gradient_clip = gradient_clip
+        self.maps = nn.ModuleDict()
+        self.spread: dict[str, dict[str, Tensor]] = {}
+        self.curves: list[dict[str, Any]] = []
+        self._check = FiniteCheck()
+
+    # ------------------------------------------------------------------ setting up
+
+    @property
+    def _stream(self) -> Any:
+        """The data module of the run."""
+        return self.trainer.datamodule  # type: ignore[attr-defined]
+
+    def setup(self, stage: str) -> None:
+        """Every check, and the banks of each route."""
+        check_precision(self.trainer, PRECISIONS)
+        data = self._stream
+        self.routes = build_routes(data.frozen, data.sites, self.wanted_routes)
+        labels = data.split("fit").labels
+        check_routes(self.routes, labels, data.text.source, allow_mixed=self.allow_mixed, gradients=True)
+        if not len(self.maps):
+            further = fitted_layers(self.fitted, self.routes, data.frozen)
+            for route in self.routes:
+                made = {name: self._made(factory, route) for name, factory in self.factories.items()}
+                self.maps[route.key] = nn.ModuleDict({**made, **further.get(route.key, {})})
+        if not list(self.maps.parameters()):
+            raise ValueError("Expected `layers` that can be trained, but none of them has a parameter.")
+
+    def _made(self, factory: AlignerFactory, route: Route) -> Aligner:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            return factory(len(route.pairs), route.source.width, route.target.width)
+
+    def layers_of(self, route: Route) -> dict[str, Aligner]:
+        """Name -> bank of a route."""
+        return {name: cast(Aligner, layer) for name, layer in cast(nn.ModuleDict, self.maps[route.key]).items()}
+
+    def on_fit_start(self) -> None:
+        """Start every layer from the states of some fitting texts, unless a checkpoint says where to go on."""
+        if self.start_batches == 0 or self.spread:
+            return
+        found = {
+            r.key: MomentsMetric(len(r.pairs), r.source.width, r.target.width).to(self.device) for r in self.routes
+        }
+        loader = self._stream.loader("fit", shuffle=True)
+        count, shown = min(len(loader), self.start_batches), self._shows_progress()
+        for texts in track(islice(loader, count), "Reading states", count, transient=True, disable=not shown):
+            batch = self._stream.prepare(texts).to(self.device)
+            states = read_all(self.routes, batch, targets=True)
+            for route in self.routes:
+                found[route.key].update(states.sources(route), states.targets(route))
+        for route in self.routes:
+            moments = found[route.key].compute()
+            variance = moments.yy.diagonal(dim1=-2, dim2=-1).sum(-1) / moments.n
+            self.spread[route.key] = {"mean": moments.mean_y.cpu(), "variance": variance.cpu()}
+            for name, layer in self.layers_of(route).items():
+                if name in self.factories:
+                    layer.fit(moments)
+
+    def _shows_progress(self) -> bool:
+        return self.trainer.is_global_zero and self.trainer.progress_bar_callback is not None
+
+    # ------------------------------------------------------------------ training
+
+    def configure_optimizers(self) -> Any:
+        """One optimiser and one schedule over all steps."""
+        optimizer = self.optimizer_factory([p for p in self.maps.parameters() if p.requires_grad])
+        factor = schedule_factor(self.schedule, self._steps(), self.warmup)
+        return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, factor)]
+
+    def _steps(self) -> int:
+        if self.trainer.max_steps < 0:
+            raise ValueError(
+                f"Expected `trainer.max_steps` to be at least 1, but got {self.trainer.max_steps}: it says for how "
+                "many steps the layers are trained, and the learning rate follows it."
+            )
+        return self.trainer.max_steps
+
+    def training_step(self, batch: TaskBatch, batch_idx: int) -> None:
+        """One step of every layer at every site."""
+        optimizer, scheduler = cast(Any, self.optimizers()), cast(Any, self.lr_schedulers())
+        optimizer.zero_grad(set_to_none=True)
+        units, rows = self._shares(batch)
+        states = read_all(self.routes, batch, targets=self.weights.activation > 0)
+        own = self._own(batch)
+        surrogates, losses = [], {}
+        for route in self.routes:
+            source = states.sources(route)
+            target = states.targets(route) if self.weights.activation else None
+            loss = partial(self._loss, route, batch, own.get(route.target), target, units, rows)
+            for name, layer in self.layers_of(route).items():
+                mapped = mapped_rows(layer, source)
+                losses[route, name], gradients = bank_gradients(mapped, loss)
+                surrogates.append((mapped * gradients).sum())
+        self.manual_backward(torch.stack(surrogates).sum())
+        if self.gradient_clip:
+            for route, name in losses:
+                clip_per_site(self.layers_of(route)[name].parameters(), self.gradient_clip)
+        optimizer.step()
+        scheduler.step()
+        self._watch(losses, batch_idx)
+
+    def _loss(
+        self,
+        route: Route,
+        batch: TaskBatch,
+        own: Tensor | None,
+        target: Tensor | None,
+        units: Tensor | float,
+        rows: Tensor | float,
+        pair: int,
+        mapped: Tensor,
+    ) -> Tensor:
+        """The weighted loss of one site pair; means are over all ranks' units and rows."""
+        weights = self.weights
+        total = mapped.new_zeros(())
+        if weights.task or weights.distillation:
+            logits = stitched_logits(route.target, batch.inputs, route.pairs[pair][1], batch.rows, mapped)
+            logits = chosen(logits, batch.targets)
+            if weights.task:
+                total = total + weights.task * unit_losses(logits, batch.targets).sum() / units
+            if own is not None:
+                gap = divergence(logits, own, weights.temperature).sum() / units
+                total = total + weights.distillation * gap
+        if target is not None:
+            variance = self.spread[route.key]["variance"][pair].to(mapped.device)
+            total = total + weights.activation * (mapped - target[pair]).square().sum() / (rows * variance)
+        return total
+
+    def _own(self, batch: TaskBatch) -> dict[FrozenModel, Tensor]:
+        """What the targets answer by themselves, where that is part of the loss."""
+        if not self.weights.distillation:
+            return {}
+        return {target: own_logits(target, batch) for target in {route.target for route in self.routes}}
+
+    def _shares(self, batch: TaskBatch) -> tuple[Tensor | float, Tensor | float]:
+        """Units and rows of this batch, the mean over ranks: with it, ranks' mean gradient is that of all units."""
+        counts = torch.tensor([len(batch.targets), len(batch.rows)], dtype=torch.float32, device=self.device)
+        if self.trainer.world_size > 1:
+            counts = cast(Tensor, self.trainer.strategy.reduce(counts, reduce_op="mean"))
+        return counts[0], counts[1]
+
+    def _watch(self, losses: dict[tuple[Route, str], Tensor], batch_idx: int) -> None:
+        log = (self.global_step - 1) % self.trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
+        for (route, name), loss in losses.items():
+            names = [f"{name}, {route.name}, site pair {site}" for site in route.site_names()]
+            self._check.watch(loss, names, "training loss", batch_idx)
+            if log:
+                self.log_dict(self._keys("step", route, name, "loss", loss))
+
+    def on_train_epoch_end(self) -> None:
+        """Look at the last losses too."""
+        self._check.flush()
+
+    def _keys(self, split: str, route: Route, name: str, figure: str, values: Tensor) -> dict[str, Tensor]:
+        return {
+            f"{split}/{route.key}/{name}/{site}/{figure}": value
+            for site, value in zip(route.site_names(), values, strict=True)
+        }
+
+    # ------------------------------------------------------------------ validation: the learning curves
+
+    def on_validation_epoch_start(self) -> None:
+        """Fresh sums."""
+        self._means = {
+            (route, name): UnitMeans(len(route.pairs)).to(self.device)
+            for route in self.routes
+            for name in self.layers_of(route)
+        }
+        self._natives = {target: UnitMeans(1).to(self.device) for target in {route.target for route in self.routes}}
+
+    def validation_step(self, batch: TaskBatch, batch_idx: int) -> None:
+        """Losses of every layer and of the targets by themselves."""
+        for target, means in self._natives.items():
+            means.update(unit_losses(own_logits(target, batch), batch.targets)[None])
+        states = read_all(self.routes, batch)
+        for (route, name), means in self._means.items():
+            mapped = mapped_rows(self.layers_of(route)[name], states.sources(route))
+            logits = bank_logits(route, batch, mapped)
+            means.update(torch.stack([unit_losses(each, batch.targets) for each in logits]))
+
+    def on_validation_epoch_end(self) -> None:
+        """One point of every learning curve: the penalty on the validation texts."""
+        natives = {target: means.compute() for target, means in self._natives.items()}
+        for (route, name), means in self._means.items():
+            penalty = (means.compute() - natives[route.target]).cpu()
+            if not self.trainer.sanity_checking:
+                self.log_dict(self._keys("validation", route, name, "penalty", penalty.float()), rank_zero_only=True)
+            for (i, j), value in zip(route.pairs, penalty.tolist(), strict=True):
+                self.curves.append(
+                    {
+                        "step": self.global_step,
+                        "model_x": route.source.name,
+                        "model_y": route.target.name,
+                        "method": name,
+                        "site_x": i,
+                        "site_y": j,
+                        "penalty": value,
+                    }
+                )
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add what another process needs to use the layers."""
+        checkpoint[KEY] = {
+            "layers": {route.key: describe_layers(self.layers_of(route)) for route in self.routes},
+            "pairs": {route.key: [list(pair) for pair in route.pairs] for route in self.routes},
+            "spread": self.spread,
+            "curves": self.curves,
+            "loss": asdict(self.weights),
+            "data": self._stream.describe(),
+            "data_config": self._stream.config(),
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take back where the layers started and the curves so far.
+
+        Raises:
+            ValueError: the checkpoint was trained on other models.
+        """
+        stored = checkpoint[KEY]
+        refuse_other_models(stored["data"]["models"], self._stream.describe()["models"], "the checkpoint")
+        self.spread, self.curves = stored["spread"], stored["curves"]
