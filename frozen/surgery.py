@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,9 @@ from frozen.architectures import architecture_of
 from frozen.hooks import Blocks, read
 from frozen.model import FrozenModel
 
-__all__ = ["Operated", "blocks_of", "freeze", "shortened", "skipping", "truncated"]
+__all__ = ["Kept", "Operated", "blocks_of", "check_count", "freeze", "shortened", "skipping", "truncated"]
+
+Kept = Literal["bottom", "top", "layers"]
 
 
 @dataclass(frozen=True)
@@ -109,23 +112,13 @@ def shortened(model: PreTrainedModel, layers: int) -> PreTrainedModel:
         ValueError: `layers` is outside 1..L, or the family does not let the number of blocks alone be changed: several
             shared blocks, or a config from which another model would follow.
     """
-    architecture, whole = architecture_of(model.config.model_type), blocks_of(model)
-    if not 1 <= layers <= len(whole):
-        raise ValueError(
-            f"Expected `layers` between 1 and L = {len(whole)}, the blocks of this {type(model).__name__}, "
-            f"received {layers}."
-        )
-    if architecture.shared and len(whole.listed) > 1:
-        raise ValueError(
-            f"Expected one shared block, received a {type(model).__name__} with {len(whole.listed)}: which one is run "
-            "when follows from the number of layers, so that fewer layers are another model. Use `truncated`."
-        )
+    check_count(model, "layers", layers)
     # Parameters that do not train and those that do are copied alike.
     short = copy.deepcopy(model)
     short.config.num_hidden_layers = layers
     if getattr(short.config, "layer_types", None):
         short.config.layer_types = short.config.layer_types[:layers]
-    if not architecture.shared:
+    if not architecture_of(model.config.model_type).shared:
         del blocks_of(short).listed[layers:]
     with torch.device("meta"):
         expected = type(short)(copy.deepcopy(short.config)).state_dict()
@@ -152,26 +145,38 @@ def freeze(model: PreTrainedModel, *, bottom: int | None = None, top: int | None
         ValueError: a number is outside 0..L, or it would freeze a part of what shared blocks run.
     """
     blocks = blocks_of(model)
-    for name, count in (("bottom", bottom), ("top", top)):
-        if count is not None:
-            _check_count(model, blocks, name, count)
+    if top is not None:
+        check_count(model, "top", top)
     if bottom is not None:
+        check_count(model, "bottom", bottom)
         for weight in _below(model, blocks, bottom):
             weight.requires_grad_(False)
     for block in blocks[len(blocks) - (top or 0) :]:
         block.requires_grad_(False)
 
 
-def _check_count(model: PreTrainedModel, blocks: Blocks, name: str, count: int) -> None:
-    if not 0 <= count <= len(blocks):
+def check_count(model: PreTrainedModel, kind: Kept, count: int) -> None:
+    """Refuse what `freeze` and `shortened` would, before anything is done.
+
+    Raises:
+        ValueError: as there.
+    """
+    blocks, least = blocks_of(model), 1 if kind == "layers" else 0
+    if not least <= count <= len(blocks):
         raise ValueError(
-            f"Expected `{name}` between 0 and L = {len(blocks)}, the blocks of this {type(model).__name__}, "
+            f"Expected `{kind}` between {least} and L = {len(blocks)}, the blocks of this {type(model).__name__}, "
             f"received {count}."
         )
-    if len(blocks.listed) < len(blocks) and count not in (0, len(blocks)):
+    shared = len(blocks.listed) < len(blocks)
+    if shared and kind != "layers" and count not in (0, len(blocks)):
         raise ValueError(
-            f"Expected `{name}` of 0 or {len(blocks)}, received {count}: a {type(model).__name__} runs the same block "
+            f"Expected `{kind}` of 0 or {len(blocks)}, received {count}: a {type(model).__name__} runs the same block "
             "several times, so that either all of its layers train or none."
+        )
+    if shared and kind == "layers" and len(blocks.listed) > 1:
+        raise ValueError(
+            f"Expected one shared block, received a {type(model).__name__} with {len(blocks.listed)}: which one is run "
+            "when follows from the number of layers, so that fewer layers are another model. Use `truncated`."
         )
 
 
