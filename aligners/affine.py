@@ -183,13 +183,14 @@ class AffineLayer(_Started):
             moments = self._moments_for(moments, "AffineLayer with `norm`")
             deviation, pattern = _pattern(moments)
             deviation = deviation / self.scaling.scale_y
-            weight, offset = weight / deviation, offset / deviation
+            weight = weight / deviation
             spread = moments.xx / (moments.n * self.scaling.scale_x.double().square())
-            # mean square, over rows and features, of what is normalised, less that of the level
-            square = ((weight * (spread @ weight)).sum(1, keepdim=True) + offset.square()).mean(-1, keepdim=True)
-            offset = offset + _LEVEL * pattern
-            self.gain.copy_(deviation * (_LEVEL**2 + square).sqrt())
-            self.shift.copy_(-_LEVEL * deviation * pattern)
+            # mean square of what is normalised, over rows and features, without the level
+            square = (weight * (spread @ weight)).sum(1, keepdim=True).mean(-1, keepdim=True)
+            level = _LEVEL * square.sqrt()
+            self.gain.copy_(deviation * (level.square() + square).sqrt())
+            self.shift.copy_(offset - level * deviation * pattern)
+            offset = level * pattern
         _set(self.affine, weight, offset)
 
     def options(self) -> dict[str, Any]:
@@ -292,7 +293,8 @@ class Orthogonal(_Started):
     def inverse(self, y: Tensor) -> Tensor:
         """(S, N, d) -> (S, N, d), the exact inverse of `forward`."""
         centred = self.scaling.scale_target(y) - self.bias
-        return centred @ self.rotation().mT * self.scaling.scale_y + self.scaling.mean_x
+        # R₀ is orthogonal up to rounding, so that Rᵀ would be R's inverse up to rounding, too
+        return centred @ torch.linalg.inv(self.rotation()) * self.scaling.scale_y + self.scaling.mean_x
 
     def _begin(self, weight: Tensor, offset: Tensor, moments: Moments | None) -> None:
         gap = (weight.mT @ weight - torch.eye(self.d_x, dtype=weight.dtype, device=weight.device)).abs().amax()
