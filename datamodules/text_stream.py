@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
@@ -21,18 +21,17 @@ from datamodules.sources import TextSource
 from datamodules.text import Texts, load_texts
 from datamodules.text_bytes import bytes_per_token
 from datamodules.tokens import TokenisedTexts, same_tokenizer, tokenise
-from frozen.embedded import Recipe, embedded_model
+from frozen.embedded import EMBEDDED, Recipe, embedded_model, embedded_recipe
 from frozen.loading import load_frozen
 from frozen.model import FrozenModel
 
 if TYPE_CHECKING:
     import datasets
 
-__all__ = ["EMBEDDED", "Split", "TextStream", "embedded_recipe"]
+__all__ = ["EMBEDDED", "Split", "TextStream"]
 
 logger = logging.getLogger(__name__)
 
-EMBEDDED = "embedded:"
 Split = Literal["fit", "validation", "test"]
 
 
@@ -55,7 +54,7 @@ class TextStream(pl.LightningDataModule):
         dtype: precision of the models: float32, bfloat16 or float16.
         attn_implementation: eager, sdpa, flash_attention_2; default: what transformers chooses.
         trust_remote_code: run code that a model's repository brings.
-        recipe: how embedded models are made.
+        recipe: how embedded classifiers are made.
         cache: where embedded models are kept.
         workers: processes that prepare batches beside the main one.
 
@@ -175,22 +174,27 @@ class TextStream(pl.LightningDataModule):
             trust_remote_code=self.trust_remote_code,
         )
         model.name = name
-        if model.max_length is not None and self.max_length > model.max_length:
+        self._check_positions(name, model.max_length)
+        return model
+
+    def _check_positions(self, name: str, positions: int | None) -> None:
+        if positions is not None and self.max_length > positions:
             raise ValueError(
-                f"Expected `max_length` of at most {model.max_length}, the positions that {name} has, "
+                f"Expected `max_length` of at most {positions}, the positions that {name} has, "
                 f"but got {self.max_length}."
             )
-        return model
 
     def _embedded(self, name: str) -> Path:
         seed, recipe = embedded_recipe(name, self.recipe)
         split = self.texts.fit
-        if "label" not in split.column_names:
+        labelled = "label" in split.column_names
+        if isinstance(recipe, Recipe) and not labelled:
             raise ValueError(
                 f"The embedded model {name} is trained as a classifier, but the texts of {self.text.source!r} have no "
                 "labels. Name a `label_column`, or give your own models."
             )
-        return embedded_model(seed, list(split["text"]), list(split["label"]), recipe=recipe, cache=self.cache)
+        labels = list(split["label"]) if labelled else None
+        return embedded_model(seed, list(split["text"]), labels, recipe=recipe, cache=self.cache)
 
     def config(self) -> dict[str, Any]:
         """The options as plain values: `from_config` of the same class makes an equal data module."""
@@ -232,6 +236,8 @@ class TextStream(pl.LightningDataModule):
     def prepare_data(self) -> None:
         """Make what is missing on disk, on one rank: the data set's files and the embedded models."""
         embedded = [name for name, _ in self.named() if name.startswith(EMBEDDED)]
+        for name in embedded:
+            self._check_positions(name, embedded_recipe(name, self.recipe)[1].max_length)
         if len(embedded) == len(self.named()):
             # Their depths are known before they are: a wrong layer need not wait for their training.
             depths = [embedded_recipe(name, self.recipe)[1].layers for name in embedded]
@@ -337,32 +343,6 @@ class TextStream(pl.LightningDataModule):
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Run the models where the batch is now."""
         return self.reader.read(batch)
-
-
-def embedded_recipe(name: str, recipe: Recipe) -> tuple[int, Recipe]:
-    """Seed and recipe of an embedded model: `embedded:SEED`, or `embedded:SEED:layers=6,width=96` for another size.
-
-    Args:
-        name: the model's name; what it does not mention is as in `recipe`. Embedded models of one vocabulary, made
-            from the same texts, share their tokenizer whatever their size.
-        recipe: of all embedded models.
-
-    Raises:
-        ValueError: the name is written in another way, or a field is unknown or named twice.
-    """
-    seed, colon, written = name.removeprefix(EMBEDDED).partition(":")
-    kinds = {field: type(value) for field, value in asdict(recipe).items()}
-    entries = [tuple(entry.strip().split("=")) for entry in written.split(",")] if colon else []
-    try:
-        changes = {field: kinds[field](value) for field, value in entries}
-    except (ValueError, KeyError):
-        changes = None
-    if changes is None or len(changes) < len(entries) or not seed.isdigit():
-        raise ValueError(
-            f"Expected an embedded model to be named `{EMBEDDED}SEED`, or `{EMBEDDED}SEED:layers=6,width=96` with any "
-            f"of {', '.join(kinds)}, each once, but got {name!r}."
-        )
-    return int(seed), replace(recipe, **changes)
 
 
 def _tokenizers(models: Sequence[FrozenModel]) -> list[PreTrainedTokenizerBase]:

@@ -25,6 +25,7 @@ from transformers.utils import logging
 
 from frozen.architectures import Architecture, Task, architecture_of
 from frozen.model import FrozenModel
+from frozen.solu import register_solu
 
 __all__ = ["load_frozen"]
 
@@ -69,6 +70,7 @@ def load_frozen(
             than the model.
     """
     source = {"revision": revision, "trust_remote_code": trust_remote_code}
+    register_solu()
     with _quiet():
         config = _config(str(name), source)
         architecture = architecture_of(config.model_type)

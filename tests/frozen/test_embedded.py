@@ -10,8 +10,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from frozen import embedded
+from frozen import embedded_classifier
 from frozen.embedded import Recipe, cache_folder, embedded_model
+from frozen.embedded_tokenizers import word_pieces
 
 RECIPE = Recipe(vocabulary=200, layers=1, width=16, max_length=24, epochs=1, batch=20)
 
@@ -71,7 +72,7 @@ def test_same_seed_gives_the_same_weights_and_another_seed_others(cache: Path, t
 
 def test_tokenizer_follows_from_the_texts() -> None:
     # The library's own trainer answers differently from call to call: its hash tables are seeded anew.
-    made = [embedded._train_tokenizer(TEXTS, RECIPE).get_vocab() for _ in range(5)]
+    made = [word_pieces(TEXTS, 200, 24).get_vocab() for _ in range(5)]
     assert all(vocabulary == made[0] for vocabulary in made)
 
 
@@ -86,10 +87,10 @@ def test_global_state_is_left_alone(tmp_path: Path) -> None:
 
 def test_what_is_there_is_not_made_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make(cache)
-    monkeypatch.setattr(embedded, "_train_tokenizer", None)
+    monkeypatch.setattr(embedded_classifier, "word_pieces", None)
     another = make(cache, seed=7)  # shares the tokenizer
     assert another.parent == folder.parent
-    monkeypatch.setattr(embedded, "_train", None)
+    monkeypatch.setattr(embedded_classifier, "_train", None)
     assert make(cache) == folder
 
 
@@ -105,7 +106,7 @@ def test_half_a_model_is_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(embedded.BertForSequenceClassification, "save_pretrained", interrupted)
+        patch.setattr(embedded_classifier.BertForSequenceClassification, "save_pretrained", interrupted)
         with pytest.raises(KeyboardInterrupt):
             make(tmp_path)
     [family] = (tmp_path / "embedded").iterdir()
@@ -125,13 +126,13 @@ def test_ranks_at_once_make_one_model(tmp_path: Path, monkeypatch: pytest.Monkey
         "MASTER_ADDR": "127.0.0.1",
     }.items():
         monkeypatch.setenv(name, str(value))
-    trained, train = [], embedded._train
+    trained, train = [], embedded_classifier._train
 
     def counted(seed: int, *rest: Any) -> Any:
         trained.append(seed)
         return train(seed, *rest)
 
-    monkeypatch.setattr(embedded, "_train", counted)
+    monkeypatch.setattr(embedded_classifier, "_train", counted)
     # Threads stand for processes: the lock is on the file, and each asks for it anew.
     with ThreadPoolExecutor(3) as pool:
         folders = list(pool.map(make, [tmp_path] * 3))
@@ -140,13 +141,13 @@ def test_ranks_at_once_make_one_model(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_training_runs_on_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    threads, batches = [], embedded._batches
+    threads, batches = [], embedded_classifier._batches
 
     def counted(*given: Any) -> Any:
         threads.append(torch.get_num_threads())
         return batches(*given)
 
-    monkeypatch.setattr(embedded, "_batches", counted)
+    monkeypatch.setattr(embedded_classifier, "_batches", counted)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
