@@ -280,6 +280,20 @@ class Alignment(pl.LightningModule):
                     # The metric has already been reduced over ranks.
                     self.log_dict(self._keys(split, fit, figure, values.float()), rank_zero_only=True)
 
+    def banks(self) -> dict[str, Aligner]:
+        """Each trained bank by a name of its own."""
+        return {f"{fit.direction}.{fit.name}": fit.aligner for fit in self.trained()}
+
+    def criteria(self) -> dict[str, Tensor]:
+        """What the last validation says of each site of each trained bank, (S,): less is better."""
+        found = {}
+        for fit in self.trained() if self.moments is not None else []:
+            figures = self.validation_figures[fit]
+            both = fit.aligner.both_ways
+            criterion = figures["fvu"] + figures["fvu_inverse"] if both else figures["fvu"]
+            found[f"{fit.direction}.{fit.name}"] = criterion
+        return found
+
     def _keys(self, split: str, fit: Fit, figure: str, values: Tensor) -> dict[str, Tensor]:
         name = fit.name if fit.direction == "forward" else f"{fit.name}_backward"
         return {f"{split}/{name}/{site}/{figure}": value for site, value in zip(self.site_names(), values, strict=True)}

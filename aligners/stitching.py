@@ -133,6 +133,7 @@ class Stitching(pl.LightningModule):
         self.maps = nn.ModuleDict()
         self.spread: dict[str, dict[str, Tensor]] = {}
         self.curves: list[dict[str, Any]] = []
+        self._losses: dict[tuple[Route, str], Tensor] = {}
         self._check = FiniteCheck()
 
     # ------------------------------------------------------------------ setting up
@@ -313,8 +314,9 @@ class Stitching(pl.LightningModule):
     def on_validation_epoch_end(self) -> None:
         """One point of every learning curve: the penalty on the validation texts."""
         natives = {target: means.compute() for target, means in self._natives.items()}
-        for (route, name), means in self._means.items():
-            penalty = (means.compute() - natives[route.target]).cpu()
+        self._losses = {place: means.compute() for place, means in self._means.items()}
+        for (route, name), losses in self._losses.items():
+            penalty = (losses - natives[route.target]).cpu()
             if not self.trainer.sanity_checking:
                 self.log_dict(self._keys("validation", route, name, "penalty", penalty.float()), rank_zero_only=True)
             for (i, j), value in zip(route.pairs, penalty.tolist(), strict=True):
@@ -329,6 +331,14 @@ class Stitching(pl.LightningModule):
                         "penalty": value,
                     }
                 )
+
+    def banks(self) -> dict[str, Aligner]:
+        """Each bank by a name of its own."""
+        return {f"{r.key}.{name}": layer for r in self.routes for name, layer in self.layers_of(r).items()}
+
+    def criteria(self) -> dict[str, Tensor]:
+        """The last validation's loss at each site of each bank, (S,)."""
+        return {f"{route.key}.{name}": losses for (route, name), losses in self._losses.items()}
 
     # ------------------------------------------------------------------ checkpoints
 

@@ -8,7 +8,9 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from aligners.alignment import Alignment, Fit
+from aligners.alignment import Alignment
+from aligners.base import Aligner
+from aligners.stitching import Stitching
 
 __all__ = ["BestPerSite"]
 
@@ -20,7 +22,8 @@ class BestPerSite(pl.Callback):
     training had ended there. The run stops when all sites are closed. The best parameters are put back at the
     end, so a bank gives each site what it would have got alone.
 
-    The criterion is the validation FVU, plus that of the inverse for aligners trained both ways.
+    The criterion is the validation FVU, plus that of the inverse for aligners trained both ways; of stitching layers
+    it is the validation loss of the task.
 
     Args:
         patience: validations without improvement after which a site is closed; None: never.
@@ -37,21 +40,19 @@ class BestPerSite(pl.Callback):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Compare, keep, and stop the run when nothing is left to improve."""
-        if not isinstance(pl_module, Alignment) or trainer.state.fn != "fit" or pl_module.moments is None:
+        if trainer.state.fn != "fit" or not isinstance(pl_module, (Alignment, Stitching)):
             return
-        trained = pl_module.trained()
-        for fit in trained:
-            figures = pl_module.validation_figures[fit]
-            both = fit.aligner.both_ways
-            self._compare(fit, figures["fvu"] + figures["fvu_inverse"] if both else figures["fvu"])
-        if trained and self.patience is not None:
-            waited = torch.stack([self._waited[_key(fit)] for fit in trained])
+        banks, criteria = pl_module.banks(), pl_module.criteria()
+        for key, criterion in criteria.items():
+            self._compare(key, banks[key], criterion)
+        if criteria and self.patience is not None:
+            waited = torch.cat([self._waited[key] for key in criteria])
             if bool((waited >= self.patience).all()):
                 trainer.should_stop = True
 
     @torch.no_grad()
-    def _compare(self, fit: Fit, criterion: Tensor) -> None:
-        key, state = _key(fit), fit.aligner.state_dict()
+    def _compare(self, key: str, bank: Aligner, criterion: Tensor) -> None:
+        state = bank.state_dict()
         if key not in self._best:
             self._best[key] = torch.full_like(criterion, torch.inf)
             self._waited[key] = torch.zeros_like(criterion, dtype=torch.long)
@@ -65,10 +66,10 @@ class BestPerSite(pl.Callback):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Put the best parameters of every site back."""
-        if isinstance(pl_module, Alignment):
-            for fit in pl_module.trained():
-                if _key(fit) in self._kept:
-                    fit.aligner.load_state_dict(self._kept[_key(fit)])
+        if isinstance(pl_module, (Alignment, Stitching)):
+            for key, bank in pl_module.banks().items():
+                if key in self._kept:
+                    bank.load_state_dict(self._kept[key])
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to go on comparing."""
@@ -77,7 +78,3 @@ class BestPerSite(pl.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
         self._best, self._waited, self._kept = state_dict["best"], state_dict["waited"], state_dict["kept"]
-
-
-def _key(fit: Fit) -> str:
-    return f"{fit.direction}.{fit.name}"

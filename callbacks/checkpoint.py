@@ -46,7 +46,7 @@ class SaveAligners(pl.Callback):
     def _save(self, trainer: pl.Trainer, pl_module: pl.LightningModule, name: str, announce: bool = False) -> None:
         if not isinstance(pl_module, Alignment) or pl_module.moments is None:
             return
-        _write(trainer, (self.folder or Path(trainer.log_dir or trainer.default_root_dir)) / name, announce)
+        _write(trainer, self.folder, name, announce)
 
 
 class SaveStitching(pl.Callback):
@@ -56,28 +56,32 @@ class SaveStitching(pl.Callback):
     from (`train.py stitch --ckpt_path`).
 
     Args:
-        folder: where.
+        folder: where; default: beside the run's other files.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Renew `last.ckpt`."""
         if not trainer.sanity_checking:
-            _write(trainer, self.folder / "last.ckpt")
+            self._save(trainer, "last.ckpt")
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Keep what an interrupted run has reached; after any other error, what was saved before it stays."""
         if isinstance(exception, KeyboardInterrupt) and trainer.global_step > 0:
-            _write(trainer, self.folder / "last.ckpt", announce=True)
+            self._save(trainer, "last.ckpt", announce=True)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write the trained layers."""
-        _write(trainer, self.folder / "stitching.ckpt", announce=True)
+        self._save(trainer, "stitching.ckpt", announce=True)
+
+    def _save(self, trainer: pl.Trainer, name: str, announce: bool = False) -> None:
+        _write(trainer, self.folder, name, announce)
 
 
-def _write(trainer: pl.Trainer, path: Path, announce: bool = False) -> None:
+def _write(trainer: pl.Trainer, folder: Path | None, name: str, announce: bool) -> None:
+    path = (folder or Path(trainer.log_dir or trainer.default_root_dir)) / name
     trainer.save_checkpoint(path)
     if announce:
         rank_zero_only(print)(f"Saved {path}")

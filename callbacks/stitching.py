@@ -12,6 +12,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from aligners.stitching import Stitching
 from aligners.stitching_evaluation import StitchingEvaluation
 from aligners.stitching_storage import StoredStitching, load_stitching
+from callbacks.best import BestPerSite
 from callbacks.checkpoint import SaveStitching
 from callbacks.cli import TRAINER_DEFAULTS, RunCLI
 from callbacks.run import progress_bar, start_evaluation
@@ -43,8 +44,9 @@ class StitchingCLI(RunCLI):
         )
         given = self.config_init
         self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=given.ckpt_path, weights_only=True)
+        saved = given.checkpoint.folder or self.folder
         evaluation = StitchingEvaluation(
-            load_stitching(self.folder / "stitching.ckpt"),
+            load_stitching(saved / "stitching.ckpt"),
             self.model.fitted,
             allow_mixed=self.model.allow_mixed,
             seed=self.model.seed,
@@ -54,15 +56,17 @@ class StitchingCLI(RunCLI):
     kind = "stitch"
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the run's folder and the checkpoint to go on from."""
+        """Add the run's folder, what is kept of a run, and the checkpoint to go on from."""
         super().add_arguments_to_parser(parser)
+        parser.add_lightning_class_args(BestPerSite, "early_stopping")
+        parser.add_lightning_class_args(SaveStitching, "checkpoint")  # after the best is put back
         parser.add_argument(
             "--ckpt_path", type=Path | None, default=None, help="File last.ckpt of an interrupted run, to go on from."
         )
 
     def own_callbacks(self) -> list[pl.Callback]:
-        """Checkpoints and the report."""
-        return [SaveStitching(self.folder), StitchingReport(self.folder)]
+        """The report."""
+        return [StitchingReport(self.folder)]
 
 
 def stitching_parser() -> ArgumentParser:
