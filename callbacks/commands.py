@@ -19,12 +19,24 @@ def _align(args: Arguments) -> None:
 def _stitch(args: Arguments) -> None:
     from callbacks.stitching import StitchingCLI
 
-    StitchingCLI(list(sys.argv[1:] if args is None else args)[1:])
+    StitchingCLI(_options(args))
+
+
+def _finetune(args: Arguments) -> None:
+    from callbacks.finetuning import finetune
+
+    finetune(_options(args))
+
+
+def _options(args: Arguments) -> list[str]:
+    """The words after the command."""
+    return list(sys.argv[1:] if args is None else args)[1:]
 
 
 # By first word: what it does, and what runs it; the packages that a command needs are imported only for it.
 COMMANDS: dict[str, tuple[str, Callable[[Arguments], None]]] = {
     "fit": ("Fit aligners between the states of two frozen models.", _align),
+    "finetune": ("Fine-tune classifiers from any number of seeds, with blocks frozen or left out.", _finetune),
     "stitch": ("Train stitching layers through frozen tails, and report what they cost.", _stitch),
     "validate": ("Show the figures of a checkpoint's aligners on the validation texts.", _align),
 }

@@ -1,0 +1,51 @@
+"""A finished classifier on disk: a model folder, whole or not at all, with what was measured on it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from frozen.embedded_making import _save, _whole
+
+__all__ = ["FINISHED", "finished_row", "save_classifier"]
+
+FINISHED = "finetuned.json"
+
+
+def save_classifier(
+    folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, row: dict[str, Any]
+) -> None:
+    """Write a model folder that `load_frozen` reads, with the figures beside it.
+
+    Args:
+        folder: becomes visible only when everything is in it.
+        model: the classifier.
+        tokenizer: its tokenizer.
+        row: the figures, as JSON can hold them.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _whole(folder) as unfinished:
+        _save(unfinished, model, tokenizer)
+        (unfinished / FINISHED).write_text(json.dumps(row, indent=1, allow_nan=False), encoding="utf-8")
+
+
+def finished_row(folder: Path, base_fingerprint: str) -> dict[str, Any] | None:
+    """The figures of a classifier that is finished; None if it is not.
+
+    Raises:
+        ValueError: the folder holds something else, or a classifier that was fine-tuned from other weights.
+    """
+    if not folder.exists():
+        return None
+    if not (folder / FINISHED).is_file():
+        raise ValueError(f"Expected {folder} to hold a fine-tuned classifier with its {FINISHED}. Move it away.")
+    row: dict[str, Any] = json.loads((folder / FINISHED).read_text(encoding="utf-8"))
+    if row["base_fingerprint"] != base_fingerprint:
+        raise ValueError(
+            f"The classifier in {folder} was fine-tuned from {row['base']} with the fingerprint "
+            f"{row['base_fingerprint'][:12]}, but the base model's is {base_fingerprint[:12]} now. Name a new `--run`."
+        )
+    return row

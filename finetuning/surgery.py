@@ -1,0 +1,248 @@
+"""The LightningModule that measures truncated and skipping classifiers: Phang et al. 2021, Figures 3 and 4."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+
+from aligners.scores import TextScores, UnitMeans, bootstrap_interval
+from aligners.tasks import check_labels
+from datamodules.batches import TextBatch
+from finetuning.heads import HeadBank
+from finetuning.training import FinetuningRecipe, mean_loss, optimisation, score_answers
+from frozen.finite import FiniteCheck
+from frozen.model import FrozenModel
+from frozen.precision import check_precision
+from frozen.surgery import skipping, truncated
+
+__all__ = ["HEADS", "MEAN", "Condition", "SurgeryEvaluation", "conditions"]
+
+Kind = Literal["native", "untuned", "tuned", "tuned_orig", "skip"]
+MEAN = "mean of the models"
+QUANTITIES = ("correct", "loss")
+HEADS = FinetuningRecipe(learning_rate=1e-3, warmup=0.1)  # a head alone stands, and needs, larger steps than a model
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One way in which a model answers.
+
+    Attributes:
+        kind: native: the whole model; untuned: its own head on the state of `site`; tuned: a head trained there;
+            tuned_orig: a head trained on the base model's state; skip: without blocks first..last.
+        site: of the state that the head reads; None for skip.
+        first: first block that is not run, counted from 1; None where all are.
+        last: last such block.
+    """
+
+    kind: Kind
+    site: int | None = None
+    first: int | None = None
+    last: int | None = None
+
+
+def conditions(depth: int, *, base: bool, heads: bool) -> list[Condition]:
+    """Everything that is measured of a model of L = `depth` blocks, in the order of its table."""
+
+    def cut(kind: Kind) -> list[Condition]:
+        gone = [(site + 1, depth) if site < depth else (None, None) for site in range(depth + 1)]
+        return [Condition(kind, site, *ends) for site, ends in enumerate(gone)]
+
+    if base:
+        return cut("tuned_orig")
+    spans = [Condition("skip", None, i, j) for i in range(1, depth + 1) for j in range(i, depth + 1)]
+    return [Condition("native", depth), *cut("untuned"), *spans, *(cut("tuned") if heads else [])]
+
+
+class SurgeryEvaluation(pl.LightningModule):
+    """Trains heads on the states of all sites at once, then measures every truncation and every skipped span.
+
+    All states of a batch come from one pass through each model; none is kept longer than that. Heads on fine-tuned
+    models start as their own head and are trained on (TUNED), those on base models start from the seed of the data
+    module (TUNEDORIG). The table is kept text by text, so that the figures are the same for any number of ranks.
+
+    Args:
+        recipe: how the heads are trained.
+        heads: whether heads are trained; without, only what needs none is measured, and no base.
+        seed: of the resampling of texts.
+
+    Attributes:
+        rows: after a test, one for each model and condition, and for the mean over several models of equal depth.
+        meta: what holds for all rows.
+    """
+
+    def __init__(
+        self,
+        recipe: FinetuningRecipe = HEADS,
+        heads: bool = True,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.recipe, self.heads, self.seed = recipe, heads, seed
+        self.banks = nn.ModuleList()
+        self.rows: list[dict[str, Any]] = []
+        self.meta: dict[str, Any] = {}
+        self._check = FiniteCheck()
+
+    # ------------------------------------------------------------------ before
+
+    @property
+    def _stream(self) -> Any:
+        """The data module of the run."""
+        return self.trainer.datamodule  # type: ignore[attr-defined]
+
+    def setup(self, stage: str) -> None:
+        """Every check, and a head for every site of every model."""
+        check_precision(self.trainer)
+        data = self._stream
+        if data.bases and not self.heads:
+            raise ValueError(
+                "Expected no `bases` where no heads are trained, but got some: what they know shows there."
+            )
+        self.models: list[FrozenModel] = [m.to(self.trainer.strategy.root_device) for m in data.frozen]
+        self.is_base = [place >= len(data.models) for place in range(len(self.models))]
+        for model in self.models:
+            for split in ("fit", "test") if self.heads else ("test",):
+                check_labels(model, data.split(split).labels, data.text.source)
+        if self.heads and not len(self.banks):
+            self.banks.extend(HeadBank(model, model.depth + 1) for model in self.models)
+
+    def _states(self, batch: TextBatch, place: int) -> list[Tensor]:
+        """The states of all sites of a model, from one pass."""
+        model = self.models[place]
+        with torch.no_grad():
+            return model.head(batch.inputs[place], range(model.depth + 1))
+
+    # ------------------------------------------------------------------ heads
+
+    def configure_optimizers(self) -> Any:
+        """One AdamW for all heads: it treats every weight by itself."""
+        return optimisation(self, list(self.banks.parameters()), self.recipe)
+
+    def _answers(self, batch: TextBatch, place: int, states: list[Tensor]) -> Tensor:
+        """Of the trained heads, (S, B, C)."""
+        return cast(HeadBank, self.banks[place]).logits(self.models[place], batch.inputs[place], states)
+
+    def training_step(self, batch: TextBatch, batch_idx: int) -> Tensor:
+        """The sum over all heads of their mean loss: each gets the gradient of its own."""
+        labels, losses, log = cast(Tensor, batch.labels), [], self.global_step % self.trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
+        for place, model in enumerate(self.models):
+            loss = mean_loss(self, self._answers(batch, place, self._states(batch, place)), labels)
+            names = [f"{model.name}, site {site}" for site in range(model.depth + 1)]
+            self._check.watch(loss.detach(), names, "training loss", batch_idx)
+            if log:
+                self.log_dict(self._keys(place, "train_loss", loss.detach()))
+            losses.append(loss.sum())
+        return torch.stack(losses).sum()
+
+    def on_train_epoch_end(self) -> None:
+        """Look at the last batch's losses too."""
+        self._check.flush()
+
+    def on_validation_epoch_start(self) -> None:
+        """Fresh sums."""
+        self._means = [UnitMeans(model.depth + 1).to(self.device) for model in self.models]
+
+    def validation_step(self, batch: TextBatch, batch_idx: int) -> None:
+        """Accuracy of every head on one batch."""
+        for place, means in enumerate(self._means):
+            logits = self._answers(batch, place, self._states(batch, place))
+            means.update(score_answers(logits, cast(Tensor, batch.labels))["correct"])
+
+    def on_validation_epoch_end(self) -> None:
+        """Log it; it has been added over ranks."""
+        for place, means in enumerate(self._means):
+            self.log_dict(self._keys(place, "validation_accuracy", means.compute().float()), rank_zero_only=True)
+
+    def _keys(self, place: int, figure: str, values: Tensor) -> dict[str, Tensor]:
+        kind = "tuned_orig" if self.is_base[place] else "tuned"
+        return {f"{kind}/{place}/{site}/{figure}": value for site, value in enumerate(values)}
+
+    # ------------------------------------------------------------------ the one pass over the held-out texts
+
+    def on_test_start(self) -> None:
+        """The self-test of every model, and its table."""
+        data, texts = self._stream, len(self._stream.split("test"))
+        few = data.split("test")[list(range(min(8, texts)))].to(self.device)
+        self.tables = nn.ModuleList()
+        self._conditions = []
+        for place, model in enumerate(self.models):
+            model.self_test(few.inputs[place])
+            wanted = conditions(model.depth, base=self.is_base[place], heads=self.heads)
+            self._conditions.append(wanted)
+            self.tables.append(TextScores(list(QUANTITIES), 1, len(wanted), texts).to(self.device))
+
+    def test_step(self, batch: TextBatch, batch_idx: int) -> None:
+        """Every condition of every model on one batch."""
+        for place, wanted in enumerate(self._conditions):
+            states = self._states(batch, place)
+            trained = self._answers(batch, place, states) if self.heads else None
+            logits = torch.stack([self._answer(batch, place, condition, states, trained) for condition in wanted])
+            found = score_answers(logits, cast(Tensor, batch.labels))
+            scores = {name: values[None] for name, values in found.items()}
+            cast(TextScores, self.tables[place]).update(batch.text, scores)
+
+    def _answer(
+        self, batch: TextBatch, place: int, condition: Condition, states: list[Tensor], trained: Tensor | None
+    ) -> Tensor:
+        """(B, C) float32."""
+        model, inputs = self.models[place], batch.inputs[place]
+        if condition.kind == "native":
+            return model.logits(inputs).float()
+        if condition.kind in ("tuned", "tuned_orig"):
+            return cast(Tensor, trained)[cast(int, condition.site)]
+        if condition.kind == "untuned":
+            view = truncated(model, cast(int, condition.site))
+        else:
+            view = skipping(model, cast(int, condition.first), cast(int, condition.last))
+        return view.logits_from(inputs, states[view.first - 1]).float()
+
+    # ------------------------------------------------------------------ after
+
+    def on_test_epoch_end(self) -> None:
+        """One row for every model and condition, and for the mean of the fine-tuned models."""
+        tables = [cast(TextScores, table).compute() for table in self.tables]
+        self.rows = []
+        for model, wanted, table in zip(self.models, self._conditions, tables, strict=True):
+            self.rows += self._rows(model.name, wanted, table)
+        for base in (False, True):
+            places = [place for place, is_base in enumerate(self.is_base) if is_base == base]
+            if len(places) > 1 and len({self.models[place].depth for place in places}) == 1:
+                mean = {name: torch.stack([tables[place][name] for place in places]).mean(0) for name in QUANTITIES}
+                self.rows += self._rows(MEAN, self._conditions[places[0]], mean)
+        self.meta = {
+            **self._stream.describe(),
+            "majority_accuracy": self._stream.majority_accuracy(),
+            "seed": self.seed,
+            "split": "test",
+        }
+
+    def _rows(self, name: str, wanted: Sequence[Condition], table: dict[str, Tensor]) -> list[dict[str, Any]]:
+        low, high = (end[0] for end in bootstrap_interval(table["correct"], seed=self.seed))
+        columns = {
+            "accuracy": table["correct"][0].mean(-1),
+            "accuracy_low": low,
+            "accuracy_high": high,
+            "loss": table["loss"][0].mean(-1),
+        }
+        about = {"n_texts": table["loss"].shape[-1]}
+        return [
+            {
+                "model": name,
+                **vars(condition),
+                **{column: _finite(values[number]) for column, values in columns.items()},
+                **about,
+            }
+            for number, condition in enumerate(wanted)
+        ]
+
+
+def _finite(value: Tensor) -> float | None:
+    """A number that JSON knows; None where some text had no answer, because logits were not finite."""
+    return float(value) if math.isfinite(float(value)) else None

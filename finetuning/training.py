@@ -1,0 +1,208 @@
+"""The LightningModule that fine-tunes a classifier on labelled text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedModel
+
+from aligners.optimisation import Schedule, schedule_factor
+from aligners.scores import TextScores, UnitMeans
+from datamodules.batches import TextBatch
+from frozen.classifiers import Classifier
+from frozen.finite import FiniteCheck
+
+__all__ = ["Finetuning", "FinetuningRecipe", "mean_loss", "optimisation", "score_answers"]
+
+
+@dataclass(frozen=True)
+class FinetuningRecipe:
+    """How a classifier is fine-tuned: AdamW, warm-up, decay. The defaults are those of Wu et al. 2020, Table 1.
+
+    Args:
+        learning_rate: of AdamW, reached after the warm-up.
+        epsilon: of AdamW.
+        weight_decay: of AdamW, on matrices only: biases and norms are left alone.
+        schedule: how the learning rate moves after the warm-up: constant, linear, cosine; or one_cycle.
+        warmup: in which the learning rate rises: a whole number of steps, or a share of all steps below 1.
+    """
+
+    learning_rate: float = 5e-5
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    schedule: Schedule = "linear"
+    warmup: int | float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "epsilon"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"Expected `{name}` above 0, but got {getattr(self, name)}.")
+        if self.weight_decay < 0:
+            raise ValueError(f"Expected `weight_decay` of 0 or more, but got {self.weight_decay}.")
+        if self.warmup < 0 or (isinstance(self.warmup, float) and self.warmup >= 1):
+            raise ValueError(
+                f"Expected `warmup` to be a whole number of steps, or a share of them in [0, 1), but got {self.warmup}."
+            )
+
+    def warmup_share(self, steps: int) -> float:
+        """Share of `steps` in which the learning rate rises.
+
+        Raises:
+            ValueError: the warm-up is longer than the training.
+        """
+        if isinstance(self.warmup, int):
+            if self.warmup > steps:
+                raise ValueError(f"Expected `warmup` of at most {steps}, all steps, but got {self.warmup}.")
+            return self.warmup / max(1, steps)
+        return self.warmup
+
+
+class Finetuning(pl.LightningModule):
+    """Trains a classifier, dropout and all, on cross-entropy; measures it text by text.
+
+    Validation accuracy and everything that is tested is exact for any number of ranks. Training is not the same for
+    another number of them: every rank draws its own dropout.
+
+    Args:
+        model: the classifier; what does not require gradients stays as it is.
+        recipe: how it is trained.
+        name: before the names of what is logged.
+        place: which of the models of the data module it is: which inputs it takes.
+        seed: of dropout.
+
+    Attributes:
+        validation_accuracy: after the last validation.
+        scores: quantity -> (n,) of each held-out text, after a test: correct, loss.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        recipe: FinetuningRecipe = FinetuningRecipe(),
+        *,
+        name: str = "finetune",
+        place: int = 0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.model, self.recipe, self.name, self.place = model, recipe, name, place
+        self.seed = seed
+        self.validation_accuracy: float | None = None
+        self.scores: dict[str, Tensor] = {}
+        self._classifier = Classifier(model)
+        self._check = FiniteCheck()
+
+    def logits(self, batch: TextBatch) -> Tensor:
+        """(B, C) float32."""
+        return self._classifier.logits(batch.inputs[self.place]).float()
+
+    # ------------------------------------------------------------------ training
+
+    def on_fit_start(self) -> None:
+        """Switch dropout on: models are handed out in eval mode. Ranks drop different things."""
+        torch.manual_seed(self.seed + 2**32 * self.global_rank)
+        self.model.train()
+
+    def configure_optimizers(self) -> Any:
+        """AdamW on what trains, with a schedule over all steps."""
+        return optimisation(self, [weight for weight in self.model.parameters() if weight.requires_grad], self.recipe)
+
+    def training_step(self, batch: TextBatch, batch_idx: int) -> Tensor:
+        """Cross-entropy, the mean over all ranks' texts."""
+        loss = mean_loss(self, self.logits(batch)[None], cast(Tensor, batch.labels))[0]
+        self._check.watch(loss.detach()[None], [self.name], "training loss", batch_idx)
+        if self.global_step % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+            self.log(f"{self.name}/train_loss", loss.detach())
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        """Look at the last batch's loss too."""
+        self._check.flush()
+
+    # ------------------------------------------------------------------ measuring
+
+    def on_validation_epoch_start(self) -> None:
+        """Fresh sums."""
+        self._means = UnitMeans(2).to(self.device)
+
+    def validation_step(self, batch: TextBatch, batch_idx: int) -> None:
+        """Accuracy and loss of one batch."""
+        found = score_answers(self.logits(batch), cast(Tensor, batch.labels))
+        self._means.update(torch.stack([found["correct"], found["loss"]]))
+
+    def on_validation_epoch_end(self) -> None:
+        """Log them; they have been added over ranks."""
+        accuracy, loss = self._means.compute().float()
+        self.validation_accuracy = float(accuracy)
+        for name, value in (("accuracy", accuracy), ("loss", loss)):
+            self.log(f"{self.name}/validation_{name}", value, rank_zero_only=True)
+
+    def on_test_start(self) -> None:
+        """A table for the held-out texts."""
+        texts = len(self.trainer.datamodule.labels("test"))  # type: ignore[attr-defined]
+        self._table = TextScores(["correct", "loss"], 1, 1, texts).to(self.device)
+
+    def test_step(self, batch: TextBatch, batch_idx: int) -> None:
+        """Score every text of a batch."""
+        found = score_answers(self.logits(batch), cast(Tensor, batch.labels))
+        self._table.update(batch.text, {name: values[None, None] for name, values in found.items()})
+
+    def on_test_epoch_end(self) -> None:
+        """Keep the scores of all texts, on every rank."""
+        self.scores = {name: values.flatten() for name, values in self._table.compute().items()}
+
+
+def optimisation(module: pl.LightningModule, weights: Sequence[nn.Parameter], recipe: FinetuningRecipe) -> Any:
+    """AdamW and its schedule, as Lightning's `configure_optimizers` answers.
+
+    Args:
+        module: of the run whose steps the schedule covers.
+        weights: what trains.
+        recipe: rates and schedule.
+
+    Raises:
+        ValueError: the run has no end, or is shorter than the warm-up.
+    """
+    groups = [
+        {"params": [weight for weight in weights if weight.ndim > 1], "weight_decay": recipe.weight_decay},
+        {"params": [weight for weight in weights if weight.ndim <= 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, eps=recipe.epsilon)
+    steps = module.trainer.estimated_stepping_batches
+    if steps == float("inf"):
+        raise ValueError("Expected `trainer.max_epochs` or `trainer.max_steps` to be finite: the schedule needs it.")
+    factor = schedule_factor(recipe.schedule, int(steps), recipe.warmup_share(int(steps)))
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+def score_answers(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """Logits (..., B, C) against classes (B,): correct and loss in nats, (..., B); NaN where logits are not finite."""
+    known = torch.where(logits.isfinite().all(-1), 1.0, torch.nan)
+    answers = labels.expand(logits.shape[:-1])
+    losses = cross_entropy(logits.flatten(0, -2), answers.flatten(), reduction="none")
+    return {"correct": (logits.argmax(-1) == labels) * known, "loss": losses.view(answers.shape) * known}
+
+
+def mean_loss(module: pl.LightningModule, logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy whose gradient, averaged over ranks, is that of the mean over all ranks' texts.
+
+    Args:
+        module: who trains.
+        logits: (S, B, C) of this rank's texts, float32.
+        labels: (B,).
+
+    Returns:
+        (S,) sums over this rank's texts, divided by the mean number of texts of a rank.
+    """
+    texts = torch.tensor(float(len(labels)), device=logits.device)
+    if module.trainer.world_size > 1:
+        texts = cast(Tensor, module.trainer.strategy.reduce(texts, reduce_op="mean"))
+    flat = cross_entropy(logits.flatten(0, 1), labels.repeat(len(logits)), reduction="none")
+    return flat.view(len(logits), -1).sum(-1) / texts

@@ -1,0 +1,91 @@
+"""What is frozen or left out while a classifier is fine-tuned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
+
+from transformers import PreTrainedModel
+
+from frozen.surgery import Kept, check_count, freeze, shortened
+
+__all__ = ["Variant", "parse_variants"]
+
+NONE = "none"
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to fine-tune.
+
+    Attributes:
+        kind: none: everything trains; bottom or top: so many blocks are frozen, at the bottom with the embeddings;
+            layers: only the bottom so many blocks are there.
+        count: how many; 0 for none.
+    """
+
+    kind: Kept | Literal["none"] = "none"
+    count: int = 0
+
+    @property
+    def name(self) -> str:
+        """`none`, `bottom-4`, `layers-3`: also the name of a folder."""
+        return NONE if self.kind == NONE else f"{self.kind}-{self.count}"
+
+    def check(self, model: PreTrainedModel) -> None:
+        """Refuse what `apply` would, before anything is done.
+
+        Raises:
+            ValueError: the model does not have so many blocks, or they are shared.
+        """
+        if self.kind != NONE:
+            check_count(model, cast(Kept, self.kind), self.count)
+
+    def apply(self, model: PreTrainedModel) -> PreTrainedModel:
+        """The model to train: `model` itself, with blocks frozen, or a smaller copy.
+
+        Raises:
+            ValueError: as in `check`, or the family's config cannot say that blocks are left out.
+        """
+        if self.kind == "layers":
+            return shortened(model, self.count)
+        if self.kind != NONE:
+            freeze(model, **{self.kind: self.count})
+        return model
+
+
+def parse_variants(written: Sequence[str], depth: int) -> list[Variant]:
+    """Variants from what a user writes, each once, in that order.
+
+    Args:
+        written: `none`, `bottom:4`, `top:4`, `layers:3`; or `bottom:all` for none and 0..L (Merchant et al., Figure 3),
+            `top:all` for none and 1..L, `layers:all` for 1..L, of which L is the whole model (Figure 4).
+        depth: L.
+
+    Raises:
+        ValueError: something else is written, or nothing.
+    """
+    found = [variant for entry in written for variant in _parse(entry, depth)]
+    if not found:
+        raise ValueError("Expected at least one of `variants`, but got none. Write `none` to fine-tune everything.")
+    return list(dict.fromkeys(found))
+
+
+def _parse(entry: str, depth: int) -> list[Variant]:
+    kind, colon, count = entry.strip().partition(":")
+    if kind == NONE and not colon:
+        return [Variant()]
+    if kind in get_args(Kept):
+        known = cast(Kept, kind)
+        if count == ALL:
+            first = 0 if kind == "bottom" else 1
+            every = [Variant(known, number) for number in range(first, depth + 1)]
+            return every if kind == "layers" else [Variant(), *every]
+        if count.isdigit():
+            return [Variant(known, int(count))]
+    raise ValueError(
+        f"Expected `variants` out of none, bottom:4, top:4, layers:3 with any number, or bottom:all, top:all, "
+        f"layers:all, but got {entry!r}."
+    )
