@@ -11,23 +11,25 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from frozen.placement import place_like
+
 __all__ = ["fresh_head", "untrained"]
 
 
 def untrained(model: PreTrainedModel, seed: int, options: Mapping[str, Any]) -> PreTrainedModel:
     """A model of the same config, with weights drawn from `seed` on the CPU, so that they are the same everywhere.
 
-    No other random number is affected. It has the data type and the device of `model`.
+    No other random number is affected. It has the data type of `model` and is placed like it.
 
     Args:
-        model: the model whose config, data type and device are taken.
+        model: the model whose config, data type and placement are taken.
         seed: of the weights.
         options: further arguments of the model's class.
     """
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
         fresh: Any = type(model)(copy.deepcopy(model.config), **options)
-    return fresh.to(dtype=model.dtype, device=model.device)
+    return place_like(fresh.to(model.dtype), model)
 
 
 @contextmanager

@@ -8,10 +8,11 @@ from typing import Any, overload
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedModel
 
-from frozen.architectures import Architecture, SubLayer
+from frozen.architectures import Architecture, SubLayer, architecture_of
 
-__all__ = ["Blocks", "SubLayers", "inject", "read", "replace"]
+__all__ = ["Blocks", "SubLayers", "blocks_of", "inject", "read", "replace", "trunk_of"]
 
 
 class Blocks(Sequence[nn.Module]):
@@ -43,6 +44,28 @@ class Blocks(Sequence[nn.Module]):
     def numbering(self) -> Callable[[nn.Module], int]:
         """Tells, asked once at every call of a block in one run of the model, which of 1..L it is."""
         return _numbering([[block] for block in self])
+
+
+def trunk_of(model: PreTrainedModel) -> nn.Module:
+    """The part of a model of `transformers` that runs its blocks."""
+    return model.base_model.get_submodule(architecture_of(model.config.model_type).trunk)
+
+
+def blocks_of(model: PreTrainedModel) -> Blocks:
+    """The blocks of a model of `transformers` as it runs them.
+
+    Raises:
+        ValueError: the architecture is not registered, or its entry does not hold for this config.
+    """
+    architecture = architecture_of(model.config.model_type)
+    architecture.check(model.config)
+    listed = trunk_of(model).get_submodule(architecture.blocks)
+    if not isinstance(listed, nn.ModuleList):
+        raise ValueError(
+            f"Expected a list of blocks at {architecture.blocks!r} of a {type(model).__name__}, received a "
+            f"{type(listed).__name__}. Correct the entry of {model.config.model_type!r} in frozen/architectures.py."
+        )
+    return Blocks(listed, int(model.config.num_hidden_layers) if architecture.shared else len(listed))
 
 
 class SubLayers:

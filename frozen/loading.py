@@ -24,7 +24,9 @@ from transformers import (
 from transformers.utils import logging
 
 from frozen.architectures import Architecture, Task, architecture_of
+from frozen.hooks import blocks_of
 from frozen.model import FrozenModel
+from frozen.placement import DeviceMap, check_device_map
 from frozen.solu import register_solu
 
 __all__ = ["load_frozen"]
@@ -47,6 +49,7 @@ def load_frozen(
     attn_implementation: str | None = None,
     trust_remote_code: bool = False,
     device: str | torch.device = "cpu",
+    device_map: DeviceMap | None = None,
     tokenizer: bool = True,
 ) -> FrozenModel:
     """Load a model, with its classification or language modelling head where the checkpoint names one.
@@ -61,13 +64,15 @@ def load_frozen(
         dtype: of the weights: float32, bfloat16 or float16.
         attn_implementation: "sdpa", "eager", ...; None: what transformers prefers.
         trust_remote_code: whether code from the Hub may run.
-        device: where the weights go.
+        device: where the weights go, all of them.
+        device_map: which part goes where instead: "auto", or a mapping from modules to devices. For a model that is
+            too large for one device; needs accelerate.
         tokenizer: whether to load the tokenizer too.
 
     Raises:
         ValueError: if there is no such model, its architecture is not registered, a file is damaged or
-            missing, weights are missing or of another shape, or the tokenizer is missing or knows more tokens
-            than the model.
+            missing, weights are missing or of another shape, the tokenizer is missing or knows more tokens
+            than the model, or the device map splits a block or leaves weights where they are not used.
     """
     source = {"revision": revision, "trust_remote_code": trust_remote_code}
     register_solu()
@@ -79,9 +84,13 @@ def load_frozen(
         options: dict[str, Any] = {**source, "dtype": _dtype(dtype)}
         if attn_implementation is not None:
             options["attn_implementation"] = attn_implementation
+        if device_map is not None:
+            _check_map(device_map, config, task, architecture, trust_remote_code)
+            options["device_map"] = device_map
         model = _model(str(name), task, architecture, options)
         words = _tokenizer(str(name), source, config) if tokenizer else None
-    return FrozenModel(model, words, name=str(name), revision=revision).to(device)
+    frozen = FrozenModel(model, words, name=str(name), revision=revision)
+    return frozen if device_map is not None else frozen.to(device)
 
 
 def _dtype(dtype: str | torch.dtype) -> torch.dtype:
@@ -104,6 +113,15 @@ def _config(name: str, source: dict[str, Any]) -> PreTrainedConfig:
             "Expected `name` to be a local model folder or a model on the Hub that can be reached, received "
             f"{name!r}. {_reason(error)}"
         ) from error
+
+
+def _check_map(
+    device_map: DeviceMap, config: PreTrainedConfig, task: Task | None, architecture: Architecture, trust: bool
+) -> None:
+    loader, options = (architecture.bare_class, architecture.bare) if task is None else (_HEADS[task], {})
+    with torch.device("meta"):
+        skeleton = loader.from_config(config, trust_remote_code=trust, **options)
+    check_device_map(device_map, skeleton, blocks_of(skeleton))
 
 
 def _model(name: str, task: Task | None, architecture: Architecture, options: dict[str, Any]) -> PreTrainedModel:

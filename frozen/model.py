@@ -15,8 +15,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from frozen.architectures import Component, Task, architecture_of
 from frozen.fresh import fresh_head, untrained
-from frozen.hooks import Blocks, SubLayers, inject, read, replace
+from frozen.hooks import Blocks, SubLayers, blocks_of, inject, read, replace, trunk_of
 from frozen.padding import Layout
+from frozen.placement import check_placement, is_sharded
 from frozen.self_test import self_test
 
 __all__ = ["FrozenModel"]
@@ -56,10 +57,11 @@ class FrozenModel:
         causal: whether a position sees only those before it.
         heads: attention heads of each block.
         max_length: the most tokens that the model has positions for; None: no limit.
+        quantised: by which method the weights are quantised; None: they are not. Gradients may not pass through them.
 
     Raises:
         ValueError: if the architecture is not registered or its entry does not hold for this config, or if a
-            causal classifier has no padding token.
+            causal classifier has no padding token, a block is split between devices, or weights are not there.
     """
 
     def __init__(
@@ -74,11 +76,10 @@ class FrozenModel:
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.name, self.revision = name, revision
-        self.architecture.check(model.config)
-        self._trunk = model.base_model.get_submodule(self.architecture.trunk)
-        listed: nn.ModuleList = self._trunk.get_submodule(self.architecture.blocks)  # type: ignore[assignment]
-        self.depth = int(model.config.num_hidden_layers) if self.architecture.shared else len(listed)
-        self.blocks = Blocks(listed, self.depth)
+        self.blocks = blocks_of(model)
+        self.depth = len(self.blocks)
+        check_placement(model, self.blocks)
+        self._trunk = trunk_of(model)
         self.width = int(model.config.hidden_size)
         self.heads = int(model.config.num_attention_heads)
         self.task: Task | None = self.architecture.task(type(model).__name__)
@@ -86,6 +87,7 @@ class FrozenModel:
         self.causal = self.architecture.causal
         positions = getattr(model.config, "max_position_embeddings", None) or -1  # XLNet says -1 for no limit
         self.max_length = None if positions < 0 else int(positions) - self.architecture.reserved_positions
+        self.quantised = _quantisation(model)
         self._names = set(_INPUTS) & _parameters(self._trunk)
         if not self.architecture.token_types:
             self._names -= {"token_type_ids"}
@@ -96,8 +98,13 @@ class FrozenModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.model.device
+        """Where the inputs are taken: the device of the weights, or of the embeddings where they are sharded."""
+        return self.model.get_input_embeddings().weight.device
+
+    @property
+    def sharded(self) -> bool:
+        """Whether a `device_map` has put the weights where they are, and keeps them there."""
+        return is_sharded(self.model)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -105,7 +112,16 @@ class FrozenModel:
         return self.model.dtype
 
     def to(self, device: torch.device | str) -> Self:
-        """Move the weights."""
+        """Move the weights.
+
+        Raises:
+            ValueError: they are sharded.
+        """
+        if self.sharded:
+            raise ValueError(
+                f"Expected a model on one device to move to `device` {device}, received {self.name}, which a "
+                "`device_map` keeps where it is. Leave it there: inputs and states are taken from any device."
+            )
         self.model.to(device)
         return self
 
@@ -151,7 +167,9 @@ class FrozenModel:
         states = {site: self._outward(state, shape, layout) for site, state in states.items()}
         return [states[site] for site in sites]
 
-    def attention(self, inputs: Mapping[str, Tensor], sites: Sequence[int] = ()) -> tuple[list[Tensor], list[Tensor]]:
+    def attention(
+        self, inputs: Mapping[str, Tensor], sites: Sequence[int] = (), component: Component = "residual"
+    ) -> tuple[list[Tensor], list[Tensor]]:
         """The attention weights of all blocks, and the states at `sites`, in one forward pass.
 
         `transformers` records the weights with hooks of its own, which stay in the model after the first use,
@@ -165,8 +183,9 @@ class FrozenModel:
         Raises:
             ValueError: if the model was not loaded with eager attention or hands out no weights, or as in `head`.
         """
+        places = self._places(component)
         for site in sites:
-            self.check_site(site, "sites")
+            self.check_site(site, "sites", component)
         self._check_eager()
         layout = self._layout(inputs)
         arguments = self._arguments(self._trunk, inputs, layout)
@@ -176,7 +195,7 @@ class FrozenModel:
             nonlocal output
             output = self._trunk(**arguments, output_attentions=True, return_dict=True)
 
-        states = read(self.blocks, sites, run, leave=False)
+        states = read(places, sites, run, leave=False)
         weights = output.attentions
         if len(weights) != self.depth:
             raise ValueError(
@@ -221,7 +240,8 @@ class FrozenModel:
                 f"Expected `states` of shape (B, T, d) = {expected}, one row for every position of the "
                 f"inputs, received {tuple(states.shape)}."
             )
-        if not torch.is_autocast_enabled(states.device.type):
+        kind = self.device.type
+        if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
             states = states.to(self.dtype)
         states = self._inward(states, layout)
         replaced = (
@@ -347,6 +367,14 @@ class FrozenModel:
                 f"Expected a model with a classification head, received {self.name}, a "
                 f"{type(self.model).__name__}. Name a model that was fine-tuned to classify."
             )
+
+
+def _quantisation(model: PreTrainedModel) -> str | None:
+    config: Any = getattr(model.config, "quantization_config", None)
+    if config is None:
+        return None
+    method = config.get("quant_method") if isinstance(config, dict) else getattr(config, "quant_method", None)
+    return str(getattr(method, "value", method))
 
 
 def _parameters(part: nn.Module) -> set[str]:
