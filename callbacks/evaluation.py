@@ -18,6 +18,7 @@ from callbacks.comparison import compare, similarity_parser
 from callbacks.report import Report
 from callbacks.run import progress_bar, quiet, start_evaluation
 from callbacks.stitching import evaluate_stitching, stitching_parser, stored_stitching
+from callbacks.surgery import operate, surgery_parser
 from datamodules.paired import PairedActivations
 
 __all__ = ["main"]
@@ -31,9 +32,13 @@ def main(args: Sequence[str] | None = None) -> None:
     commands.add_subcommand("inject", _inject_parser(), help="Inject at every site and measure task and error.")
     commands.add_subcommand("similarity", similarity_parser(), help="Measure all layers of models against each other.")
     commands.add_subcommand("stitch", stitching_parser(), help="Stitch models together and measure the penalty.")
+    commands.add_subcommand("surgery", surgery_parser(), help="Truncate classifiers, and skip spans of their layers.")
     given = parser.parse_args(args)
     if given.command == "similarity":
         compare(given.similarity, parser.instantiate(given).similarity)
+        return
+    if given.command == "surgery":
+        operate(given.surgery, parser.instantiate(given).surgery)
         return
     if given.command == "stitch":
         trained = stored_stitching(given.stitch.checkpoint)
