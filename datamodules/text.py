@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from datamodules.sources import EMBEDDED, GLUE, TextSource, fitting_split, held_out_split, open_source
+from datamodules.splitting import split_of, split_shares, text_key
+from datamodules.streaming import first_rows, first_texts
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -46,16 +47,27 @@ def load_texts(source: TextSource) -> Texts:
     depends on neither the order nor the number of the other texts, and copies of a text end up in one split,
     where the first is kept. Texts of an official held-out split are removed from the others.
 
+    A stream is read only as far as it must: see `TextSource.streaming`.
+
     Raises:
         ValueError: the source cannot be found or reached; a column is missing, empty or not of text; a label
             is missing or is not a class; a split would be empty.
     """
     splits, held_out = open_source(source)
     pool = fitting_split(splits, source)
-    held = None if held_out is None else held_out_split(splits, held_out)
+    held = None if held_out is None else held_out_split(splits, held_out, source)
+    beginning = first_rows(pool, source) if source.streaming else pool
+    columns = _text_columns(beginning, source)
+    label = _label_column(beginning, source)
+    read: dict[str, int] = {}
+    if source.streaming:
+        _check_columns(beginning, columns, label, source)
+        if held is not None:
+            _check_columns(first_rows(held, source), columns, label, source)
+            held, read["test"] = first_texts(held, columns, label, source, held=set(), official=True)
+        known = None if held is None else set(_keys(held, columns, source.seed))
+        pool, read["fit"] = first_texts(pool, columns, label, source, held=known)
     tables = [pool] if held is None else [pool, held]
-    columns = _text_columns(pool, source)
-    label = _label_column(pool, source)
     for table in tables:
         _check_columns(table, columns, label, source)
     names, numbers = _classes(tables, label, source)
@@ -85,6 +97,7 @@ def load_texts(source: TextSource) -> Texts:
         "label_column": label,
         "split": "by a keyed hash of the text" if held is None else f"test: {held_out}; rest by hash",
         "seed": source.seed,
+        **({"streamed_rows_read": read} if source.streaming else {}),
         "duplicates_dropped": sum(len(k) - len(set(k)) for k in keys),
         "dropped_as_held_out": len(set(keys[0]) & held_keys),
     }
@@ -184,14 +197,8 @@ def _classes(
 
 
 def _keys(table: Dataset, columns: list[str], seed: int) -> list[int]:
-    """A number in [0, 2^128) for each row, the same for texts equal up to case and white space."""
-    secret = seed.to_bytes(8, "little", signed=True)
-
-    def key(text: tuple[str | None, ...]) -> int:
-        plain = "\x1f".join(" ".join((part or "").casefold().split()) for part in text)
-        return int.from_bytes(blake2b(plain.encode(), key=secret, digest_size=16).digest(), "big")
-
-    return [key(text) for text in _rows(table, columns)]
+    """The key of each row's text."""
+    return [text_key(text, seed) for text in _rows(table, columns)]
 
 
 def _first_of_each(keys: list[int]) -> list[int]:
@@ -203,16 +210,11 @@ def _first_of_each(keys: list[int]) -> list[int]:
 
 def _divide(keys: list[int], held: set[int], source: TextSource, *, draw_test: bool) -> dict[str, list[int]]:
     """Row numbers of each split, in order."""
-    test = source.test_share if draw_test else 0.0
-    members: dict[str, list[int]] = {"fit": [], "validation": []}
-    if draw_test:
-        members["test"] = []
+    shares = split_shares(source, draw_test=draw_test)
+    members: dict[str, list[int]] = {name: [] for name in shares}
     for row in _first_of_each(keys):
-        if keys[row] in held:
-            continue
-        place = keys[row] / 2**128
-        name = "test" if place < test else "validation" if place < test + source.validation_share else "fit"
-        members[name].append(row)
+        if keys[row] not in held:
+            members[split_of(keys[row], shares)].append(row)
     return members
 
 

@@ -198,7 +198,7 @@ def test_unreachable_hub_is_said(monkeypatch: pytest.MonkeyPatch, error: type[Ex
 
 
 def test_glue_task_uses_its_columns_and_its_validation_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    def hub(name: str, subset: str, revision: str | None) -> datasets.DatasetDict:
+    def hub(name: str, subset: str, revision: str | None, streaming: bool) -> datasets.DatasetDict:
         assert (name, subset) == ("nyu-mll/glue", "mnli")
         classes = datasets.ClassLabel(names=["entailment", "neutral", "contradiction"])
 
