@@ -24,7 +24,7 @@ def surgery_parser() -> ArgumentParser:
         description="Truncate fine-tuned classifiers after every layer and skip every span of layers, on held-out "
         "text: accuracy with the model's own head (untuned), with a head trained on the states there (tuned), and with "
         "one trained on the base model's states (tuned_orig, where `data.bases` are named), as Phang et al. 2021, "
-        "Figures 3 and 4. Several models, such as seeds, give a mean and each. `--trainer.max_epochs 0` trains no heads."
+        "Figures 3 and 4. Several models, such as seeds, give a mean and each. Without heads: `--trainer.max_epochs 0`."
     )
     parser.add_argument("--config", action="config", help="YAML file with any of these options.")
     parser.add_argument(

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from frozen.architectures import architecture_of
-from frozen.hooks import Blocks, read
+from frozen.hooks import Blocks, blocks_of, read, trunk_of
 from frozen.model import FrozenModel
 
-__all__ = ["Kept", "Operated", "blocks_of", "check_count", "freeze", "shortened", "skipping", "truncated"]
+__all__ = ["Kept", "Operated", "check_count", "freeze", "shortened", "skipping", "truncated"]
 
 Kept = Literal["bottom", "top", "layers"]
 
@@ -87,20 +87,6 @@ def skipping(model: FrozenModel, first: int, last: int) -> Operated:
             f"received {first} and {last}."
         )
     return Operated(model, first, last)
-
-
-def blocks_of(model: PreTrainedModel) -> Blocks:
-    """The blocks of a model of `transformers` as it runs them.
-
-    Raises:
-        ValueError: the architecture is not registered, or its entry does not hold for this config.
-    """
-    architecture = architecture_of(model.config.model_type)
-    architecture.check(model.config)
-    listed = _trunk(model).get_submodule(architecture.blocks)
-    if not isinstance(listed, nn.ModuleList):
-        raise ValueError(f"Expected a list of blocks at {architecture.blocks!r}, received a {type(listed).__name__}.")
-    return Blocks(listed, int(model.config.num_hidden_layers) if architecture.shared else len(listed))
 
 
 def shortened(model: PreTrainedModel, layers: int) -> PreTrainedModel:
@@ -188,11 +174,7 @@ def _below(model: PreTrainedModel, blocks: Blocks, site: int) -> list[nn.Paramet
     weights = [weight for weight in model.base_model.parameters() if weight.requires_grad]
     tokens = torch.zeros(1, 2, dtype=torch.long, device=model.device)
     with torch.enable_grad():
-        state = read(blocks, [site], lambda: _trunk(model)(input_ids=tokens))[site]
+        state = read(blocks, [site], lambda: trunk_of(model)(input_ids=tokens))[site]
     gradients = torch.autograd.grad(state.float().sum(), weights, allow_unused=True) if state.requires_grad else ()
     reached = [weight for weight, gradient in zip(weights, gradients, strict=False) if gradient is not None]
     return reached + [weight for block in blocks[:site] for weight in block.parameters()]
-
-
-def _trunk(model: PreTrainedModel) -> nn.Module:
-    return model.base_model.get_submodule(architecture_of(model.config.model_type).trunk)

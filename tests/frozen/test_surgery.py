@@ -9,7 +9,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from frozen import FrozenModel, load_frozen
-from frozen.surgery import blocks_of, freeze, shortened, skipping, truncated
+from frozen.hooks import blocks_of
+from frozen.surgery import freeze, shortened, skipping, truncated
 from tests.tiny import CLASSIFIERS, TEXTS, tiny_frozen, tiny_model, tiny_tokenizer
 
 SPANS = [(1, 1), (2, 2), (3, 3), (1, 2), (2, 3), (1, 3)]
