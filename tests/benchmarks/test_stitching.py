@@ -8,6 +8,7 @@ import subprocess
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ def in_this_process(command: list[str], **options: Any) -> subprocess.CompletedP
 def test_both_ways_find_the_same_gradients(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     sizes = "--layers 2 --width 64 --batch 4 --tokens 8 --rounds 1 --threads 1 --device cpu"
     monkeypatch.setattr(sys, "argv", ["stitching.py", *sizes.split(), "--json", str(tmp_path / "figures.json")])
-    monkeypatch.setattr(subprocess, "run", in_this_process)
+    monkeypatch.setattr(stitching, "subprocess", SimpleNamespace(run=in_this_process))
     stitching.main()
     figures = json.loads((tmp_path / "figures.json").read_text())["figures"]
     differences = [figure for name, figure in figures.items() if "difference" in name]
