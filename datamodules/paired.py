@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 from datamodules.reading import PairReader, RowPolicy, parse_sites
 from datamodules.sources import TextSource
 from datamodules.text_stream import Split, TextStream
+from frozen.architectures import Component
 from frozen.embedded import Recipe
 
 __all__ = ["PairedActivations"]
@@ -24,7 +25,8 @@ class PairedActivations(TextStream):
     Args:
         model_x: X: a Hub id, a local folder, or `embedded:SEED` for a small BERT that is trained on the fitting
             texts the first time it is asked for and kept in `cache`; `embedded:SEED:layers=6,width=96` for one that
-            departs from `recipe`.
+            departs from `recipe`. `embedded-gpt:SEED` and `embedded-mlm:SEED` are small causal and masked language
+            models, which need no labels; `embedded-gpt:SEED:activation=solu` is one with SoLU.
         model_y: Y, likewise.
         text: which texts, and how they are split.
         sites: `all` (0..L), `blocks` (1..L), or layers and pairs: `1,3:5` is site 1 of both and X's 3 with Y's 5.
@@ -43,9 +45,13 @@ class PairedActivations(TextStream):
         revision_x: revision of X on the Hub.
         revision_y: revision of Y on the Hub.
         trust_remote_code: run code that a model's repository brings. Off, because it is somebody else's code.
-        recipe: how embedded models are made.
+        recipe: how embedded classifiers are made.
         cache: where embedded models are kept. Default: $ALIGNERS_CACHE, else ~/.cache/aligners.
         workers: processes that prepare batches beside the main one.
+        component: what is read at a site: `residual`, the stream between the blocks; `attention` or `mlp`, what that
+            sub-layer of block l adds to it. Sub-layers have no site 0.
+        devices: of each model, such as cuda:1; default: the run's. For one process only.
+        device_map: of each model, where its parts go if it is too large for one device: `auto`, or modules and devices.
     """
 
     option = "sites"
@@ -70,6 +76,9 @@ class PairedActivations(TextStream):
         recipe: Recipe = Recipe(),  # noqa: B008  (frozen)
         cache: Path | None = None,
         workers: int = 0,
+        component: Component = "residual",
+        devices: list[str | None] | None = None,
+        device_map: list[str | dict[str, int | str] | None] | None = None,
     ) -> None:
         super().__init__(
             text=text,
@@ -85,6 +94,9 @@ class PairedActivations(TextStream):
             recipe=recipe,
             cache=cache,
             workers=workers,
+            component=component,
+            devices=devices,
+            device_map=device_map,
         )
         self.model_x, self.model_y = model_x, model_y
         self.revision_x, self.revision_y = revision_x, revision_y
@@ -97,7 +109,7 @@ class PairedActivations(TextStream):
 
     def wanted(self, depths: Sequence[int]) -> list[list[int]]:
         """The sites of X and of Y."""
-        pairs = parse_sites(self.sites, *depths)
+        pairs = parse_sites(self.sites, depths[0], depths[1], self.component)
         return [sorted({pair[m] for pair in pairs}) for m in (0, 1)]
 
     @property
@@ -105,8 +117,8 @@ class PairedActivations(TextStream):
         """The two models and the site pairs, loaded on first use."""
         if self._reader is None:
             model_x, model_y = self.frozen
-            pairs = parse_sites(self.sites, model_x.depth, model_y.depth)
-            self._reader = PairReader(model_x, model_y, pairs, self.rows, self.special_tokens)
+            pairs = parse_sites(self.sites, model_x.depth, model_y.depth, self.component)
+            self._reader = PairReader(model_x, model_y, pairs, self.rows, self.special_tokens, self.component)
         return self._reader
 
     def describe(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from datamodules.tokens import tokenise
 from tests.datamodules.splitters import byte_level, splitter_folder, word_piece
 from tests.runs import activations
 from tests.tiny import tiny_tokenizer
-from tests.world import World
+from tests.world import World, sentences
 
 TEXTS = ["the film is good", "a dull plot", "not funny", "this very long scene feels cold", "good"]
 END = 2  # </s>
@@ -183,6 +183,28 @@ def test_attention_is_not_read_from_packed_sequences(world: World) -> None:
     with pytest.raises(ValueError, match=r"`attention`.*`packed`"):
         LayerActivations([world.model_x], text, rows="tokens", attention=True, packed=True)
     assert LayerActivations([world.model_x], text, rows="tokens", packed=True, max_length=16).split("test")
+
+
+def test_embedded_language_models_read_packed_text_without_labels(world: World, tmp_path: Path) -> None:
+    size = "vocabulary=270,layers=1,width=8,heads=1,steps=4,batch=4,max_length=32"
+    models = {"model_x": f"embedded-gpt:0:{size}", "model_y": f"embedded-gpt:0:activation=solu,{size}"}
+    path = tmp_path / "plain.csv"
+    path.write_text("\n".join(["text", *sentences(200)]))
+    stream = activations(
+        world, **models, text=TextSource(str(path)), packed=True, max_length=32, sites="all", cache=tmp_path / "cache"
+    )
+    stream.prepare_data()
+    batch = stream.reader.read(stream.reader.prepare(next(iter(stream.loader("test")))))
+    assert batch.x.shape == batch.y.shape
+    assert batch.texts.inputs_x["input_ids"].shape[1] == 32
+    assert not torch.allclose(batch.x, batch.y)
+
+
+def test_too_long_sequences_are_refused_before_an_embedded_model_is_made(world: World, tmp_path: Path) -> None:
+    stream = activations(world, model_x="embedded-gpt:0:max_length=32", max_length=64, cache=tmp_path)
+    with pytest.raises(ValueError, match=r"`max_length` of at most 32.*embedded-gpt:0.*got 64"):
+        stream.prepare_data()
+    assert not list(tmp_path.iterdir())
 
 
 def test_packed_sequences_of_two_tokenizers_are_refused(world: World, tmp_path: Path) -> None:
