@@ -113,7 +113,7 @@ class InjectionEvaluation(pl.LightningModule):
         """The self-test, on a few of the held-out texts."""
         few = self._stream.split("test")[list(range(min(8, self.n_texts)))].to(self.device)
         for route in self.routes:
-            route.target.self_test(few.inputs_x)
+            route.target.self_test(few.inputs_x, self._stream.component)
 
     # ------------------------------------------------------------------ the one pass
 
@@ -146,7 +146,7 @@ class InjectionEvaluation(pl.LightningModule):
         inputs = batch.texts.inputs_x
         blank = mapped.new_zeros(*inputs["input_ids"].shape, route.target.width)
         logits = [
-            route.target.tail(inputs, route.orient(*pair)[1], batch.rows.scatter(rows, blank))
+            route.target.tail(inputs, route.orient(*pair)[1], batch.rows.scatter(rows, blank), self._stream.component)
             for pair, rows in zip(self.sites, mapped, strict=True)
         ]
         return unit_scores(torch.stack(logits), classification_targets(labels), native)
@@ -291,6 +291,12 @@ def _check_stored(stored: Sequence[StoredAlignment], present: dict[str, Any], si
         differences = different_models(checkpoint.data["models"], present["models"])
         if differences:
             raise ValueError(f"{checkpoint.path} was fitted on other models: " + "; ".join(differences) + ".")
+        component = checkpoint.data.get("component", "residual")  # earlier checkpoints know no other
+        if component != present["component"]:
+            raise ValueError(
+                f"{checkpoint.path} was fitted on `component` {component!r}, but `data.component` is "
+                f"{present['component']!r}. Leave `data.component` out, or fit on that component."
+            )
         if checkpoint.site_pairs != list(sites):
             raise ValueError(
                 f"{checkpoint.path} was fitted at site pairs {checkpoint.site_pairs}, but `data.sites` gives "

@@ -15,6 +15,7 @@ from datamodules.batches import TextBatch
 from datamodules.reading import RowPolicy, Rows, check_policy, gather_rows, read_rows, rows_of_each
 from datamodules.sources import TextSource
 from datamodules.text_stream import Split, TextStream
+from frozen.architectures import Component, first_site
 from frozen.embedded import Recipe
 from frozen.finite import FiniteCheck
 from frozen.model import FrozenModel
@@ -95,6 +96,7 @@ class LayerReader:
         rows: row policy.
         special_tokens: whether special tokens count, for `tokens` and `mean`.
         attention: also read the attention weights of every block.
+        component: states of the residual stream, or what the attention or the feed-forward layer of a block adds.
 
     Raises:
         ValueError: a model does not have a layer, or there is no such row policy.
@@ -107,14 +109,15 @@ class LayerReader:
         rows: RowPolicy = "words",
         special_tokens: bool = False,
         attention: bool = False,
+        component: Component = "residual",
     ) -> None:
         check_policy(rows)
         for model, wanted in zip(models, layers, strict=True):
             for layer in wanted:
-                model.check_site(layer, "layers")
+                model.check_site(layer, "layers", component)
         self.models, self.layers = list(models), [list(wanted) for wanted in layers]
         self.policy: RowPolicy = rows
-        self.special_tokens, self.attention = special_tokens, attention
+        self.special_tokens, self.attention, self.component = special_tokens, attention, component
         self.check = FiniteCheck()
 
     def prepare(self, texts: TextBatch) -> PreparedTexts:
@@ -146,7 +149,7 @@ class LayerReader:
         Raises:
             ValueError: the model does not have a layer; or as in `read`.
         """
-        states = read_rows(model, batch.texts.inputs[m], self.layers[m], batch.rows[m])
+        states = read_rows(model, batch.texts.inputs[m], self.layers[m], batch.rows[m], self.component)
         self._watch(model, states, batch, m)
         return states
 
@@ -157,7 +160,7 @@ class LayerReader:
         layers, rows = self.layers[m], batch.rows[m]
         wanted = sorted(set(layers))
         with torch.no_grad():
-            weights, read = model.attention(batch.texts.inputs[m], wanted)
+            weights, read = model.attention(batch.texts.inputs[m], wanted, self.component)
             states = gather_rows(dict(zip(wanted, read, strict=True)), layers, rows, model.width)
         self._watch(model, states, batch, m)
         return states, weights
@@ -204,6 +207,10 @@ class LayerActivations(TextStream):
         cache: where embedded models are kept. Default: $ALIGNERS_CACHE, else ~/.cache/aligners.
         workers: processes that prepare batches beside the main one.
         attention: also read the attention weights of all blocks.
+        component: what is read at a layer: `residual`, the stream between the blocks; `attention` or `mlp`, what that
+            sub-layer of block l adds to it. Sub-layers have no layer 0.
+        devices: of each model, such as cuda:1; default: the run's. For one process only.
+        device_map: of each model, where its parts go if it is too large for one device: `auto`, or modules and devices.
 
     Raises:
         ValueError: an option is out of its range, or attention is to be read from an implementation that has none.
@@ -230,6 +237,9 @@ class LayerActivations(TextStream):
         cache: Path | None = None,
         workers: int = 0,
         attention: bool = False,
+        component: Component = "residual",
+        devices: list[str | None] | None = None,
+        device_map: list[str | dict[str, int | str] | None] | None = None,
     ) -> None:
         if attention and attn_implementation not in (None, "eager"):
             raise ValueError(
@@ -260,6 +270,9 @@ class LayerActivations(TextStream):
             recipe=recipe,
             cache=cache,
             workers=workers,
+            component=component,
+            devices=devices,
+            device_map=device_map,
         )
         self.models, self.revisions = list(models), revisions
         self.layers, self.attention = layers, attention
@@ -272,7 +285,7 @@ class LayerActivations(TextStream):
 
     def wanted(self, depths: Sequence[int]) -> list[list[int]]:
         """The layers of each model."""
-        return [parse_layers(self.layers, depth) for depth in depths]
+        return [parse_layers(self.layers, depth, self.component) for depth in depths]
 
     @property
     def reads_words(self) -> bool:
@@ -284,7 +297,9 @@ class LayerActivations(TextStream):
         """The models and their layers, loaded on first use."""
         if self._reader is None:
             layers = self.wanted([model.depth for model in self.frozen])
-            self._reader = LayerReader(self.frozen, layers, self.rows, self.special_tokens, self.attention)
+            self._reader = LayerReader(
+                self.frozen, layers, self.rows, self.special_tokens, self.attention, self.component
+            )
         return self._reader
 
     def describe(self) -> dict[str, Any]:
@@ -315,8 +330,8 @@ class LayerActivations(TextStream):
         return [self.loader(split) for split in self.splits]
 
 
-def parse_layers(layers: str | Sequence[int], depth: int) -> list[int]:
-    """The layers of a model of L = `depth` blocks: `all` (0..L), `blocks` (1..L), or those named.
+def parse_layers(layers: str | Sequence[int], depth: int, component: Component = "residual") -> list[int]:
+    """The layers of a model of L = `depth` blocks: `all` (0..L, of a sub-layer 1..L), `blocks` (1..L), or those named.
 
     Raises:
         ValueError: something else was written, nothing, or a layer twice.
@@ -324,7 +339,7 @@ def parse_layers(layers: str | Sequence[int], depth: int) -> list[int]:
     if isinstance(layers, str):
         if layers not in ("all", "blocks"):
             raise ValueError(f"Expected `layers` to be 'all', 'blocks' or a list of numbers, but got {layers!r}.")
-        return list(range(0 if layers == "all" else 1, depth + 1))
+        return list(range(first_site(component) if layers == "all" else 1, depth + 1))
     if not layers or len(set(layers)) < len(layers):
         raise ValueError(f"Expected `layers` to name at least one layer and none twice, but got {list(layers)}.")
     return list(layers)

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 from datamodules.reading import PairReader, RowPolicy, parse_sites
 from datamodules.sources import TextSource
 from datamodules.text_stream import Split, TextStream
+from frozen.architectures import Component
 from frozen.embedded import Recipe
 
 __all__ = ["PairedActivations"]
@@ -47,6 +48,10 @@ class PairedActivations(TextStream):
         recipe: how embedded classifiers are made.
         cache: where embedded models are kept. Default: $ALIGNERS_CACHE, else ~/.cache/aligners.
         workers: processes that prepare batches beside the main one.
+        component: what is read at a site: `residual`, the stream between the blocks; `attention` or `mlp`, what that
+            sub-layer of block l adds to it. Sub-layers have no site 0.
+        devices: of each model, such as cuda:1; default: the run's. For one process only.
+        device_map: of each model, where its parts go if it is too large for one device: `auto`, or modules and devices.
     """
 
     option = "sites"
@@ -71,6 +76,9 @@ class PairedActivations(TextStream):
         recipe: Recipe = Recipe(),  # noqa: B008  (frozen)
         cache: Path | None = None,
         workers: int = 0,
+        component: Component = "residual",
+        devices: list[str | None] | None = None,
+        device_map: list[str | dict[str, int | str] | None] | None = None,
     ) -> None:
         super().__init__(
             text=text,
@@ -86,6 +94,9 @@ class PairedActivations(TextStream):
             recipe=recipe,
             cache=cache,
             workers=workers,
+            component=component,
+            devices=devices,
+            device_map=device_map,
         )
         self.model_x, self.model_y = model_x, model_y
         self.revision_x, self.revision_y = revision_x, revision_y
@@ -98,7 +109,7 @@ class PairedActivations(TextStream):
 
     def wanted(self, depths: Sequence[int]) -> list[list[int]]:
         """The sites of X and of Y."""
-        pairs = parse_sites(self.sites, *depths)
+        pairs = parse_sites(self.sites, depths[0], depths[1], self.component)
         return [sorted({pair[m] for pair in pairs}) for m in (0, 1)]
 
     @property
@@ -106,8 +117,8 @@ class PairedActivations(TextStream):
         """The two models and the site pairs, loaded on first use."""
         if self._reader is None:
             model_x, model_y = self.frozen
-            pairs = parse_sites(self.sites, model_x.depth, model_y.depth)
-            self._reader = PairReader(model_x, model_y, pairs, self.rows, self.special_tokens)
+            pairs = parse_sites(self.sites, model_x.depth, model_y.depth, self.component)
+            self._reader = PairReader(model_x, model_y, pairs, self.rows, self.special_tokens, self.component)
         return self._reader
 
     def describe(self) -> dict[str, Any]:

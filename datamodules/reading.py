@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from datamodules.batches import TextBatch
+from frozen.architectures import Component, first_site
 from frozen.finite import FiniteCheck
 from frozen.model import FrozenModel
 
@@ -171,11 +172,13 @@ def check_policy(rows: str) -> None:
         raise ValueError(f"Expected `rows` to be one of {', '.join(get_args(RowPolicy))}, but got {rows!r}.")
 
 
-def read_rows(model: FrozenModel, inputs: dict[str, Tensor], sites: Sequence[int], rows: Rows) -> Tensor:
+def read_rows(
+    model: FrozenModel, inputs: dict[str, Tensor], sites: Sequence[int], rows: Rows, component: Component = "residual"
+) -> Tensor:
     """The rows of one model at some sites, (S, N, d) float32, its blocks run once and no further up."""
     wanted = sorted(set(sites))
     with torch.inference_mode():
-        states = dict(zip(wanted, model.head(inputs, wanted), strict=True))
+        states = dict(zip(wanted, model.head(inputs, wanted, component), strict=True))
     return gather_rows(states, sites, rows, model.width)
 
 
@@ -226,6 +229,7 @@ class PairReader:
         sites: site pairs (i, j): state of X at i with state of Y at j.
         rows: row policy.
         special_tokens: whether special tokens count, for `tokens` and `mean`.
+        component: states of the residual stream, or what the attention or the feed-forward layer of a block adds.
     """
 
     def __init__(
@@ -235,15 +239,16 @@ class PairReader:
         sites: Sequence[tuple[int, int]],
         rows: RowPolicy = "tokens",
         special_tokens: bool = True,
+        component: Component = "residual",
     ) -> None:
         check_policy(rows)
         for i, j in sites:
-            model_x.check_site(i, "sites")
-            model_y.check_site(j, "sites")
+            model_x.check_site(i, "sites", component)
+            model_y.check_site(j, "sites", component)
         self.model_x, self.model_y = model_x, model_y
         self.sites = list(sites)
         self.policy: RowPolicy = rows
-        self.special_tokens = special_tokens
+        self.special_tokens, self.component = special_tokens, component
         self.check = FiniteCheck()
         self._read = 0
 
@@ -255,22 +260,25 @@ class PairReader:
     def read(self, prepared: tuple[TextBatch, Rows, Rows]) -> PairedBatch:
         """Run both heads on the batch's device and gather the rows."""
         texts, rows_x, rows_y = prepared
-        x = read_rows(self.model_x, texts.inputs_x, [i for i, _ in self.sites], rows_x)
-        y = read_rows(self.model_y, texts.inputs_y, [j for _, j in self.sites], rows_y)
+        x = read_rows(self.model_x, texts.inputs_x, [i for i, _ in self.sites], rows_x, self.component)
+        y = read_rows(self.model_y, texts.inputs_y, [j for _, j in self.sites], rows_y, self.component)
         self.check.watch(x, [f"site {i} of X ({self.model_x.name})" for i, _ in self.sites], "states", self._read)
         self.check.watch(y, [f"site {j} of Y ({self.model_y.name})" for _, j in self.sites], "states", self._read)
         self._read += 1
         return PairedBatch(x, y, rows_x, texts)
 
 
-def parse_sites(sites: str | Sequence[str | int], depth_x: int, depth_y: int) -> list[tuple[int, int]]:
+def parse_sites(
+    sites: str | Sequence[str | int], depth_x: int, depth_y: int, component: Component = "residual"
+) -> list[tuple[int, int]]:
     """Site pairs from what a user writes.
 
     Args:
-        sites: `all` (0..L), `blocks` (1..L), `grid` (every block of X with every block of Y), or layers `3` and pairs
-            `3:5` (X's site 3, Y's site 5), as one string `1,3:5` or as a list.
+        sites: `all` (0..L, of a sub-layer 1..L), `blocks` (1..L), `grid` (every block of X with every block of Y), or
+            layers `3` and pairs `3:5` (X's site 3, Y's site 5), as one string `1,3:5` or as a list.
         depth_x: L of X.
         depth_y: L of Y.
+        component: what is read there.
 
     Raises:
         ValueError: something else was written, a site twice, or `all` and `blocks` at unequal depths.
@@ -281,7 +289,7 @@ def parse_sites(sites: str | Sequence[str | int], depth_x: int, depth_y: int) ->
                 f"`sites` {sites!r} pairs equal layers, but X has {depth_x} blocks and Y has {depth_y}. "
                 "Name the pairs, for example `sites` '1:2, 2:4'."
             )
-        return [(site, site) for site in range(0 if sites == "all" else 1, depth_x + 1)]
+        return [(site, site) for site in range(first_site(component) if sites == "all" else 1, depth_x + 1)]
     if sites == "grid":
         return [(i, j) for i in range(1, depth_x + 1) for j in range(1, depth_y + 1)]
     entries = sites.replace(",", " ").split() if isinstance(sites, str) else list(sites)

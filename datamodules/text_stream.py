@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, cast, get_args
 
 import lightning.pytorch as pl
 from torch.utils.data import DataLoader
@@ -16,14 +16,17 @@ from transformers import PreTrainedTokenizerBase
 
 from datamodules.batches import LengthBatches
 from datamodules.packing import Packed, pack
+from datamodules.placing import Placing, check_placings, placings
 from datamodules.reading import WORDS, RowPolicy, check_policy
 from datamodules.sources import TextSource
 from datamodules.text import Texts, load_texts
 from datamodules.text_bytes import bytes_per_token
 from datamodules.tokens import TokenisedTexts, same_tokenizer, tokenise
+from frozen.architectures import Component, first_site
 from frozen.embedded import EMBEDDED, Recipe, embedded_model, embedded_recipe
 from frozen.loading import load_frozen
 from frozen.model import FrozenModel
+from frozen.placement import DeviceMap
 
 if TYPE_CHECKING:
     import datasets
@@ -57,6 +60,9 @@ class TextStream(pl.LightningDataModule):
         recipe: how embedded classifiers are made.
         cache: where embedded models are kept.
         workers: processes that prepare batches beside the main one.
+        component: what is read at a layer: the residual stream, or what the attention or mlp of a block adds to it.
+        devices: of each model, such as cuda:1; default: the run's. Batches and what is read stay on the run's device.
+        device_map: of each model, which part goes where, as transformers takes it; needs accelerate.
 
     Raises:
         ValueError: an option is out of its range.
@@ -83,6 +89,9 @@ class TextStream(pl.LightningDataModule):
         recipe: Recipe,
         cache: Path | None,
         workers: int,
+        component: Component = "residual",
+        devices: Sequence[str | None] | None = None,
+        device_map: Sequence[DeviceMap | None] | None = None,
     ) -> None:
         super().__init__()
         for name, value, least in (
@@ -93,6 +102,9 @@ class TextStream(pl.LightningDataModule):
             if value < least:
                 raise ValueError(f"Expected `{name}` to be at least {least}, but got {value}.")
         check_policy(rows)
+        check_placings(devices)
+        if component not in get_args(Component):
+            raise ValueError(f"Expected `component` out of {', '.join(get_args(Component))}, but got {component!r}.")
         if packed and rows not in ("tokens", "mean"):
             raise ValueError(
                 "A sequence of `packed` text has no words that are whole and no first token that stands for it. "
@@ -101,7 +113,8 @@ class TextStream(pl.LightningDataModule):
         # Under the arguments' own names: `config` reads them back.
         self.text, self.rows, self.special_tokens = text, rows, special_tokens
         self.batch_size, self.max_length, self.seed, self.workers = batch_size, max_length, seed, workers
-        self.packed = packed
+        self.packed, self.component = packed, component
+        self.devices, self.device_map = devices, device_map
         self.dtype, self.attn_implementation = dtype, attn_implementation
         self.trust_remote_code, self.recipe, self.cache = trust_remote_code, recipe, cache
         self._texts: Texts | None = None
@@ -147,7 +160,8 @@ class TextStream(pl.LightningDataModule):
                 tokenizers that differ.
         """
         if self._frozen is None:
-            loaded = {named: self._load(*named) for named in dict.fromkeys(self.named())}
+            maps = {named: placing.device_map for named, placing in zip(self.named(), self.placings, strict=True)}
+            loaded = {named: self._load(*named, device_map) for named, device_map in maps.items()}
             models = [loaded[named] for named in self.named()]
             tokenizers = _tokenizers(models)
             for model, tokenizer in zip(models, tokenizers, strict=True):
@@ -164,7 +178,16 @@ class TextStream(pl.LightningDataModule):
             self._frozen = models
         return self._frozen
 
-    def _load(self, name: str, revision: str | None) -> FrozenModel:
+    @property
+    def placings(self) -> list[Placing]:
+        """Where each model goes.
+
+        Raises:
+            ValueError: `devices` and `device_map` do not say that of every model, or contradict each other.
+        """
+        return placings(self.named(), self.devices, self.device_map)
+
+    def _load(self, name: str, revision: str | None, device_map: DeviceMap | None) -> FrozenModel:
         path = str(self._embedded(name)) if name.startswith(EMBEDDED) else name
         model = load_frozen(
             path,
@@ -172,6 +195,7 @@ class TextStream(pl.LightningDataModule):
             dtype=self.dtype,
             attn_implementation=self.attn_implementation,
             trust_remote_code=self.trust_remote_code,
+            device_map=device_map,
         )
         model.name = name
         self._check_positions(name, model.max_length)
@@ -197,8 +221,12 @@ class TextStream(pl.LightningDataModule):
         return embedded_model(seed, list(split["text"]), labels, recipe=recipe, cache=self.cache)
 
     def config(self) -> dict[str, Any]:
-        """The options as plain values: `from_config` of the same class makes an equal data module."""
-        return {name: _plain(getattr(self, name)) for name in signature(type(self)).parameters}
+        """The options as plain values: `from_config` of the same class makes an equal data module.
+
+        Where the models are is a matter of the machine, and no part of it.
+        """
+        names = [name for name in signature(type(self)).parameters if name not in ("devices", "device_map")]
+        return {name: _plain(getattr(self, name)) for name in names}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
@@ -212,6 +240,7 @@ class TextStream(pl.LightningDataModule):
         words = {"words": self.coverage()} if self.reads_words else {}
         packed = {"packed": {name: made.describe() for name, made in self._packed.items()}} if self.packed else {}
         return {
+            "component": self.component,
             "rows": self.rows,
             "special_tokens": self.special_tokens,
             **words,
@@ -235,6 +264,7 @@ class TextStream(pl.LightningDataModule):
 
     def prepare_data(self) -> None:
         """Make what is missing on disk, on one rank: the data set's files and the embedded models."""
+        _ = self.placings
         embedded = [name for name, _ in self.named() if name.startswith(EMBEDDED)]
         for name in embedded:
             self._check_positions(name, embedded_recipe(name, self.recipe)[1].max_length)
@@ -243,19 +273,28 @@ class TextStream(pl.LightningDataModule):
             depths = [embedded_recipe(name, self.recipe)[1].layers for name in embedded]
             for name, depth, layers in zip(embedded, depths, self.wanted(depths), strict=True):
                 for layer in layers:
-                    if not 0 <= layer <= depth:
+                    least = first_site(self.component)
+                    if not least <= layer <= depth:
                         raise ValueError(
-                            f"Expected `{self.option}` between 0 and L = {depth}, the blocks of {name}, got {layer}."
+                            f"Expected `{self.option}` between {least} and L = {depth}, the blocks of {name}, got "
+                            f"{layer}."
                         )
         for name in dict.fromkeys(embedded):
             self._embedded(name)
 
     def setup(self, stage: str) -> None:
         """Load the texts and the models; every check that can be made before reading is made here."""
+        ranks = self.trainer.world_size if self.trainer is not None else 1
+        if ranks > 1 and any(placing.given for placing in self.placings):
+            raise ValueError(
+                f"Expected one process where `devices` or `device_map` says where models are, but got {ranks}: all "
+                "would use the same devices. Leave the options out, or set `trainer.devices` to 1."
+            )
         _ = self.reader
         device = self.trainer.strategy.root_device if self.trainer is not None else "cpu"
-        for model in self.frozen:
-            model.to(device)
+        for model, placing in zip(self.frozen, self.placings, strict=True):
+            if placing.device_map is None:
+                model.to(placing.device or device)
         for split in ("fit", "validation") if stage in ("fit", "validate") else ("test",):
             self.split(split)
 

@@ -9,7 +9,16 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForTextEncoding, PreTrainedConfig
 
-__all__ = ["Architecture", "Component", "SubLayer", "Task", "architecture_of", "known_architectures", "register"]
+__all__ = [
+    "Architecture",
+    "Component",
+    "SubLayer",
+    "Task",
+    "architecture_of",
+    "first_site",
+    "known_architectures",
+    "register",
+]
 
 Task = Literal["classification", "causal", "masked"]
 Component = Literal["residual", "attention", "mlp"]
@@ -136,6 +145,11 @@ class Architecture:
                 f"Set {setting} to {_SINGLE[setting]}, or read the residual stream."
             )
         return found
+
+
+def first_site(component: Component) -> int:
+    """The lowest site of a component: a stream has an input, a sub-layer none of its own."""
+    return 0 if component == "residual" else 1
 
 
 _ARCHITECTURES: dict[str, Architecture] = {}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from frozen.architectures import Component, Task, architecture_of
+from frozen.architectures import Component, Task, architecture_of, first_site
 from frozen.fresh import fresh_head, untrained
 from frozen.hooks import Blocks, SubLayers, blocks_of, inject, read, replace, trunk_of
 from frozen.padding import Layout
@@ -258,11 +258,9 @@ class FrozenModel:
         Raises:
             ValueError: naming `argument` and L.
         """
-        least, what = (
-            (0, "site 0 is the input of the first and site l the output of block l")
-            if component == "residual"
-            else (1, f"and site l is what the {component} of block l adds")
-        )
+        least, what = first_site(component), "site 0 is the input of the first and site l the output of block l"
+        if component != "residual":
+            what = f"and site l is what the {component} of block l adds"
         if not least <= site <= self.depth:
             raise ValueError(
                 f"Expected `{argument}` between {least} and {self.depth}, received {site}: {self.name} has "

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from frozen.architectures import Component
+from frozen.architectures import Component, first_site
 
 if TYPE_CHECKING:
     from frozen.model import FrozenModel
@@ -23,7 +23,7 @@ def self_test(frozen: FrozenModel, inputs: Mapping[str, Tensor], component: Comp
         RuntimeError: naming the first site where it does not, and the largest difference there.
         ValueError: as in `FrozenModel.logits` and `FrozenModel.head`.
     """
-    sites = range(0 if component == "residual" else 1, frozen.depth + 1)
+    sites = range(first_site(component), frozen.depth + 1)
     with torch.no_grad():
         expected = frozen.logits(inputs)
         if not bool(expected.isfinite().all()):
