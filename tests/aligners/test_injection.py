@@ -308,7 +308,7 @@ def test_a_model_that_cannot_be_injected_into_is_not_measured(
 ) -> None:
     tail = FrozenModel.tail
     monkeypatch.setattr(
-        FrozenModel, "tail", lambda self, inputs, site, states: tail(self, inputs, site, states * 1.001)
+        FrozenModel, "tail", lambda self, inputs, site, states, *rest: tail(self, inputs, site, states * 1.001, *rest)
     )
     with pytest.raises(RuntimeError, match=r"site 0 of .*/y changes its logits"):
         evaluate(world, [stored])
