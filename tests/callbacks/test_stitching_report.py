@@ -208,7 +208,9 @@ def test_findings_claim_no_direction_that_the_intervals_do_not_show() -> None:
     assert (
         "solu → gelu costs more than gelu → solu at 3 of 3 sites, beyond the intervals over texts of both at 0." in said
     )
-    assert "at 0 of 6 places (2 routes) a different model costs more" in said
+    for same in (True, False):  # either interval alone is too wide
+        mixed = [row if row["same_model"] == same else broad for row, broad in zip(stitched(), wide, strict=True)]
+        assert "at 0 of 6 places (2 routes) a different model costs more" in "\n".join(findings(mixed))
     first = {"model_x": "gelu", "model_y": "solu", "site_x": 1}
     turned = changed(stitched(), where=first, penalty=0.5, penalty_low=0.4, penalty_high=0.6)
     said = "\n".join(findings(turned))
