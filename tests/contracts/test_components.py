@@ -1,0 +1,88 @@
+"""Sub-layers through the whole chain: read as rows, fitted, stored, injected, compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from aligners.alignment import Alignment
+from aligners.injection import InjectionEvaluation
+from aligners.linear import Linear
+from aligners.storage import StoredAlignment, load_alignment
+from callbacks.checkpoint import SaveAligners
+from datamodules.layers import LayerActivations
+from datamodules.sources import TextSource
+from frozen import load_frozen
+from tests.runs import activations, quiet_trainer
+from tests.world import World
+
+SITES = [(1, 1), (2, 2), (3, 3)]
+
+
+def fit(world: World, folder: Path, **options: Any) -> StoredAlignment:
+    trainer = quiet_trainer(max_epochs=1, limit_val_batches=0, callbacks=[SaveAligners(folder)])
+    trainer.fit(Alignment({"linear": Linear}), datamodule=activations(world, **options))
+    return load_alignment(folder / "aligners.ckpt")
+
+
+def evaluate(world: World, stored: StoredAlignment, **options: Any) -> InjectionEvaluation:
+    module = InjectionEvaluation([stored], [])
+    quiet_trainer().test(module, datamodule=activations(world, **options), verbose=False)
+    return module
+
+
+@pytest.mark.parametrize("component", ["attention", "mlp"])
+def test_a_sub_layer_is_fitted_and_injected(world: World, tmp_path: Path, component: str) -> None:
+    same = world._replace(model_y=world.model_x)
+    stored = fit(same, tmp_path, component=component)
+    assert (stored.site_pairs, stored.data["component"]) == (SITES, component)
+    found = evaluate(same, stored, component=component)
+    assert found.meta["component"] == component
+    rows = [row for row in found.rows if row["method"] == "linear"]
+    assert [(row["site_x"], row["site_y"]) for row in rows] == SITES
+    for row in rows:  # a model's own states, put back where they came from
+        assert row["agreement"] == 1
+        assert row["fvu"] < 1e-6
+    mean = [row for row in found.rows if row["method"] == "mean"]
+    assert all(row["fvu"] > 0.5 for row in mean)
+
+
+def test_a_checkpoint_of_another_component_is_refused(world: World, tmp_path: Path) -> None:
+    stored = fit(world, tmp_path, sites="blocks")
+    with pytest.raises(ValueError, match=r"was fitted on `component` 'residual', but `data.component` is 'mlp'"):
+        evaluate(world, stored, sites="blocks", component="mlp")
+    del stored.data["component"]  # as before there were others
+    evaluate(world, stored, sites="blocks")
+
+
+def test_layers_of_a_sub_layer_are_what_the_model_reads(world: World) -> None:
+    text = TextSource(world.fit, held_out=world.test)
+    data = LayerActivations(
+        [world.model_x], text, rows="tokens", special_tokens=True, component="mlp", attention=True, max_length=60
+    )
+    model = load_frozen(world.model_x, attn_implementation="eager")
+    assert data.reader.layers == [[1, 2, 3]]
+    assert data.describe()["component"] == "mlp"
+    for texts in data.loader("test"):
+        batch = data.read(texts)
+        mask = texts.inputs[0]["attention_mask"].bool()
+        for found, wanted in zip(batch.states[0], model.head(texts.inputs[0], [1, 2, 3], "mlp"), strict=True):
+            assert torch.equal(found, wanted[mask])
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"component": "head"}, "`component` out of residual, attention, mlp, but got 'head'"),
+    ({"component": "mlp", "sites": [0]}, "`sites` between 1 and 3, received 0"),
+])  # fmt: skip
+def test_what_is_no_sub_layer_is_refused(world: World, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        _ = activations(world, **options).reader
+
+
+def test_a_sub_layer_without_a_site_is_refused_before_embedded_models_are_trained(world: World) -> None:
+    data = activations(world, model_x="embedded:0", model_y="embedded:1", component="attention", sites=[0])
+    with pytest.raises(ValueError, match="`sites` between 1 and L = 4, the blocks of embedded:0, got 0"):
+        data.prepare_data()

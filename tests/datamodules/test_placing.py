@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from accelerate import dispatch_model
+
+from datamodules import text_stream
+from datamodules.placing import Placing, check_placings, placings
+from frozen import FrozenModel
+from tests.runs import activations, quiet_trainer
+from tests.world import World
+
+
+def test_each_model_has_its_place() -> None:
+    assert placings(["x", "y"], None, None) == [Placing(), Placing()]
+    found = placings(["x", "y", "x"], ["cpu", None, "cpu"], [None, "auto", None])
+    assert found == [Placing("cpu"), Placing(device_map="auto"), Placing("cpu")]
+    assert [placing.given for placing in (*found, Placing())] == [True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("devices", "maps", "message"),
+    [
+        (["cpu"], None, "`devices` to have one entry for each of 3 models, but got 1"),
+        (None, ["auto"] * 4, "`device_map` to have one entry for each of 3 models, but got 4"),
+        (["cpu", None, "cpu"], ["auto", None, None], "model 1 has both: cpu and auto"),
+        (["cpu", "cpu", "cuda:0"], None, "models 1 and 3 are the same"),
+        (None, [None, "auto", "auto"], "models 1 and 3 are the same"),
+    ],
+)
+def test_places_that_contradict_each_other_are_refused(devices: Any, maps: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        placings(["x", "y", "x"], devices, maps)
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:99", "meta"])
+def test_devices_that_are_not_there_are_refused_at_once(world: World, name: str) -> None:
+    check_placings(["cpu", None])
+    with pytest.raises(ValueError, match=f"Expected `devices` .*{name}"):
+        activations(world, devices=["cpu", name])
+
+
+def test_models_are_where_they_are_told_to_be(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: list[tuple[str, Any]] = []
+    monkeypatch.setattr(FrozenModel, "to", lambda model, device: moved.append((model.name, device)))
+    monkeypatch.setattr(text_stream, "load_frozen", _loaded_to_stay(text_stream.load_frozen))
+    data = activations(world, devices=["cpu:0", None])
+    data.setup("test")
+    assert moved == [(world.model_x, "cpu:0"), (world.model_y, "cpu")]
+    moved.clear()
+    data = activations(world, device_map=[None, {"": "cpu"}])
+    data.setup("test")
+    assert moved == [(world.model_x, "cpu")]
+
+
+def _loaded_to_stay(load: Any) -> Any:
+    """`load_frozen` without its own call of `to`."""
+
+    def loaded(name: str, **options: Any) -> FrozenModel:
+        options.pop("device_map")
+        return load(name, device_map="cpu", **options)
+
+    return loaded
+
+
+def test_a_sharded_model_is_read_like_a_whole_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = next(iter(_batches(activations(world))))
+    load = text_stream.load_frozen
+
+    def sharded(name: str, **options: Any) -> FrozenModel:
+        frozen = load(name, **{**options, "device_map": None})
+        if options["device_map"] is not None:  # one device only would need no hooks: have them all the same
+            parts = {"bert.embeddings": "cpu", "bert.encoder": "cpu", "bert.pooler": "cpu", "classifier": "cpu"}
+            dispatch_model(frozen.model, parts, force_hooks=True)
+        return frozen
+
+    monkeypatch.setattr(text_stream, "load_frozen", sharded)
+    data = activations(world, device_map=[None, "auto"])
+    found = next(iter(_batches(data)))
+    assert [model.sharded for model in data.frozen] == [False, True]
+    assert torch.equal(found.x, expected.x)
+    assert torch.equal(found.y, expected.y)
+
+
+def _batches(data: Any) -> Any:
+    data.setup("test")
+    return (data.reader.read(data.reader.prepare(texts)) for texts in data.loader("test"))
+
+
+def test_several_ranks_do_not_share_devices(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = activations(world, devices=["cpu", "cpu"])
+    data.trainer = quiet_trainer()
+    monkeypatch.setattr(type(data.trainer), "world_size", 2)
+    with pytest.raises(ValueError, match=r"one process where `devices` or `device_map` .*but got 2.*`trainer.devices`"):
+        data.setup("fit")
+
+
+def test_places_are_no_part_of_the_options_that_a_checkpoint_keeps(world: World) -> None:
+    data = activations(world, devices=["cpu", None], device_map=[None, "auto"])
+    config = data.config()
+    assert not {"devices", "device_map"} & config.keys()
+    assert type(data).from_config(config).placings == [Placing(), Placing()]
