@@ -3,6 +3,7 @@
 Importing this package needs torch and SciPy alone; `aligners.alignment` and `aligners.injection` need Lightning too.
 """
 
+from aligners.affine import AffineLayer, LowRank, Orthogonal
 from aligners.base import Aligner
 from aligners.canonical import CCA, PWCCA, SVCCA
 from aligners.inn import INN
@@ -12,6 +13,6 @@ from aligners.permutation import Permutation
 from aligners.storage import load_alignment
 
 __all__ = [
-    "CCA", "INN", "MLP", "PWCCA", "SVCCA", "Aligner", "Identity", "Linear", "Mean", "Permutation", "Procrustes",
-    "load_alignment",
+    "CCA", "INN", "MLP", "PWCCA", "SVCCA", "AffineLayer", "Aligner", "Identity", "Linear", "LowRank", "Mean",
+    "Orthogonal", "Permutation", "Procrustes", "load_alignment",
 ]  # fmt: skip

@@ -106,6 +106,8 @@ def test_behind_a_norm_a_start_is_nearly_the_closed_form(start: Any, like: type[
     closed = started(like(SITES, 48, 48), x, y)(x)
     layer = started(AffineLayer(SITES, 48, 48, start=start, norm=True), x, y)
     assert (fvu(layer(x), closed) < 0.07).all()
+    level = layer.affine.bias[:, 0]  # type: ignore[union-attr, index]
+    torch.testing.assert_close(level.amax(-1), level.abs().amax(-1))  # an eigenvector's sign is not left to chance
 
 
 def test_states_of_a_layer_norm_are_copied_almost_exactly() -> None:
