@@ -5,10 +5,12 @@ import io
 import json
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from matplotlib import image
 from matplotlib.lines import Line2D
 from rich.console import Console
@@ -268,3 +270,22 @@ def test_groups_that_do_not_fit_are_refused_before_anything_is_measured(tmp_path
     with pytest.raises(ValueError, match="m9 is in none"):
         StitchingReport(tmp_path, {"good": []}).on_test_start(None, module)  # type: ignore[arg-type]
     StitchingReport(tmp_path).on_test_start(None, module)  # type: ignore[arg-type]
+
+
+def test_the_report_is_written_and_shown_when_the_evaluation_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = StitchingEvaluation()
+    module.rows, module.curves, module.meta = stitched(sites=(1,)), curves(stitched(sites=(1,))), {"task": "causal"}
+    strategy = SimpleNamespace(root_device=torch.device("cpu"))
+    trainer: Any = SimpleNamespace(is_global_zero=True, loggers=[], strategy=strategy, world_size=2)
+    StitchingReport(tmp_path).on_test_end(trainer, module)
+    meta = json.loads((tmp_path / "stitching.json").read_text())["meta"]
+    assert (meta["task"], meta["ranks"]) == ("causal", 2)
+    said = capsys.readouterr().out
+    assert "solu → gelu" in said
+    assert "±: half of the 95 % interval over texts" in said
+    assert "identity: between different models the penalty is" in said
+    trainer.is_global_zero = False
+    StitchingReport(tmp_path / "other").on_test_end(trainer, module)
+    assert not (tmp_path / "other").exists()
