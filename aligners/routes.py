@@ -18,10 +18,10 @@ Routes = Literal["all", "different", "forward"]
 
 
 def build_routes(models: Sequence[FrozenModel], sites: str | Sequence[str | int], wanted: Routes) -> list[Route]:
-    """The routes between models.
+    """The routes between models, none of them twice.
 
     Args:
-        models: in the order of the run; one that is named twice is one object.
+        models: in the order of the run; one that is named twice is one object, and a route to it leads to itself.
         sites: as the user wrote them.
         wanted: `all`: every ordered pair, each model to itself among them; `different`: without those; `forward`: from
             the first model into each other one.
@@ -36,9 +36,15 @@ def build_routes(models: Sequence[FrozenModel], sites: str | Sequence[str | int]
     pairs = [(0, b) for b in numbers[1:]] if wanted == "forward" else [(a, b) for a in numbers for b in numbers]
     if wanted == "different":
         pairs = [(a, b) for a, b in pairs if a != b]
-    return [
-        Route(f"{a}_{b}", models[a], models[b], tuple(route_sites(sites, depths, a, b))) for a, b in sorted_last(pairs)
-    ]
+    routes: list[Route] = []
+    taken = set()
+    for a, b in sorted_last(pairs):
+        own = [(models[a], models[b], pair) for pair in route_sites(sites, depths, a, b)]
+        new = tuple(place[-1] for place in own if place not in taken)
+        if new:
+            routes.append(Route(f"{a}_{b}", models[a], models[b], new))
+        taken.update(own)
+    return routes
 
 
 def sorted_last(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -87,6 +93,7 @@ def check_routes(
     if mixed is not None and not allow_mixed:
         raise ValueError(
             f"{mixed.source.name} sees the whole text and {mixed.target.name} only what comes before a position: "
-            "behind such a head the tail reads the tokens that it is asked for, and a low loss says nothing. Stitch "
-            "models of one kind, or set `allow_mixed` to true if this is what you want to measure."
+            "behind such a head the tail is told what comes next, the very token where it is asked for that, and a low "
+            "loss says nothing. Stitch models of one kind, or set `allow_mixed` to true if this is what you want to "
+            "measure."
         )

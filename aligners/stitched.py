@@ -15,6 +15,7 @@ from torch import Tensor
 from aligners.tasks import chosen
 from datamodules.model_texts import TaskBatch
 from datamodules.reading import Rows, read_rows
+from frozen.architectures import Component
 from frozen.model import FrozenModel
 
 __all__ = [
@@ -38,12 +39,14 @@ class Route:
         source: the model that is read, f.
         target: the model that is run from there, g.
         pairs: site pairs (l, m): the state of f at l goes in at m of g.
+        component: what a state is: the residual stream, or what a sub-layer adds to it.
     """
 
     key: str
     source: FrozenModel
     target: FrozenModel
     pairs: tuple[tuple[int, int], ...]
+    component: Component = "residual"
 
     @property
     def name(self) -> str:
@@ -66,7 +69,14 @@ def mapped_rows(layer: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
         return layer(rows)
 
 
-def stitched_logits(target: FrozenModel, inputs: Mapping[str, Tensor], site: int, rows: Rows, mapped: Tensor) -> Tensor:
+def stitched_logits(
+    target: FrozenModel,
+    inputs: Mapping[str, Tensor],
+    site: int,
+    rows: Rows,
+    mapped: Tensor,
+    component: Component = "residual",
+) -> Tensor:
     """What the target answers when its real tokens have these states at a site.
 
     Args:
@@ -75,15 +85,18 @@ def stitched_logits(target: FrozenModel, inputs: Mapping[str, Tensor], site: int
         site: m.
         rows: where the states belong.
         mapped: (N, d) states. Gradients flow to them. Padding gets zeros, which nothing sees.
+        component: what the states are. Of a sub-layer nothing but its own output is left out of the run.
     """
     blank = mapped.new_zeros(*inputs["input_ids"].shape, target.width)
-    return target.tail(inputs, site, rows.scatter(mapped, blank))
+    return target.tail(inputs, site, rows.scatter(mapped, blank), component)
 
 
 def bank_logits(route: Route, batch: TaskBatch, mapped: Tensor) -> Iterator[Tensor]:
     """What the target answers with the mapped rows (S, N, d_y) at each site in turn: (U, C)."""
     for (_, site), rows in zip(route.pairs, mapped, strict=True):
-        yield chosen(stitched_logits(route.target, batch.inputs, site, batch.rows, rows), batch.targets)
+        yield chosen(
+            stitched_logits(route.target, batch.inputs, site, batch.rows, rows, route.component), batch.targets
+        )
 
 
 def bank_gradients(mapped: Tensor, loss: Callable[[int, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
@@ -126,24 +139,26 @@ class ReadStates:
 
     def _at(self, model: FrozenModel, sites: list[int]) -> Tensor:
         held, rows = self._rows[model]
-        return rows if sites == held else rows[[held.index(site) for site in sites]]
+        # one by one: a list as index would have to be copied to the device, which waits for it
+        return rows if sites == held else torch.stack([rows[held.index(site)] for site in sites])
 
 
 def read_all(routes: Sequence[Route], batch: TaskBatch, *, targets: bool = False) -> ReadStates:
     """Run each model's head once, as far as any route needs it.
 
     Args:
-        routes: of the run.
-        batch: on the models' device.
+        routes: of the run, all of one component.
+        batch: on the run's device.
         targets: also read the targets' own states at the sites where others go in.
     """
     wanted: dict[FrozenModel, set[int]] = {}
+    component = routes[0].component
     for route in routes:
         wanted.setdefault(route.source, set()).update(i for i, _ in route.pairs)
         if targets:
             wanted.setdefault(route.target, set()).update(j for _, j in route.pairs)
     sites = {model: sorted(each) for model, each in wanted.items()}
-    return ReadStates({m: (each, read_rows(m, batch.inputs, each, batch.rows)) for m, each in sites.items()})
+    return ReadStates({m: (each, read_rows(m, batch.inputs, each, batch.rows, component)) for m, each in sites.items()})
 
 
 @torch.no_grad()

@@ -29,12 +29,13 @@ from aligners.stitched import (
     read_all,
     stitched_logits,
 )
-from aligners.stitching_storage import KEY, describe_layers, fitted_layers, refuse_other_models
+from aligners.stitching_storage import KEY, describe_layers, fitted_layers, refuse_other_layers, refuse_other_models
 from aligners.tasks import chosen, divergence, unit_losses
 from datamodules.model_texts import TaskBatch
 from frozen.finite import FiniteCheck
 from frozen.model import FrozenModel
 from frozen.precision import check_precision
+from similarity.functional.moments import Moments
 from similarity.moments import MomentsMetric
 
 __all__ = ["LossWeights", "Stitching"]
@@ -146,10 +147,16 @@ class Stitching(pl.LightningModule):
     def setup(self, stage: str) -> None:
         """Every check, and the banks of each route."""
         check_precision(self.trainer, PRECISIONS)
+        if self.trainer.max_steps < 1:
+            raise ValueError(
+                f"Expected `trainer.max_steps` to be at least 1, but got {self.trainer.max_steps}: it says for how "
+                "many steps the layers are trained, and the learning rate follows it."
+            )
         data = self._stream
         self.routes = build_routes(data.frozen, data.sites, self.wanted_routes)
-        labels = data.split("fit").labels
-        check_routes(self.routes, labels, data.text.source, allow_mixed=self.allow_mixed, gradients=True)
+        for split in ("fit", "validation", "test"):  # also what is measured in the end: not after hours of training
+            labels = data.split(split).labels
+            check_routes(self.routes, labels, data.text.source, allow_mixed=self.allow_mixed, gradients=True)
         if not len(self.maps):
             further = fitted_layers(self.fitted, self.routes, data.frozen)
             for route in self.routes:
@@ -187,7 +194,16 @@ class Stitching(pl.LightningModule):
             self.spread[route.key] = {"mean": moments.mean_y.cpu(), "variance": variance.cpu()}
             for name, layer in self.layers_of(route).items():
                 if name in self.factories:
-                    layer.fit(moments)
+                    self._start(layer, f"{name} from {route.name}", moments)
+
+    @staticmethod
+    def _start(layer: Aligner, name: str, moments: Moments) -> None:
+        if moments.n < layer.rows_needed:
+            raise ValueError(
+                f"{name} expects at least {layer.rows_needed} rows to start from, but got {int(moments.n)}. Give more "
+                "texts, a larger `start_batches`, or another `start`."
+            )
+        layer.fit(moments)
 
     def _shows_progress(self) -> bool:
         return self.trainer.is_global_zero and self.trainer.progress_bar_callback is not None
@@ -197,16 +213,8 @@ class Stitching(pl.LightningModule):
     def configure_optimizers(self) -> Any:
         """One optimiser and one schedule over all steps."""
         optimizer = self.optimizer_factory([p for p in self.maps.parameters() if p.requires_grad])
-        factor = schedule_factor(self.schedule, self._steps(), self.warmup)
+        factor = schedule_factor(self.schedule, self.trainer.max_steps, self.warmup)
         return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, factor)]
-
-    def _steps(self) -> int:
-        if self.trainer.max_steps < 0:
-            raise ValueError(
-                f"Expected `trainer.max_steps` to be at least 1, but got {self.trainer.max_steps}: it says for how "
-                "many steps the layers are trained, and the learning rate follows it."
-            )
-        return self.trainer.max_steps
 
     def training_step(self, batch: TaskBatch, batch_idx: int) -> None:
         """One step of every layer at every site."""
@@ -231,6 +239,8 @@ class Stitching(pl.LightningModule):
         optimizer.step()
         scheduler.step()
         self._watch(losses, batch_idx)
+        if self.global_step >= self.trainer.max_steps:
+            self.trainer.should_stop = True  # Lightning then validates: without it the steps since would not count
 
     def _loss(
         self,
@@ -255,7 +265,7 @@ class Stitching(pl.LightningModule):
                 gap = divergence(logits, own, weights.temperature).sum() / units
                 total = total + weights.distillation * gap
         if target is not None:
-            variance = self.spread[route.key]["variance"][pair].to(mapped.device)
+            variance = float(self.spread[route.key]["variance"][pair])  # on the CPU
             total = total + weights.activation * (mapped - target[pair]).square().sum() / (rows * variance)
         return total
 
@@ -267,9 +277,12 @@ class Stitching(pl.LightningModule):
 
     def _shares(self, batch: TaskBatch) -> tuple[Tensor | float, Tensor | float]:
         """Units and rows of this batch, the mean over ranks: with it, ranks' mean gradient is that of all units."""
-        counts = torch.tensor([len(batch.targets), len(batch.rows)], dtype=torch.float32, device=self.device)
-        if self.trainer.world_size > 1:
-            counts = cast(Tensor, self.trainer.strategy.reduce(counts, reduce_op="mean"))
+        units, rows = len(batch.targets), len(batch.rows)
+        if self.trainer.world_size == 1:
+            return float(units), float(rows)
+        # filled on the device: numbers that are copied there would wait for it
+        counts = torch.stack([torch.full((), float(count), device=self.device) for count in (units, rows)])
+        counts = cast(Tensor, self.trainer.strategy.reduce(counts, reduce_op="mean"))
         return counts[0], counts[1]
 
     def _watch(self, losses: dict[tuple[Route, str], Tensor], batch_idx: int) -> None:
@@ -293,7 +306,8 @@ class Stitching(pl.LightningModule):
     # ------------------------------------------------------------------ validation: the learning curves
 
     def on_validation_epoch_start(self) -> None:
-        """Fresh sums."""
+        """Fresh sums; and what is not finite is found before a checkpoint is written."""
+        self._check.flush()
         self._means = {
             (route, name): UnitMeans(len(route.pairs)).to(self.device)
             for route in self.routes
@@ -345,8 +359,7 @@ class Stitching(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what another process needs to use the layers."""
         checkpoint[KEY] = {
-            "layers": {route.key: describe_layers(self.layers_of(route)) for route in self.routes},
-            "pairs": {route.key: [list(pair) for pair in route.pairs] for route in self.routes},
+            **self._described(),
             "spread": self.spread,
             "curves": self.curves,
             "loss": asdict(self.weights),
@@ -354,12 +367,22 @@ class Stitching(pl.LightningModule):
             "data_config": self._stream.config(),
         }
 
+    def _described(self) -> dict[str, Any]:
+        return {
+            "layers": {route.key: describe_layers(self.layers_of(route)) for route in self.routes},
+            "pairs": {route.key: [list(pair) for pair in route.pairs] for route in self.routes},
+        }
+
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take back where the layers started and the curves so far.
 
         Raises:
-            ValueError: the checkpoint was trained on other models.
+            ValueError: it is no checkpoint of stitching, or was trained on other models, at other site pairs, along
+                other routes or with other layers.
         """
+        if KEY not in checkpoint:
+            raise ValueError("Expected `ckpt_path` to be a last.ckpt of `train.py stitch`, but it is another file.")
         stored = checkpoint[KEY]
         refuse_other_models(stored["data"]["models"], self._stream.describe()["models"], "the checkpoint")
+        refuse_other_layers(stored, self._described())
         self.spread, self.curves = stored["spread"], stored["curves"]

@@ -48,7 +48,7 @@ class StitchingEvaluation(pl.LightningModule):
         stored: a checkpoint of `train.py stitch`; None: identity stitching alone (Brown et al. §4), for which no
             training is needed.
         fitted: file aligners.ckpt of `train.py fit` on the first two models at the same sites: its maps as they are.
-        routes: which routes; default: those of the checkpoint, else all.
+        routes: which routes, of a checkpoint those that it has; default: all.
         identity: whether identity stitching is measured too, where widths are equal.
         allow_mixed: let a model that sees the next token feed one that has to predict it.
         seed: of the resampling of texts.
@@ -58,7 +58,7 @@ class StitchingEvaluation(pl.LightningModule):
         self,
         stored: StoredStitching | None = None,
         fitted: Path | None = None,
-        routes: Routes = "all",
+        routes: Routes | None = None,
         identity: bool = True,
         allow_mixed: bool = False,
         seed: int = 0,
@@ -123,9 +123,10 @@ class StitchingEvaluation(pl.LightningModule):
 
     def _routes(self) -> list[Route]:
         data = self._stream
+        routes = build_routes(data.frozen, data.sites, self.wanted_routes or "all")
         if self.stored is None:
-            return build_routes(data.frozen, data.sites, self.wanted_routes)
-        routes = [r for r in build_routes(data.frozen, data.sites, "all") if r.key in self.stored.layers]
+            return routes
+        routes = [route for route in routes if route.key in self.stored.layers]
         for route in routes:
             if list(route.pairs) != self.stored.pairs[route.key]:
                 raise ValueError(

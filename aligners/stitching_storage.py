@@ -25,6 +25,7 @@ __all__ = [
     "fitted_layers",
     "fitted_maps",
     "load_stitching",
+    "refuse_other_layers",
     "refuse_other_models",
 ]
 
@@ -115,6 +116,24 @@ def refuse_other_models(stored: Sequence[Mapping[str, Any]], present: Sequence[M
             f"{what[0].upper()}{what[1:]} was trained on other models: on {then}, and `data.models` gives {now}. Name "
             "the same models in the same order."
         )
+
+
+def refuse_other_layers(stored: Mapping[str, Any], present: Mapping[str, Any]) -> None:
+    """Compare what a checkpoint trained with what a run that goes on from it trains.
+
+    Args:
+        stored: its layers and site pairs, by route.
+        present: the run's.
+
+    Raises:
+        ValueError: routes, site pairs or layers differ.
+    """
+    for what, option in (("pairs", "`data.sites` and `model.routes`"), ("layers", "`model.layers`")):
+        if stored[what] != present[what]:
+            raise ValueError(
+                f"The checkpoint was trained with {what} {stored[what]}, but this run has {present[what]}. To go on, "
+                f"give the same {option}."
+            )
 
 
 def fitted_maps(

@@ -8,6 +8,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.utilities import rank_zero_only
 
 from aligners.alignment import Alignment
+from aligners.stitching import Stitching
 
 __all__ = ["SaveAligners", "SaveStitching"]
 
@@ -65,19 +66,20 @@ class SaveStitching(pl.Callback):
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Renew `last.ckpt`."""
         if not trainer.sanity_checking:
-            self._save(trainer, "last.ckpt")
+            self._save(trainer, pl_module, "last.ckpt")
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Keep what an interrupted run has reached; after any other error, what was saved before it stays."""
         if isinstance(exception, KeyboardInterrupt) and trainer.global_step > 0:
-            self._save(trainer, "last.ckpt", announce=True)
+            self._save(trainer, pl_module, "last.ckpt", announce=True)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write the trained layers."""
-        self._save(trainer, "stitching.ckpt", announce=True)
+        self._save(trainer, pl_module, "stitching.ckpt", announce=True)
 
-    def _save(self, trainer: pl.Trainer, name: str, announce: bool = False) -> None:
-        _write(trainer, self.folder, name, announce)
+    def _save(self, trainer: pl.Trainer, pl_module: pl.LightningModule, name: str, announce: bool = False) -> None:
+        if isinstance(pl_module, Stitching):  # and not the evaluation that follows
+            _write(trainer, self.folder, name, announce)
 
 
 def _write(trainer: pl.Trainer, folder: Path | None, name: str, announce: bool) -> None:

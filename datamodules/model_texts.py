@@ -17,9 +17,10 @@ from datamodules.reading import Rows, parse_sites, select_rows
 from datamodules.sources import TextSource
 from datamodules.targets import Targets, classification_targets, masked_targets, next_token_targets
 from datamodules.text_stream import Split, TextStream
-from frozen.architectures import Task
+from frozen.architectures import Component, Task
 from frozen.embedded import Recipe
 from frozen.model import FrozenModel
+from frozen.placement import DeviceMap
 
 __all__ = ["ModelTexts", "TaskBatch", "route_sites"]
 
@@ -72,6 +73,10 @@ class ModelTexts(TextStream):
         recipe: how embedded classifiers are made.
         cache: where embedded models are kept. Default: $ALIGNERS_CACHE, else ~/.cache/aligners.
         workers: processes that prepare batches beside the main one.
+        component: what is read and replaced at a site: `residual`, the stream between the blocks; `attention` or `mlp`,
+            what that sub-layer of the block adds to the stream.
+        devices: of each model, such as cuda:1; default: the run's.
+        device_map: of each model, which part goes where, as transformers takes it; needs accelerate.
 
     Raises:
         ValueError: an option is out of its range, or there are no two models.
@@ -98,6 +103,9 @@ class ModelTexts(TextStream):
         recipe: Recipe = Recipe(),  # noqa: B008  (frozen)
         cache: Path | None = None,
         workers: int = 0,
+        component: Component = "residual",
+        devices: list[str | None] | None = None,
+        device_map: list[DeviceMap | None] | None = None,
     ) -> None:
         super().__init__(
             text=text,
@@ -113,6 +121,9 @@ class ModelTexts(TextStream):
             recipe=recipe,
             cache=cache,
             workers=workers,
+            component=component,
+            devices=devices,
+            device_map=device_map,
         )
         if len(models) < 2:
             raise ValueError(
@@ -137,7 +148,7 @@ class ModelTexts(TextStream):
         sites: list[set[int]] = [set() for _ in depths]
         for a in range(len(depths)):
             for b in range(a + 1, len(depths)):
-                for i, j in route_sites(self.sites, depths, a, b):
+                for i, j in route_sites(self.sites, depths, a, b, self.component):
                     sites[a].add(i)
                     sites[b].add(j)
         return [sorted(each) for each in sites]
@@ -147,7 +158,13 @@ class ModelTexts(TextStream):
         """The models: there is nothing else to make ready, and every check of theirs is made by loading them."""
         for model, sites in zip(self.frozen, self.wanted([model.depth for model in self.frozen]), strict=True):
             for site in sites:
-                model.check_site(site, "sites")
+                model.check_site(site, "sites", self.component)
+        tokenizer = cast(Any, self.frozen[-1].tokenizer)
+        if self.task == "masked" and tokenizer.mask_token_id is None:
+            raise ValueError(
+                f"Expected a tokenizer with a mask token for a masked language model, but that of "
+                f"{self.frozen[-1].name} has none. Set its `mask_token`."
+            )
         return self.frozen
 
     @property
@@ -197,6 +214,10 @@ class ModelTexts(TextStream):
         masked = TextBatch((inputs,) * len(texts.inputs), texts.special, texts.text, texts.labels, number=texts.number)
         return TaskBatch(masked, rows, masked_targets(answers))
 
+    def transfer_batch_to_device(self, batch: TaskBatch, device: torch.device, dataloader_idx: int) -> TaskBatch:
+        """Move it without waiting for a GPU."""
+        return batch.to(device, non_blocking=device.type == "cuda")
+
     def on_after_batch_transfer(self, batch: TaskBatch, dataloader_idx: int) -> TaskBatch:
         """Nothing: models are run by who trains."""
         return batch
@@ -223,7 +244,11 @@ class ModelTexts(TextStream):
 
 
 def route_sites(
-    sites: str | Sequence[str | int], depths: Sequence[int], source: int, target: int
+    sites: str | Sequence[str | int],
+    depths: Sequence[int],
+    source: int,
+    target: int,
+    component: Component = "residual",
 ) -> list[tuple[int, int]]:
     """Site pairs of the route from one model to another, or to itself.
 
@@ -235,14 +260,13 @@ def route_sites(
         depths: L of each model.
         source: number of the model that is read.
         target: number of the model that is run from there.
+        component: what is read there.
     """
-    if source < target:
-        return parse_sites(sites, depths[source], depths[target])
-    if sites == "grid":
-        return parse_sites(sites, depths[source], depths[target])
+    if source < target or sites == "grid":
+        return parse_sites(sites, depths[source], depths[target], component)
     if source > target:
-        return [(j, i) for i, j in parse_sites(sites, depths[target], depths[source])]
+        return [(j, i) for i, j in parse_sites(sites, depths[target], depths[source], component)]
     partner = 1 if source == 0 else 0
-    ends = parse_sites(sites, depths[min(source, partner)], depths[max(source, partner)])
+    ends = parse_sites(sites, depths[min(source, partner)], depths[max(source, partner)], component)
     own = dict.fromkeys(pair[0] if source == 0 else pair[1] for pair in ends)
     return [(site, site) for site in own]
