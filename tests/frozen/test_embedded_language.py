@@ -148,7 +148,7 @@ def test_names() -> None:
     assert embedded_recipe("embedded:1", mine) == (1, mine)
     with pytest.raises(ValueError, match=r"`embedded-gpt:SEED`.*vocabulary.*activation, each once.*'embedded-gpt:x'"):
         embedded_recipe("embedded-gpt:x", mine)
-    with pytest.raises(ValueError, match="masked_share, each once"):
+    with pytest.raises(ValueError, match="masked_share, initial, each once"):
         embedded_recipe("embedded-mlm:0:activation=solu", mine)
 
 
@@ -160,3 +160,13 @@ def test_bad_input_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     with pytest.raises(ValueError, match=r"at least 16 tokens together.*received"):
         make(tmp_path, GPT, texts=["a"])
+
+
+def test_screen_says_what_is_made_and_nothing_else(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    recipe = replace(GPT, layers=1, steps=2)
+    folder = embedded_model(4, TEXTS, recipe=recipe, cache=tmp_path)
+    out, err = capfd.readouterr()
+    assert "seed 4 (GPT-2 with gelu_new, 1 blocks, 16 wide, on 2 batches of 8 x 16 tokens)" in out
+    assert str(folder) in out
+    for noise in ("attention_mask", "loss_type", "GPU", "num_workers", "longer than"):
+        assert noise not in out + err
