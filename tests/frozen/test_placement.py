@@ -99,13 +99,13 @@ def test_a_sharded_model_is_not_moved() -> None:
 
 
 @contextmanager
-def pretended(frozen: FrozenModel, later: str = SECOND) -> Iterator[dict[str, Tensor]]:
-    """Within it, blocks from the second on are on `later`, all else is on `FIRST`, and the inputs are elsewhere."""
+def pretended(frozen: FrozenModel, later: str = SECOND, first: str = FIRST) -> Iterator[dict[str, Tensor]]:
+    """Within it, blocks from the second on are on `later`, all else is on `first`, and the inputs are elsewhere."""
     moved = {id(part) for block in set(frozen.blocks[1:]) - {frozen.blocks[0]} for part in block.modules()}
     mode = FakeTensorMode()
     pretend: dict[int, Tensor] = {}  # a weight that two modules share is one
     for part in frozen.model.modules():
-        device = later if id(part) in moved else FIRST
+        device = later if id(part) in moved else first
         if "_hf_hook" in vars(part):
             part._hf_hook.execution_device = device
         for held in (part._parameters, part._buffers):
@@ -164,6 +164,18 @@ def test_inputs_of_a_whole_model_come_from_any_device(architecture: str) -> None
     with pretended(frozen, FIRST) as inputs:
         weights, states = frozen.attention(inputs, [1])
         assert {tensor.device for tensor in (*weights, *states)} == {torch.device(ELSEWHERE)}
+
+
+def test_autocast_is_that_of_the_models_device() -> None:
+    frozen = tiny_frozen("bert")
+    received: list[torch.dtype] = []
+    frozen.blocks[1].register_forward_pre_hook(lambda block, args: received.append(args[0].dtype))
+    with pretended(frozen, "cpu", "cpu") as inputs:
+        states = torch.zeros(5, 14, 16, dtype=torch.bfloat16, device=ELSEWHERE)
+        frozen.tail(inputs, 1, states)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            frozen.tail(inputs, 1, states)
+    assert received == [torch.float32, torch.bfloat16]
 
 
 def test_on_one_device_nothing_is_copied() -> None:
