@@ -70,8 +70,7 @@ def test_the_sub_layers_make_up_the_stream_in_the_other_form_of_a_family(
         torch.testing.assert_close(found, wanted, atol=2e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("component", COMPONENTS)
-@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize(("component", "side"), [("attention", "right"), ("mlp", "left")])
 def test_injecting_what_was_read_changes_nothing(frozen: FrozenModel, component: str, side: str) -> None:
     inputs = tokenised(side=side)
     frozen.self_test(inputs, component)
