@@ -10,6 +10,7 @@ from torch import Tensor
 from aligners.stitched import Route
 from aligners.tasks import check_labels
 from datamodules.model_texts import route_sites
+from frozen.architectures import Component
 from frozen.model import FrozenModel
 
 __all__ = ["Routes", "build_routes", "check_routes"]
@@ -17,7 +18,12 @@ __all__ = ["Routes", "build_routes", "check_routes"]
 Routes = Literal["all", "different", "forward"]
 
 
-def build_routes(models: Sequence[FrozenModel], sites: str | Sequence[str | int], wanted: Routes) -> list[Route]:
+def build_routes(
+    models: Sequence[FrozenModel],
+    sites: str | Sequence[str | int],
+    wanted: Routes,
+    component: Component = "residual",
+) -> list[Route]:
     """The routes between models, none of them twice.
 
     Args:
@@ -25,6 +31,7 @@ def build_routes(models: Sequence[FrozenModel], sites: str | Sequence[str | int]
         sites: as the user wrote them.
         wanted: `all`: every ordered pair, each model to itself among them; `different`: without those; `forward`: from
             the first model into each other one.
+        component: what is read and replaced at a site.
 
     Raises:
         ValueError: `wanted` is none of these, or the sites do not fit the models.
@@ -39,10 +46,10 @@ def build_routes(models: Sequence[FrozenModel], sites: str | Sequence[str | int]
     routes: list[Route] = []
     taken = set()
     for a, b in sorted_last(pairs):
-        own = [(models[a], models[b], pair) for pair in route_sites(sites, depths, a, b)]
+        own = [(models[a], models[b], pair) for pair in route_sites(sites, depths, a, b, component)]
         new = tuple(place[-1] for place in own if place not in taken)
         if new:
-            routes.append(Route(f"{a}_{b}", models[a], models[b], new))
+            routes.append(Route(f"{a}_{b}", models[a], models[b], new, component))
         taken.update(own)
     return routes
 

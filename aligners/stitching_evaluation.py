@@ -123,7 +123,7 @@ class StitchingEvaluation(pl.LightningModule):
 
     def _routes(self) -> list[Route]:
         data = self._stream
-        routes = build_routes(data.frozen, data.sites, self.wanted_routes or "all")
+        routes = build_routes(data.frozen, data.sites, self.wanted_routes or "all", data.component)
         if self.stored is None:
             return routes
         routes = [route for route in routes if route.key in self.stored.layers]
@@ -152,7 +152,7 @@ class StitchingEvaluation(pl.LightningModule):
         few = self._stream.split("test")[list(range(min(8, self.n_texts)))]
         inputs = self._stream.prepare(few).to(self.device).inputs
         for target in self.targets:
-            target.self_test(inputs)
+            target.self_test(inputs, self._stream.component)
 
     # ------------------------------------------------------------------ the one pass
 
