@@ -84,11 +84,17 @@ def test_an_interrupted_run_goes_on_with_what_is_missing(
     shutil.rmtree(run / "bottom-2" / "seed-1")
     shutil.rmtree(run / "layers-1")
     (run / "layers-1").mkdir()
-    trained: list[str] = []
+    trained: list[tuple[str, int]] = []
     real = finetuning._train
-    monkeypatch.setattr(finetuning, "_train", lambda job, *rest: (trained.append(job.name), real(job, *rest))[1])
-    main(options(world, run, **{"data.workers": "0", "trainer.enable_progress_bar": "false"}))
-    assert trained == ["bottom-2/seed-1", "layers-1/seed-0", "layers-1/seed-1"]
+
+    def watched(job: finetuning.Job, data: LabelledTexts, *rest: Any) -> dict[str, Any]:
+        row = real(job, data, *rest)
+        trained.append((job.name, data.order))
+        return row
+
+    monkeypatch.setattr(finetuning, "_train", watched)
+    main(options(world, run, **{"data.workers": "0"}))
+    assert trained == [("bottom-2/seed-1", 1), ("layers-1/seed-0", 0), ("layers-1/seed-1", 1)]
     after = report(run)["rows"]
     for a, b in zip(before, after, strict=True):
         for name in set(a) - {"seconds"}:
