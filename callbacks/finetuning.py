@@ -130,7 +130,8 @@ def plan(data: LabelledTexts, seeds: Sequence[int], written: Sequence[str]) -> l
     """Every classifier that is asked for, variant by variant, each checked against its base.
 
     Raises:
-        ValueError: a variant is none, a base does not have so many blocks, or two bases would share a folder.
+        ValueError: a variant is none, a base does not have so many blocks or is quantised, or two bases would share a
+            folder.
     """
     slugs = [re.sub(r"[^\w.=-]+", "-", name).strip("-") for name in data.models]
     if len(set(slugs)) < len(slugs):
@@ -138,6 +139,11 @@ def plan(data: LabelledTexts, seeds: Sequence[int], written: Sequence[str]) -> l
     jobs = []
     for place, (base, slug) in enumerate(zip(data.models, slugs, strict=True)):
         model = data.frozen[place]
+        if model.quantised is not None:
+            raise ValueError(
+                f"Expected weights that can train, but those of {base} are quantised ({model.quantised}). Name the "
+                "model in full precision."
+            )
         above = Path(slug) if len(slugs) > 1 else Path()
         for variant in parse_variants(written, model.depth):
             variant.check(model.model)

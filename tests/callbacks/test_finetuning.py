@@ -145,6 +145,9 @@ def test_several_bases_have_a_folder_each(world: World, tmp_path: Path) -> None:
     twice = LabelledTexts([world.model_x, world.model_x], text=text, max_length=60)
     with pytest.raises(ValueError, match="of different names, each for a folder"):
         plan(twice, [0], ["none"])
+    data.frozen[0].quantised = "bitsandbytes"
+    with pytest.raises(ValueError, match=r"are quantised \(bitsandbytes\). Name the model in full precision"):
+        plan(data, [0], ["none"])
 
 
 def row(variant: str, seed: int, accuracy: float) -> dict[str, Any]:
