@@ -57,7 +57,7 @@ class LanguageRecipe:
     max_length: int = 128
     steps: int = 2400
     batch: int = 4
-    learning_rate: float = 4e-3
+    learning_rate: float = 2e-3
     warm_up: float = 0.1
     weight_decay: float = 0.01
 
