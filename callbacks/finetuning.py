@@ -110,7 +110,12 @@ def finetune(args: Sequence[str] | None = None) -> None:
     recipe = FinetuningRecipe(**{field.name: given[field.name] for field in fields(FinetuningRecipe)})
     jobs = plan(data, _seeds(given.seeds), given.variants)
     data.setup("fit")
-    folder, settings = _start(given, parser.dump(given))
+    begun = given.run is not None and (given.run / "config.yaml").is_file()
+    if begun and rank_zero_only.rank == 0:  # type: ignore[attr-defined]
+        _check_same(given.run, yaml.safe_load(parser.dump(given)))
+        for job in jobs:
+            finished_row(given.run / job.folder, data.frozen[job.place].fingerprint)
+    folder, settings = _start(given, parser.dump(given), begun)
     meta = {**data.describe(), **asdict(recipe), "majority_accuracy": data.majority_accuracy()}
     rows: list[Row] = []
     for job in jobs:
@@ -207,12 +212,10 @@ def _seeds(wanted: int | list[int]) -> list[int]:
     return seeds
 
 
-def _start(options: Namespace, written: str) -> tuple[Path, dict[str, Any]]:
+def _start(options: Namespace, written: str, begun: bool) -> tuple[Path, dict[str, Any]]:
     """The run's folder and the Trainer's settings, with the loggers in them."""
-    begun = options.run is not None and (options.run / "config.yaml").is_file()
     if not begun or rank_zero_only.rank != 0:  # type: ignore[attr-defined]
         return start_evaluation("finetune", options.run, vars(options.trainer), written)
-    _check_same(options.run, yaml.safe_load(written))
     os.environ[RANKS_SHARE] = str(options.run)
     settings = {**vars(options.trainer), "use_distributed_sampler": False}
     if settings["logger"] in (None, True):

@@ -108,6 +108,19 @@ def test_other_options_are_refused_and_nothing_is_touched(done: Path, world: Wor
     assert (done / "finetuning.json").stat().st_mtime_ns == before
 
 
+def test_classifiers_from_other_weights_are_refused_and_nothing_is_made(
+    done: Path, world: World, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(done, run)
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace(world.model_x, world.model_y).replace("logger: false", "logger: null"))
+    before = sorted(run.rglob("*"))
+    with pytest.raises(ValueError, match="but the base model's is"):
+        main(options(world, run, **{"data.models": world.model_y, "trainer.logger": "null"}))
+    assert sorted(run.rglob("*")) == before
+
+
 def test_a_folder_of_another_kind_is_refused(world: World, tmp_path: Path) -> None:
     (tmp_path / "thing.txt").write_text("mine")
     with pytest.raises(ValueError, match="Expected `run` to be a new or empty folder"):
