@@ -147,13 +147,13 @@ class Stitching(pl.LightningModule):
     def setup(self, stage: str) -> None:
         """Every check, and the banks of each route."""
         check_precision(self.trainer, PRECISIONS)
-        if self.trainer.max_steps < 1:
+        if stage == "fit" and self.trainer.max_steps < 1:
             raise ValueError(
                 f"Expected `trainer.max_steps` to be at least 1, but got {self.trainer.max_steps}: it says for how "
                 "many steps the layers are trained, and the learning rate follows it."
             )
         data = self._stream
-        self.routes = build_routes(data.frozen, data.sites, self.wanted_routes)
+        self.routes = build_routes(data.frozen, data.sites, self.wanted_routes, data.component)
         for split in ("fit", "validation", "test"):  # also what is measured in the end: not after hours of training
             labels = data.split(split).labels
             check_routes(self.routes, labels, data.text.source, allow_mixed=self.allow_mixed, gradients=True)
@@ -216,6 +216,19 @@ class Stitching(pl.LightningModule):
         factor = schedule_factor(self.schedule, self.trainer.max_steps, self.warmup)
         return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, factor)]
 
+    def on_train_start(self) -> None:
+        """After an interruption between a step and its validation, that validation comes first."""
+        trainer = cast(Any, self.trainer)
+        step, interval = trainer.global_step, trainer.val_check_batch
+        if not self.curves or self.curves[-1]["step"] == step or step % interval or trainer.check_val_every_n_epoch:
+            return
+        validation = trainer.fit_loop.epoch_loop.val_loop
+        validation.restarting = False  # from its first batch
+        validation.reset_restart_stage()
+        trainer.validating = True
+        validation.run()
+        trainer.training = True
+
     def training_step(self, batch: TaskBatch, batch_idx: int) -> None:
         """One step of every layer at every site."""
         optimizer, scheduler = cast(Any, self.optimizers()), cast(Any, self.lr_schedulers())
@@ -257,7 +270,8 @@ class Stitching(pl.LightningModule):
         weights = self.weights
         total = mapped.new_zeros(())
         if weights.task or weights.distillation:
-            logits = stitched_logits(route.target, batch.inputs, route.pairs[pair][1], batch.rows, mapped)
+            site = route.pairs[pair][1]
+            logits = stitched_logits(route.target, batch.inputs, site, batch.rows, mapped, route.component)
             logits = chosen(logits, batch.targets)
             if weights.task:
                 total = total + weights.task * unit_losses(logits, batch.targets).sum() / units
@@ -385,4 +399,10 @@ class Stitching(pl.LightningModule):
         stored = checkpoint[KEY]
         refuse_other_models(stored["data"]["models"], self._stream.describe()["models"], "the checkpoint")
         refuse_other_layers(stored, self._described())
+        if checkpoint["global_step"] >= self.trainer.max_steps:
+            raise ValueError(
+                f"Nothing is left to train: the checkpoint has {checkpoint['global_step']} steps, and "
+                f"`trainer.max_steps` is {self.trainer.max_steps}. Measure its layers with `evaluate.py stitch "
+                "--checkpoint`, or train for more steps."
+            )
         self.spread, self.curves = stored["spread"], stored["curves"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ __all__ = [
     "refuse_other_layers",
     "refuse_other_models",
 ]
+
+logger = logging.getLogger(__name__)
 
 KEY = "stitching"
 
@@ -70,14 +73,18 @@ def load_stitching(path: Path | str) -> StoredStitching:
     """
     path = Path(path)
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-        stored, state = content[KEY], content["state_dict"]
+        return _stored(path, torch.load(path, map_location="cpu", weights_only=True))
     except FileNotFoundError:
         raise ValueError(f"Expected a checkpoint at {path}, but there is no such file.") from None
     except Exception as error:
         raise ValueError(
             f"Expected {path} to be a checkpoint written by `train.py stitch`, but it cannot be read as one: {error}"
         ) from error
+
+
+def _stored(path: Path, content: Mapping[str, Any]) -> StoredStitching:
+    """From what a checkpoint holds."""
+    stored, state = content[KEY], content["state_dict"]
     layers: dict[str, dict[str, Aligner]] = {}
     for key, described in stored["layers"].items():
         layers[key] = {}
@@ -87,16 +94,8 @@ def load_stitching(path: Path | str) -> StoredStitching:
             layer.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
             layers[key][name] = layer.requires_grad_(False).eval()
     pairs = {key: [(i, j) for i, j in each] for key, each in stored["pairs"].items()}
-    return StoredStitching(
-        path,
-        layers,
-        pairs,
-        stored["spread"],
-        stored["curves"],
-        stored["loss"],
-        stored["data"],
-        stored["data_config"],
-    )
+    others = {name: stored[name] for name in ("spread", "curves", "loss", "data", "data_config")}
+    return StoredStitching(path, layers, pairs, **others)
 
 
 def refuse_other_models(stored: Sequence[Mapping[str, Any]], present: Sequence[Mapping[str, Any]], what: str) -> None:
@@ -176,7 +175,7 @@ def fitted_layers(
 ) -> dict[str, dict[str, Aligner]]:
     """Copies of fitted maps that can be trained on: a linear closed form goes on as an affine layer.
 
-    Maps that neither have parameters nor are linear are left out.
+    Maps that neither have parameters nor are linear are left out, and that is said in the log.
 
     Raises:
         ValueError: as in `fitted_maps`.
@@ -189,9 +188,11 @@ def fitted_layers(
         found[key] = {}
         for name, aligner in maps.items():
             if not aligner.closed_form:
-                found[key][f"{name}_stitched"] = copy.deepcopy(aligner).requires_grad_(True)
+                found[key][f"{name}_stitched"] = copy.deepcopy(aligner).requires_grad_(True).train()
             elif isinstance(aligner, Affine):
                 layer = AffineLayer(aligner.sites, aligner.d_x, aligner.d_y, start="linear")
                 layer.adopt(aligner, moments if key == "0_1" else moments.swap())
                 found[key][f"{name}_stitched"] = layer
+            else:
+                logger.warning("%s holds %s, which has nothing to train and is left out.", path, name)
     return found

@@ -43,7 +43,8 @@ def asked(found: list[TaskBatch]) -> dict[int, tuple[list[int], list[int]]]:
     for batch in found:
         mask = batch.inputs["attention_mask"]
         first = mask.argmax(1)
-        for index, answer, owner in zip(*(getattr(batch.targets, n).tolist() for n in ("index", "answer", "owner")), strict=True):  # fmt: skip
+        targets = (getattr(batch.targets, name).tolist() for name in ("index", "answer", "owner"))
+        for index, answer, owner in zip(*targets, strict=True):
             places, answers = units.setdefault(int(batch.texts.text[owner]), ([], []))
             places.append(index - owner * mask.shape[1] - int(first[owner]))
             answers.append(answer)
@@ -57,7 +58,7 @@ def tokens(found: list[TaskBatch]) -> dict[int, list[int]]:
         for batch in found
         for number, ids, mask in zip(
             batch.texts.text, batch.inputs["input_ids"], batch.inputs["attention_mask"], strict=True
-        )  # fmt: skip
+        )
     }
 
 
@@ -95,7 +96,8 @@ def test_packed_text_is_cut_into_sequences_without_padding(
     assert all(bool(batch.inputs["attention_mask"].all()) for batch in found)
     assert sum(len(batch.targets) for batch in found) == 15 * len(ids)
     texts = data.texts.test["text"][:]
-    stream = [token for text in texts for token in [*data.frozen[0].tokenizer(text, add_special_tokens=False)["input_ids"], 2]]  # type: ignore[misc]  # fmt: skip
+    of_each = data.frozen[0].tokenizer(texts, add_special_tokens=False)["input_ids"]  # type: ignore[misc]
+    stream = [token for ids_of_text in of_each for token in [*ids_of_text, 2]]
     order = torch.cat([batch.texts.text for batch in found]).argsort()
     assert ids[order].flatten().tolist() == stream[: ids.numel()]
     assert len(stream) - ids.numel() == data.describe()["packed"]["test"]["dropped"] < 16
