@@ -56,6 +56,7 @@ class TextSource:
         validation_share: share of the texts that watches the fit.
         test_share: share of the texts that is held out for evaluation where there is no official split.
         max_texts: at most so many texts per split, drawn by `seed`.
+        max_held_out: at most so many validation and so many test texts, drawn likewise.
         streaming: read the files or the Hub only as far as needed, for text too large to download or to keep. Needs
             `max_texts`. Every split then takes the first texts of the stream that `seed` puts into it: the largest
             split `max_texts` of them, the others in proportion to their shares (rounded up); an official held-out
@@ -72,8 +73,14 @@ class TextSource:
     validation_share: float = 0.05
     test_share: float = 0.2
     max_texts: int | None = None
+    max_held_out: int | None = None
     streaming: bool = False
     seed: int = 0
+
+    def most(self, split: str) -> int | None:
+        """The most texts that a split may have; None: no limit."""
+        limits = (self.max_texts, None if split == "fit" else self.max_held_out)
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def __post_init__(self) -> None:
         if min(self.validation_share, self.test_share) <= 0:
@@ -86,8 +93,9 @@ class TextSource:
                 "Expected `validation_share` + `test_share` below 1, so that texts are left to fit on, but "
                 f"received {self.validation_share} + {self.test_share}."
             )
-        if self.max_texts is not None and self.max_texts < 1:
-            raise ValueError(f"Expected `max_texts` of at least 1, but received {self.max_texts}.")
+        for name, most in (("max_texts", self.max_texts), ("max_held_out", self.max_held_out)):
+            if most is not None and most < 1:
+                raise ValueError(f"Expected `{name}` of at least 1, but received {most}.")
         if self.streaming and self.max_texts is None:
             raise ValueError(
                 "`streaming` reads only as many texts as are asked for, but `max_texts` is not set. Set it to the "

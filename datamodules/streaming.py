@@ -23,10 +23,13 @@ def first_rows(stream: IterableDataset, source: TextSource) -> Dataset:
 
 
 def wanted_texts(source: TextSource, *, draw_test: bool) -> dict[str, int]:
-    """How many texts each split takes: the largest `max_texts`, the others in proportion, rounded up."""
+    """How many texts each split takes: the largest `max_texts`, the others in proportion, rounded up, within limits."""
     shares = split_shares(source, draw_test=draw_test)
     largest = max(shares.values())
-    return {name: math.ceil((source.max_texts or 0) * share / largest) for name, share in shares.items()}
+    return {
+        name: min(math.ceil((source.max_texts or 0) * share / largest), source.most(name) or 0)
+        for name, share in shares.items()
+    }
 
 
 def first_texts(
@@ -55,7 +58,7 @@ def first_texts(
         The rows, in the stream's order, and how many rows were read.
     """
     shares = split_shares(source, draw_test=held is None)
-    wanted = {"test": source.max_texts or 0} if official else wanted_texts(source, draw_test=held is None)
+    wanted = {"test": source.most("test") or 0} if official else wanted_texts(source, draw_test=held is None)
     place: Callable[[int], str] = (lambda key: "test") if official else (lambda key: split_of(key, shares))
     columns = [*texts, *([] if label is None else [label])]
     taken, rows, read = set(held or ()), [], 0

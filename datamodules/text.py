@@ -86,8 +86,9 @@ def load_texts(source: TextSource) -> Texts:
                 f"The split {name!r} of `source` {source.source!r} has no texts: {len(pool)} rows are too "
                 f"few for `validation_share` {source.validation_share} and `test_share` {source.test_share}."
             )
-        if source.max_texts is not None:
-            rows = sorted(sorted(rows, key=key.__getitem__)[: source.max_texts])
+        most = source.most(name)
+        if most is not None:
+            rows = sorted(sorted(rows, key=key.__getitem__)[:most])
         chosen[name] = _normalised(table.select(rows), columns, label, numbers)
     origin = {
         "source": source.source,

@@ -94,6 +94,16 @@ def test_fewer_texts_are_part_of_more_in_any_order(source: str, tmp_path: Path) 
         assert set(few[name]) == set(again[name])
 
 
+def test_held_out_texts_have_a_limit_of_their_own(source: str) -> None:
+    every, some = (texts_of(load_texts(TextSource(source, max_held_out=most))) for most in (None, 4))
+    assert some["fit"] == every["fit"]
+    for name in ("validation", "test"):
+        assert len(some[name]) == 4
+        assert set(some[name]) < set(every[name])
+    least = texts_of(load_texts(TextSource(source, max_texts=3, max_held_out=4)))
+    assert {len(texts) for texts in least.values()} == {3}
+
+
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet"])
 def test_formats_hold_the_same(source: str, tmp_path: Path, suffix: str) -> None:
     table = datasets.Dataset.from_dict({"text": sentences(300), "label": [i % 2 for i in range(300)]})
@@ -169,6 +179,7 @@ def test_bad_data_is_refused(tmp_path: Path, change: dict[str, Any], columns: di
         ({"test_share": 0.0}, "`test_share` above 0"),
         ({"test_share": 0.9, "validation_share": 0.1}, "below 1"),
         ({"max_texts": 0}, "`max_texts`"),
+        ({"max_held_out": 0}, "`max_held_out`"),
         ({"text_columns": ["a", "b", "c"]}, "`text_columns`"),
     ],
 )
