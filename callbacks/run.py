@@ -132,6 +132,7 @@ def quiet() -> None:
         ".*LeafSpec.*",
         ".*sync_dist=True.*",  # the metrics are reduced over ranks before they are logged
         ".*will run with no optimizer.*",  # closed forms need none
+        ".*args parameter is intended to run from within Python.*",  # the first word names the command
         ".*your dataloader is not resumable.*",  # it is: see PairedActivations.train_dataloader
     ):
         warnings.filterwarnings("ignore", message=message)
