@@ -99,7 +99,7 @@ def curve_figures(curves: Sequence[Row], groups: Groups = None) -> dict[str, Fig
                 here = [row for row in line.rows if (row["site_x"], row["site_y"]) == pair]
                 points = sorted((row["step"], _number(row["penalty"])) for row in here)
                 if points:
-                    axis.plot(*zip(*points, strict=True), label=line.name, **look, markevery=0.2)
+                    axis.plot(*zip(*points, strict=True), label=line.name, **look, markevery=-(-len(points) // 12))
             _penalty_scale(axis)
         _dress(figure, axes.values(), "step", PENALTY, "")
         figure.suptitle(method, fontsize=10)
