@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -27,10 +27,17 @@ from aligners.stitched import (
     mapped_rows,
     own_logits,
     read_all,
-    stitched_logits,
 )
-from aligners.stitching_storage import KEY, describe_layers, fitted_layers, refuse_other_layers, refuse_other_models
-from aligners.tasks import chosen, divergence, unit_losses
+from aligners.stitching_loss import LossWeights, RouteLoss
+from aligners.stitching_storage import (
+    KEY,
+    describe_layers,
+    fitted_layers,
+    refuse_other_component,
+    refuse_other_layers,
+    refuse_other_models,
+)
+from aligners.tasks import unit_losses
 from datamodules.model_texts import TaskBatch
 from frozen.finite import FiniteCheck
 from frozen.model import FrozenModel
@@ -38,36 +45,9 @@ from frozen.precision import check_precision
 from similarity.functional.moments import Moments
 from similarity.moments import MomentsMetric
 
-__all__ = ["LossWeights", "Stitching"]
+__all__ = ["Stitching"]
 
 PRECISIONS = ("32-true", "bf16-mixed")
-
-
-@dataclass(frozen=True)
-class LossWeights:
-    """What a stitching layer is trained on: a weighted sum.
-
-    Args:
-        task: of the target's own task, cross-entropy in nats per text or predicted token.
-        distillation: of KL(target's own answer ‖ stitched answer), likewise per text or token.
-        temperature: at which both answers are compared; the divergence is multiplied by its square.
-        activation: of the squared distance to the target's own states, in units of FVU.
-    """
-
-    task: float = 1.0
-    distillation: float = 0.0
-    temperature: float = 1.0
-    activation: float = 0.0
-
-    def __post_init__(self) -> None:
-        weights = (self.task, self.distillation, self.activation)
-        if min(weights) < 0 or max(weights) == 0:
-            raise ValueError(
-                "Expected `loss` weights of zero or more, at least one of them positive, but got task "
-                f"{self.task}, distillation {self.distillation}, activation {self.activation}."
-            )
-        if self.temperature <= 0:
-            raise ValueError(f"Expected `loss.temperature` above 0, but got {self.temperature}.")
 
 
 class Stitching(pl.LightningModule):
@@ -100,7 +80,7 @@ class Stitching(pl.LightningModule):
         self,
         layers: dict[str, AlignerFactory] | None = None,
         routes: Routes = "all",
-        loss: LossWeights = LossWeights(),
+        loss: LossWeights = LossWeights(),  # noqa: B008  (frozen)
         fitted: Path | None = None,
         start_batches: int = 50,
         allow_mixed: bool = False,
@@ -239,8 +219,10 @@ class Stitching(pl.LightningModule):
         surrogates, losses = [], {}
         for route in self.routes:
             source = states.sources(route)
-            target = states.targets(route) if self.weights.activation else None
-            loss = partial(self._loss, route, batch, own.get(route.target), target, units, rows)
+            loss = RouteLoss(self.weights, route, batch, units, rows, own.get(route.target))
+            if self.weights.activation:
+                variance = self.spread[route.key]["variance"]
+                loss = replace(loss, states=states.targets(route), variance=variance)
             for name, layer in self.layers_of(route).items():
                 mapped = mapped_rows(layer, source)
                 losses[route, name], gradients = bank_gradients(mapped, loss)
@@ -255,39 +237,15 @@ class Stitching(pl.LightningModule):
         if self.global_step >= self.trainer.max_steps:
             self.trainer.should_stop = True  # Lightning then validates: without it the steps since would not count
 
-    def _loss(
-        self,
-        route: Route,
-        batch: TaskBatch,
-        own: Tensor | None,
-        target: Tensor | None,
-        units: Tensor | float,
-        rows: Tensor | float,
-        pair: int,
-        mapped: Tensor,
-    ) -> Tensor:
-        """The weighted loss of one site pair; means are over all ranks' units and rows."""
-        weights = self.weights
-        total = mapped.new_zeros(())
-        if weights.task or weights.distillation:
-            site = route.pairs[pair][1]
-            logits = stitched_logits(route.target, batch.inputs, site, batch.rows, mapped, route.component)
-            logits = chosen(logits, batch.targets)
-            if weights.task:
-                total = total + weights.task * unit_losses(logits, batch.targets).sum() / units
-            if own is not None:
-                gap = divergence(logits, own, weights.temperature).sum() / units
-                total = total + weights.distillation * gap
-        if target is not None:
-            variance = float(self.spread[route.key]["variance"][pair])  # on the CPU
-            total = total + weights.activation * (mapped - target[pair]).square().sum() / (rows * variance)
-        return total
+    def _targets(self) -> list[FrozenModel]:
+        """Each once, and on every rank in the same order, in which their sums are added over ranks."""
+        return list(dict.fromkeys(route.target for route in self.routes))
 
     def _own(self, batch: TaskBatch) -> dict[FrozenModel, Tensor]:
         """What the targets answer by themselves, where that is part of the loss."""
         if not self.weights.distillation:
             return {}
-        return {target: own_logits(target, batch) for target in {route.target for route in self.routes}}
+        return {target: own_logits(target, batch) for target in self._targets()}
 
     def _shares(self, batch: TaskBatch) -> tuple[Tensor | float, Tensor | float]:
         """Units and rows of this batch, the mean over ranks: with it, ranks' mean gradient is that of all units."""
@@ -327,7 +285,7 @@ class Stitching(pl.LightningModule):
             for route in self.routes
             for name in self.layers_of(route)
         }
-        self._natives = {target: UnitMeans(1).to(self.device) for target in {route.target for route in self.routes}}
+        self._natives = {target: UnitMeans(1).to(self.device) for target in self._targets()}
 
     def validation_step(self, batch: TaskBatch, batch_idx: int) -> None:
         """Losses of every layer and of the targets by themselves."""
@@ -398,6 +356,7 @@ class Stitching(pl.LightningModule):
             raise ValueError("Expected `ckpt_path` to be a last.ckpt of `train.py stitch`, but it is another file.")
         stored = checkpoint[KEY]
         refuse_other_models(stored["data"]["models"], self._stream.describe()["models"], "the checkpoint")
+        refuse_other_component(stored["data"], self._stream.component, "the checkpoint")
         refuse_other_layers(stored, self._described())
         if checkpoint["global_step"] >= self.trainer.max_steps:
             raise ValueError(

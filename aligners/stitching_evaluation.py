@@ -16,7 +16,7 @@ from aligners.methods import CLOSED, TRAINED
 from aligners.routes import Routes, build_routes, check_routes
 from aligners.scores import TextScores, bootstrap_interval
 from aligners.stitched import ReadStates, Route, bank_logits, mapped_rows, own_logits, read_all
-from aligners.stitching_storage import StoredStitching, fitted_maps, refuse_other_models
+from aligners.stitching_storage import StoredStitching, fitted_maps, refuse_other_component, refuse_other_models
 from aligners.tasks import per_text, unit_scores
 from datamodules.model_texts import TaskBatch
 from frozen.precision import check_precision
@@ -86,6 +86,7 @@ class StitchingEvaluation(pl.LightningModule):
         described = data.describe()
         if self.stored is not None:
             refuse_other_models(self.stored.data["models"], described["models"], str(self.stored.path))
+            refuse_other_component(self.stored.data, data.component, str(self.stored.path))
         self.routes = self._routes()
         texts = data.split("test")
         check_routes(self.routes, texts.labels, data.text.source, allow_mixed=self.allow_mixed, gradients=False)
@@ -93,10 +94,14 @@ class StitchingEvaluation(pl.LightningModule):
         self.methods = {route: self._methods(route, further.get(route.key, {})) for route in self.routes}
         for route, methods in self.methods.items():
             if not methods:
+                why = (
+                    "`identity` is false"
+                    if not self.identity
+                    else f"widths {route.source.width} and {route.target.width} differ, so the identity does not apply"
+                )
                 raise ValueError(
-                    f"Nothing to measure from {route.name}: widths {route.source.width} and {route.target.width} "
-                    "differ, so the identity does not apply, and no checkpoint has a layer. Train some with "
-                    "`train.py stitch`."
+                    f"Nothing to measure from {route.name}: {why}, and neither a checkpoint nor `fitted` has a layer. "
+                    "Train some with `train.py stitch`."
                 )
             self.owned.extend(method.layer for method in methods)
         self.n_texts = len(texts)

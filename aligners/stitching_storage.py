@@ -26,6 +26,7 @@ __all__ = [
     "fitted_layers",
     "fitted_maps",
     "load_stitching",
+    "refuse_other_component",
     "refuse_other_layers",
     "refuse_other_models",
 ]
@@ -117,6 +118,25 @@ def refuse_other_models(stored: Sequence[Mapping[str, Any]], present: Sequence[M
         )
 
 
+def refuse_other_component(data: Mapping[str, Any], present: str, what: str) -> None:
+    """Compare what a state is.
+
+    Args:
+        data: what a checkpoint says of its data.
+        present: `data.component` of the run.
+        what: the checkpoint, for the message.
+
+    Raises:
+        ValueError: it was trained on another component.
+    """
+    then = data.get("component", "residual")  # earlier checkpoints know no other
+    if then != present:
+        raise ValueError(
+            f"{what[0].upper()}{what[1:]} was trained on `component` {then!r}, but `data.component` is {present!r}. "
+            f"Set it to {then!r}."
+        )
+
+
 def refuse_other_layers(stored: Mapping[str, Any], present: Mapping[str, Any]) -> None:
     """Compare what a checkpoint trained with what a run that goes on from it trains.
 
@@ -150,6 +170,7 @@ def fitted_maps(
     stored = load_alignment(path)
     pair = [stored.data["models"][side] for side in "xy"]
     refuse_other_models(pair, [model.identity() for model in models[:2]], str(path))
+    refuse_other_component(stored.data, routes[0].component, str(path))
     found: dict[str, dict[str, Aligner]] = {}
     for route in routes:
         direction = {"0_1": "forward", "1_0": "backward"}.get(route.key)

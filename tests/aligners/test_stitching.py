@@ -17,7 +17,8 @@ from aligners.inn import INN
 from aligners.linear import Identity, Linear, Mean
 from aligners.mlp import MLP
 from aligners.stitched import read_all
-from aligners.stitching import LossWeights, Stitching
+from aligners.stitching import Stitching
+from aligners.stitching_loss import LossWeights
 from aligners.stitching_storage import StoredStitching
 from aligners.storage import load_alignment
 from callbacks.best import BestPerSite
@@ -362,6 +363,7 @@ def test_fitted_maps_of_something_else_are_refused(world: World, fitted: Path, t
         ({"models": turned}, r"aligners\.ckpt was trained on other models: on .*/x .*/y .*`data\.models` gives .*/y"),
         ({"sites": [1, 3]}, r"fitted at site pairs \[\(1, 2\), \(3, 3\)\].*has \[\(1, 1\), \(3, 3\)\].*`data\.sites`"),
         ({"models": [world.model_x, world.model_x]}, "other models"),
+        ({"component": "mlp"}, r"aligners\.ckpt was trained on `component` 'residual'"),
     ):
         with pytest.raises(ValueError, match=says):
             train(world, {}, fitted=fitted, **given)

@@ -229,6 +229,7 @@ def test_going_on_with_something_else_is_refused(world: World, whole: Path, tmp_
             r"checkpoint was trained on other models: on .*/x .*/y .*same order",
         ),
         ({"sites": ["1:3", 3]}, r"trained with pairs .*\[1, 2\].*but this run has .*\[1, 3\].*`data\.sites`"),
+        ({"component": "mlp"}, r"checkpoint was trained on `component` 'residual', but `data\.component` is 'mlp'"),
         ({"routes": "forward"}, r"trained with pairs .*1_0.*`model\.routes`"),
         ({"layers": {**MIXED, "low": partial(LowRank, rank=4)}}, r"trained with layers .*'rank': 4.*`model\.layers`"),
     ):

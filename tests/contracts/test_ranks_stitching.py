@@ -1,0 +1,137 @@
+"""Stitching in two real processes: the same layers, the same learning curves, the same rows as in one."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from aligners.affine import AffineLayer
+from aligners.mlp import MLP
+from aligners.stitching_evaluation import StitchingEvaluation
+from aligners.stitching_loss import LossWeights
+from aligners.stitching_storage import load_stitching
+from callbacks.best import BestPerSite
+from callbacks.checkpoint import SaveStitching
+from tests.runs import quiet_trainer
+from tests.stitches import LAYERS, masking_folder, model_texts, train
+from tests.tiny import tiny_folder
+from tests.world import TEST_TEXTS, World
+
+ALL = LossWeights(0.5, distillation=1.0, temperature=2.0, activation=0.1)
+RUNS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "classification": (
+        {**LAYERS, "mlp": partial(MLP, hidden=[8])},
+        {"batch_size": 17, "gradient_clip": 0.2, "loss": ALL},
+    ),
+    "causal": ({"affine": AffineLayer}, {"sites": ["1:2"], "packed": True, "max_length": 12, "routes": "different"}),
+    "masked": ({"affine": AffineLayer}, {"batch_size": 13, "routes": "forward"}),
+}
+
+
+def run(folder: Path, world: World, models: dict[str, list[str]], *, ranks: int) -> dict[str, Any]:
+    """Train and measure each kind of task; what one rank has in the end."""
+    found = {}
+    for kind, (layers, given) in RUNS.items():
+        settings = {"devices": ranks, "strategy": "ddp" if ranks > 1 else "auto", "use_distributed_sampler": False}
+        saved = folder / f"{kind}-{ranks}"
+        steps = {"max_steps": 4, "val_check_interval": 2, "callbacks": [BestPerSite(), SaveStitching(saved)]}
+        module = train(world, layers, models=models[kind], trainer=settings | steps, **given)
+        data = {name: given[name] for name in ("batch_size", "sites", "packed", "max_length") if name in given}
+        evaluation = StitchingEvaluation(load_stitching(saved / "stitching.ckpt"))
+        datamodule = model_texts(world, models=models[kind], **data)
+        quiet_trainer(**settings).test(evaluation, datamodule=datamodule, verbose=False)
+        found[kind] = {
+            "layers": module.state_dict(),
+            "spread": module.spread,
+            "curves": [point["penalty"] for point in module.curves],
+            "rows": evaluation.rows,
+        }
+    return found
+
+
+def main(rank: int, folder: Path, world: World, models: dict[str, list[str]]) -> None:
+    """One of two processes that somebody else has started."""
+    found = run(folder, world, models, ranks=2)
+    assert torch.distributed.get_world_size() == 2
+    torch.save(found, folder / f"{rank}.pt")
+
+
+CODE = """
+import logging, os
+os.environ.update(LOCAL_RANK="{rank}", NODE_RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="{port}")
+logging.disable(logging.WARNING)
+from pathlib import Path
+from tests.contracts.test_ranks_stitching import main
+from tests.world import World
+main({rank}, Path({folder!r}), World(*{world!r}), {models!r})
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def models(world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    folder = tmp_path_factory.mktemp("models")
+    return {
+        "classification": [world.model_x, world.model_y],
+        "causal": [str(tiny_folder(folder / f"c{s}", "gpt2", task="causal", seed=s, layers=2 + s)) for s in range(2)],
+        "masked": [masking_folder(folder / f"m{s}", seed=s) for s in range(2)],
+    }
+
+
+@pytest.fixture(scope="module")
+def found(world: World, models: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """One process, and the two of a pair."""
+    folder = tmp_path_factory.mktemp("ranks")
+    alone = run(folder, world, models, ranks=1)
+    asked = {"folder": str(folder), "world": tuple(world), "models": models, "port": free_port()}
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", CODE.format(rank=rank, **asked)], cwd=Path(__file__).parents[2])
+        for rank in range(2)
+    ]
+    try:
+        assert [rank.wait(300) for rank in ranks] == [0, 0]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    return [alone, *(torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2))]
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_two_processes_train_what_one_does(found: list[dict[str, Any]], kind: str) -> None:
+    alone, first, second = (each[kind] for each in found)
+    for name, value in alone["layers"].items():
+        assert torch.equal(first["layers"][name], second["layers"][name]), name
+        torch.testing.assert_close(first["layers"][name], value, rtol=1e-4, atol=1e-5, msg=name)
+    for key, spread in alone["spread"].items():
+        for name, value in spread.items():
+            torch.testing.assert_close(first["spread"][key][name], value, rtol=1e-6, atol=1e-6)
+    assert first["curves"] == second["curves"]
+    assert first["curves"] == pytest.approx(alone["curves"], rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_two_processes_measure_what_one_does(found: list[dict[str, Any]], kind: str) -> None:
+    """After training that agrees to 1e-5; with layers that are the same, to 1e-6: native and identity."""
+    assert TEST_TEXTS % 2 == 1
+    alone, first, second = (each[kind]["rows"] for each in found)
+    assert first == second
+    assert len(first) == len(alone)
+    for a, b in zip(first, alone, strict=True):
+        rel = 1e-4 if b["role"] == "method" else 1e-6
+        for name, value in b.items():
+            if isinstance(value, float):
+                assert a[name] == pytest.approx(value, rel=rel, abs=rel), (b["method"], name)
+            else:
+                assert a[name] == value, (b["method"], name)
