@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from frozen.classifiers import head_parts, with_head
+from frozen.heads import head_parts, with_head
 from frozen.model import FrozenModel
 
 __all__ = ["HeadBank"]

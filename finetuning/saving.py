@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from frozen.embedded_making import _save, _whole
+from frozen.saving import save_model, whole_folder
 
 __all__ = ["FINISHED", "finished_row", "save_classifier"]
 
@@ -27,8 +27,8 @@ def save_classifier(
         row: the figures, as JSON can hold them.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _whole(folder) as unfinished:
-        _save(unfinished, model, tokenizer)
+    with whole_folder(folder) as unfinished:
+        save_model(unfinished, model, tokenizer)
         (unfinished / FINISHED).write_text(json.dumps(row, indent=1, allow_nan=False), encoding="utf-8")
 
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from aligners.optimisation import Schedule, schedule_factor
 from aligners.scores import TextScores, UnitMeans
 from datamodules.batches import TextBatch
-from frozen.classifiers import Classifier
+from frozen.calling import Caller
 from frozen.finite import FiniteCheck
 
 __all__ = ["Finetuning", "FinetuningRecipe", "mean_loss", "optimisation", "score_answers"]
@@ -95,12 +95,12 @@ class Finetuning(pl.LightningModule):
         self.seed = seed
         self.validation_accuracy: float | None = None
         self.scores: dict[str, Tensor] = {}
-        self._classifier = Classifier(model)
+        self._caller = Caller(model)
         self._check = FiniteCheck()
 
     def logits(self, batch: TextBatch) -> Tensor:
         """(B, C) float32."""
-        return self._classifier.logits(batch.inputs[self.place]).float()
+        return self._caller.logits(batch.inputs[self.place]).float()
 
     # ------------------------------------------------------------------ training
 

@@ -1,23 +1,20 @@
-"""Classifiers that are made to be trained: a base model under a new head, what counts as a head, how one is called."""
+"""Classifiers that are made to be trained: a base model under a new head."""
 
 from __future__ import annotations
 
-import copy
-import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from frozen.architectures import Architecture, architecture_of
-from frozen.loading import _config, _dtype, _quiet, _tokenizer, _weights
-from frozen.padding import Layout
+from frozen.fresh import drawn
+from frozen.heads import head_parts
+from frozen.model_files import dtype_of, listed, quiet, read_config, read_tokenizer, read_weights
 
-__all__ = ["Classifier", "head_parts", "new_classifier", "with_head"]
+__all__ = ["new_classifier"]
 
 
 def new_classifier(
@@ -54,8 +51,8 @@ def new_classifier(
     """
     _check_labels(n_labels, label_names)
     source = {"revision": revision, "trust_remote_code": trust_remote_code}
-    with _quiet(), torch.random.fork_rng(devices=[]):
-        config = _config(str(name), source)
+    with quiet(), torch.random.fork_rng(devices=[]):
+        config = read_config(str(name), source)
         architecture = architecture_of(config.model_type)
         architecture.check(config)
         _check_family(architecture, config.model_type)
@@ -63,79 +60,27 @@ def new_classifier(
         if label_names is not None:
             config.id2label = dict(enumerate(label_names))
             config.label2id = {label: number for number, label in enumerate(label_names)}
-        options: dict[str, Any] = {**source, "dtype": _dtype(dtype), "config": config}
+        options: dict[str, Any] = {**source, "dtype": dtype_of(dtype), "config": config}
         if attn_implementation is not None:
             options["attn_implementation"] = attn_implementation
-        model, unfit = _weights(str(name), AutoModelForSequenceClassification, options)
-        tokenizer = _tokenizer(str(name), source, config)
+        model, unfit = read_weights(str(name), AutoModelForSequenceClassification, options)
+        tokenizer = read_tokenizer(str(name), source, config)
     _check_body(model, unfit, str(name))
-    _draw(model, unfit, seed)
+    for path, part in drawn(model, _undetermined(model, unfit), seed).items():
+        model.set_submodule(path, part)
     if architecture.causal and model.config.pad_token_id is None:
         _set_padding(model, tokenizer, str(name))
     return model.eval(), tokenizer
 
 
-def head_parts(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """What turns the states at the last site into classes, by its path: a pooler, and all outside the base model.
-
-    A final norm is not among them: it belongs to the body, as in the papers.
-    """
-    parts = {name: part for name, part in model.named_children() if part is not model.base_model}
-    pooler = getattr(model.base_model, "pooler", None)
-    return parts | ({f"{model.base_model_prefix}.pooler": pooler} if isinstance(pooler, nn.Module) else {})
-
-
-@contextmanager
-def with_head(model: PreTrainedModel, parts: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Within it, these parts, by path, stand where the model's own do."""
-    own = {name: model.get_submodule(name) for name in parts}
-    try:
-        for name, part in parts.items():
-            model.set_submodule(name, part)
-        yield
-    finally:
-        for name, part in own.items():
-            model.set_submodule(name, part)
-
-
-class Classifier:
-    """Calls a classifier that trains as `FrozenModel.logits` calls one that does not: padding, token types, caches.
-
-    Args:
-        model: of a registered family; its mode and its weights are left alone.
-    """
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.model, self.architecture = model, architecture_of(model.config.model_type)
-        known = set(inspect.signature(model.forward).parameters)
-        names = {"input_ids", "attention_mask"} | ({"token_type_ids"} if self.architecture.token_types else set())
-        self._names = names & known
-        self._off = {name: False for name in ("use_cache", "use_mems") if name in known}
-
-    def logits(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """(B, C) for a tokenised batch, padded on either side."""
-        layout = Layout(inputs, self.architecture.padding)
-        arguments: dict[str, Any] = {name: layout.turn(value) for name, value in inputs.items() if name in self._names}
-        if self.architecture.causal and "attention_mask" in arguments:
-            # It looks for the last token that is not its own padding token.
-            padding = arguments["attention_mask"] == 0
-            arguments["input_ids"] = arguments["input_ids"].masked_fill(padding, self.model.config.pad_token_id)
-        return self.model(**arguments, **self._off, return_dict=True).logits
-
-
-def _draw(model: PreTrainedModel, unfit: Sequence[str], seed: int) -> None:
-    """Draw the head anew, in place, and a pooler that the checkpoint lacks."""
+def _undetermined(model: PreTrainedModel, unfit: Sequence[str]) -> list[str]:
+    """What is not to be had from the checkpoint: the head, and a pooler that the checkpoint lacks."""
     inside = f"{model.base_model_prefix}."
-    parts = {
-        name: copy.deepcopy(part)  # a copied weight has lost transformers' mark of a loaded one, which would keep it
-        for name, part in head_parts(model).items()
+    return [
+        name
+        for name in head_parts(model)
         if not name.startswith(inside) or any(key.startswith(f"{name}.") for key in unfit)
-    }
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        for name, part in parts.items():
-            part.apply(model._init_weights)
-            model.set_submodule(name, part)
+    ]
 
 
 def _check_labels(n_labels: int, label_names: Sequence[str] | None) -> None:
@@ -159,10 +104,9 @@ def _check_body(model: PreTrainedModel, unfit: Sequence[str], name: str) -> None
     parts = tuple(f"{part}." for part in head_parts(model))
     missing = [key for key in unfit if not key.startswith(parts)]
     if missing:
-        listed = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
         raise ValueError(
             f"Expected all weights below the head of a {type(model).__name__} in {name!r}, received none, or none of "
-            f"the right shape, for {listed}. They would be random: name a checkpoint that has them."
+            f"the right shape, for {listed(missing)}. They would be random: name a checkpoint that has them."
         )
 
 

@@ -9,7 +9,6 @@ import hashlib
 import json
 import logging
 import os
-import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,7 +26,8 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, get_linear_schedule_with_warmup
-from transformers.utils import logging as transformers_logging
+
+from frozen.saving import save_model, whole_folder
 
 __all__ = ["Size", "alone", "cache_folder", "family_folder", "keep_model", "train"]
 
@@ -90,7 +90,7 @@ def keep_model(
     family.mkdir(parents=True, exist_ok=True)
     with FileLock(family / ".lock"):
         if not (family / "tokenizer").is_dir():
-            with _whole(family / "tokenizer") as unfinished:
+            with whole_folder(family / "tokenizer") as unfinished:
                 make_tokenizer().save_pretrained(unfinished)
         if not folder.is_dir():
             if said is not None:
@@ -99,8 +99,8 @@ def keep_model(
                     flush=True,
                 )
             tokenizer = AutoTokenizer.from_pretrained(family / "tokenizer")
-            with _whole(folder) as unfinished:
-                _save(unfinished, make_model(tokenizer), tokenizer)
+            with whole_folder(folder) as unfinished:
+                save_model(unfinished, make_model(tokenizer), tokenizer)
     return folder
 
 
@@ -195,19 +195,6 @@ class _Bar(RichProgressBar):
 
 
 @contextmanager
-def _whole(folder: Path) -> Iterator[Path]:
-    """A folder to write to that becomes `folder` only when everything is in it."""
-    unfinished = folder.with_name(f".{folder.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)  # left by a process that was killed; we hold the lock
-    unfinished.mkdir()
-    try:
-        yield unfinished
-        os.replace(unfinished, folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-
-
-@contextmanager
 def _quiet_lightning() -> Iterator[None]:
     """Keeps devices, tips and advice on workers off the screen: this run is not the user's."""
     logger = logging.getLogger("lightning.pytorch")
@@ -219,14 +206,3 @@ def _quiet_lightning() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
-
-
-def _save(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()  # two files of 2 MB are no progress to report
-    try:
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-    finally:
-        if shown:
-            transformers_logging.enable_progress_bar()

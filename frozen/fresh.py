@@ -1,10 +1,9 @@
-"""Weights drawn anew by a model's own recipe: the whole model before any training, or its head alone."""
+"""Weights drawn anew by a model's own recipe: the whole model before any training, or parts of it."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from transformers import PreTrainedModel
 
 from frozen.placement import place_like
 
-__all__ = ["fresh_head", "untrained"]
+__all__ = ["drawn", "untrained"]
 
 
 def untrained(model: PreTrainedModel, seed: int, options: Mapping[str, Any]) -> PreTrainedModel:
@@ -32,23 +31,24 @@ def untrained(model: PreTrainedModel, seed: int, options: Mapping[str, Any]) -> 
     return place_like(fresh.to(model.dtype), model)
 
 
-@contextmanager
-def fresh_head(model: PreTrainedModel, seed: int) -> Iterator[None]:
-    """Within it, what lies outside the base model is freshly initialised, drawn from `seed` on the CPU."""
-    heads = {name: part for name, part in model.named_children() if part is not model.base_model}
-    fresh = {name: copy.deepcopy(part).cpu() for name, part in heads.items()}
+def drawn(model: PreTrainedModel, names: Iterable[str], seed: int) -> dict[str, nn.Module]:
+    """Copies of parts of a model with weights drawn from `seed` on the CPU, each then where the model's own weight is.
+
+    No other random number is affected.
+
+    Args:
+        model: left as it is.
+        names: paths of the parts, in the order in which they are drawn.
+        seed: of the weights.
+    """
+    own = {name: model.get_submodule(name) for name in names}
+    fresh = {name: copy.deepcopy(part).cpu() for name, part in own.items()}
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         # A copied weight has lost transformers' mark of a loaded one, which would keep it as it is.
         for part in fresh.values():
             part.apply(model._init_weights)
-    try:
-        for name, part in fresh.items():
-            setattr(model, name, _moved_like(part, heads[name]))
-        yield
-    finally:
-        for name, part in heads.items():
-            setattr(model, name, part)
+    return {name: _moved_like(part, own[name]) for name, part in fresh.items()}
 
 
 def _moved_like(part: nn.Module, other: nn.Module) -> nn.Module:

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from frozen.architectures import Component, Task, architecture_of, first_site
-from frozen.fresh import fresh_head, untrained
-from frozen.hooks import Blocks, SubLayers, blocks_of, inject, read, replace, trunk_of
+from frozen.calling import Caller
+from frozen.fresh import drawn, untrained
+from frozen.heads import outside, with_head
+from frozen.hooks import Blocks, SubLayers, blocks_of, inject, read, replace
 from frozen.padding import Layout
 from frozen.placement import check_placement, is_sharded
 from frozen.self_test import self_test
 
 __all__ = ["FrozenModel"]
-
-_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-# What models keep for a next call, and nobody makes here.
-_KEPT = ("use_cache", "use_mems")
 
 
 class FrozenModel:
@@ -79,27 +76,21 @@ class FrozenModel:
         self.blocks = blocks_of(model)
         self.depth = len(self.blocks)
         check_placement(model, self.blocks)
-        self._trunk = trunk_of(model)
+        self._caller = Caller(model)
         self.width = int(model.config.hidden_size)
         self.heads = int(model.config.num_attention_heads)
-        self.task: Task | None = self.architecture.task(type(model).__name__)
+        self.task: Task | None = self._caller.task
         self.n_labels = model.config.num_labels if self.task == "classification" else None
         self.causal = self.architecture.causal
         positions = getattr(model.config, "max_position_embeddings", None) or -1  # XLNet says -1 for no limit
         self.max_length = None if positions < 0 else int(positions) - self.architecture.reserved_positions
         self.quantised = _quantisation(model)
-        self._names = set(_INPUTS) & _parameters(self._trunk)
-        if not self.architecture.token_types:
-            self._names -= {"token_type_ids"}
-        self._off = {
-            part: {name: False for name in _KEPT if name in _parameters(part)} for part in (self._trunk, model)
-        }
         self._check_padding_token()
 
     @property
     def device(self) -> torch.device:
         """Where the inputs are taken: the device of the weights, or of the embeddings where they are sharded."""
-        return self.model.get_input_embeddings().weight.device
+        return self._caller.device
 
     @property
     def sharded(self) -> bool:
@@ -161,9 +152,9 @@ class FrozenModel:
         if not sites:
             return []
         layout = self._layout(inputs)
-        arguments = self._arguments(self._trunk, inputs, layout)
+        arguments = self._caller.arguments(self._caller.trunk, inputs, layout)
         shape = inputs["input_ids"].shape
-        states = read(places, sites, lambda: self._trunk(**arguments))
+        states = read(places, sites, lambda: self._caller.trunk(**arguments))
         states = {site: self._outward(state, shape, layout) for site, state in states.items()}
         return [states[site] for site in sites]
 
@@ -188,12 +179,12 @@ class FrozenModel:
             self.check_site(site, "sites", component)
         self._check_eager()
         layout = self._layout(inputs)
-        arguments = self._arguments(self._trunk, inputs, layout)
+        arguments = self._caller.arguments(self._caller.trunk, inputs, layout)
         output: Any = None
 
         def run() -> None:
             nonlocal output
-            output = self._trunk(**arguments, output_attentions=True, return_dict=True)
+            output = self._caller.trunk(**arguments, output_attentions=True, return_dict=True)
 
         states = read(places, sites, run, leave=False)
         weights = output.attentions
@@ -287,7 +278,7 @@ class FrozenModel:
             ValueError: if the model has no classification head.
         """
         self._check_classifies()
-        with fresh_head(self.model, seed):
+        with with_head(self.model, drawn(self.model, outside(self.model), seed)):
             yield
 
     def _places(self, component: Component) -> Blocks | SubLayers:
@@ -298,19 +289,7 @@ class FrozenModel:
 
     def _logits(self, inputs: Mapping[str, Tensor], layout: Layout) -> Tensor:
         self._check_answers()
-        output: Any = self.model(**self._arguments(self.model, inputs, layout), return_dict=True)
-        return (layout.bring_back if self.task == "classification" else layout.turn_back)(output.logits)
-
-    def _arguments(self, part: nn.Module, inputs: Mapping[str, Tensor], layout: Layout) -> dict[str, Any]:
-        """What `part`, the trunk or the whole model, is called with."""
-        if self.model.training:  # someone holds the bare model in a module and flipped it
-            self.model.eval()
-        arguments: dict[str, Any] = {name: layout.turn(value) for name, value in inputs.items() if name in self._names}
-        if self._reads_last_token and "attention_mask" in arguments:
-            # It looks for the last token that is not its own padding token, and batches may be padded with another.
-            padding = arguments["attention_mask"] == 0
-            arguments["input_ids"] = arguments["input_ids"].masked_fill(padding, self.model.config.pad_token_id)
-        return arguments | self._off[part]
+        return self._caller.logits(inputs, layout)
 
     def _inward(self, states: Tensor, layout: Layout) -> Tensor:
         """States (B, T, d) of the caller as the blocks exchange them."""
@@ -323,17 +302,11 @@ class FrozenModel:
             return layout.turn_back(states.reshape(*shape[::-1], -1).transpose(0, 1))
         return layout.turn_back(states.reshape(*shape, -1))
 
-    @property
-    def _reads_last_token(self) -> bool:
-        return self.causal and self.task == "classification"
-
     def _layout(self, inputs: Mapping[str, Tensor]) -> Layout:
-        if "input_ids" not in inputs or not set(inputs) <= set(_INPUTS):
-            raise ValueError(
-                "Expected `inputs` with input_ids and, where there are, attention_mask and token_type_ids, "
-                f"received {', '.join(inputs) or 'nothing'}. Pass these alone, as the tokenizer makes them."
-            )
-        return Layout(inputs, self.architecture.padding, self.device)
+        """How a batch is turned, before anything is run on it."""
+        if self.model.training:  # someone holds the bare model in a module and flipped it
+            self.model.eval()
+        return self._caller.layout(inputs)
 
     def _check_eager(self) -> None:
         received = self.model.base_model.config._attn_implementation
@@ -344,7 +317,7 @@ class FrozenModel:
             )
 
     def _check_padding_token(self) -> None:
-        if self._reads_last_token and self.model.config.pad_token_id is None:
+        if self._caller.reads_last_token and self.model.config.pad_token_id is None:
             raise ValueError(
                 f"Expected a `pad_token_id` in the config of {self.name}, received none: a "
                 f"{type(self.model).__name__} reads the last token that is not padding. Set it to the padding "
@@ -373,10 +346,6 @@ def _quantisation(model: PreTrainedModel) -> str | None:
         return None
     method = config.get("quant_method") if isinstance(config, dict) else getattr(config, "quant_method", None)
     return str(getattr(method, "value", method))
-
-
-def _parameters(part: nn.Module) -> set[str]:
-    return set(inspect.signature(part.forward).parameters)
 
 
 def _turn_both_back(weights: Tensor, layout: Layout) -> Tensor:

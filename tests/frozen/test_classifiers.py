@@ -7,9 +7,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers.activations import ACT2FN
 
 from frozen import FrozenModel, load_frozen
-from frozen.classifiers import Classifier, head_parts, new_classifier, with_head
+from frozen.classifiers import new_classifier
+from frozen.heads import head_parts
+from frozen.solu import SoLU, register_solu
 from tests.tiny import CLASSIFIERS, LANGUAGE_HEADS, TEXTS, tiny_folder, tiny_model, tiny_tokenizer
 
 # The tokenizer that transformers makes of this family's saved folder has one token more than the tiny model.
@@ -108,38 +111,6 @@ def test_a_causal_model_without_padding_token_ends_texts_with_one(tmp_path: Path
         new_classifier(bare, 2, 0)
 
 
-@pytest.mark.parametrize("architecture", CLASSIFIERS)
-def test_a_classifier_is_called_as_a_frozen_one(architecture: str) -> None:
-    frozen = FrozenModel(tiny_model(architecture), name="frozen")
-    for side in ("left", "right"):
-        batch = inputs(side)
-        expected = frozen.logits(batch)
-        assert torch.equal(Classifier(frozen.model).logits(batch), expected)
-        # The mask says what is padding, whatever token stands there.
-        batch["input_ids"] = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, 7)
-        assert torch.allclose(Classifier(frozen.model).logits(batch), expected, atol=1e-5)
-
-
-@pytest.mark.parametrize("architecture", ["albert", "bert", "xlnet"])  # no final norm: all above the states is head
-def test_another_head_stands_in_and_leaves(architecture: str) -> None:
-    frozen, other = (FrozenModel(tiny_model(architecture, seed=seed), name="x") for seed in (0, 1))
-    own, states = frozen.logits(inputs()), frozen.head(inputs(), [3])[0]
-    with with_head(frozen.model, head_parts(other.model)):
-        assert torch.equal(frozen.tail(inputs(), 3, states), other.tail(inputs(), 3, states))
-        assert not torch.equal(frozen.logits(inputs()), own)
-    assert torch.equal(frozen.logits(inputs()), own)
-
-
-def test_the_own_head_comes_back_after_an_error() -> None:
-    model, other = (tiny_model("bert", seed=seed) for seed in (0, 1))
-    own = model.classifier
-    with pytest.raises(AttributeError), with_head(model, {**head_parts(other), "no.such": own}):
-        pass
-    with pytest.raises(RuntimeError), with_head(model, head_parts(other)):
-        raise RuntimeError
-    assert model.classifier is own
-
-
 def test_a_missing_weight_of_the_body_is_an_error(tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path / "base", n_labels=None)
     weights = load_file(folder / "model.safetensors")
@@ -164,3 +135,11 @@ def test_a_model_that_reads_its_text_again_is_refused(tmp_path: Path) -> None:
 def test_classes_that_are_none_are_refused(wrong: dict[str, object], said: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=said):
         new_classifier(tmp_path, seed=0, **wrong)
+
+
+def test_a_base_with_an_activation_of_our_own(tmp_path: Path) -> None:
+    register_solu()
+    folder = tiny_folder(tmp_path / "base", "gpt2", task="causal", activation_function="solu")
+    ACT2FN.pop("solu")  # as in a new process
+    model, _ = new_classifier(folder, 2, 0)
+    assert any(isinstance(part, SoLU) for part in model.modules())

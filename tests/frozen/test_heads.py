@@ -1,4 +1,4 @@
-"""Heads other than classifiers, and what single families need beyond the table."""
+"""Heads other than classifiers, one in another's place, and what single families need beyond the table."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertLMHeadModel, XLNetLMHeadModel
 
 from frozen import FrozenModel
+from frozen.heads import head_parts, with_head
 from frozen.hooks import inject
 from tests.tiny import LANGUAGE_HEADS, TEXTS, WORDS, reference, tiny_frozen, tiny_model, tokenised
 
@@ -230,3 +231,23 @@ def test_low_precision_and_autocast() -> None:
         FrozenModel(tiny_model(architecture, task=task).bfloat16(), name="low").self_test(tokenised())
     for architecture in ("xlnet", "albert"):
         FrozenModel(tiny_model(architecture).bfloat16(), name="low").self_test(tokenised(side="left"))
+
+
+@pytest.mark.parametrize("architecture", ["albert", "bert", "xlnet"])  # no final norm: all above the states is head
+def test_another_head_stands_in_and_leaves(architecture: str) -> None:
+    frozen, other = (tiny_frozen(architecture, seed=seed) for seed in (0, 1))
+    own, states = frozen.logits(tokenised()), frozen.head(tokenised(), [3])[0]
+    with with_head(frozen.model, head_parts(other.model)):
+        assert torch.equal(frozen.tail(tokenised(), 3, states), other.tail(tokenised(), 3, states))
+        assert not torch.equal(frozen.logits(tokenised()), own)
+    assert torch.equal(frozen.logits(tokenised()), own)
+
+
+def test_the_own_head_comes_back_after_an_error() -> None:
+    model, other = (tiny_model("bert", seed=seed) for seed in (0, 1))
+    own = model.classifier
+    with pytest.raises(AttributeError), with_head(model, {**head_parts(other), "no.such": own}):
+        pass
+    with pytest.raises(RuntimeError), with_head(model, head_parts(other)):
+        raise RuntimeError
+    assert model.classifier is own
