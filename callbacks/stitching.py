@@ -42,11 +42,12 @@ class StitchingCLI(RunCLI):
             parser_kwargs={"prog": "train.py stitch", "description": self.__doc__},
             args=args,
         )
-        given = self.config_init
-        self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=given.ckpt_path, weights_only=True)
-        saved = given.checkpoint.folder or self.folder
+        saving = next(each for each in self.trainer.callbacks if isinstance(each, SaveStitching))  # type: ignore[attr-defined]
+        saving.folder = saving.folder or self.folder  # whatever loggers there are
+        ckpt_path = self.config_init.ckpt_path
+        self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=ckpt_path, weights_only=True)
         evaluation = StitchingEvaluation(
-            load_stitching(saved / "stitching.ckpt"),
+            load_stitching(saving.folder / "stitching.ckpt"),
             self.model.fitted,
             allow_mixed=self.model.allow_mixed,
             seed=self.model.seed,

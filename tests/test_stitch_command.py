@@ -1,0 +1,217 @@
+"""`train.py stitch` and `evaluate.py stitch` as users type them, in one process and in two."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from aligners.stitching_storage import load_stitching
+from callbacks.evaluation import main as evaluate
+from callbacks.stitching import StitchingCLI
+from datamodules import text_stream
+from tests.shell import ROOT, TWO_RANKS, command
+from tests.tiny import tiny_folder
+from tests.world import TEST_TEXTS, World
+
+CPU = ["--trainer.accelerator", "cpu"]
+LAYERS = {"affine": "AffineLayer", "norm": {"class_path": "AffineLayer", "init_args": {"norm": True}}}
+
+
+def data_options(world: World, *models: str) -> list[str]:
+    return [
+        *("--data.models", json.dumps(models or [world.model_x, world.model_y])),
+        *("--data.text.source", world.fit, "--data.text.held_out", world.test),
+        *("--data.max_length", "60", "--data.batch_size", "17", "--data.sites", "1:2,3"),
+    ]
+
+
+def train_options(world: World) -> list[str]:
+    return [
+        *data_options(world),
+        *("--model.layers", json.dumps(LAYERS), "--model.start_batches", "3"),
+        *("--trainer.max_steps", "6", "--trainer.val_check_interval", "3", *CPU),
+    ]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("commands")
+
+
+@pytest.fixture(scope="module")
+def trained(world: World, folder: Path) -> Path:
+    return command(folder, "train.py", "stitch", *train_options(world))
+
+
+def refuse(constant: str) -> None:
+    raise AssertionError(f"{constant} is not JSON")
+
+
+def report(run: Path) -> dict[str, Any]:
+    """Read as strict JSON: NaN is none."""
+    return json.loads((run / "stitching.json").read_text(), parse_constant=refuse)
+
+
+def close(found: list[dict[str, Any]], expected: list[dict[str, Any]], rel: float) -> None:
+    assert len(found) == len(expected)
+    for a, b in zip(found, expected, strict=True):
+        for name, value in b.items():
+            if isinstance(value, float):
+                assert a[name] == pytest.approx(value, rel=rel, abs=rel), (b, name)
+            else:
+                assert a[name] == value, (b, name)
+
+
+def test_training_leaves_all_that_a_run_should(world: World, trained: Path) -> None:
+    assert trained.name.startswith("stitch-")
+    assert {path.name for path in trained.iterdir()} >= {
+        *("stitching.ckpt", "last.ckpt", "config.yaml", "metrics.csv", "wandb"),
+        *("stitching.json", "stitching.csv", "stitching.md", "curves.csv", "penalty.png", "curves_affine.png"),
+    }
+    stored = load_stitching(trained / "stitching.ckpt")
+    assert list(stored.layers) == ["0_1", "1_0", "0_0", "1_1"]
+    assert all(list(layers) == ["affine", "norm"] for layers in stored.layers.values())
+    whole = report(trained)
+    meta, rows = whole["meta"], whole["rows"]
+    assert {row["method"] for row in rows} == {"native", "identity", "affine", "norm"}
+    assert len(rows) == 4 * (1 + 3 * 2)
+    assert {row["n_texts"] for row in rows} == {TEST_TEXTS}
+    assert {point["step"] for point in whole["curves"]} == {0, 3, 6}
+    assert (meta["ranks"], meta["split"], meta["task"], meta["unit"]) == (1, "test", "classification", "text")
+    assert [model["name"] for model in meta["models"]] == [world.model_x, world.model_y]
+    assert meta["versions"]["torch"] == torch.__version__
+    with (trained / "stitching.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == len(rows)
+    with (trained / "metrics.csv").open() as file:
+        logged = {name for line in csv.DictReader(file) for name, value in line.items() if value}
+    assert {f"{kind}/1_0/norm/2-1/{figure}" for kind, figure in (("step", "loss"), ("validation", "penalty"))} <= logged
+    screen = (trained / "screen.txt").read_text()
+    assert str(trained.relative_to(trained.parent.parent)) in screen
+    assert world.model_x in (trained / "config.yaml").read_text()
+
+
+def test_two_ranks_train_and_report_what_one_does(world: World, trained: Path, folder: Path) -> None:
+    run = command(folder, "train.py", "stitch", *train_options(world), *TWO_RANKS)
+    one, two = report(trained), report(run)
+    assert two["meta"]["ranks"] == 2
+    close(two["rows"], one["rows"], 1e-4)
+    close(two["curves"], one["curves"], 1e-4)
+
+
+def test_what_was_trained_is_measured_again_from_its_file_by_two_ranks(trained: Path, folder: Path) -> None:
+    checkpoint = str(trained / "stitching.ckpt")
+    run = command(folder, "evaluate.py", "stitch", "--checkpoint", checkpoint, *CPU, *TWO_RANKS)
+    assert run.name.startswith("stitching-")
+    again, first = report(run), report(trained)
+    close(again["rows"], first["rows"], 1e-6)  # without naming the models and texts again, in batches of other sizes
+    assert again["curves"] == first["curves"]
+    assert (again["meta"]["batch_size"], again["meta"]["ranks"]) == (128, 2)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ALIGNERS_RUN_FOLDER", raising=False)
+    return tmp_path
+
+
+QUIET = ["--trainer.logger", "false", "--trainer.enable_progress_bar", "false"]
+
+
+def test_many_models_are_compared_without_training(world: World, here: Path) -> None:
+    more = [str(tiny_folder(here / name, seed=seed)) for name, seed in (("c", 2), ("d", 3))]
+    groups = {"good": [world.model_x, world.model_y], "bad": more}
+    given = [*data_options(world, world.model_x, world.model_y, *more), "--groups", json.dumps(groups), *CPU, *QUIET]
+    evaluate(["stitch", *given, "--run", str(here / "many")])
+    whole = report(here / "many")
+    assert {row["method"] for row in whole["rows"]} == {"native", "identity"}
+    assert len({(row["model_x"], row["model_y"]) for row in whole["rows"]}) == 16
+    assert whole["pairs"]
+    assert whole["curves"] == []
+    assert (here / "many" / "pairs.csv").exists()
+    assert not (here / "many" / "curves.csv").exists()
+    for row in whole["rows"]:
+        if row["method"] == "identity" and row["same_model"]:
+            assert (row["penalty"], row["agreement"]) == (0, 1)
+    with pytest.raises(ValueError, match="nobody"):
+        evaluate(["stitch", *given, "--groups", '{"some": ["nobody"]}', "--run", str(here / "not")])
+
+
+def test_a_run_goes_on_from_its_last_file(world: World, trained: Path, here: Path) -> None:
+    more = [*train_options(world), "--trainer.max_steps", "8", *QUIET, "--run", str(here / "more")]
+    StitchingCLI([*more, "--ckpt_path", str(trained / "last.ckpt")])
+    assert torch.load(here / "more" / "stitching.ckpt", weights_only=True)["global_step"] == 8
+    whole = report(here / "more")
+    assert {point["step"] for point in whole["curves"]} == {0, 3, 6, 8}
+    before = [point for point in whole["curves"] if point["step"] <= 6]
+    assert before == report(trained)["curves"]
+
+
+def test_the_command_line_overrules_what_a_checkpoint_says_of_the_data(trained: Path, here: Path) -> None:
+    checkpoint = str(trained / "stitching.ckpt")
+    fewer = ["--data.text.max_texts", "11", "--data.batch_size", "4", "--routes", "forward", "--identity", "false"]
+    evaluate(["stitch", "--checkpoint", checkpoint, *fewer, *CPU, *QUIET, "--run", str(here / "new")])
+    whole = report(here / "new")
+    assert {row["n_texts"] for row in whole["rows"]} == {11}
+    assert len(whole["rows"]) == 1 + 2 * 2
+    for other, says in (("nothing.ckpt", "no such file"), (str(trained / "config.yaml"), "cannot be read")):
+        with pytest.raises(ValueError, match=says):
+            evaluate(["stitch", "--checkpoint", other])
+
+
+@pytest.mark.parametrize("config", sorted((ROOT / "configs" / "train").glob("stitching*.yaml")), ids=lambda p: p.stem)
+def test_every_config_is_understood(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as done:
+        StitchingCLI(["--config", str(config), "--print_config"])
+    assert not done.value.code
+    assert "layers:" in capsys.readouterr().out
+
+
+def test_help_explains_the_options(capsys: pytest.CaptureFixture[str]) -> None:
+    for run, expected in (
+        (lambda: StitchingCLI(["--help"]), ("--model.layers", "loss.distillation", "--data.sites", "--ckpt_path")),
+        (lambda: evaluate(["stitch", "--help"]), ("--checkpoint", "--groups", "--identity", "--data.models")),
+    ):
+        with pytest.raises(SystemExit) as done:
+            run()
+        assert not done.value.code
+        shown = capsys.readouterr().out
+        assert all(option in shown for option in expected)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--data.site", "all"],
+        ["--data.models", '["only"]'],
+        ["--data.masked_share", "2"],
+        ["--model.routes", "backward"],
+        ["--model.layers", '{"affine": "Refine"}'],
+        ["--model.layers", '{"affine": {"class_path": "AffineLayer", "init_args": {"nrom": true}}}'],
+        ["--model.loss.task", "-1"],
+        ["--model.loss", '{"task": 0}'],
+        ["--model.start_batches", "-1"],
+        ["--model.schedule", "step"],
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_option_fails_before_anything_is_loaded(
+    wrong: list[str], here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def touched(*_: Any, **__: Any) -> None:
+        raise AssertionError("something was loaded")
+
+    for name in ("load_frozen", "load_texts", "embedded_model"):
+        monkeypatch.setattr(text_stream, name, touched)
+    with pytest.raises((SystemExit, ValueError)) as done:
+        StitchingCLI(wrong)
+    said = capsys.readouterr().err + str(done.value)
+    if isinstance(done.value, SystemExit):
+        assert done.value.code == 2
+    assert wrong[0].removeprefix("--").split(".")[1] in said
+    assert list(here.iterdir()) == []
