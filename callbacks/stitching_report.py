@@ -32,7 +32,7 @@ __all__ = ["StitchingReport", "stitching_tables", "write_stitching"]
 
 Row = dict[str, Any]
 Groups = Mapping[str, Sequence[str]] | None
-MOST_SITES_TOGETHER = 4  # penalty and accuracy side by side
+MOST_SITES_TOGETHER = 3  # penalty and accuracy side by side
 MOST_SITES_ABREAST = {"penalty": 6, "accuracy": 12}  # either alone
 MARKDOWN_COLUMNS = {
     "model_x": "from", "model_y": "into", "site_x": "site", "method": "method", "loss": "loss", "penalty": "penalty",
@@ -148,7 +148,7 @@ def _table(
     lines: Sequence[Line], method: str, pairs: Sequence[tuple[int, int]], title: str, columns: Sequence[str]
 ) -> Table:
     table = Table(title=f"\n{title}", title_style="bold", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("\nfrom → into")
+    table.add_column("\nfrom → into", overflow="fold")
     if "acc. %" in columns:
         table.add_column("native\nacc. %", justify="right", no_wrap=True)
     for column in columns:
