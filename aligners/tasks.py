@@ -59,25 +59,25 @@ def per_text(values: Tensor, targets: Targets) -> Tensor:
     return values.new_zeros(*values.shape[:-1], targets.texts).index_add(-1, targets.owner, values)
 
 
-def unit_scores(logits: Tensor, targets: Targets, own: Tensor) -> dict[str, Tensor]:
+def unit_scores(logits: Tensor, targets: Targets, own: Tensor | None = None) -> dict[str, Tensor]:
     """How each unit is answered; NaN where logits are not finite, since there is no answer then.
 
     Args:
         logits: chosen logits (..., U, C).
         targets: the right answers.
-        own: (U,) the answers that the model gives by itself.
+        own: (U,) the answers that the model gives by itself, where something else is asked whether it keeps to them.
 
     Returns:
-        loss, cross-entropy in nats; correct and agree, 1 where the answer is the right one and the model's own:
-        each (..., U).
+        loss, cross-entropy in nats; correct, 1 where the answer is the right one; and with `own` agree, 1 where it is
+        that one: each (..., U).
     """
     known = torch.where(logits.isfinite().all(-1), 1.0, torch.nan)
     answer = logits.argmax(-1)
-    return {
+    scores = {
         "loss": unit_losses(logits.float(), targets) * known,
         "correct": (answer == targets.answer) * known,
-        "agree": (answer == own) * known,
     }
+    return scores if own is None else {**scores, "agree": (answer == own) * known}
 
 
 def check_labels(target: FrozenModel, labels: Tensor | None, source: str) -> None:

@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-import logging
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, cast, get_args
+from typing import Any, Self, cast, get_args
 
 import lightning.pytorch as pl
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from datamodules.batches import LengthBatches
-from datamodules.packing import Packed, pack
 from datamodules.placing import Placing, check_placings, placings
 from datamodules.reading import WORDS, RowPolicy, check_policy
 from datamodules.sources import TextSource
 from datamodules.text import Texts, load_texts
-from datamodules.text_bytes import bytes_per_token
-from datamodules.tokens import TokenisedTexts, same_tokenizer, tokenise
+from datamodules.tokenised_splits import Split, TokenisedSplits
+from datamodules.tokens import TokenisedTexts, same_tokenizer
 from frozen.architectures import Component, first_site
 from frozen.embedded import EMBEDDED, Recipe, embedded_model, embedded_recipe
 from frozen.loading import load_frozen
 from frozen.model import FrozenModel
 from frozen.placement import DeviceMap
 
-if TYPE_CHECKING:
-    import datasets
-
 __all__ = ["EMBEDDED", "Split", "TextStream"]
-
-logger = logging.getLogger(__name__)
-
-Split = Literal["fit", "validation", "test"]
 
 
 class TextStream(pl.LightningDataModule):
@@ -119,8 +110,7 @@ class TextStream(pl.LightningDataModule):
         self.trust_remote_code, self.recipe, self.cache = trust_remote_code, recipe, cache
         self._texts: Texts | None = None
         self._frozen: list[FrozenModel] | None = None
-        self._data: dict[str, TokenisedTexts] = {}
-        self._packed: dict[str, Packed] = {}
+        self._tokenised: TokenisedSplits | None = None
 
     # ------------------------------------------------------------------ what a subclass says
 
@@ -237,27 +227,16 @@ class TextStream(pl.LightningDataModule):
 
     def describe_rows(self) -> dict[str, Any]:
         """What says which rows these are, models and layers apart, as plain values."""
-        words = {"words": self.coverage()} if self.reads_words else {}
-        packed = {"packed": {name: made.describe() for name, made in self._packed.items()}} if self.packed else {}
         return {
             "component": self.component,
             "rows": self.rows,
             "special_tokens": self.special_tokens,
-            **words,
-            **packed,
+            **self.tokenised.describe(),
             "text": self.texts.describe(),
             "max_length": self.max_length,
             "dtype": self.dtype,
             "batch_size": self.batch_size,
             "seed": self.seed,
-        }
-
-    def coverage(self) -> dict[str, dict[str, int]]:
-        """For each split read so far: how many words its texts have, and how many of them all models have."""
-        return {
-            name: {"words": data.words, "used": data.words_used}
-            for name, data in self._data.items()
-            if data.words is not None and data.words_used is not None
         }
 
     # ------------------------------------------------------------------ Lightning's hooks
@@ -298,42 +277,23 @@ class TextStream(pl.LightningDataModule):
         for split in ("fit", "validation") if stage in ("fit", "validate") else ("test",):
             self.split(split)
 
+    @property
+    def tokenised(self) -> TokenisedSplits:
+        """The splits as the models read them."""
+        if self._tokenised is None:
+            tokenizers = _tokenizers(self.frozen)
+            self._tokenised = TokenisedSplits(
+                self.texts, tokenizers, self.max_length, words=self.reads_words, packed=self.packed
+            )
+        return self._tokenised
+
     def split(self, name: Split) -> TokenisedTexts:
         """A split, tokenised for all models."""
-        if name not in self._data:
-            tokenizers = _tokenizers(self.frozen)
-            # Equal tokenizers share one table, and thereby all that is made of it.
-            first = [next(i for i, b in enumerate(tokenizers) if same_tokenizer(a, b)) for a in tokenizers]
-            made = {i: self._tokens(name, tokenizers[i]) for i in sorted(set(first))}
-            data = TokenisedTexts([made[i] for i in first], tokenizers)
-            if data.words is not None and data.words_used != data.words:
-                logger.warning(
-                    "%s of %d words of the %s texts are there in full for every model; the others are no rows.",
-                    data.words_used, data.words, name,
-                )  # fmt: skip
-            self._data[name] = data
-        return self._data[name]
-
-    def _tokens(self, name: Split, tokenizer: PreTrainedTokenizerBase) -> datasets.Dataset:
-        texts = getattr(self.texts, name)
-        if not self.packed:
-            return tokenise(texts, tokenizer, self.max_length, words=self.reads_words)
-        self._packed[name] = pack(texts, tokenizer, self.max_length, name=name)
-        return self._packed[name].sequences
+        return self.tokenised[name]
 
     def bytes_per_token(self, name: Split) -> float:
-        """Bytes of UTF-8 per token of a split: bits per byte are nats per token / ln 2 / bytes per token.
-
-        See Gao et al. 2020, The Pile, section 3.1. Packed, these are the bytes of all texts over all their tokens, the
-        end-of-text token after each counted as one; otherwise those of what was not cut over the tokens that are not
-        special, as the last model's tokenizer makes them.
-        """
-        data = self.split(name)
-        if self.packed:
-            return self._packed[name].bytes_per_token
-        return bytes_per_token(
-            getattr(self.texts, name), data.tables[-1], _tokenizers(self.frozen)[-1], self.max_length
-        )
+        """Bytes of UTF-8 per token of a split: see `TokenisedSplits.bytes_per_token`."""
+        return self.tokenised.bytes_per_token(name)
 
     def make_loader(
         self, split: Split, *, shuffle: bool, whole: bool, only: int | None = None, batch_size: int | None = None

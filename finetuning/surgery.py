@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from aligners.scores import TextScores, UnitMeans, bootstrap_interval
-from aligners.tasks import check_labels
+from aligners.tasks import check_labels, classification_targets, unit_scores
 from datamodules.batches import TextBatch
 from finetuning.heads import HeadBank
-from finetuning.training import FinetuningRecipe, mean_loss, optimisation, score_answers
+from finetuning.training import FinetuningRecipe, mean_loss, optimisation
 from frozen.finite import FiniteCheck
 from frozen.model import FrozenModel
 from frozen.precision import check_precision
@@ -153,7 +153,7 @@ class SurgeryEvaluation(pl.LightningModule):
         """Accuracy of every head on one batch."""
         for place, means in enumerate(self._means):
             logits = self._answers(batch, place, self._states(batch, place))
-            means.update(score_answers(logits, cast(Tensor, batch.labels))["correct"])
+            means.update(unit_scores(logits, classification_targets(cast(Tensor, batch.labels)))["correct"])
 
     def on_validation_epoch_end(self) -> None:
         """Log it; it has been added over ranks."""
@@ -184,7 +184,7 @@ class SurgeryEvaluation(pl.LightningModule):
             states = self._states(batch, place)
             trained = self._answers(batch, place, states) if self.heads else None
             logits = torch.stack([self._answer(batch, place, condition, states, trained) for condition in wanted])
-            found = score_answers(logits, cast(Tensor, batch.labels))
+            found = unit_scores(logits, classification_targets(cast(Tensor, batch.labels)))
             scores = {name: values[None] for name, values in found.items()}
             cast(TextScores, self.tables[place]).update(batch.text, scores)
 

@@ -9,16 +9,16 @@ from typing import Any, cast
 import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from aligners.optimisation import Schedule, schedule_factor
 from aligners.scores import TextScores, UnitMeans
+from aligners.tasks import classification_targets, unit_losses, unit_scores
 from datamodules.batches import TextBatch
 from frozen.calling import Caller
 from frozen.finite import FiniteCheck
 
-__all__ = ["Finetuning", "FinetuningRecipe", "mean_loss", "optimisation", "score_answers"]
+__all__ = ["Finetuning", "FinetuningRecipe", "mean_loss", "optimisation"]
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Finetuning(pl.LightningModule):
 
     def validation_step(self, batch: TextBatch, batch_idx: int) -> None:
         """Accuracy and loss of one batch."""
-        found = score_answers(self.logits(batch), cast(Tensor, batch.labels))
+        found = unit_scores(self.logits(batch), classification_targets(cast(Tensor, batch.labels)))
         self._means.update(torch.stack([found["correct"], found["loss"]]))
 
     def on_validation_epoch_end(self) -> None:
@@ -150,7 +150,7 @@ class Finetuning(pl.LightningModule):
 
     def test_step(self, batch: TextBatch, batch_idx: int) -> None:
         """Score every text of a batch."""
-        found = score_answers(self.logits(batch), cast(Tensor, batch.labels))
+        found = unit_scores(self.logits(batch), classification_targets(cast(Tensor, batch.labels)))
         self._table.update(batch.text, {name: values[None, None] for name, values in found.items()})
 
     def on_test_epoch_end(self) -> None:
@@ -182,14 +182,6 @@ def optimisation(module: pl.LightningModule, weights: Sequence[nn.Parameter], re
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
-def score_answers(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """Logits (..., B, C) against classes (B,): correct and loss in nats, (..., B); NaN where logits are not finite."""
-    known = torch.where(logits.isfinite().all(-1), 1.0, torch.nan)
-    answers = labels.expand(logits.shape[:-1])
-    losses = cross_entropy(logits.flatten(0, -2), answers.flatten(), reduction="none")
-    return {"correct": (logits.argmax(-1) == labels) * known, "loss": losses.view(answers.shape) * known}
-
-
 def mean_loss(module: pl.LightningModule, logits: Tensor, labels: Tensor) -> Tensor:
     """Cross-entropy whose gradient, averaged over ranks, is that of the mean over all ranks' texts.
 
@@ -204,5 +196,4 @@ def mean_loss(module: pl.LightningModule, logits: Tensor, labels: Tensor) -> Ten
     texts = torch.tensor(float(len(labels)), device=logits.device)
     if module.trainer.world_size > 1:
         texts = cast(Tensor, module.trainer.strategy.reduce(texts, reduce_op="mean"))
-    flat = cross_entropy(logits.flatten(0, 1), labels.repeat(len(logits)), reduction="none")
-    return flat.view(len(logits), -1).sum(-1) / texts
+    return unit_losses(logits, classification_targets(labels)).sum(-1) / texts

@@ -98,6 +98,7 @@ def test_scores_are_what_a_loop_over_units_finds() -> None:
     one = unit_scores(logits[2], targets, own)
     assert all(torch.equal(one[name], found[name][2]) for name in ("loss", "correct", "agree"))
     assert set(found) == {"loss", "correct", "agree"}
+    assert set(unit_scores(logits, targets)) == {"loss", "correct"}
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

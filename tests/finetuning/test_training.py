@@ -7,9 +7,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from aligners.tasks import classification_targets, unit_scores
 from datamodules.labelled import LabelledTexts
 from datamodules.sources import TextSource
-from finetuning.training import Finetuning, FinetuningRecipe, mean_loss, score_answers
+from finetuning.training import Finetuning, FinetuningRecipe, mean_loss
 from frozen import FrozenModel
 from frozen.surgery import freeze
 from tests.runs import quiet_trainer
@@ -39,7 +40,7 @@ def test_it_learns_the_task_and_measures_as_the_frozen_model(data: LabelledTexts
     assert float(module.scores["correct"].mean()) > data.majority_accuracy() + 0.1
     frozen = FrozenModel(module.model, name="tuned")
     batch = next(iter(data.test_dataloader()))
-    found = score_answers(frozen.logits(batch.inputs[0]), batch.labels)
+    found = unit_scores(frozen.logits(batch.inputs[0]), classification_targets(batch.labels))
     for name, values in found.items():
         assert torch.allclose(module.scores[name][batch.text], values.double(), atol=1e-6), name
     validation = torch.cat(
@@ -110,14 +111,6 @@ def test_losses_are_means_over_texts() -> None:
     module._trainer = quiet_trainer()
     expected = torch.stack([torch.nn.functional.cross_entropy(each, labels) for each in logits])
     assert torch.allclose(mean_loss(module, logits, labels), expected)
-
-
-def test_an_answer_that_is_not_finite_is_none() -> None:
-    logits = torch.tensor([[0.0, 1.0], [torch.nan, 0.0], [3.0, torch.inf]])
-    found = score_answers(logits, torch.tensor([1, 1, 0]))
-    assert found["correct"][0] == 1
-    assert found["correct"][1:].isnan().all()
-    assert found["loss"].isnan().tolist() == [False, True, True]
 
 
 @pytest.mark.parametrize(
