@@ -80,6 +80,8 @@ class RunCLI(LightningCLI):
         self.folder = new_run_folder(self._get(self.config, "run"), kind)
         if given.get("logger") in (None, True):
             kwargs["logger"] = run_loggers(self.folder, kind)
+        if given.get("default_root_dir") is None:
+            kwargs["default_root_dir"] = str(self.folder)  # where files go that no logger has a place for
         callbacks = given.get("callbacks") or []
         callbacks = list(callbacks) if isinstance(callbacks, list) else [callbacks]
         kwargs["callbacks"] = [*callbacks, *progress_bar(given.get("enable_progress_bar")), *self.own_callbacks()]

@@ -15,6 +15,7 @@ import torch
 from aligners.methods import CLOSED_FORMS
 from aligners.storage import load_alignment
 from callbacks.cli import AlignmentCLI
+from callbacks.commands import main as train
 from callbacks.evaluation import main
 from datamodules import text_stream
 from tests.shell import ROOT, TWO_RANKS, command
@@ -187,9 +188,9 @@ def test_a_fit_goes_on_and_is_validated(
     for name, value in metrics(fitted).items():
         if name.startswith("validation/linear") and name.endswith("/fvu"):
             assert f"{value:.3f}" in table
-    more = [*fit_options(world), "--trainer.max_epochs", "3", *quiet]
+    more = [*fit_options(world), "--trainer.max_epochs", "3", "--run", "more", *quiet]
     AlignmentCLI(["fit", *more, "--ckpt_path", str(fitted / "last.ckpt")])
-    steps = [torch.load(run / "last.ckpt", weights_only=True)["global_step"] for run in (fitted, tmp_path)]
+    steps = [torch.load(run / "last.ckpt", weights_only=True)["global_step"] for run in (fitted, tmp_path / "more")]
     assert steps[1] == 2 * steps[0]
 
 
@@ -207,10 +208,11 @@ def test_the_command_line_overrules_what_a_checkpoint_says_of_the_data(fitted: P
 
 @pytest.mark.parametrize("config", sorted((ROOT / "configs" / "train").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_config_is_understood(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command, maps = ("stitch", "layers:") if config.stem.startswith("stitching") else ("fit", "aligners:")
     with pytest.raises(SystemExit) as done:
-        AlignmentCLI(["fit", "--config", str(config), "--print_config"])
+        train([command, "--config", str(config), "--print_config"])
     assert not done.value.code
-    assert "aligners:" in capsys.readouterr().out
+    assert maps in capsys.readouterr().out
 
 
 def test_help_names_the_options(capsys: pytest.CaptureFixture[str]) -> None:
