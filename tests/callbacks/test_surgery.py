@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from callbacks.surgery import surgery_parser
 from callbacks.surgery_figures import skipping_figure, truncation_figure
 from callbacks.surgery_report import surgery_table, write_surgery
 from finetuning.surgery import MEAN, conditions
-from tests.shell import ROOT, TWO_RANKS, command
+from tests.ranks import two_ranks
+from tests.shell import ROOT, TWO_RANKS
 from tests.world import World
 
 QUIET = ["--trainer.logger", "false", "--trainer.enable_progress_bar", "false"]
@@ -90,10 +92,15 @@ def options(world: World) -> list[str]:
     ]
 
 
+def measure(rank: int, options: list[str]) -> None:
+    """What one rank does."""
+    main([*options, *QUIET])
+
+
 def test_two_ranks_measure_what_one_does(options: list[str], tmp_path: Path) -> None:
-    main([*options, *QUIET, "--run", str(tmp_path / "one")])
-    runs = tmp_path / "one", command(tmp_path, "evaluate.py", *options, *TWO_RANKS)
-    one, two = (json.loads((run / "surgery.json").read_text()) for run in runs)
+    measure(0, [*options, "--run", str(tmp_path / "one")])
+    two_ranks(partial(measure, options=[*options, *TWO_RANKS, "--run", str(tmp_path / "two")]), tmp_path, meet=False)
+    one, two = (json.loads((tmp_path / run / "surgery.json").read_text()) for run in ("one", "two"))
     assert (one["meta"]["ranks"], two["meta"]["ranks"]) == (1, 2)
     for a, b in zip(one["rows"], two["rows"], strict=True):
         for name, value in a.items():

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from aligners.linear import Procrustes
 from aligners.scores import TextScores
 from similarity.functional.moments import moments_of
 from similarity.moments import GridMomentsMetric, MomentsMetric
+from tests.ranks import two_ranks
 from tests.runs import related_rows
 
 SITES, ROWS, D_X, D_Y, TEXTS = 2, 61, 5, 4, 7
@@ -54,29 +54,15 @@ def grid(batches: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
     return metric.compute()._asdict()
 
 
-def main(rank: int, folder: Path) -> None:
-    """One of two processes."""
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    torch.save(accumulate(rank, 2), folder / f"{rank}.pt")
-    torch.distributed.destroy_process_group()
-
-
 def flat(found: dict[str, Any]) -> dict[str, Tensor]:
     return {f"{group}.{name}": value for group, values in found.items() for name, value in values.items()}
 
 
 def test_two_processes_compute_what_one_does(tmp_path: Path) -> None:
-    code = f"from pathlib import Path; from tests.contracts.test_ranks import main; main(%d, Path({str(tmp_path)!r}))"
-    ranks = [subprocess.Popen([sys.executable, "-c", code % rank], cwd=Path(__file__).parents[2]) for rank in range(2)]
-    try:
-        assert [rank.wait(120) for rank in ranks] == [0, 0]
-    finally:
-        for rank in ranks:
-            rank.kill()
+    ranks = two_ranks(partial(accumulate, world=2), tmp_path)
     expected = flat(accumulate(0, 1))
     assert expected["moments.n"] == ROWS
-    for rank in range(2):
-        found = flat(torch.load(tmp_path / f"{rank}.pt", weights_only=True))
+    for found in map(flat, ranks):
         assert set(found) == set(expected)
         for name, value in expected.items():
             torch.testing.assert_close(found[name], value, rtol=1e-10, atol=1e-9, equal_nan=True, msg=name)

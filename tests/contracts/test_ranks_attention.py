@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from similarity.attention import AttentionSimilarity
+from tests.ranks import two_ranks
 
 WORDS = torch.tensor([4, 1, 2, 5, 3])
 
@@ -31,28 +31,11 @@ def accumulate(rank: int, world: int) -> dict[str, Tensor]:
     return computed | before._asdict() | {f"{name} again": value for name, value in again._asdict().items()}
 
 
-def main(rank: int, folder: Path) -> None:
-    """One of two processes."""
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    torch.save(accumulate(rank, 2), folder / f"{rank}.pt")
-    torch.distributed.destroy_process_group()
-
-
 def test_two_processes_compute_what_one_does(tmp_path: Path) -> None:
-    code = "from pathlib import Path; from tests.contracts.test_ranks_attention import main; main(%d, Path(%r))"
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", code % (rank, str(tmp_path))], cwd=Path(__file__).parents[2])
-        for rank in range(2)
-    ]
-    try:
-        assert [rank.wait(120) for rank in ranks] == [0, 0]
-    finally:
-        for rank in ranks:
-            rank.kill()
+    ranks = two_ranks(partial(accumulate, world=2), tmp_path)
     expected = accumulate(0, 1)
     assert (expected["texts"], expected["words"]) == (4, 14)
-    for rank in range(2):
-        found = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+    for found in ranks:
         assert set(found) == set(expected)
         for name, value in expected.items():
             torch.testing.assert_close(found[name], value, rtol=1e-10, atol=1e-12, msg=name)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import warnings
 from pathlib import Path
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from similarity.minibatch import MinibatchCKA
 from similarity.sample import RBFCKA, RSA, RowSample
+from tests.ranks import two_ranks
 
 LAYERS, ROWS, D_X, D_Y, BATCH = 2, 60, 5, 4, 10
 SHARES = {"uneven": [[0, 3, 4, 5], [1, 2]], "nothing": [[0, 1, 2, 3, 4, 5], []]}
@@ -40,27 +40,18 @@ def accumulate(batches: list[int]) -> dict[str, Tensor]:
     return found
 
 
-def main(rank: int, folder: Path) -> None:
-    """One of two processes."""
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    torch.save({share: accumulate(batches[rank]) for share, batches in SHARES.items()}, folder / f"{rank}.pt")
-    torch.distributed.destroy_process_group()
+def shares(rank: int) -> dict[str, dict[str, Tensor]]:
+    """What a rank computes after each of its shares."""
+    warnings.filterwarnings("ignore", "The ``compute`` method")  # a rank has nothing, as is meant
+    return {share: accumulate(batches[rank]) for share, batches in SHARES.items()}
 
 
 def test_two_processes_compute_what_one_does(tmp_path: Path) -> None:
-    code = "from pathlib import Path; from tests.contracts.test_ranks_sample import main; main(%d, Path(%r))"
-    command = [sys.executable, "-W", "ignore:The ``compute`` method", "-c"]  # a rank has nothing, as is meant
-    root = Path(__file__).parents[2]
-    ranks = [subprocess.Popen([*command, code % (rank, str(tmp_path))], cwd=root) for rank in range(2)]
-    try:
-        assert [rank.wait(120) for rank in ranks] == [0, 0]
-    finally:
-        for rank in ranks:
-            rank.kill()
+    ranks = two_ranks(shares, tmp_path)
     expected = accumulate(list(range(ROWS // BATCH)))
     assert [expected[f"{name}.text"].numel() for name in ("few", "all")] == [17, ROWS]
-    for rank in range(2):
-        for share, found in torch.load(tmp_path / f"{rank}.pt", weights_only=True).items():
+    for found_of in ranks:
+        for share, found in found_of.items():
             assert set(found) == set(expected)
             for name, value in expected.items():
                 torch.testing.assert_close(found[name], value, rtol=0, atol=1e-10, msg=f"{share} {name}")
