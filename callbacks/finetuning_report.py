@@ -13,7 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from callbacks.finetuning_figures import finetuning_figure
-from callbacks.showing import log_to_wandb, screen
+from callbacks.showing import log_to_wandb, say_where, screen
 from callbacks.writing import save_figure, table_csv, write_text
 
 __all__ = ["Row", "finetuning_table", "show_finetuning", "summarise", "write_finetuning"]
@@ -90,6 +90,5 @@ def show_finetuning(trainer: pl.Trainer, folder: Path, meta: Row, rows: Sequence
     """The table on screen, and everything to W&B where the run has it."""
     console = screen()
     console.print(finetuning_table(rows, meta["majority_accuracy"]))
-    console.print(f"\nClassifiers, report and figure: {folder}", highlight=False)
-    for wandb in log_to_wandb(trainer, "finetuning", meta, rows, figures):
-        console.print(f"W&B run: {wandb}", highlight=False)
+    wandb = log_to_wandb(trainer, "finetuning", meta, rows, figures)
+    say_where(console, folder, wandb, "Classifiers, report and figure")

@@ -14,7 +14,7 @@ from rich.table import Table
 from aligners.injection import InjectionEvaluation
 from callbacks.figures import accuracy_figure, fvu_figure
 from callbacks.reading import directions, price_of_bijectivity, reading
-from callbacks.showing import log_to_wandb, screen
+from callbacks.showing import log_to_wandb, say_where, screen
 from callbacks.writing import environment, save_figure, table_csv, table_markdown, write_text
 
 __all__ = ["Report", "console_tables", "write_report"]
@@ -57,10 +57,8 @@ class Report(pl.Callback):
         for table in console_tables(pl_module.rows):
             console.print(table)
         console.print("\n" + reading(pl_module.rows), highlight=False)
-        console.print(f"\nReport and figures: {folder}", highlight=False)
         figures = [folder / f"{name}.png" for name in FIGURES]
-        for run in log_to_wandb(trainer, "report", meta, pl_module.rows, figures):
-            console.print(f"W&B run: {run}", highlight=False)
+        say_where(console, folder, log_to_wandb(trainer, "report", meta, pl_module.rows, figures))
 
 
 def write_report(folder: Path, meta: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:

@@ -11,7 +11,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.loggers import WandbLogger
 from rich.console import Console
 
-__all__ = ["log_to_wandb", "screen"]
+__all__ = ["log_to_wandb", "say_where", "screen"]
 
 
 def screen() -> Console:
@@ -44,3 +44,17 @@ def log_to_wandb(
                 logger.log_image(figure.stem, [str(figure)])
             folders.append(Path(logger.experiment.dir).parent)
     return folders
+
+
+def say_where(console: Console, folder: Path, wandb: Sequence[Path], what: str = "Report and figures") -> None:
+    """The last lines of every report.
+
+    Args:
+        console: the terminal.
+        folder: of the report.
+        wandb: of the W&B runs that have it too.
+        what: is in the folder.
+    """
+    console.print(f"\n{what}: {folder}", highlight=False)
+    for run in wandb:
+        console.print(f"W&B run: {run}", highlight=False)

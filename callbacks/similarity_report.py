@@ -13,7 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from callbacks.layer_maps import block_map, heat_maps, layer_lines
-from callbacks.showing import log_to_wandb, screen
+from callbacks.showing import log_to_wandb, say_where, screen
 from callbacks.writing import environment, save_figure, table_csv, write_text
 from similarity.controls import matching_layers
 from similarity.evaluation import SimilarityEvaluation
@@ -49,9 +49,7 @@ class SimilarityReport(pl.Callback):
                 f"{line['angular_distance']:.3f}",
                 highlight=False,
             )
-        console.print(f"\nReport and figures: {self.folder}", highlight=False)
-        for run in log_to_wandb(trainer, "similarity", meta, pl_module.rows, figures):
-            console.print(f"W&B run: {run}", highlight=False)
+        say_where(console, self.folder, log_to_wandb(trainer, "similarity", meta, pl_module.rows, figures))
 
 
 def write_similarity(

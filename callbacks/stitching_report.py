@@ -13,7 +13,7 @@ from rich.table import Table
 
 from aligners.pair_intervals import check_groups, over_pairs
 from aligners.stitching_evaluation import StitchingEvaluation
-from callbacks.showing import log_to_wandb, screen
+from callbacks.showing import log_to_wandb, say_where, screen
 from callbacks.stitching_figures import accuracy_figure, curve_figures, penalty_figure, penalty_map
 from callbacks.stitching_lines import (
     Line,
@@ -71,9 +71,7 @@ class StitchingReport(pl.Callback):
         console.print(f"±: half of the {what_intervals_are(rows, self.groups)}\n", highlight=False, style="dim")
         for sentence in findings(rows, self.groups):
             console.print(sentence, highlight=False)
-        console.print(f"\nReport and figures: {self.folder}", highlight=False)
-        for run in log_to_wandb(trainer, "stitching", meta, rows, figures):
-            console.print(f"W&B run: {run}", highlight=False)
+        say_where(console, self.folder, log_to_wandb(trainer, "stitching", meta, rows, figures))
 
 
 def write_stitching(

@@ -11,7 +11,7 @@ import lightning.pytorch as pl
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from callbacks.showing import log_to_wandb, screen
+from callbacks.showing import log_to_wandb, say_where, screen
 from callbacks.surgery_figures import skipping_figure, truncation_figure
 from callbacks.writing import environment, save_figure, table_csv, write_text
 from finetuning.surgery import MEAN, SurgeryEvaluation
@@ -39,9 +39,7 @@ class SurgeryReport(pl.Callback):
         figures = write_surgery(self.folder, meta, pl_module.rows)
         console = screen()
         console.print(surgery_table(pl_module.rows, meta["majority_accuracy"]))
-        console.print(f"\nReport and figures: {self.folder}", highlight=False)
-        for wandb in log_to_wandb(trainer, "surgery", meta, pl_module.rows, figures):
-            console.print(f"W&B run: {wandb}", highlight=False)
+        say_where(console, self.folder, log_to_wandb(trainer, "surgery", meta, pl_module.rows, figures))
 
 
 def write_surgery(folder: Path, meta: Row, rows: Sequence[Row]) -> list[Path]:

@@ -12,14 +12,12 @@ from torch.utils.data import DataLoader
 
 from datamodules.batches import LengthBatches, TextBatch
 from datamodules.sources import TextSource
-from datamodules.text_stream import EMBEDDED, Split, TextStream
+from datamodules.text_stream import EMBEDDED, WITHOUT_GRADIENTS, Split, TextStream, with_revisions
 from frozen.classifiers import new_classifier
 from frozen.embedded import Recipe
 from frozen.model import FrozenModel
 
 __all__ = ["LabelledTexts"]
-
-WITHOUT_GRADIENTS = 4  # so many times the training batch fits where nothing is kept for a backward pass
 
 
 class LabelledTexts(TextStream):
@@ -83,16 +81,11 @@ class LabelledTexts(TextStream):
         self.models, self.bases = _listed(models), _listed(bases or [])
         self.revisions = revisions
         self.order = seed
-        if not self.models:
-            raise ValueError("Expected `models` to name at least one model, but got none.")
-        if revisions is not None and len(revisions) != len(self.models):
-            raise ValueError(
-                f"Expected one of `revisions` for each of the {len(self.models)} `models`, but got {len(revisions)}."
-            )
+        self._named = with_revisions(self.models, revisions)
 
     def named(self) -> list[tuple[str, str | None]]:
         """Name and revision of each of `models`."""
-        return list(zip(self.models, self.revisions or [None] * len(self.models), strict=True))
+        return self._named
 
     def wanted(self, depths: Sequence[int]) -> list[list[int]]:
         """No layer is asked for here."""

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from datamodules.batches import TextBatch
 from datamodules.reading import RowPolicy, Rows, check_policy, gather_rows, read_rows, rows_of_each
 from datamodules.sources import TextSource
-from datamodules.text_stream import Split, TextStream
+from datamodules.text_stream import Split, TextStream, with_revisions
 from frozen.architectures import Component, first_site
 from frozen.embedded import Recipe
 from frozen.finite import FiniteCheck
@@ -251,11 +251,6 @@ class LayerActivations(TextStream):
                 "`attention` is read with the words that it lies between, but a sequence of `packed` text has no whole "
                 "words. Leave one of them out."
             )
-        if not models or (revisions is not None and len(revisions) != len(models)):
-            raise ValueError(
-                "Expected `models` to name at least one, and `revisions` to be left out or to have one for each, but "
-                f"got {len(models)} and {0 if revisions is None else len(revisions)}."
-            )
         super().__init__(
             text=text,
             rows=rows,
@@ -274,6 +269,7 @@ class LayerActivations(TextStream):
             devices=devices,
             device_map=device_map,
         )
+        self._named = with_revisions(models, revisions)
         self.models, self.revisions = list(models), revisions
         self.layers, self.attention = layers, attention
         self._reader: LayerReader | None = None
@@ -281,7 +277,7 @@ class LayerActivations(TextStream):
 
     def named(self) -> list[tuple[str, str | None]]:
         """Name and revision of each model."""
-        return list(zip(self.models, self.revisions or [None] * len(self.models), strict=True))
+        return self._named
 
     def wanted(self, depths: Sequence[int]) -> list[list[int]]:
         """The layers of each model."""

@@ -10,13 +10,11 @@ from torch.utils.data import DataLoader
 
 from datamodules.reading import PairReader, RowPolicy, parse_sites
 from datamodules.sources import TextSource
-from datamodules.text_stream import Split, TextStream
+from datamodules.text_stream import WITHOUT_GRADIENTS, Split, TextStream
 from frozen.architectures import Component
 from frozen.embedded import Recipe
 
 __all__ = ["PairedActivations"]
-
-WITHOUT_GRADIENTS = 4  # so many times the training batch fits where no activations are kept for a backward pass
 
 
 class PairedActivations(TextStream):

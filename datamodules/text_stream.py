@@ -26,7 +26,9 @@ from frozen.loading import load_frozen
 from frozen.model import FrozenModel
 from frozen.placement import DeviceMap
 
-__all__ = ["EMBEDDED", "Split", "TextStream"]
+__all__ = ["EMBEDDED", "WITHOUT_GRADIENTS", "Split", "TextStream", "with_revisions"]
+
+WITHOUT_GRADIENTS = 4  # so many times the training batch fits where nothing is kept for a backward pass
 
 
 class TextStream(pl.LightningDataModule):
@@ -342,6 +344,22 @@ class TextStream(pl.LightningDataModule):
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Run the models where the batch is now."""
         return self.reader.read(batch)
+
+
+def with_revisions(models: Sequence[str], revisions: Sequence[str | None] | None) -> list[tuple[str, str | None]]:
+    """Name and revision of each model, the main one where none are given.
+
+    Raises:
+        ValueError: there is no model, or not one revision for each.
+    """
+    if not models:
+        raise ValueError("Expected `models` to name at least one model, but got none.")
+    if revisions is not None and len(revisions) != len(models):
+        raise ValueError(
+            f"Expected one of `revisions` for each of the {len(models)} `models`, but got {len(revisions)}. Write null "
+            "for the main one."
+        )
+    return list(zip(models, revisions or [None] * len(models), strict=True))
 
 
 def _tokenizers(models: Sequence[FrozenModel]) -> list[PreTrainedTokenizerBase]:

@@ -204,4 +204,4 @@ def test_configs_are_understood(config: Path) -> None:
 
 
 def test_there_are_configs() -> None:
-    assert {path.stem for path in (ROOT / "configs" / "finetune").glob("*.yaml")} == {"merchant", "phang", "wu"}
+    assert {path.stem for path in (ROOT / "configs" / "finetune").glob("*.yaml")} >= {"merchant", "phang", "wu"}

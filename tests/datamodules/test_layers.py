@@ -294,8 +294,8 @@ def test_layers_as_users_write_them() -> None:
         ({"layers": [2]}, r"`layers` between 0 and 1, received 2"),
         ({"rows": "tokens"}, r"(?s)`rows` 'tokens'.*tokenizers.*differ.*'words', 'mean' or 'cls'"),
         ({"rows": "sentences"}, r"`rows`.*words_mean.*'sentences'"),
-        ({"models": []}, r"`models` to name at least one.*got 0"),
-        ({"revisions": ["main"]}, r"`revisions`.*one for each.*got 3 and 1"),
+        ({"models": []}, "`models` to name at least one model, but got none"),
+        ({"revisions": ["main"]}, "one of `revisions` for each of the 3 `models`, but got 1"),
         ({"max_length": 65}, r"`max_length` of at most 64.*65"),
     ],
 )
