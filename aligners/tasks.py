@@ -11,15 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div
 
-from datamodules.targets import Targets, classification_targets, masked_targets, next_token_targets
+from datamodules.targets import Targets
 
 if TYPE_CHECKING:
     from frozen.model import FrozenModel
 
-__all__ = [
-    "Targets", "check_labels", "chosen", "classification_targets", "divergence", "masked_targets",
-    "next_token_targets", "per_text", "unit_losses", "unit_scores",
-]  # fmt: skip
+__all__ = ["check_labels", "chosen", "divergence", "per_text", "unit_losses", "unit_scores"]
 
 
 def chosen(logits: Tensor, targets: Targets) -> Tensor:

@@ -31,7 +31,7 @@ def new_run_folder(wanted: Path | None, kind: str) -> Path:
 
     Args:
         wanted: what the user named; refused if it holds something. Default: `runs/<kind>-<date>-<time>`.
-        kind: `fit`, `inject`, ...
+        kind: name of the command.
 
     Raises:
         ValueError: `wanted` exists and is not empty.
@@ -57,10 +57,10 @@ def new_run_folder(wanted: Path | None, kind: str) -> Path:
 def start_evaluation(
     kind: str, wanted: Path | None, settings: dict[str, Any], options: str
 ) -> tuple[Path, dict[str, Any]]:
-    """Folder, loggers and Trainer settings of an evaluation.
+    """Folder, loggers and Trainer settings of a command that makes its Trainers itself.
 
     Args:
-        kind: `inject`, `similarity`.
+        kind: name of the command, for the default folder.
         wanted: see `new_run_folder`.
         settings: of the Trainer, as the user gave them.
         options: of the whole run, as YAML, kept as config.yaml.
@@ -133,7 +133,7 @@ def quiet() -> None:
         ".*sync_dist=True.*",  # the metrics are reduced over ranks before they are logged
         ".*will run with no optimizer.*",  # closed forms need none
         ".*args parameter is intended to run from within Python.*",  # the first word names the command
-        ".*your dataloader is not resumable.*",  # it is: see PairedActivations.train_dataloader
+        ".*your dataloader is not resumable.*",  # it is: see TextStream.resumable
     ):
         warnings.filterwarnings("ignore", message=message)
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)

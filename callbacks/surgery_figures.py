@@ -39,7 +39,7 @@ def truncation_figure(rows: Sequence[Row], majority: float) -> Figure:
             main = model == MEAN or len(models) == 1
             line = [row for row in own if row["model"] == model and row["accuracy"] is not None]
             _line(axis, line, style, main=main)
-            if not main and MEAN not in models:  # models of different depths have no mean
+            if line and not main and MEAN not in models:  # models of different depths have no mean
                 axis.annotate(model, (line[-1]["site"], 100 * line[-1]["accuracy"]), fontsize=6)
         if models and MEAN not in models and len(models) > 1:
             axis.plot([], [], linewidth=0.8, markersize=4, **style)

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from aligners.scores import TextScores, UnitMeans, bootstrap_interval
-from aligners.tasks import check_labels, classification_targets, unit_scores
+from aligners.tasks import check_labels, unit_scores
 from datamodules.batches import TextBatch
+from datamodules.targets import classification_targets
 from finetuning.heads import HeadBank
 from finetuning.training import FinetuningRecipe, mean_loss, optimisation
 from frozen.finite import FiniteCheck

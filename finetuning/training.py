@@ -13,8 +13,9 @@ from transformers import PreTrainedModel
 
 from aligners.optimisation import Schedule, schedule_factor
 from aligners.scores import TextScores, UnitMeans
-from aligners.tasks import classification_targets, unit_losses, unit_scores
+from aligners.tasks import unit_losses, unit_scores
 from datamodules.batches import TextBatch
+from datamodules.targets import classification_targets
 from frozen.calling import Caller
 from frozen.finite import FiniteCheck
 

@@ -8,17 +8,8 @@ import pytest
 import torch
 from scipy.special import log_softmax
 
-from aligners.tasks import (
-    Targets,
-    check_labels,
-    chosen,
-    classification_targets,
-    divergence,
-    masked_targets,
-    per_text,
-    unit_losses,
-    unit_scores,
-)
+from aligners.tasks import check_labels, chosen, divergence, per_text, unit_losses, unit_scores
+from datamodules.targets import Targets, classification_targets, masked_targets
 from frozen import FrozenModel
 from tests.tiny import tiny_frozen
 

@@ -75,6 +75,12 @@ def test_what_overflowed_is_left_out() -> None:
     surgery_table(broken, 0.5)
 
 
+def test_a_model_that_overflows_everywhere_is_not_drawn() -> None:
+    broken = [row | {"accuracy": None} if row["model"] == "a" else row for row in rows(["a", "b"], [])]
+    (axis,) = truncation_figure([row for row in broken if row["model"] != MEAN], 0.5).axes
+    assert {text.get_text() for text in axis.texts} == {"b"}
+
+
 def test_the_table_shows_every_site_of_every_head(capsys: pytest.CaptureFixture[str]) -> None:
     Console(width=120).print(surgery_table(rows(["a", "b"], ["c"]), 0.55))
     screen = capsys.readouterr().out

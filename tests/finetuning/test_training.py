@@ -7,9 +7,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from aligners.tasks import classification_targets, unit_scores
+from aligners.tasks import unit_scores
 from datamodules.labelled import LabelledTexts
 from datamodules.sources import TextSource
+from datamodules.targets import classification_targets
 from finetuning.training import Finetuning, FinetuningRecipe, mean_loss
 from frozen import FrozenModel
 from frozen.surgery import freeze

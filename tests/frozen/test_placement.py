@@ -140,7 +140,7 @@ def test_everything_arrives_where_it_is_used(architecture: str) -> None:
     places = [FIRST] * 3 if len(set(frozen.blocks)) == 1 else [FIRST, SECOND, SECOND]
     with pretended(frozen) as inputs:
         assert frozen.device == torch.device(FIRST)
-        for component, sites in (("residual", range(4)), ("attention", range(1, 4)), ("mlp", range(1, 4))):
+        for component, sites in (("residual", range(4)), ("attention", [3]), ("mlp", [2])):
             for site, states in zip(sites, frozen.head(inputs, sites, component), strict=True):
                 assert (states.device, states.shape) == (home, (5, 14, 16))
                 ran.clear()
