@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from similarity.attention import AttentionSimilarity
 from similarity.catalogue import Family, Measure
+from similarity.controls import cropped, permuted_rows
 from similarity.functional.attention import AttentionSums
 from similarity.functional.folding import word_pairs
 from similarity.functional.hsic import HSIC
@@ -50,6 +51,31 @@ class PairedRows(NamedTuple):
     weights_x: Tensor | None = None
     weights_y: Tensor | None = None
     words: Tensor | None = None
+
+    def permuted(self, share: float) -> PairedRows:
+        """X's rows with those of other texts of Y, and attention likewise: the null of every measure.
+
+        Args:
+            share: see `similarity.controls.permuted_rows`.
+
+        Raises:
+            ValueError: as there.
+        """
+        index_x, index_y = permuted_rows(self.text, share)
+        null = self._replace(
+            x=self.x[:, index_x], y=self.y[:, index_y], text=self.text[index_x], token=self.token[index_x]
+        )
+        if self.weights_x is None or self.weights_y is None or self.words is None:
+            return null
+        if len(self.words) < 2:
+            return null._replace(words=self.words[:0])
+        shift = min(max(round(share * len(self.words)), 1), len(self.words) - 1)
+        words = torch.minimum(self.words, self.words.roll(shift))
+        return null._replace(
+            weights_x=cropped(self.weights_x, words),
+            weights_y=cropped(self.weights_y.roll(shift, 2), words),
+            words=words,
+        )
 
 
 Kept = GridSums | HSIC | Sample | AttentionSums

@@ -16,7 +16,7 @@ from torchmetrics import Metric, SumMetric
 from frozen.precision import check_precision
 from similarity.arms import Arm, PairedRows, Shape, evaluate
 from similarity.catalogue import DEFAULT, NAMES, Measure, catalogue
-from similarity.controls import cropped, matching_layers, permuted_rows
+from similarity.controls import matching_layers
 from similarity.functional.folding import fold
 from similarity.functional.summaries import angular_distance, localization, nuclear_norm_from_moments
 from similarity.outcome import Refusals, controls_of, rows_of
@@ -229,7 +229,7 @@ class SimilarityEvaluation(pl.LightningModule):
             self._arm(i, j, "standardised").update(rows._replace(x=scaled[i], y=scaled[j]))
             for roll in range(self.permutations):
                 share = (roll + 1) / (self.permutations + 1)
-                self._arm(i, j, f"null_{roll}").update(_permuted(rows, share))
+                self._arm(i, j, f"null_{roll}").update(rows.permuted(share))
 
     def _scales(self) -> list[tuple[Tensor, Tensor]]:
         """Mean and deviation of each model's features on the fitting texts."""
@@ -347,18 +347,3 @@ def _states(metric: Metric) -> Iterator[Tensor]:
 
 def _key(i: int, j: int, arm: str) -> str:
     return f"{i}_{j}_{arm}"
-
-
-def _permuted(rows: PairedRows, share: float) -> PairedRows:
-    """X's rows with those of other texts of Y, and attention likewise."""
-    index_x, index_y = permuted_rows(rows.text, share)
-    null = rows._replace(x=rows.x[:, index_x], y=rows.y[:, index_y], text=rows.text[index_x], token=rows.token[index_x])
-    if rows.weights_x is None or rows.weights_y is None or rows.words is None:
-        return null
-    if len(rows.words) < 2:
-        return null._replace(words=rows.words[:0])
-    shift = min(max(round(share * len(rows.words)), 1), len(rows.words) - 1)
-    words = torch.minimum(rows.words, rows.words.roll(shift))
-    return null._replace(
-        weights_x=cropped(rows.weights_x, words), weights_y=cropped(rows.weights_y.roll(shift, 2), words), words=words
-    )

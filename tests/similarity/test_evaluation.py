@@ -11,7 +11,7 @@ from datamodules.layers import LayerActivations
 from datamodules.sources import TextSource
 from similarity.arms import PairedRows
 from similarity.controls import matching_layers
-from similarity.evaluation import SimilarityEvaluation, _permuted
+from similarity.evaluation import SimilarityEvaluation
 from similarity.functional.cca import cca_held_out, svcca
 from similarity.functional.cka import linear_cka, unbiased_cka
 from similarity.functional.kernels import rsa
@@ -170,7 +170,7 @@ def test_the_null_of_attention_sets_different_texts_against_each_other() -> None
     weights[:, :, 2:] = 1 / 3  # texts 2 and 3 spread evenly, 0 and 1 look at themselves
     words, text = torch.full((4,), 3), torch.arange(4).repeat_interleave(3)
     states = torch.zeros(1, 12, 2)
-    null = _permuted(PairedRows(states, states, text, torch.arange(3).repeat(4), weights, weights, words), 0.5)
+    null = PairedRows(states, states, text, torch.arange(3).repeat(4), weights, weights, words).permuted(0.5)
     assert null.weights_x is not None
     assert null.weights_y is not None
     assert torch.equal(null.weights_x, weights)
