@@ -15,7 +15,7 @@ demo: .venv/demo ## align two small BERTs on real text, inject one into the othe
 	@$(BIN)/python evaluate.py inject --checkpoints+ $(RUN)/fit/aligners.ckpt --both_directions true --run $(RUN)/report
 
 test: .venv/dev ## run the tests
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
 check: .venv/dev ## ruff and mypy
 	$(BIN)/ruff check .

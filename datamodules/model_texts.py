@@ -16,15 +16,13 @@ from datamodules.masking import mask_tokens
 from datamodules.reading import Rows, parse_sites, select_rows
 from datamodules.sources import TextSource
 from datamodules.targets import Targets, classification_targets, masked_targets, next_token_targets
-from datamodules.text_stream import Split, TextStream
+from datamodules.text_stream import WITHOUT_GRADIENTS, Split, TextStream, with_revisions
 from frozen.architectures import Component, Task
 from frozen.embedded import Recipe
 from frozen.model import FrozenModel
 from frozen.placement import DeviceMap
 
 __all__ = ["ModelTexts", "TaskBatch", "route_sites"]
-
-WITHOUT_GRADIENTS = 4  # so many times the training batch fits where nothing is kept for a backward pass
 
 
 @dataclass
@@ -130,18 +128,15 @@ class ModelTexts(TextStream):
                 f"Expected `models` to name at least two models, but got {models}. The same name twice is allowed: "
                 "a model and itself."
             )
-        if revisions is not None and len(revisions) != len(models):
-            raise ValueError(
-                f"Expected one of `revisions` for each of the {len(models)} `models`, but got {len(revisions)}."
-            )
         if not 0 < masked_share < 1:
             raise ValueError(f"Expected `masked_share` between 0 and 1, but got {masked_share}.")
+        with_revisions(models, revisions)
         self.models, self.revisions = list(models), revisions
         self.sites, self.masked_share = sites, masked_share
 
     def named(self) -> list[tuple[str, str | None]]:
         """Name and revision of each model."""
-        return list(zip(self.models, self.revisions or [None] * len(self.models), strict=True))
+        return with_revisions(self.models, self.revisions)
 
     def wanted(self, depths: Sequence[int]) -> list[list[int]]:
         """The sites of each model, as source or as target of any route."""
