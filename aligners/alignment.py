@@ -15,7 +15,7 @@ from aligners.errors import MapErrors
 from aligners.inn import INN
 from aligners.linear import Linear, Procrustes
 from aligners.optimisation import Schedule, clip_per_site, schedule_factor
-from aligners.storage import KEY, describe_aligner, different_models
+from aligners.storage import KEY, check_names, describe_aligner, different_models
 from frozen.finite import FiniteCheck
 from frozen.precision import check_precision
 from similarity.functional.moments import Moments
@@ -87,12 +87,7 @@ class Alignment(pl.LightningModule):
     ) -> None:
         super().__init__()
         self.factories = dict(aligners) if aligners else dict(DEFAULT_ALIGNERS)
-        bad = [name for name in self.factories if not name.replace("_", "").isalnum() or hasattr(nn.ModuleDict, name)]
-        if bad:
-            raise ValueError(
-                "Expected the names in `aligners` to be letters, digits and underscores, and not a name that "
-                f"PyTorch keeps for itself, but got {', '.join(bad)}."
-            )
+        check_names(self.factories, "aligners")
         if not 0 <= warmup < 1:
             raise ValueError(f"Expected `warmup` to be a share of the steps in [0, 1), but got {warmup}.")
         self.both_directions, self.seed = both_directions, seed

@@ -37,6 +37,7 @@ from aligners.stitching_storage import (
     refuse_other_layers,
     refuse_other_models,
 )
+from aligners.storage import check_names
 from aligners.tasks import unit_losses
 from datamodules.model_texts import TaskBatch
 from frozen.finite import FiniteCheck
@@ -92,12 +93,7 @@ class Stitching(pl.LightningModule):
     ) -> None:
         super().__init__()
         self.factories = {"affine_norm": partial(AffineLayer, norm=True)} if layers is None else dict(layers)
-        bad = [name for name in self.factories if not name.replace("_", "").isalnum() or hasattr(nn.ModuleDict, name)]
-        if bad:
-            raise ValueError(
-                "Expected the names in `layers` to be letters, digits and underscores, and not a name that PyTorch "
-                f"keeps for itself, but got {', '.join(bad)}."
-            )
+        check_names(self.factories, "layers")
         if not self.factories and fitted is None:
             raise ValueError("Expected at least one of `layers`, or `fitted` maps to train on, but got neither.")
         if not 0 <= warmup < 1:

@@ -16,7 +16,7 @@ from aligners.affine import AffineLayer
 from aligners.base import Aligner
 from aligners.linear import Affine
 from aligners.stitched import Route
-from aligners.storage import build_aligner, describe_aligner, load_alignment
+from aligners.storage import describe_aligner, load_alignment, restore_aligners
 from frozen.model import FrozenModel
 
 __all__ = [
@@ -86,14 +86,7 @@ def load_stitching(path: Path | str) -> StoredStitching:
 def _stored(path: Path, content: Mapping[str, Any]) -> StoredStitching:
     """From what a checkpoint holds."""
     stored, state = content[KEY], content["state_dict"]
-    layers: dict[str, dict[str, Aligner]] = {}
-    for key, described in stored["layers"].items():
-        layers[key] = {}
-        for name, description in described.items():
-            prefix = f"maps.{key}.{name}."
-            layer = build_aligner(description)
-            layer.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
-            layers[key][name] = layer.requires_grad_(False).eval()
+    layers = {key: restore_aligners(every, state, f"maps.{key}.") for key, every in stored["layers"].items()}
     pairs = {key: [(i, j) for i, j in each] for key, each in stored["pairs"].items()}
     others = {name: stored[name] for name in ("spread", "curves", "loss", "data", "data_config")}
     return StoredStitching(path, layers, pairs, **others)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from aligners.base import Aligner
 from similarity.functional.moments import Moments
@@ -15,9 +17,11 @@ __all__ = [
     "KEY",
     "StoredAlignment",
     "build_aligner",
+    "check_names",
     "describe_aligner",
     "different_models",
     "load_alignment",
+    "restore_aligners",
 ]
 
 KEY = "alignment"
@@ -49,6 +53,39 @@ def build_aligner(description: dict[str, Any]) -> Aligner:
         )
     with torch.random.fork_rng(devices=[]):
         return known[name](description["sites"], description["d_x"], description["d_y"], **description["options"])
+
+
+def check_names(names: Iterable[str], argument: str) -> None:
+    """Refuse names under which a module cannot hold aligners.
+
+    Raises:
+        ValueError: naming `argument` and them.
+    """
+    bad = [name for name in names if not name.replace("_", "").isalnum() or hasattr(nn.ModuleDict, name)]
+    if bad:
+        raise ValueError(
+            f"Expected the names in `{argument}` to be letters, digits and underscores, and not a name that PyTorch "
+            f"keeps for itself, but got {', '.join(bad)}."
+        )
+
+
+def restore_aligners(
+    described: Mapping[str, dict[str, Any]], state: Mapping[str, Tensor], prefix: str
+) -> dict[str, Aligner]:
+    """The aligners of a checkpoint as they were, frozen.
+
+    Args:
+        described: name -> what `describe_aligner` made of it.
+        state: of the module that held them.
+        prefix: before their names in `state`.
+    """
+    restored = {}
+    for name, description in described.items():
+        own = f"{prefix}{name}."
+        aligner = build_aligner(description)
+        aligner.load_state_dict({k.removeprefix(own): v for k, v in state.items() if k.startswith(own)})
+        restored[name] = aligner.requires_grad_(False).eval()
+    return restored
 
 
 @dataclass
@@ -91,14 +128,8 @@ def load_alignment(path: Path | str) -> StoredAlignment:
         raise ValueError(
             f"Expected {path} to be a checkpoint written by `train.py fit`, but it cannot be read as one: {error}"
         ) from error
-    maps: dict[str, dict[str, Aligner]] = {}
-    for direction, described in stored["aligners"].items():
-        maps[direction] = {}
-        for name, description in described.items():
-            prefix = f"{direction}_maps.{name}."
-            aligner = build_aligner(description)
-            aligner.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
-            maps[direction][name] = aligner.requires_grad_(False).eval()
+    described = stored["aligners"].items()
+    maps = {direction: restore_aligners(every, state, f"{direction}_maps.") for direction, every in described}
     return StoredAlignment(path, maps, Moments(**stored["moments"]), stored["data"], stored["data_config"])
 
 
