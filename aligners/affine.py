@@ -14,8 +14,8 @@ from similarity.functional.moments import Moments
 __all__ = ["AffineLayer", "LowRank", "Orthogonal", "low_rank"]
 
 # How far, in standard deviations, a start puts what its LayerNorm normalises from zero. At 0 the layer starts by giving
-# every row one length, at 100 it can hardly learn to. States that are copied onto themselves lose at 0, 4 and 10 of
-# their variance .4, .4 and .4 % where a LayerNorm made them, and 24, 3 and 1 % where the lengths of rows vary by half.
+# every row one length, which costs most where lengths vary and nothing where a LayerNorm made the states; the further
+# away, the less it costs, and the less the layer can learn to make of its LayerNorm.
 _LEVEL = 4.0
 _SMALLEST_VARIANCE = 1e-6  # of a feature, as share of the mean
 _ORTHOGONAL = 1e-4  # how far WᵀW may be from the identity: what single precision leaves, and no more

@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import WandbLogger
 
 from aligners.alignment import Alignment
 from callbacks.best import BestPerSite
-from callbacks.checkpoint import SaveAligners
+from callbacks.checkpoint import SaveAligners, SaveStitching
 from callbacks.run import new_run_folder, progress_bar, quiet, run_loggers
 from callbacks.summary import FitSummary
 from datamodules.paired import PairedActivations
@@ -85,7 +85,11 @@ class RunCLI(LightningCLI):
         callbacks = given.get("callbacks") or []
         callbacks = list(callbacks) if isinstance(callbacks, list) else [callbacks]
         kwargs["callbacks"] = [*callbacks, *progress_bar(given.get("enable_progress_bar")), *self.own_callbacks()]
-        return super().instantiate_trainer(**kwargs)
+        trainer = super().instantiate_trainer(**kwargs)
+        for saving in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(saving, (SaveAligners, SaveStitching)):
+                saving.folder = saving.folder or self.folder  # whatever loggers there are
+        return trainer
 
 
 class AlignmentCLI(RunCLI):

@@ -12,12 +12,13 @@ from jsonargparse import ArgumentParser, Namespace
 from aligners.alignment import Alignment
 from aligners.injection import InjectionEvaluation
 from aligners.methods import CLOSED_FORMS
+from aligners.stitching_storage import load_stitching
 from aligners.storage import StoredAlignment, load_alignment
 from callbacks.checkpoint import SaveAligners
 from callbacks.comparison import compare, similarity_parser
 from callbacks.report import Report
 from callbacks.run import progress_bar, quiet, start_evaluation
-from callbacks.stitching import evaluate_stitching, stitching_parser, stored_stitching
+from callbacks.stitching import evaluate_stitching, stitching_parser
 from callbacks.surgery import operate, surgery_parser
 from datamodules.paired import PairedActivations
 
@@ -41,7 +42,7 @@ def main(args: Sequence[str] | None = None) -> None:
         operate(given.surgery, parser.instantiate(given).surgery)
         return
     if given.command == "stitch":
-        trained = stored_stitching(given.stitch.checkpoint)
+        trained = load_stitching(given.stitch.checkpoint) if given.stitch.checkpoint else None
         if trained is not None:
             given = _with_data(parser, args, "stitch", trained.data_config)
         evaluate_stitching(given.stitch, parser.instantiate(given).stitch, trained)

@@ -42,12 +42,10 @@ class StitchingCLI(RunCLI):
             parser_kwargs={"prog": "train.py stitch", "description": self.__doc__},
             args=args,
         )
-        saving = next(each for each in self.trainer.callbacks if isinstance(each, SaveStitching))  # type: ignore[attr-defined]
-        saving.folder = saving.folder or self.folder  # whatever loggers there are
         ckpt_path = self.config_init.ckpt_path
         self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=ckpt_path, weights_only=True)
         evaluation = StitchingEvaluation(
-            load_stitching(saving.folder / "stitching.ckpt"),
+            load_stitching((self.config_init.checkpoint.folder or self.folder) / "stitching.ckpt"),
             self.model.fitted,
             allow_mixed=self.model.allow_mixed,
             seed=self.model.seed,
@@ -96,11 +94,6 @@ def stitching_parser() -> ArgumentParser:
     parser.add_class_arguments(pl.Trainer, "trainer", skip={"callbacks"}, instantiate=False)
     parser.set_defaults({"data.batch_size": 128, "trainer.enable_checkpointing": False})
     return parser
-
-
-def stored_stitching(path: Path | None) -> StoredStitching | None:
-    """The checkpoint, where one is named."""
-    return None if path is None else load_stitching(path)
 
 
 def evaluate_stitching(options: Namespace, made: Namespace, stored: StoredStitching | None) -> None:

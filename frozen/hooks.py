@@ -208,8 +208,8 @@ def inject(blocks: Blocks, architecture: Architecture, site: int, states: Tensor
 def replace(places: SubLayers, site: int, states: Tensor) -> Iterator[None]:
     """Within it, one run of the model goes on with `states` instead of what the sub-layer of block `site` answers.
 
-    They arrive in the shape and data type, and on the device, of that answer. Of the sub-layer itself only the last
-    map is run for nothing.
+    They arrive in the shape and data type, and on the device, of that answer. The sub-layer is run all the same: what
+    it answers is needed for nothing else.
     """
     number = places.numbering()
 
