@@ -11,6 +11,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 
+from aligners.answers import in_data_order, match_heads, one_after_another
 from aligners.baselines import random_labels
 from aligners.methods import CLOSED_FORMS, WHOLE, Method, Route, build_route
 from aligners.scores import TextScores, bootstrap_interval
@@ -90,9 +91,9 @@ class InjectionEvaluation(pl.LightningModule):
         self.owned.extend(method.aligner for route in self.routes for method in route.methods if method.aligner)
         for route in self.routes:
             check_labels(route.target, texts.labels, data.text.source)
+        self.heads = match_heads(data, [route.target for route in self.routes], [reader.model_x])
         self.n_texts = len(texts)
-        self.classes = int(self.routes[0].target.n_labels or 0)
-        self.chance = random_labels(self.n_texts, self.classes, self.seed)
+        self.chance = random_labels(self.n_texts, data.texts.classes, self.seed)
         self.scores = nn.ModuleList(
             TextScores(BEHAVIOUR + DISTANCE, len(route.methods), len(self.sites), self.n_texts) for route in self.routes
         )
@@ -101,6 +102,7 @@ class InjectionEvaluation(pl.LightningModule):
         self.meta = {
             **described,
             "methods": {f"{r.direction}.{m.name}": m.about for r in self.routes for m in r.methods},
+            "labels": {model.name: words for model, words in self.heads.items()},
             "seed": self.seed,
             "split": "test",
         }
@@ -127,8 +129,8 @@ class InjectionEvaluation(pl.LightningModule):
         natives: dict[FrozenModel, Tensor] = {}  # each model answers once, whether as X, as Y, or as both
         for route, scores, whole in self._scored():
             for model in (route.source, route.target):
-                if model not in natives and model.n_labels is not None:
-                    natives[model] = model.logits(inputs)
+                if model not in natives and model in self.heads:
+                    natives[model] = in_data_order(model.logits(inputs), model.class_map)
             native = natives[route.target]
             whole.update(text, self._whole(route, batch, natives))
             source, target = route.orient(batch.x, batch.y)
@@ -149,7 +151,8 @@ class InjectionEvaluation(pl.LightningModule):
             route.target.tail(inputs, route.orient(*pair)[1], batch.rows.scatter(rows, blank), self._stream.component)
             for pair, rows in zip(self.sites, mapped, strict=True)
         ]
-        return unit_scores(torch.stack(logits), classification_targets(labels), native)
+        ordered = in_data_order(torch.stack(logits), route.target.class_map)
+        return unit_scores(ordered, classification_targets(labels), native)
 
     def _whole(self, route: Route, batch: Any, natives: dict[FrozenModel, Tensor]) -> dict[str, Tensor]:
         """The rows of `WHOLE`: quantity -> (methods, 1, B)."""
@@ -157,10 +160,10 @@ class InjectionEvaluation(pl.LightningModule):
         native = natives[route.target]
         answer = native.argmax(-1)
         missing = torch.full_like(native, torch.nan)
-        # The source answers its own way; without a head there is nothing to say.
-        of_source = natives[route.source] if route.source.n_labels == self.classes else missing
+        # The source answers its own way; without a head, or one of this task, there is nothing to say.
+        of_source = natives.get(route.source, missing)
         with route.target.fresh_head(self.seed):
-            fresh = route.target.logits(inputs)
+            fresh = in_data_order(route.target.logits(inputs), one_after_another(route.target.class_map))
         drawn = self.chance.to(self.device)[text]
         each = torch.stack([of_source, native, fresh, missing])
         found = unit_scores(each, classification_targets(labels), answer)

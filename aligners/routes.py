@@ -72,8 +72,9 @@ def check_routes(
         gradients: whether gradients must pass through the targets.
 
     Raises:
-        ValueError: targets have no head or heads of different tasks; a classification without labels or with labels
-            that the head does not have; a bidirectional head before a causal tail; quantised weights.
+        ValueError: targets have no head, one that predicts a number, or heads of different tasks; a classification
+            without labels or with labels that the head does not have; a bidirectional head before a causal tail;
+            quantised weights.
     """
     targets = list(dict.fromkeys(route.target for route in routes))
     for target in targets:
@@ -81,6 +82,11 @@ def check_routes(
             raise ValueError(
                 f"Stitching needs a model with a classification head or a language modelling head to stitch into, but "
                 f"{target.name} has none. Name a model with its head."
+            )
+        if target.regression:
+            raise ValueError(
+                f"A penalty is in nats, of a classifier or of a language model, but the head of {target.name} predicts "
+                "a number. Evaluate it with `evaluate.py inject`."
             )
         if target.task == "classification":
             check_labels(target, labels, source)

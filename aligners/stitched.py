@@ -94,9 +94,8 @@ def stitched_logits(
 def bank_logits(route: Route, batch: TaskBatch, mapped: Tensor) -> Iterator[Tensor]:
     """What the target answers with the mapped rows (S, N, d_y) at each site in turn: (U, C)."""
     for (_, site), rows in zip(route.pairs, mapped, strict=True):
-        yield chosen(
-            stitched_logits(route.target, batch.inputs, site, batch.rows, rows, route.component), batch.targets
-        )
+        logits = stitched_logits(route.target, batch.inputs, site, batch.rows, rows, route.component)
+        yield chosen(logits, batch.targets, route.target.class_map)
 
 
 def bank_gradients(mapped: Tensor, loss: Callable[[int, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
@@ -164,4 +163,4 @@ def read_all(routes: Sequence[Route], batch: TaskBatch, *, targets: bool = False
 @torch.no_grad()
 def own_logits(target: FrozenModel, batch: TaskBatch) -> Tensor:
     """What the target answers by itself, (U, C), without gradients."""
-    return chosen(target.logits(batch.inputs), batch.targets)
+    return chosen(target.logits(batch.inputs), batch.targets, target.class_map)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from aligners.affine import AffineLayer
 from aligners.alignment import AlignerFactory
+from aligners.answers import match_heads
 from aligners.base import Aligner
 from aligners.optimisation import Schedule, clip_per_site, schedule_factor
 from aligners.routes import Routes, build_routes, check_routes
@@ -133,6 +134,8 @@ class Stitching(pl.LightningModule):
         for split in ("fit", "validation", "test"):  # also what is measured in the end: not after hours of training
             labels = data.split(split).labels
             check_routes(self.routes, labels, data.text.source, allow_mixed=self.allow_mixed, gradients=True)
+        if data.task == "classification":
+            match_heads(data, self._targets())
         if not len(self.maps):
             further = fitted_layers(self.fitted, self.routes, data.frozen)
             for route in self.routes:

@@ -10,6 +10,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 
+from aligners.answers import match_heads
 from aligners.base import Aligner
 from aligners.linear import Identity
 from aligners.methods import CLOSED, TRAINED
@@ -106,12 +107,13 @@ class StitchingEvaluation(pl.LightningModule):
             self.owned.extend(method.layer for method in methods)
         self.n_texts = len(texts)
         self.targets = list(dict.fromkeys(route.target for route in self.routes))
+        task = str(self.targets[0].task)
+        heads = match_heads(data, self.targets) if task == "classification" else {}
         self.scores = nn.ModuleList(
             TextScores(BEHAVIOUR + DISTANCE, len(self.methods[route]), len(route.pairs), self.n_texts)
             for route in self.routes
         )
         self.natives = nn.ModuleList(TextScores([*BEHAVIOUR, "units"], 1, 1, self.n_texts) for _ in self.targets)
-        task = str(self.targets[0].task)
         self.meta = {
             "task": task,
             "unit": "text" if task == "classification" else "token",
@@ -121,6 +123,7 @@ class StitchingEvaluation(pl.LightningModule):
                 for r in self.routes
             ],
             "loss": self.stored.loss if self.stored is not None else None,
+            "labels": {model.name: words for model, words in heads.items()},
             "bytes_per_token": data.bytes_per_token("test") if task == "causal" else None,
             "seed": self.seed,
             "split": "test",

@@ -85,4 +85,4 @@ class RouteLoss:
     def _logits(self, pair: int, mapped: Tensor) -> Tensor:
         target, site = self.route.target, self.route.pairs[pair][1]
         logits = stitched_logits(target, self.batch.inputs, site, self.batch.rows, mapped, self.route.component)
-        return chosen(logits, self.batch.targets)
+        return chosen(logits, self.batch.targets, target.class_map)

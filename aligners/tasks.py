@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div
 
+from aligners.answers import in_data_order
+from datamodules.label_names import ClassMap
+from datamodules.labels import known_labels
 from datamodules.targets import Targets
 
 if TYPE_CHECKING:
@@ -19,9 +22,15 @@ if TYPE_CHECKING:
 __all__ = ["check_labels", "chosen", "divergence", "per_text", "unit_losses", "unit_scores"]
 
 
-def chosen(logits: Tensor, targets: Targets) -> Tensor:
-    """The logits of each unit, (U, C) float32, from those of the batch, (B, C) or (B, T, C)."""
-    return logits.flatten(0, -2).index_select(0, targets.index).float()
+def chosen(logits: Tensor, targets: Targets, groups: ClassMap | None = None) -> Tensor:
+    """The logits of each unit, (U, C) float32, from those of the batch, (B, C) or (B, T, C), in the texts' order.
+
+    Args:
+        logits: of the head.
+        targets: the units.
+        groups: see `in_data_order`.
+    """
+    return in_data_order(logits.flatten(0, -2).index_select(0, targets.index).float(), groups)
 
 
 def unit_losses(logits: Tensor, targets: Targets) -> Tensor:
@@ -82,11 +91,12 @@ def check_labels(target: FrozenModel, labels: Tensor | None, source: str) -> Non
 
     Args:
         target: the model that answers.
-        labels: the classes of the texts, or None.
+        labels: of the texts, classes or numbers, or None.
         source: where the texts come from, for the message.
 
     Raises:
-        ValueError: the model has no classification head, the texts no labels, or labels that it does not know.
+        ValueError: the model has no classification head, some texts have no label, or labels are not what the head
+            answers.
     """
     if target.n_labels is None:
         raise ValueError(
@@ -95,9 +105,31 @@ def check_labels(target: FrozenModel, labels: Tensor | None, source: str) -> Non
         )
     if labels is None:
         raise ValueError(f"The task needs labels, but the texts of {source!r} have none. Name a `label_column`.")
+    missing = ~known_labels(labels)
+    if bool(missing.any()):
+        raise ValueError(
+            f"The task needs a label for every text, but {int(missing.sum())} of {len(labels)} texts of {source!r} "
+            "have none (-1, or nothing). Leave these texts out, or choose another split with `held_out`."
+        )
+    if target.regression:
+        _check_regression(target)
+        return
+    if labels.is_floating_point():
+        raise ValueError(
+            f"Expected classes, as the head of {target.name} answers, but the texts of {source!r} have numbers with "
+            "fractions to predict. Name a model with a regression head, or write classes as whole numbers."
+        )
     least, most = int(labels.min()), int(labels.max())
     if least < 0 or most >= target.n_labels:
         raise ValueError(
             f"Expected labels 0..{target.n_labels - 1}, as the head of {target.name} answers, but the texts of "
             f"{source!r} have labels {least}..{most}. Name a model that was fine-tuned on this task."
+        )
+
+
+def _check_regression(target: FrozenModel) -> None:
+    if target.n_labels != 1:
+        raise ValueError(
+            f"Expected a regression head of one number, but that of {target.name} predicts {target.n_labels}. Name "
+            "another model."
         )

@@ -127,8 +127,9 @@ def _fit_closed_forms(
 
 
 def _flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested options with dotted names."""
+    """Nested options with dotted names; a map of labels is one value."""
     flat: dict[str, Any] = {}
     for name, value in options.items():
-        flat.update(_flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value})
+        nested = isinstance(value, dict) and name != "labels"
+        flat.update(_flat(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value})
     return flat

@@ -78,7 +78,7 @@ def finetuning_parser() -> ArgumentParser:
         "3 blocks are there); bottom:all, top:all, layers:all.",
     )  # fmt: skip
     parser.add_class_arguments(FinetuningRecipe, None)
-    parser.add_class_arguments(LabelledTexts, "data", skip={"bases", "dtype"})
+    parser.add_class_arguments(LabelledTexts, "data", skip={"bases", "dtype", "labels"})
     parser.add_class_arguments(pl.Trainer, "trainer", skip={"callbacks"}, instantiate=False)
     parser.set_defaults(
         {

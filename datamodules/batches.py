@@ -25,7 +25,8 @@ class TextBatch:
             token_type_ids, each (B, T_m) int64. Models of equal tokenizers have the very same object.
         special: for each model True at its special tokens and its padding, (B, T_m) bool; shared likewise.
         text: number of each text in its split, (B,) int64.
-        labels: class of each text, (B,) int64; None for plain text.
+        labels: class of each text, (B,) int64, -1 where there is none; or the number to predict, (B,) float32, NaN
+            where there is none; None for plain text.
         words: for each model the word of each token, (B, T_m) int64; shared likewise. A text's words that every
             model has are counted from 0; -1 for special tokens, padding and the other words. None where `tokenise`
             was not asked for words.

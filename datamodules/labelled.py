@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from datamodules.batches import LengthBatches, TextBatch
+from datamodules.label_names import LabelsOption
+from datamodules.labels import known_labels
 from datamodules.sources import TextSource
 from datamodules.text_stream import EMBEDDED, WITHOUT_GRADIENTS, Split, TextStream, with_revisions
 from frozen.classifiers import new_classifier
@@ -38,6 +39,8 @@ class LabelledTexts(TextStream):
         recipe: how embedded models are made.
         cache: where embedded models are kept. Default: $ALIGNERS_CACHE, else ~/.cache/aligners.
         workers: processes that prepare batches beside the main one.
+        labels: which classes of a head answer each class of the texts, where their names do not say, by number or name:
+            {"entailment": 0, "not_entailment": [1, 2]}. Several are added. One map, or a list of one for each model.
 
     Attributes:
         order: seed of the order of the training texts, set anew for each model that is trained.
@@ -63,6 +66,7 @@ class LabelledTexts(TextStream):
         recipe: Recipe = Recipe(),  # noqa: B008  (frozen)
         cache: Path | None = None,
         workers: int = 0,
+        labels: LabelsOption = None,
     ) -> None:
         super().__init__(
             text=text,
@@ -77,6 +81,7 @@ class LabelledTexts(TextStream):
             recipe=recipe,
             cache=cache,
             workers=workers,
+            labels=labels,
         )
         self.models, self.bases = _listed(models), _listed(bases or [])
         self.revisions = revisions
@@ -128,17 +133,23 @@ class LabelledTexts(TextStream):
         """The folder of an embedded model, made now if it is not in the cache; any other name as it is."""
         return str(self._embedded(name)) if name.startswith(EMBEDDED) else name
 
-    def labels(self, split: Split) -> Tensor:
+    def answers(self, split: Split) -> Tensor:
         """The class of each text of a split, (n,) int64.
 
         Raises:
-            ValueError: the texts have none, or fewer than two classes.
+            ValueError: some texts have none.
         """
         found = self.split(split).labels
         if found is None:
             raise ValueError(
                 f"Expected text with classes, but the texts of {self.text.source!r} have no labels. Name a "
                 "`label_column`, or another source."
+            )
+        missing = ~known_labels(found)
+        if bool(missing.any()):
+            raise ValueError(
+                f"Expected a label for every text, but {int(missing.sum())} of the {len(found)} {split} texts of "
+                f"{self.text.source!r} have none (-1, or nothing). Leave them out, or choose another `held_out`."
             )
         return found
 
@@ -147,18 +158,18 @@ class LabelledTexts(TextStream):
         """Number of classes, C: those that are named, or one more than the largest in any split.
 
         Raises:
-            ValueError: as in `labels`, or a label is negative.
+            ValueError: as in `answers`, or a label is negative.
         """
         splits: tuple[Split, ...] = ("fit", "validation", "test")
-        every = torch.cat([self.labels(split) for split in splits])
-        if int(every.min()) < 0:
-            raise ValueError(f"Expected classes counted from 0 in {self.text.source!r}, but got {int(every.min())}.")
-        return max(len(self.texts.label_names or ()), int(every.max()) + 1)
+        least = min(int(self.answers(split).min()) for split in splits)
+        if least < 0:
+            raise ValueError(f"Expected classes counted from 0 in {self.text.source!r}, but got {least}.")
+        return self.texts.classes
 
     def majority_accuracy(self) -> float:
         """Share of the held-out texts whose class is the most frequent one of the fitting texts."""
-        frequent = self.labels("fit").bincount().argmax()
-        return float((self.labels("test") == frequent).double().mean())
+        frequent = self.answers("fit").bincount().argmax()
+        return float((self.answers("test") == frequent).double().mean())
 
     def describe(self) -> dict[str, Any]:
         """Everything that says which texts and models these are, as plain values."""
@@ -177,7 +188,7 @@ class LabelledTexts(TextStream):
     def setup(self, stage: str) -> None:
         """Load the texts; every check that can be made before training is made here."""
         for split in ("fit", "validation") if stage in ("fit", "validate") else ("test",):
-            self.labels(split)
+            self.answers(split)
 
     def loader(self, split: Split, *, shuffle: bool = False, batch_size: int | None = None) -> DataLoader:
         """A loader of whole batches of one split, this rank's share of them."""

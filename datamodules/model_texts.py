@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from datamodules.batches import TextBatch
+from datamodules.label_names import LabelsOption
 from datamodules.masking import mask_tokens
 from datamodules.reading import Rows, parse_sites, select_rows
 from datamodules.sources import TextSource
@@ -71,6 +72,8 @@ class ModelTexts(TextStream):
         recipe: how embedded classifiers are made.
         cache: where embedded models are kept. Default: $ALIGNERS_CACHE, else ~/.cache/aligners.
         workers: processes that prepare batches beside the main one.
+        labels: which classes of a head answer each class of the texts, where their names do not say, by number or name:
+            {"entailment": 0, "not_entailment": [1, 2]}. Several are added. One map, or a list of one for each model.
         component: what is read and replaced at a site: `residual`, the stream between the blocks; `attention` or `mlp`,
             what that sub-layer of the block adds to the stream.
         devices: of each model, such as cuda:1; default: the run's.
@@ -101,6 +104,7 @@ class ModelTexts(TextStream):
         recipe: Recipe = Recipe(),  # noqa: B008  (frozen)
         cache: Path | None = None,
         workers: int = 0,
+        labels: LabelsOption = None,
         component: Component = "residual",
         devices: list[str | None] | None = None,
         device_map: list[DeviceMap | None] | None = None,
@@ -119,6 +123,7 @@ class ModelTexts(TextStream):
             recipe=recipe,
             cache=cache,
             workers=workers,
+            labels=labels,
             component=component,
             devices=devices,
             device_map=device_map,

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from datamodules.label_names import LabelsOption
 from datamodules.reading import PairReader, RowPolicy, parse_sites
 from datamodules.sources import TextSource
 from datamodules.text_stream import WITHOUT_GRADIENTS, Split, TextStream
@@ -46,6 +47,8 @@ class PairedActivations(TextStream):
         recipe: how embedded classifiers are made.
         cache: where embedded models are kept. Default: $ALIGNERS_CACHE, else ~/.cache/aligners.
         workers: processes that prepare batches beside the main one.
+        labels: which classes of a head answer each class of the texts, where their names do not say, by number or name:
+            {"entailment": 0, "not_entailment": [1, 2]}. Several are added. One map, or a list of one for each model.
         component: what is read at a site: `residual`, the stream between the blocks; `attention` or `mlp`, what that
             sub-layer of block l adds to it. Sub-layers have no site 0.
         devices: of each model, such as cuda:1; default: the run's. For one process only.
@@ -74,6 +77,7 @@ class PairedActivations(TextStream):
         recipe: Recipe = Recipe(),  # noqa: B008  (frozen)
         cache: Path | None = None,
         workers: int = 0,
+        labels: LabelsOption = None,
         component: Component = "residual",
         devices: list[str | None] | None = None,
         device_map: list[str | dict[str, int | str] | None] | None = None,
@@ -92,6 +96,7 @@ class PairedActivations(TextStream):
             recipe=recipe,
             cache=cache,
             workers=workers,
+            labels=labels,
             component=component,
             devices=devices,
             device_map=device_map,

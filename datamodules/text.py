@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from datamodules.labels import LabelColumn, read_labels
 from datamodules.sources import EMBEDDED, GLUE, TextSource, fitting_split, held_out_split, open_source
 from datamodules.splitting import split_of, split_shares, text_key
 from datamodules.streaming import first_rows, first_texts
@@ -21,7 +22,8 @@ class Texts:
 
     Attributes:
         fit: texts to fit on. Every split has the columns text (str), text_pair (str, sentence pairs only),
-            label (int64, labelled text only) and id (int64, the row's number in its split).
+            label (labelled text only: int64 for a class, -1 where there is none; float64 for a number to predict, NaN
+            where there is none) and id (int64, the row's number in its split).
         validation: texts that watch the fit.
         test: texts that only the evaluation sees.
         label_names: names of the classes in the order of their numbers, where known.
@@ -33,6 +35,18 @@ class Texts:
     test: Dataset
     label_names: list[str] | None
     origin: dict[str, Any]
+
+    @property
+    def regression(self) -> bool:
+        """Whether the labels are numbers to predict."""
+        return "label" in self.test.column_names and self.test.features["label"].dtype == "float64"
+
+    @property
+    def classes(self) -> int:
+        """How many classes there are: those that are named, or one more than the largest label of any split."""
+        if self.label_names is not None:
+            return len(self.label_names)
+        return 1 + max(max(split["label"][:]) for split in (self.fit, self.validation, self.test))
 
     def describe(self) -> dict[str, Any]:
         """What a report says about the data, as plain values."""
@@ -50,8 +64,8 @@ def load_texts(source: TextSource) -> Texts:
     A stream is read only as far as it must: see `TextSource.streaming`.
 
     Raises:
-        ValueError: the source cannot be found or reached; a column is missing, empty or not of text; a label
-            is missing or is not a class; a split would be empty.
+        ValueError: the source cannot be found or reached; a column is missing, empty or not of text; labels are neither
+            names nor numbers; a split would be empty. A text without a label is no error: see `datamodules.labels`.
     """
     splits, held_out = open_source(source)
     pool = fitting_split(splits, source)
@@ -70,7 +84,7 @@ def load_texts(source: TextSource) -> Texts:
     tables = [pool] if held is None else [pool, held]
     for table in tables:
         _check_columns(table, columns, label, source)
-    names, numbers = _classes(tables, label, source)
+    labels = read_labels(tables, label, source.source)
 
     keys = [_keys(table, columns, source.seed) for table in tables]
     held_keys = set(keys[1]) if held is not None else set()
@@ -89,7 +103,7 @@ def load_texts(source: TextSource) -> Texts:
         most = source.most(name)
         if most is not None:
             rows = sorted(sorted(rows, key=key.__getitem__)[:most])
-        chosen[name] = _normalised(table.select(rows), columns, label, numbers)
+        chosen[name] = _normalised(table.select(rows), columns, labels)
     origin = {
         "source": source.source,
         "subset": source.subset,
@@ -102,6 +116,7 @@ def load_texts(source: TextSource) -> Texts:
         "duplicates_dropped": sum(len(k) - len(set(k)) for k in keys),
         "dropped_as_held_out": len(set(keys[0]) & held_keys),
     }
+    names = None if labels is None else labels.names
     if names is None and source.source in EMBEDDED:
         names = ["negative", "positive"]
     return Texts(chosen["fit"], chosen["validation"], chosen["test"], names, origin)
@@ -164,39 +179,6 @@ def _rows(table: Dataset, columns: list[str]) -> list[tuple[str | None, ...]]:
     return list(zip(*(table[name][:] for name in columns), strict=True))
 
 
-def _classes(
-    tables: list[Dataset], label: str | None, source: TextSource
-) -> tuple[list[str] | None, dict[str, int] | None]:
-    """Names of the classes, where known, and the number of each name, where labels are written as names."""
-    from datasets import ClassLabel
-
-    if label is None:
-        return None, None
-    values: list[Any] = []
-    for table in tables:
-        feature, column = table.features[label], table[label][:]
-        kind = getattr(feature, "dtype", "")
-        if not (kind == "bool" or kind in ("string", "large_string") or kind.startswith(("int", "uint"))):
-            raise ValueError(
-                f"Expected whole numbers or names of classes in column {label!r} (`label_column`) of "
-                f"{source.source!r}, but it holds {feature}."
-            )
-        bad = [row for row, value in enumerate(column) if value is None or value == "" or value == -1]
-        if bad:
-            raise ValueError(
-                f"{len(bad)} of {len(column)} rows of {source.source!r} have no label in column {label!r}, "
-                f"first row {bad[0]}. Remove them, or choose another split or `label_column`."
-            )
-        values += column
-    feature = tables[0].features[label]
-    if isinstance(feature, ClassLabel):
-        return list(feature.names), None
-    if not isinstance(values[0], str):
-        return None, None
-    names = sorted(set(map(str, values)))
-    return names, {name: number for number, name in enumerate(names)}
-
-
 def _keys(table: Dataset, columns: list[str], seed: int) -> list[int]:
     """The key of each row's text."""
     return [text_key(text, seed) for text in _rows(table, columns)]
@@ -219,35 +201,27 @@ def _divide(keys: list[int], held: set[int], source: TextSource, *, draw_test: b
     return members
 
 
-def _normalised(table: Dataset, columns: list[str], label: str | None, numbers: dict[str, int] | None) -> Dataset:
+def _normalised(table: Dataset, columns: list[str], labels: LabelColumn | None) -> Dataset:
     """The table under the names that the rest of the project knows."""
     from datasets import Features, Value
 
     features = {"text": Value("string"), "id": Value("int64")}
     if len(columns) == 2:
         features["text_pair"] = Value("string")
-    if label is not None:
-        features["label"] = Value("int64")
-    return table.map(
+    renamed = table.map(
         _rename,
         batched=True,
         with_indices=True,
         remove_columns=table.column_names,
         features=Features(features),
-        fn_kwargs={"columns": columns, "label": label, "numbers": numbers},
+        fn_kwargs={"columns": columns},
         desc="Reading texts",
     )
+    if labels is None:
+        return renamed
+    return renamed.add_column("label", labels.labels(table[labels.column][:]), feature=Value(labels.dtype))
 
 
-def _rename(
-    batch: dict[str, list[Any]],
-    rows: list[int],
-    columns: list[str],
-    label: str | None,
-    numbers: dict[str, int] | None,
-) -> dict[str, list[Any]]:
+def _rename(batch: dict[str, list[Any]], rows: list[int], columns: list[str]) -> dict[str, list[Any]]:
     texts = [[text or "" for text in batch[column]] for column in columns]
-    named: dict[str, list[Any]] = dict(zip(("text", "text_pair"), texts, strict=False))
-    if label is not None:
-        named["label"] = [value if numbers is None else numbers[value] for value in batch[label]]
-    return {**named, "id": rows}
+    return {**dict(zip(("text", "text_pair"), texts, strict=False)), "id": rows}

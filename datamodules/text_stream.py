@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from datamodules.batches import LengthBatches
+from datamodules.label_names import LabelsOption
+from datamodules.labels import MISSING
 from datamodules.placing import Placing, check_placings, placings
 from datamodules.reading import WORDS, RowPolicy, check_policy
 from datamodules.sources import TextSource
@@ -53,6 +55,8 @@ class TextStream(pl.LightningDataModule):
         recipe: how embedded classifiers are made.
         cache: where embedded models are kept.
         workers: processes that prepare batches beside the main one.
+        labels: which classes of the heads answer each class of the texts; see `datamodules.label_names`. One map for
+            all models, or a list of one for each.
         component: what is read at a layer: the residual stream, or what the attention or mlp of a block adds to it.
         devices: of each model, such as cuda:1; default: the run's. Batches and what is read stay on the run's device.
         device_map: of each model, which part goes where, as transformers takes it; needs accelerate.
@@ -82,6 +86,7 @@ class TextStream(pl.LightningDataModule):
         recipe: Recipe,
         cache: Path | None,
         workers: int,
+        labels: LabelsOption = None,
         component: Component = "residual",
         devices: Sequence[str | None] | None = None,
         device_map: Sequence[DeviceMap | None] | None = None,
@@ -106,7 +111,7 @@ class TextStream(pl.LightningDataModule):
         # Under the arguments' own names: `config` reads them back.
         self.text, self.rows, self.special_tokens = text, rows, special_tokens
         self.batch_size, self.max_length, self.seed, self.workers = batch_size, max_length, seed, workers
-        self.packed, self.component = packed, component
+        self.packed, self.component, self.labels = packed, component, labels
         self.devices, self.device_map = devices, device_map
         self.dtype, self.attn_implementation = dtype, attn_implementation
         self.trust_remote_code, self.recipe, self.cache = trust_remote_code, recipe, cache
@@ -210,6 +215,11 @@ class TextStream(pl.LightningDataModule):
                 "labels. Name a `label_column`, or give your own models."
             )
         labels = list(split["label"]) if labelled else None
+        if isinstance(recipe, Recipe) and (self.texts.regression or MISSING in (labels or ())):
+            raise ValueError(
+                f"The embedded model {name} is trained as a classifier, but the fitting texts of {self.text.source!r} "
+                "do not all have a class. Leave out those without one, or give your own models."
+            )
         return embedded_model(seed, list(split["text"]), labels, recipe=recipe, cache=self.cache)
 
     def config(self) -> dict[str, Any]:

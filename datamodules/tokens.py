@@ -184,8 +184,7 @@ class TokenisedTexts(Dataset):
             self.words, self.words_used = int(every.sum()), int(self._word_counts.sum())
         self.lengths = torch.stack([laid.lengths for laid in self._laid.values()]).amax(0)
         self.ids = torch.as_tensor(tokens[0]["id"][:], dtype=torch.int64)
-        labelled = "label" in tokens[0].column_names
-        self.labels = torch.as_tensor(tokens[0]["label"][:], dtype=torch.int64) if labelled else None
+        self.labels = _labels(tokens[0])
 
     def __len__(self) -> int:
         """Number of texts."""
@@ -205,6 +204,14 @@ class TokenisedTexts(Dataset):
             word_count=None if self._word_counts is None else self._word_counts[index],
             number=getattr(rows, "number", 0),
         )
+
+
+def _labels(table: datasets.Dataset) -> Tensor | None:
+    """The labels of a split, (n,): classes as int64, numbers to predict as float32; None for plain text."""
+    if "label" not in table.column_names:
+        return None
+    whole = table.features["label"].dtype == "int64"
+    return torch.as_tensor(table["label"][:], dtype=torch.int64 if whole else torch.float32)
 
 
 def _number_common_words(laid: Sequence[_Tokens], counts: Tensor) -> Tensor:

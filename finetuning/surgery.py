@@ -11,6 +11,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 
+from aligners.answers import in_data_order, match_heads, one_after_another
 from aligners.scores import TextScores, UnitMeans, bootstrap_interval
 from aligners.tasks import check_labels, unit_scores
 from datamodules.batches import TextBatch
@@ -111,6 +112,10 @@ class SurgeryEvaluation(pl.LightningModule):
         for model in self.models:
             for split in ("fit", "test") if self.heads else ("test",):
                 check_labels(model, data.split(split).labels, data.text.source)
+        tuned = self.models[: len(data.models)]
+        self.matched = match_heads(data, tuned)
+        for base in self.models[len(tuned) :]:
+            base.class_map = one_after_another(tuned[0].class_map)
         if self.heads and not len(self.banks):
             self.banks.extend(HeadBank(model, model.depth + 1) for model in self.models)
 
@@ -128,7 +133,9 @@ class SurgeryEvaluation(pl.LightningModule):
 
     def _answers(self, batch: TextBatch, place: int, states: list[Tensor]) -> Tensor:
         """Of the trained heads, (S, B, C)."""
-        return cast(HeadBank, self.banks[place]).logits(self.models[place], batch.inputs[place], states)
+        model = self.models[place]
+        logits = cast(HeadBank, self.banks[place]).logits(model, batch.inputs[place], states)
+        return in_data_order(logits, model.class_map)
 
     def training_step(self, batch: TextBatch, batch_idx: int) -> Tensor:
         """The sum over all heads of their mean loss: each gets the gradient of its own."""
@@ -195,14 +202,14 @@ class SurgeryEvaluation(pl.LightningModule):
         """(B, C) float32."""
         model, inputs = self.models[place], batch.inputs[place]
         if condition.kind == "native":
-            return model.logits(inputs).float()
+            return in_data_order(model.logits(inputs).float(), model.class_map)
         if condition.kind in ("tuned", "tuned_orig"):
             return cast(Tensor, trained)[cast(int, condition.site)]
         if condition.kind == "untuned":
             view = truncated(model, cast(int, condition.site))
         else:
             view = skipping(model, cast(int, condition.first), cast(int, condition.last))
-        return view.logits_from(inputs, states[view.first - 1]).float()
+        return in_data_order(view.logits_from(inputs, states[view.first - 1]).float(), model.class_map)
 
     # ------------------------------------------------------------------ after
 
@@ -219,6 +226,7 @@ class SurgeryEvaluation(pl.LightningModule):
                 self.rows += self._rows(MEAN, self._conditions[places[0]], mean)
         self.meta = {
             **self._stream.describe(),
+            "labels": {model.name: words for model, words in self.matched.items()},
             "majority_accuracy": self._stream.majority_accuracy(),
             "seed": self.seed,
             "split": "test",

@@ -146,7 +146,7 @@ class Finetuning(pl.LightningModule):
 
     def on_test_start(self) -> None:
         """A table for the held-out texts."""
-        texts = len(self.trainer.datamodule.labels("test"))  # type: ignore[attr-defined]
+        texts = len(self.trainer.datamodule.answers("test"))  # type: ignore[attr-defined]
         self._table = TextScores(["correct", "loss"], 1, 1, texts).to(self.device)
 
     def test_step(self, batch: TextBatch, batch_idx: int) -> None:

@@ -51,6 +51,8 @@ class FrozenModel:
         task: what the head answers: "classification" (B, C); "masked" or "causal", a token for each position
             or for the next, (B, T, V); None: there is no head, or none that is supported.
         n_labels: C, the size of the classification head; None: there is none.
+        class_map: for each class of the texts the head's classes that answer it; None: those of the same numbers. Set
+            by who asks (`aligners.answers`) and applied there: logits are always the head's own.
         causal: whether a position sees only those before it.
         heads: attention heads of each block.
         max_length: the most tokens that the model has positions for; None: no limit.
@@ -81,6 +83,7 @@ class FrozenModel:
         self.heads = int(model.config.num_attention_heads)
         self.task: Task | None = self._caller.task
         self.n_labels = model.config.num_labels if self.task == "classification" else None
+        self.class_map: tuple[tuple[int, ...], ...] | None = None
         self.causal = self.architecture.causal
         positions = getattr(model.config, "max_position_embeddings", None) or -1  # XLNet says -1 for no limit
         self.max_length = None if positions < 0 else int(positions) - self.architecture.reserved_positions
@@ -91,6 +94,19 @@ class FrozenModel:
     def device(self) -> torch.device:
         """Where the inputs are taken: the device of the weights, or of the embeddings where they are sharded."""
         return self._caller.device
+
+    @property
+    def regression(self) -> bool:
+        """Whether the head predicts a number instead of a class, as that of a `problem_type` regression."""
+        if self.task != "classification":
+            return False
+        return self.n_labels == 1 or self.model.config.problem_type == "regression"
+
+    @property
+    def label_names(self) -> list[str]:
+        """What the config calls the head's classes, by number: LABEL_0, LABEL_1, ... where it does not say."""
+        known: Any = self.model.config.id2label or {}
+        return [str(known.get(k, f"LABEL_{k}")) for k in range(self.n_labels or 0)]
 
     @property
     def sharded(self) -> bool:

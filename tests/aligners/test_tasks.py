@@ -122,7 +122,10 @@ def test_labels_that_the_head_knows_pass(classifier: FrozenModel) -> None:
     [
         (None, r"needs labels, but the texts of 'here'.*`label_column`"),
         (torch.tensor([0, 9]), r"labels 0\.\.\d, as the head of .* answers.*'here' have labels 0\.\.9"),
-        (torch.tensor([-1, 1]), r"'here' have labels -1\.\.1"),
+        (torch.tensor([-2, 1]), r"'here' have labels -2\.\.1"),
+        (torch.tensor([-1, 1]), r"a label for every text, but 1 of 2 texts of 'here' have none \(-1"),
+        (torch.tensor([0.5, math.nan]), r"a label for every text, but 1 of 2"),
+        (torch.tensor([0.5, 1.0]), r"classes, as the head of .* have numbers with fractions"),
     ],
 )
 def test_labels_that_it_does_not_are_refused(classifier: FrozenModel, labels: Any, says: str) -> None:

@@ -23,7 +23,7 @@ def test_every_text_comes_once_with_its_class(world: World) -> None:
     batches = list(data.test_dataloader())
     assert sorted(torch.cat([batch.text for batch in batches]).tolist()) == list(range(TEST_TEXTS))
     for batch in batches:
-        assert torch.equal(batch.labels, data.labels("test")[batch.text])
+        assert torch.equal(batch.labels, data.answers("test")[batch.text])
         assert len(batch.inputs) == 2
         assert batch.inputs[0] is batch.inputs[1]  # one tokenizer
     assert data.classes == 2

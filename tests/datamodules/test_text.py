@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import json
+import math
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import datasets
 import pytest
+import torch
 
 from datamodules import sources
+from datamodules.labels import known_labels, read_labels
 from datamodules.sources import TextSource
 from datamodules.text import Texts, load_texts
 
@@ -141,6 +144,46 @@ def test_unlabelled_text_of_one_column(tmp_path: Path) -> None:
     assert texts.label_names is None
 
 
+@pytest.mark.parametrize(
+    ("written", "names", "dtype", "expected"),
+    [
+        ([0, 1, -1], None, "int64", [0, 1, -1]),  # as GLUE hides labels
+        (["0", "1", ""], None, "int64", [0, 1, -1]),  # whole numbers with gaps, which a CSV gives as text
+        ([0, 1, None], None, "int64", [0, 1, -1]),  # and Parquet as they are
+        ([0.0, 1.0, math.nan], None, "int64", [0, 1, -1]),  # or as floats
+        (["yes", "", "no"], ["no", "yes"], "int64", [1, -1, 0]),
+        ([0.5, 4.25, 3.0], None, "float64", [0.5, 4.25, 3.0]),
+        ([0.5, -1.0, 1.0], None, "float64", [0.5, -1.0, 1.0]),
+        ([0.5, None, 3.0], None, "float64", [0.5, math.nan, 3.0]),
+        (["0.5", "", "3.0"], None, "float64", [0.5, math.nan, 3.0]),
+        ([-1.0, -1.0, -1.0], None, "float64", [math.nan] * 3),  # a hidden split of numbers
+        ([True, False, True], None, "int64", [1, 0, 1]),
+    ],
+)
+def test_labels_are_classes_or_numbers_and_may_be_missing(
+    written: list[Any], names: list[str] | None, dtype: str, expected: list[float]
+) -> None:
+    column = read_labels([datasets.Dataset.from_dict({"label": written})], "label", "here")
+    assert column is not None
+    assert (column.names, column.dtype) == (names, dtype)
+    found = torch.tensor(column.labels(written))
+    torch.testing.assert_close(found, torch.tensor(expected), equal_nan=True)
+    assert torch.equal(known_labels(found), found.isfinite() & (torch.tensor(dtype == "float64") | (found >= 0)))
+
+
+def test_numbers_and_missing_labels_go_through_the_splits(tmp_path: Path) -> None:
+    values = [i / 4 for i in range(120)]
+    texts = load_texts(TextSource(write_csv(tmp_path / "similar.csv", text=sentences(120), label=values)))
+    assert texts.regression
+    assert texts.test.features["label"] == datasets.Value("float64")
+    assert all(int(row["text"].split()[-1]) == 4 * row["label"] for row in texts.test)
+    gaps = [str(i % 2) if i % 3 else "" for i in range(120)]
+    texts = load_texts(TextSource(write_csv(tmp_path / "gaps.csv", text=sentences(120), label=gaps)))
+    assert not texts.regression
+    assert texts.classes == 2
+    assert {row["label"] for row in texts.fit if int(row["text"].split()[-1]) % 3 == 0} == {-1}
+
+
 def test_embedded_sentences() -> None:
     pytest.importorskip("pandas")
     texts = load_texts(TextSource())
@@ -156,9 +199,6 @@ def test_embedded_sentences() -> None:
         ({"text_columns": ["body"]}, {}, "body.*columns text, label"),
         ({"label_column": "stars"}, {}, "stars.*columns text, label"),
         ({}, {"text": ["", " ", *sentences(98)]}, "2 of 100 rows.*empty text.*first row 0"),
-        ({}, {"label": [0.5] * 100}, "whole numbers or names"),
-        ({}, {"label": [-1] + [0] * 99}, "1 of 100 rows.*no label"),
-        ({}, {"label": [""] + ["a"] * 99}, "1 of 100 rows.*no label"),
         ({"text_columns": ["label"]}, {}, "Expected text in column 'label'"),
         ({}, {"other": sentences(100)}, "2 of its columns hold text.*text, other, label"),
         ({"held_out": "dev"}, {}, "`held_out`.*splits train.*'dev'"),

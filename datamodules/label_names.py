@@ -1,0 +1,155 @@
+"""Classes by what they mean: which classes of a head answer each class of the texts."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+
+__all__ = ["ClassMap", "GivenMap", "LabelsOption", "class_map", "in_words", "numbered"]
+
+ClassMap = tuple[tuple[int, ...], ...]  # for each class of the texts the head's classes that answer it
+GivenMap = dict[str, int | str | list[int | str]]  # class of the texts -> class or classes of the head, as written
+LabelsOption = GivenMap | list[GivenMap | None] | None  # of all models, or of each
+
+_NUMBER = re.compile(r"(?:label[ _-]?)?(\d+)", re.IGNORECASE)
+
+
+def numbered(names: Sequence[str] | None, classes: int) -> list[int] | None:
+    """The numbers that names such as LABEL_0, or bare numbers, stand for; None if they mean something.
+
+    Args:
+        names: of the classes; None: they have none, and class k is k.
+        classes: how many there are.
+    """
+    if names is None:
+        return list(range(classes))
+    found = [_NUMBER.fullmatch(name.strip()) for name in names]
+    numbers = [int(match[1]) for match in found if match is not None]
+    return numbers if sorted(numbers) == list(range(classes)) else None
+
+
+def class_map(
+    head: Sequence[str],
+    names: Sequence[str] | None,
+    classes: int,
+    *,
+    given: GivenMap | None = None,
+    model: str,
+    source: str,
+) -> ClassMap | None:
+    """Which classes of a head answer each class of the texts; None: those of the same numbers.
+
+    Equal names, whatever their case and whether words are joined by spaces, hyphens or underscores, are the same class.
+    Names that are mere numbers (LABEL_0, 1) stand for the class of that number. A map that is given goes before both.
+
+    Args:
+        head: names of the head's classes, by number.
+        names: of the texts' classes, by number; None: they have none.
+        classes: how many classes the texts have.
+        given: a map instead. Each class of the texts, by its name or number, is answered by the classes of the head on
+            the right, by numbers or names: their probabilities are added. A class of the head that stands nowhere is
+            no answer at all.
+        model: whose head it is, for messages.
+        source: where the texts come from, for messages.
+
+    Raises:
+        ValueError: the names differ and no map is given, or one that does not name every class of the texts once, or a
+            class of the head that there is not, or twice.
+
+    Example:
+        >>> class_map(["POSITIVE", "NEGATIVE"], ["negative", "positive"], 2, model="m", source="s")
+        ((1,), (0,))
+    """
+    if given is not None:
+        groups = _given(given, head, names, classes, model)
+    else:
+        order = _order(head, names, classes)
+        if order is None:
+            raise ValueError(_unknown(head, names, classes, model, source))
+        groups = tuple((place,) for place in order)
+    return None if groups == tuple((k,) for k in range(len(head))) else groups
+
+
+def in_words(groups: ClassMap | None, head: Sequence[str], names: Sequence[str] | None) -> dict[str, list[str]]:
+    """A map for a report: name of each class of the texts -> names of the head's classes that answer it."""
+    groups = groups or tuple((k,) for k in range(len(head)))
+    return {names[k] if names else str(k): [head[place] for place in group] for k, group in enumerate(groups)}
+
+
+def _order(head: Sequence[str], names: Sequence[str] | None, classes: int) -> list[int] | None:
+    """The place in the head of each class of the texts; None if it does not follow."""
+    if len(head) != classes:
+        return None
+    numbers, own = numbered(head, classes), numbered(names, classes)
+    if numbers is not None:
+        return [numbers.index(k) for k in own or range(classes)]
+    if own is not None:
+        return own  # the texts' numbers are the head's
+    plain, wanted = [_plain(name) for name in head], [_plain(name) for name in names or ()]
+    return [plain.index(name) for name in wanted] if sorted(plain) == sorted(set(wanted)) else None
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\s_-]+", "_", name.strip().casefold())
+
+
+def _given(given: GivenMap, head: Sequence[str], names: Sequence[str] | None, classes: int, model: str) -> ClassMap:
+    shown = dict(given)
+    keys = [_number(key, names, classes) for key in given]
+    if None in keys or sorted(k for k in keys if k is not None) != list(range(classes)):
+        raise ValueError(
+            f"Expected `data.labels` to name every class of the texts once, {_listed(names, classes)}, but got {shown}."
+        )
+    groups: dict[int | None, tuple[int | None, ...]] = {}
+    for key, value in zip(keys, given.values(), strict=True):
+        written = value if isinstance(value, list) else [value]
+        groups[key] = tuple(_number(each, head, len(head)) for each in written)
+    places = [place for group in groups.values() for place in group]
+    if None in places or len(set(places)) < len(places) or not all(groups.values()):
+        raise ValueError(
+            f"Expected `data.labels` to answer every class by one or more classes of the head of {model}, "
+            f"{_listed(head, len(head))}, none of them twice, but got {shown}."
+        )
+    return tuple(tuple(place for place in groups[k] if place is not None) for k in range(classes))
+
+
+def _number(written: int | str, names: Sequence[str] | None, classes: int) -> int | None:
+    """The class that a user means by its name or number; None: there is none."""
+    plain = [_plain(name) for name in names or ()]
+    if isinstance(written, str):
+        if _plain(written) in plain:
+            return plain.index(_plain(written))
+        match = _NUMBER.fullmatch(written.strip())
+        if match is None:
+            return None
+        written = int(match[1])
+    return written if 0 <= written < classes else None
+
+
+def _listed(names: Sequence[str] | None, classes: int) -> str:
+    return ", ".join(f"{k}: {names[k]}" if names else str(k) for k in range(classes))
+
+
+def _unknown(head: Sequence[str], names: Sequence[str] | None, classes: int, model: str, source: str) -> str:
+    return (
+        f"Expected the head of {model} to have the classes of the texts of {source!r}, {_listed(names, classes)}, but "
+        f"it has {_listed(head, len(head))}. Name a model of this task, or say which of the head's classes answer each "
+        f"class of the texts, such as --data.labels '{json.dumps(_example(head, names, classes))}' (lists add)."
+    )
+
+
+def _example(head: Sequence[str], names: Sequence[str] | None, classes: int) -> dict[str, int | list[int]]:
+    """A map that could be meant: what is called the same, then one after the other, the last with all that is left."""
+    keys = [names[k] if names else str(k) for k in range(classes)]
+    plain = [_plain(name) for name in head]
+    found: dict[str, int | list[int]] = {key: plain.index(_plain(key)) for key in keys if _plain(key) in plain}
+    free, open_keys = (
+        [k for k in range(len(head)) if k not in found.values()],
+        [key for key in keys if key not in found],
+    )
+    for key in open_keys:
+        found[key] = free.pop(0) if free else 0
+    if free and open_keys:
+        found[open_keys[-1]] = [found[open_keys[-1]], *free]  # type: ignore[list-item]
+    return {key: found[key] for key in keys}
