@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
@@ -17,6 +16,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from aligners.scores import bootstrap_interval
 from callbacks.finetuning_report import Row, show_finetuning, write_finetuning
+from callbacks.names import file_names
 from callbacks.run import RANKS_SHARE, progress_bar, quiet, run_loggers, start_evaluation
 from callbacks.writing import environment
 from datamodules.labelled import LabelledTexts
@@ -138,18 +138,18 @@ def plan(data: LabelledTexts, seeds: Sequence[int], written: Sequence[str]) -> l
         ValueError: a variant is none, a base does not have so many blocks or is quantised, or two bases would share a
             folder.
     """
-    slugs = [re.sub(r"[^\w.=-]+", "-", name).strip("-") for name in data.models]
-    if len(set(slugs)) < len(slugs):
+    folders = file_names(data.models)
+    if len(folders) < len(data.models):
         raise ValueError(f"Expected `data.models` of different names, each for a folder, but got {data.models}.")
     jobs = []
-    for place, (base, slug) in enumerate(zip(data.models, slugs, strict=True)):
+    for place, base in enumerate(data.models):
         model = data.frozen[place]
         if model.quantised is not None:
             raise ValueError(
                 f"Expected weights that can train, but those of {base} are quantised ({model.quantised}). Name the "
                 "model in full precision."
             )
-        above = Path(slug) if len(slugs) > 1 else Path()
+        above = Path(folders[base]) if len(folders) > 1 else Path()
         for variant in parse_variants(written, model.depth):
             variant.check(model.model)
             jobs += [Job(place, base, variant, seed, above / variant.name / f"seed-{seed}") for seed in seeds]

@@ -9,11 +9,10 @@ from statistics import mean, stdev
 from typing import Any
 
 import lightning.pytorch as pl
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from callbacks.finetuning_figures import finetuning_figure
-from callbacks.showing import log_to_wandb, say_where, screen
+from callbacks.showing import TitledTable, log_to_wandb, say_where, screen
 from callbacks.writing import save_figure, table_csv, write_text
 
 __all__ = ["Row", "finetuning_table", "show_finetuning", "summarise", "write_finetuning"]
@@ -63,12 +62,7 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
 
 def finetuning_table(rows: Sequence[Row], majority: float) -> Table:
     """Test accuracy by variant, the majority class last."""
-    table = Table(
-        title=f"\nAccuracy on {rows[0]['n_texts']} held-out texts",
-        title_style="bold",
-        title_justify="left",
-        box=SIMPLE_HEAD,
-    )
+    table = TitledTable(f"Accuracy on {rows[0]['n_texts']} held-out texts")
     table.add_column("variant", no_wrap=True)
     for heading in ("classifiers", "accuracy %", "± sd", "loss", "seconds", "weights trained"):
         table.add_column(heading, justify="right", no_wrap=True)

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from aligners.injection import InjectionEvaluation
 from callbacks.figures import accuracy_figure, fvu_figure
+from callbacks.names import names_in_full, with_short_names
 from callbacks.reading import directions, price_of_bijectivity, reading
-from callbacks.showing import log_to_wandb, say_where, screen
+from callbacks.showing import TitledTable, log_to_wandb, say, say_where, screen
 from callbacks.writing import environment, save_figure, table_csv, table_markdown, write_text
 
 __all__ = ["Report", "console_tables", "write_report"]
@@ -53,10 +53,10 @@ class Report(pl.Callback):
             "price_of_bijectivity": price_of_bijectivity(pl_module.rows),
         }
         write_report(folder, meta, pl_module.rows)
-        console = screen()
-        for table in console_tables(pl_module.rows):
+        console, shown = screen(), with_short_names(pl_module.rows)
+        for table in console_tables(shown):
             console.print(table)
-        console.print("\n" + reading(pl_module.rows), highlight=False)
+        say(console, "\n" + reading(shown))
         figures = [folder / f"{name}.png" for name in FIGURES]
         say_where(console, folder, log_to_wandb(trainer, "report", meta, pl_module.rows, figures))
 
@@ -72,9 +72,10 @@ def write_report(folder: Path, meta: dict[str, Any], rows: Sequence[dict[str, An
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "report.json", json.dumps({"meta": meta, "rows": list(rows)}, indent=1, allow_nan=False))
     write_text(folder / "report.csv", table_csv(rows))
-    write_text(folder / "report.md", table_markdown(rows, MARKDOWN_COLUMNS))
+    shown = with_short_names(rows)
+    write_text(folder / "report.md", table_markdown(shown, MARKDOWN_COLUMNS) + names_in_full(rows))
     for name, draw in FIGURES.items():
-        save_figure(draw(rows), folder / f"{name}.png")
+        save_figure(draw(shown), folder / f"{name}.png")
 
 
 def console_tables(rows: Sequence[dict[str, Any]]) -> list[Table]:
@@ -91,7 +92,7 @@ def console_tables(rows: Sequence[dict[str, Any]]) -> list[Table]:
 
 
 def _table(panel: list[dict[str, Any]], pairs: list[tuple[int, int]], title: str, groups: list[str]) -> Table:
-    table = Table(title=f"\n{title}", title_style="bold", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = TitledTable(title)
     table.add_column("\nmethod", no_wrap=True)
     table.add_column("\nparameters", justify="right", no_wrap=True)
     for group in groups:

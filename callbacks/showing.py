@@ -9,14 +9,39 @@ from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.loggers import WandbLogger
-from rich.console import Console
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
 
-__all__ = ["log_to_wandb", "say_where", "screen"]
+__all__ = ["TitledTable", "log_to_wandb", "say", "say_where", "screen"]
+
+
+class TitledTable(Table):
+    """A table of a report. Its title may be wider than its columns, at which Rich would fold it.
+
+    Args:
+        title: over the table, to its left.
+    """
+
+    def __init__(self, title: str) -> None:
+        super().__init__(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        self._over = title
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The title, then the table."""
+        yield Text(f"\n{self._over}", style="bold")
+        yield from super().__rich_console__(console, options)
 
 
 def screen() -> Console:
     """The terminal; 120 columns where there is none."""
     return Console() if sys.stdout.isatty() else Console(width=120)
+
+
+def say(console: Console, line: str, style: str | None = None) -> None:
+    """A line of words: folded where there is a terminal, whole in a file or a pipe."""
+    console.print(line, style=style, highlight=False, soft_wrap=not console.is_terminal)
 
 
 def log_to_wandb(
@@ -55,6 +80,6 @@ def say_where(console: Console, folder: Path, wandb: Sequence[Path], what: str =
         wandb: of the W&B runs that have it too.
         what: is in the folder.
     """
-    console.print(f"\n{what}: {folder}", highlight=False)
+    say(console, f"\n{what}: {folder}")
     for run in wandb:
-        console.print(f"W&B run: {run}", highlight=False)
+        say(console, f"W&B run: {run}")

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-from rich.box import SIMPLE_HEAD
+from matplotlib.figure import Figure
 from rich.table import Table
 
 from callbacks.layer_maps import block_map, heat_maps, layer_lines
-from callbacks.showing import log_to_wandb, say_where, screen
+from callbacks.names import file_names, with_short_names
+from callbacks.showing import TitledTable, log_to_wandb, say, say_where, screen
 from callbacks.writing import environment, save_figure, table_csv, write_text
 from similarity.controls import matching_layers
 from similarity.evaluation import SimilarityEvaluation
@@ -41,14 +41,11 @@ class SimilarityReport(pl.Callback):
         meta = {**pl_module.meta, **environment(trainer)}
         figures = write_similarity(self.folder, meta, pl_module.rows, pl_module.layers, pl_module.distances)
         console = screen()
-        for table in similarity_tables(pl_module.rows):
+        for table in similarity_tables(with_short_names(pl_module.rows)):
             console.print(table)
-        for line in pl_module.distances:
-            console.print(
-                f"Angular distance of {line['model_x']} and {line['model_y']} (Brown et al., eq. 2), from CKA: "
-                f"{line['angular_distance']:.3f}",
-                highlight=False,
-            )
+        for line in with_short_names(pl_module.distances):
+            names = f"{line['model_x']} and {line['model_y']}"
+            say(console, f"Angular distance of {names} (Brown et al., eq. 2), from CKA: {line['angular_distance']:.3f}")
         say_where(console, self.folder, log_to_wandb(trainer, "similarity", meta, pl_module.rows, figures))
 
 
@@ -77,21 +74,25 @@ def write_similarity(
     if layers:
         write_text(folder / "layers.csv", table_csv(layers))
     figures = []
-    for (model_x, model_y), panel in _pairs(rows).items():
-        name = re.sub(r"[^\w.=-]+", "-", f"{model_x}_{model_y}")
-        raw = [row for row in panel if row["features"] == "raw"]
-        drawn = {f"layers_{name}": heat_maps(raw)}
-        if model_x != model_y:
-            drawn[f"diagonal_{name}"] = layer_lines(panel)
-        for stem, figure in drawn.items():
-            figures.append(folder / f"{stem}.png")
-            save_figure(figure, figures[-1])
-    if len({row[f"model_{side}"] for row in rows for side in "xy"}) > 2:
-        for measure in dict.fromkeys(row["measure"] for row in rows):
-            figures.append(folder / f"all_{measure}.png")
-            own = [row for row in rows if row["measure"] == measure and row["features"] == "raw"]
-            save_figure(block_map(own), figures[-1])
+    for stem, figure in _figures(rows):
+        figures.append(folder / f"{stem}.png")
+        save_figure(figure, figures[-1])
     return figures
+
+
+def _figures(rows: Sequence[Row]) -> Iterator[tuple[str, Figure]]:
+    """Every figure and the name of its file, drawn when it is asked for."""
+    shown = with_short_names(rows)
+    names = file_names(row[f"model_{side}"] for row in shown for side in "xy")
+    for (model_x, model_y), panel in _pairs(shown).items():
+        pair = f"{names[model_x]}_{names[model_y]}"
+        yield f"layers_{pair}", heat_maps([row for row in panel if row["features"] == "raw"])
+        if model_x != model_y:
+            yield f"diagonal_{pair}", layer_lines(panel)
+    if len(names) > 2:
+        for measure in dict.fromkeys(row["measure"] for row in shown):
+            own = [row for row in shown if row["measure"] == measure and row["features"] == "raw"]
+            yield f"all_{measure}", block_map(own)
 
 
 def similarity_tables(rows: Sequence[Row]) -> list[Table]:
@@ -109,13 +110,7 @@ def _pairs(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
 def _table(panel: list[Row], model_x: str, model_y: str) -> Table:
     raw = [row for row in panel if row["features"] == "raw"]
     pairs = matching_layers(*(sorted({row[f"layer_{side}"] for row in raw}) for side in "xy"))
-    table = Table(
-        title=f"\n{model_x} and {model_y}, matching layers",
-        title_style="bold",
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-    )
+    table = TitledTable(f"{model_x} and {model_y}, matching layers")
     table.add_column("measure", no_wrap=True)
     table.add_column("", no_wrap=True, style="dim")
     for i, j in pairs:

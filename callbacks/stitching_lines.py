@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from aligners.pair_intervals import over_pairs
+from callbacks.names import short_names
 from similarity.controls import matching_layers
 
 __all__ = [
@@ -15,7 +16,6 @@ __all__ = [
     "lines_of",
     "matching_pairs",
     "methods_of",
-    "short_names",
     "site_name",
     "what_intervals_are",
 ]
@@ -97,13 +97,6 @@ def matching_pairs(rows: Sequence[Row]) -> list[Pair]:
 def site_name(pair: Pair) -> str:
     """`2`, or `2→3` where source and target differ."""
     return str(pair[0]) if pair[0] == pair[1] else f"{pair[0]}→{pair[1]}"
-
-
-def short_names(models: Iterable[str]) -> dict[str, str]:
-    """Each model's name without what stands before its last slash, unless two would then be called the same."""
-    every = list(dict.fromkeys(models))
-    short = [name.rstrip("/").rpartition("/")[2] for name in every]
-    return dict(zip(every, short if len(set(short)) == len(every) else every, strict=True))
 
 
 def what_intervals_are(rows: Sequence[Row], groups: Mapping[str, Sequence[str]] | None = None) -> str:

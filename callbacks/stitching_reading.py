@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aligners.pair_intervals import OVER_MODELS
-from callbacks.stitching_lines import averaged, lines_of, methods_of, short_names, site_name
+from callbacks.names import short_names
+from callbacks.stitching_lines import averaged, lines_of, methods_of, site_name
 
 __all__ = ["findings"]
 

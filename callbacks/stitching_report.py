@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from aligners.pair_intervals import check_groups, over_pairs
 from aligners.stitching_evaluation import StitchingEvaluation
-from callbacks.showing import log_to_wandb, say_where, screen
+from callbacks.names import names_in_full, with_short_names
+from callbacks.showing import TitledTable, log_to_wandb, say, say_where, screen
 from callbacks.stitching_figures import accuracy_figure, curve_figures, penalty_figure, penalty_map
 from callbacks.stitching_lines import (
     Line,
@@ -68,9 +68,9 @@ class StitchingReport(pl.Callback):
         console = screen()
         for table in stitching_tables(rows, self.groups):
             console.print(table)
-        console.print(f"±: half of the {what_intervals_are(rows, self.groups)}\n", highlight=False, style="dim")
+        say(console, f"±: half of the {what_intervals_are(rows, self.groups)}\n", style="dim")
         for sentence in findings(rows, self.groups):
-            console.print(sentence, highlight=False)
+            say(console, sentence)
         say_where(console, self.folder, log_to_wandb(trainer, "stitching", meta, rows, figures))
 
 
@@ -99,7 +99,8 @@ def write_stitching(
         if table:
             write_text(folder / f"{name}.csv", table_csv(table))
     listed = "".join(f"- {sentence}\n" for sentence in said)
-    write_text(folder / "stitching.md", f"{table_markdown(rows, MARKDOWN_COLUMNS)}\n{listed}")
+    shown = table_markdown(with_short_names(rows), MARKDOWN_COLUMNS)
+    write_text(folder / "stitching.md", f"{shown}\n{listed}{names_in_full(rows)}")
     drawn = {
         "penalty": penalty_figure(rows, groups),
         "accuracy": accuracy_figure(rows, groups),
@@ -145,7 +146,7 @@ def stitching_tables(rows: Sequence[Row], groups: Groups = None) -> list[Table]:
 def _table(
     lines: Sequence[Line], method: str, pairs: Sequence[tuple[int, int]], title: str, columns: Sequence[str]
 ) -> Table:
-    table = Table(title=f"\n{title}", title_style="bold", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = TitledTable(title)
     table.add_column("\nfrom → into", overflow="fold")
     if "acc. %" in columns:
         table.add_column("native\nacc. %", justify="right", no_wrap=True)

@@ -7,11 +7,12 @@ from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.loggers import WandbLogger
-from rich.console import Console
 from rich.table import Table
 
 from aligners.alignment import Alignment
 from callbacks.figures import fvu_figure
+from callbacks.names import with_short_names
+from callbacks.showing import TitledTable, screen
 from callbacks.writing import save_figure
 
 __all__ = ["FitSummary"]
@@ -30,8 +31,9 @@ class FitSummary(pl.Callback):
         if not trainer.is_global_zero:
             return
         rows = _rows(pl_module)
-        save_figure(fvu_figure(rows), picture)
-        Console().print(_table(rows, pl_module.site_names()))
+        shown = with_short_names(rows)
+        save_figure(fvu_figure(shown), picture)
+        screen().print(_table(shown, pl_module.site_names()))
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
                 columns = list(rows[0])
@@ -40,7 +42,7 @@ class FitSummary(pl.Callback):
 
 
 def _table(rows: list[dict[str, Any]], sites: list[str]) -> Table:
-    table = Table(title="\nFVU on the validation texts, by site pair", title_style="bold")
+    table = TitledTable("FVU on the validation texts, by site pair")
     table.add_column("aligner")
     for site in sites:
         table.add_column(site, justify="right")

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from callbacks.showing import log_to_wandb, say_where, screen
+from callbacks.names import with_short_names
+from callbacks.showing import TitledTable, log_to_wandb, say_where, screen
 from callbacks.surgery_figures import skipping_figure, truncation_figure
 from callbacks.writing import environment, save_figure, table_csv, write_text
 from finetuning.surgery import MEAN, SurgeryEvaluation
@@ -38,7 +38,7 @@ class SurgeryReport(pl.Callback):
         meta = {**pl_module.meta, **environment(trainer)}
         figures = write_surgery(self.folder, meta, pl_module.rows)
         console = screen()
-        console.print(surgery_table(pl_module.rows, meta["majority_accuracy"]))
+        console.print(surgery_table(with_short_names(pl_module.rows), meta["majority_accuracy"]))
         say_where(console, self.folder, log_to_wandb(trainer, "surgery", meta, pl_module.rows, figures))
 
 
@@ -57,7 +57,8 @@ def write_surgery(folder: Path, meta: Row, rows: Sequence[Row]) -> list[Path]:
     write_text(folder / "surgery.json", json.dumps({"meta": meta, "rows": list(rows)}, indent=1, allow_nan=False))
     write_text(folder / "surgery.csv", table_csv(rows))
     majority = meta["majority_accuracy"]
-    drawn = {"truncation": truncation_figure(rows, majority), "skipping": skipping_figure(rows, majority)}
+    shown = with_short_names(rows)
+    drawn = {"truncation": truncation_figure(shown, majority), "skipping": skipping_figure(shown, majority)}
     for name, figure in drawn.items():
         save_figure(figure, folder / f"{name}.png")
     return [folder / f"{name}.png" for name in drawn]
@@ -66,13 +67,9 @@ def write_surgery(folder: Path, meta: Row, rows: Sequence[Row]) -> list[Path]:
 def surgery_table(rows: Sequence[Row], majority: float) -> Table:
     """Accuracy of every truncation, by site: of each model, and of their mean."""
     cut = [row for row in rows if row["site"] is not None and row["kind"] != "native"]
-    table = Table(
-        title=f"\nAccuracy in % of models truncated after a site, on {rows[0]['n_texts']} held-out texts "
-        f"(majority class: {100 * majority:.1f})",
-        title_style="bold",
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
+    table = TitledTable(
+        f"Accuracy in % of models truncated after a site, on {rows[0]['n_texts']} held-out texts "
+        f"(majority class: {100 * majority:.1f})"
     )
     table.add_column("model", overflow="fold")
     table.add_column("head", no_wrap=True)

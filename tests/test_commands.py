@@ -116,6 +116,9 @@ def test_inject_leaves_a_report(injected: Path, fitted: Path, world: World) -> N
     assert {"report.md", "fvu.png", "accuracy.png"} <= {path.name for path in injected.iterdir()}
     screen = (injected / "screen.txt").read_text()
     assert "The closest map" in screen
+    assert "\nx → y\n" in screen  # wherever the models are
+    assert world.model_x not in screen
+    assert world.model_x in (injected / "report.md").read_text()
     assert str(injected.relative_to(injected.parent.parent)) in screen
 
 

@@ -154,6 +154,7 @@ def test_several_bases_have_a_folder_each(world: World, tmp_path: Path) -> None:
         (0, "layers-1"), (0, "layers-2"), (0, "layers-3"), (1, "layers-1"), (1, "layers-2"),
     ]  # fmt: skip
     assert len({job.folder for job in jobs}) == 5
+    assert {job.folder.parts[0] for job in jobs} == {"x", "y"}
     assert all(job.folder.name == "seed-0" and len(job.folder.parts) == 3 for job in jobs)
     twice = LabelledTexts([world.model_x, world.model_x], text=text, max_length=60)
     with pytest.raises(ValueError, match="of different names, each for a folder"):

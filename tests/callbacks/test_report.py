@@ -13,7 +13,7 @@ from aligners.injection import DISTANCE_COLUMNS
 from aligners.methods import BOTH_WAYS, CLOSED, TRAINED
 from callbacks.figures import fvu_figure
 from callbacks.reading import price_of_bijectivity, reading
-from callbacks.report import console_tables, write_report
+from callbacks.report import FIGURES, console_tables, write_report
 
 Row = dict[str, Any]
 
@@ -93,6 +93,20 @@ def test_rows_of_several_pairs_of_models_and_uneven_sites_are_drawn(tmp_path: Pa
     write_report(tmp_path, {}, forward() + other)
     assert "| 1→5 |" in (tmp_path / "report.md").read_text()
     assert (tmp_path / "fvu.png").exists()
+
+
+def test_files_name_models_in_full_and_show_them_shortly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = "/tmp/" + "folder/" * 40
+    rows = [r | {side: long + r[side] for side in ("model_x", "model_y")} for r in forward()]
+    drawn: list[str] = []
+    for name, draw in FIGURES.items():
+        monkeypatch.setitem(FIGURES, name, lambda rows, draw=draw: drawn.append(rows[0]["model_x"]) or draw(rows))
+    write_report(tmp_path, {}, rows)
+    assert (tmp_path / "report.csv").read_text().count(long) == 2 * len(rows)
+    assert drawn == ["first"] * 2
+    text = (tmp_path / "report.md").read_text()
+    assert text.count("| first | second |") == len(rows)
+    assert text.endswith(f"\n\n- first: `{long}first`\n- second: `{long}second`\n")
 
 
 @pytest.mark.parametrize("sites", [2, 12])

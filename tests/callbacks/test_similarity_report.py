@@ -42,6 +42,14 @@ def test_more_than_two_models_get_a_figure_for_each_measure(tmp_path: Path) -> N
     assert image.imread(tmp_path / "all_cka.png").std() > 0
 
 
+def test_models_in_deep_folders_make_files_that_a_disk_takes(tmp_path: Path) -> None:
+    long = "/tmp/" + "folder/" * 40
+    every = rows([(f"{long}a/x", f"{long}b/x")], False)
+    names = [figure.name for figure in write_similarity(tmp_path, {}, every, [], [])]
+    assert names == ["layers_a-x_b-x.png", "diagonal_a-x_b-x.png"]
+    assert json.loads((tmp_path / "similarity.json").read_text())["rows"] == every
+
+
 @pytest.mark.parametrize("controls", [False, True])
 def test_files_hold_every_row_and_figures_can_be_read(tmp_path: Path, controls: bool) -> None:
     every = rows([("a/x", "b"), ("b", "b")], controls)
@@ -53,7 +61,7 @@ def test_files_hold_every_row_and_figures_can_be_read(tmp_path: Path, controls: 
     assert report["meta"] == {"seed": 3}
     with (tmp_path / "new" / "similarity.csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(every)
-    assert [figure.name for figure in figures] == ["layers_a-x_b.png", "diagonal_a-x_b.png", "layers_b_b.png"]
+    assert [figure.name for figure in figures] == ["layers_x_b.png", "diagonal_x_b.png", "layers_b_b.png"]
     assert all(image.imread(figure).std() > 0 for figure in figures)
     assert not list(tmp_path.rglob("*.part*"))
 

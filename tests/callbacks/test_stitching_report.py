@@ -17,7 +17,7 @@ from rich.console import Console
 
 from aligners.stitching_evaluation import StitchingEvaluation
 from callbacks.stitching_figures import accuracy_figure, curve_figures, penalty_figure, penalty_map
-from callbacks.stitching_lines import matching_pairs, short_names
+from callbacks.stitching_lines import matching_pairs
 from callbacks.stitching_reading import findings
 from callbacks.stitching_report import StitchingReport, stitching_tables, write_stitching
 from tests.callbacks.stitched_rows import Row, curves, stitched
@@ -160,11 +160,6 @@ def test_sites_of_unequal_models_and_of_grids_come_in_order_of_depth() -> None:
     uneven = [row | {"site_y": row["site_x"] and min(row["site_x"], 2)} for row in stitched()]
     assert matching_pairs(uneven) == [(1, 1), (2, 2), (3, 2)]
     assert matching_pairs(stitched(sites=GRID)) == [(1, 1), (2, 2), (3, 3)]
-
-
-def test_names_are_short_unless_two_would_be_the_same() -> None:
-    assert short_names(["a/x", "b/y", "a/x"]) == {"a/x": "x", "b/y": "y"}
-    assert short_names(["a/x", "b/x"]) == {"a/x": "a/x", "b/x": "b/x"}
 
 
 # --------------------------------------------------------------------- tables

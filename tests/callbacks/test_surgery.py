@@ -114,12 +114,20 @@ def test_two_ranks_measure_what_one_does(options: list[str], tmp_path: Path) -> 
             assert b[name] == expected, (a["model"], a["kind"], a["site"], name)
 
 
-def test_no_epochs_train_no_heads(options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_epochs_train_no_heads(
+    options: list[str],
+    world: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.chdir(tmp_path)
     place = options.index("--data.bases")
     main([*options[:place], *options[place + 2 :], *QUIET, "--run", "here", "--trainer.max_epochs", "0"])
     found = json.loads(Path("here/surgery.json").read_text())["rows"]
     assert {row["kind"] for row in found} == {"native", "untuned", "skip"}
+    assert {row["model"] for row in found} == {world.model_x, world.model_y, MEAN}
+    assert world.model_x not in capsys.readouterr().out  # it is shown as x
 
 
 def test_help_names_the_options(capsys: pytest.CaptureFixture[str]) -> None:

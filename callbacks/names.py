@@ -1,0 +1,70 @@
+"""What models are called where people look: tables, titles, figures, file names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+__all__ = ["file_names", "names_in_full", "short_names", "with_short_names"]
+
+Row = dict[str, Any]
+COLUMNS = ("model_x", "model_y", "model")  # of a row, that name a model
+MOST_LETTERS = 40  # two names fit a title of 120 columns
+
+
+def short_names(models: Iterable[str]) -> dict[str, str]:
+    """A short name for each model, by its name: `seed-0` for `runs/tuned/none/seed-0`.
+
+    It is what stands after the last slash, with as many of the parts before it as tell the model from all others;
+    and of what is longer than 40 letters both ends, if these tell it from all others.
+
+    Args:
+        models: of one report; names that come again are the same model.
+    """
+    every = list(dict.fromkeys(models))
+    ends = [_end(name, [other for other in every if other != name]) for name in every]
+    cut = [_cut(end) for end in ends]
+    return {name: short if cut.count(short) == 1 else end for name, short, end in zip(every, cut, ends, strict=True)}
+
+
+def file_names(models: Iterable[str]) -> dict[str, str]:
+    """The same for the names of files and folders: letters, digits and `_.=-` alone, and no two the same."""
+    names: dict[str, str] = {}
+    for model, short in short_names(models).items():
+        slug = re.sub(r"[^\w.=-]+", "-", short.replace("…", "--")).strip("-.") or "model"
+        taken = set(names.values())
+        again = (f"{slug}-{number}" for number in range(2, len(taken) + 2))
+        names[model] = slug if slug not in taken else next(name for name in again if name not in taken)
+    return names
+
+
+def with_short_names(rows: Sequence[Row]) -> list[Row]:
+    """Rows to show: copies in which models have their short names; files keep the others, which identify a model."""
+    names = short_names(_models(rows))
+    return [row | {column: names[row[column]] for column in COLUMNS if column in row} for row in rows]
+
+
+def names_in_full(rows: Sequence[Row]) -> str:
+    """For below a Markdown table: what the short names stand for, a line for each; empty where nothing was cut."""
+    names = short_names(_models(rows))
+    lines = [f"- {short}: `{name}`\n" for name, short in names.items() if short != name]
+    return "\n" + "".join(lines) if lines else ""
+
+
+def _models(rows: Sequence[Row]) -> list[str]:
+    return [row[column] for row in rows for column in COLUMNS if column in row]
+
+
+def _end(name: str, others: Sequence[str]) -> str:
+    """The fewest last parts that no other name ends with; the whole name if there are none."""
+    parts = name.rstrip("/").split("/")
+    ends = ["/".join(parts[-count:]) for count in range(1, len(parts) + 1)]
+    return next((end for end in ends if not any(f"/{other.rstrip('/')}".endswith(f"/{end}") for other in others)), name)
+
+
+def _cut(name: str) -> str:
+    if len(name) <= MOST_LETTERS:
+        return name
+    last = (MOST_LETTERS - 1) // 2
+    return f"{name[: MOST_LETTERS - 1 - last]}…{name[-last:]}"
