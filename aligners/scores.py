@@ -10,7 +10,10 @@ from torchmetrics import Metric
 
 from similarity.moments import DoubleMetric
 
-__all__ = ["TextScores", "UnitMeans", "bootstrap_interval"]
+__all__ = ["TextScores", "UnitMeans", "bootstrap_interval", "percentile_interval", "resampled"]
+
+RESAMPLES = 1000
+LEVEL = 0.95
 
 
 class TextScores(Metric):
@@ -84,8 +87,20 @@ class UnitMeans(DoubleMetric):
         return self.sums / self.units
 
 
+def resampled(n: int, seed: int, resamples: int = RESAMPLES) -> Tensor:
+    """Numbers of n texts drawn with replacement, (resamples, n); equal seeds draw equal texts."""
+    return torch.randint(n, (resamples, n), generator=torch.Generator().manual_seed(seed))
+
+
+def percentile_interval(values: Tensor, level: float = LEVEL) -> tuple[Tensor, Tensor]:
+    """Lower and upper end over the last axis, the resamples: each (...)."""
+    tail = (1 - level) / 2
+    ends = torch.quantile(values, torch.tensor([tail, 1 - tail], dtype=torch.float64), dim=-1)
+    return ends[0], ends[1]
+
+
 def bootstrap_interval(
-    values: Tensor, weights: Tensor | None = None, *, seed: int, level: float = 0.95, resamples: int = 1000
+    values: Tensor, weights: Tensor | None = None, *, seed: int, level: float = LEVEL, resamples: int = RESAMPLES
 ) -> tuple[Tensor, Tensor]:
     """Percentile interval of a mean (or of a ratio of sums) over resampled texts.
 
@@ -100,11 +115,8 @@ def bootstrap_interval(
         Lower and upper end, each (...).
     """
     n = values.shape[-1]
-    generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randint(n, (resamples, n), generator=generator)
+    drawn = resampled(n, seed, resamples)
     counts = torch.zeros(resamples, n, dtype=torch.float64).scatter_add_(1, drawn, torch.ones(drawn.shape).double())
     numerator = values.double() @ counts.T
     denominator = counts.sum(1) if weights is None else weights.double() @ counts.T
-    tail = (1 - level) / 2
-    ends = torch.quantile(numerator / denominator, torch.tensor([tail, 1 - tail], dtype=torch.float64), dim=-1)
-    return ends[0], ends[1]
+    return percentile_interval(numerator / denominator, level)

@@ -19,7 +19,7 @@ from datamodules.targets import Targets
 if TYPE_CHECKING:
     from frozen.model import FrozenModel
 
-__all__ = ["check_labels", "chosen", "divergence", "per_text", "unit_losses", "unit_scores"]
+__all__ = ["check_labels", "chosen", "divergence", "per_text", "unit_answers", "unit_losses", "unit_scores"]
 
 
 def chosen(logits: Tensor, targets: Targets, groups: ClassMap | None = None) -> Tensor:
@@ -34,7 +34,9 @@ def chosen(logits: Tensor, targets: Targets, groups: ClassMap | None = None) -> 
 
 
 def unit_losses(logits: Tensor, targets: Targets) -> Tensor:
-    """Cross-entropy of each unit in nats: chosen logits (..., U, C) -> (..., U)."""
+    """Cross-entropy of each unit in nats, or the squared error of a number: chosen logits (..., U, C) -> (..., U)."""
+    if targets.answer.is_floating_point():
+        return (logits[..., 0].float() - targets.answer).square()
     lead = logits.shape[:-1]
     answer = targets.answer.expand(lead).reshape(-1)
     return cross_entropy(logits.flatten(0, -2), answer, reduction="none").view(lead)
@@ -74,16 +76,26 @@ def unit_scores(logits: Tensor, targets: Targets, own: Tensor | None = None) -> 
         own: (U,) the answers that the model gives by itself, where something else is asked whether it keeps to them.
 
     Returns:
-        loss, cross-entropy in nats; correct, 1 where the answer is the right one; and with `own` agree, 1 where it is
-        that one: each (..., U).
+        loss, cross-entropy in nats, or the squared error of a number; correct, 1 where the answer is the right one; and
+        with `own` agree, 1 where it is that one: each (..., U). Numbers are neither right nor equal: NaN.
     """
     known = torch.where(logits.isfinite().all(-1), 1.0, torch.nan)
+    if targets.answer.is_floating_point():
+        missing = torch.full_like(known, torch.nan)
+        agree = {} if own is None else {"agree": missing}
+        return {"loss": unit_losses(logits, targets) * known, "correct": missing, **agree}
     answer = logits.argmax(-1)
     scores = {
         "loss": unit_losses(logits.float(), targets) * known,
         "correct": (answer == targets.answer) * known,
     }
     return scores if own is None else {**scores, "agree": (answer == own) * known}
+
+
+def unit_answers(logits: Tensor, *, regression: bool) -> Tensor:
+    """The class or number that is answered to each unit, NaN where logits are not finite: (..., U, C) -> (..., U)."""
+    answers = logits[..., 0].double() if regression else logits.argmax(-1).double()
+    return answers.where(logits.isfinite().all(-1), torch.nan)
 
 
 def check_labels(target: FrozenModel, labels: Tensor | None, source: str) -> None:

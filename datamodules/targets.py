@@ -22,7 +22,7 @@ class Targets:
 
     Attributes:
         index: (U,) row of each unit in the logits, all of whose axes but the last are flattened.
-        answer: (U,) the right class or token, int64.
+        answer: (U,) the right class or token, int64; or the right number, float32.
         owner: (U,) text of the batch, 0..B-1, ascending.
         texts: B.
     """
@@ -45,7 +45,7 @@ class Targets:
 
 
 def classification_targets(labels: Tensor) -> Targets:
-    """One unit for each text, from its class: labels (B,)."""
+    """One unit for each text, from its class, or the number that is to be predicted: labels (B,)."""
     every = torch.arange(len(labels), device=labels.device)
     return Targets(every, labels, every, len(labels))
 

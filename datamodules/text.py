@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from datamodules.labels import LabelColumn, read_labels
+import torch
+
+from datamodules.labels import LabelColumn, known_labels, read_labels
 from datamodules.sources import EMBEDDED, GLUE, TextSource, fitting_split, held_out_split, open_source
 from datamodules.splitting import split_of, split_shares, text_key
 from datamodules.streaming import first_rows, first_texts
@@ -47,6 +49,16 @@ class Texts:
         if self.label_names is not None:
             return len(self.label_names)
         return 1 + max(max(split["label"][:]) for split in (self.fit, self.validation, self.test))
+
+    @property
+    def constant_label(self) -> float:
+        """The best answer that is the same for all texts: the most frequent class of the fitting texts, or their mean.
+
+        Of the held-out texts where no fitting text has a label.
+        """
+        splits = (torch.tensor(split["label"][:]) for split in (self.fit, self.test))
+        known = next(own for own in (labels[known_labels(labels)] for labels in splits) if len(own))
+        return float(known.mean() if self.regression else known.bincount().argmax())
 
     def describe(self) -> dict[str, Any]:
         """What a report says about the data, as plain values."""
