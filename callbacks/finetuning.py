@@ -13,13 +13,16 @@ import lightning.pytorch as pl
 import yaml
 from jsonargparse import ArgumentParser, Namespace, dict_to_namespace
 from lightning.pytorch.utilities import rank_zero_only
+from torch import Tensor
 
 from aligners.scores import bootstrap_interval
+from aligners.task_scores import choose_score, score_interval, task_score
 from callbacks.finetuning_report import Row, show_finetuning, write_finetuning
 from callbacks.names import file_names
 from callbacks.run import RANKS_SHARE, progress_bar, quiet, run_loggers, start_evaluation
 from callbacks.writing import environment
 from datamodules.labelled import LabelledTexts
+from datamodules.sources import Score
 from finetuning.saving import FINISHED, finished_row, save_classifier
 from finetuning.training import Finetuning, FinetuningRecipe
 from finetuning.variants import Variant, parse_variants
@@ -116,12 +119,14 @@ def finetune(args: Sequence[str] | None = None) -> None:
         for job in jobs:
             finished_row(given.run / job.folder, data.frozen[job.place].fingerprint)
     folder, settings = _start(given, parser.dump(given), begun)
-    meta = {**data.describe(), **asdict(recipe), "majority_accuracy": data.majority_accuracy()}
+    score = choose_score(data.text, regression=data.texts.regression, classes=data.classes)
+    majority = float(task_score(score, data.constant_answers(), data.answers("test")))
+    meta = {**data.describe(), **asdict(recipe), "score": score, "majority_score": majority}
     rows: list[Row] = []
     for job in jobs:
         row = finished_row(folder / job.folder, data.frozen[job.place].fingerprint)
         if row is None:
-            row = _train(job, data, recipe, settings, folder)
+            row = _train(job, data, recipe, score, settings, folder)
         rows.append(row)
         if rank_zero_only.rank == 0:  # type: ignore[attr-defined]
             write_finetuning(folder, meta, rows)
@@ -156,7 +161,9 @@ def plan(data: LabelledTexts, seeds: Sequence[int], written: Sequence[str]) -> l
     return jobs
 
 
-def _train(job: Job, data: LabelledTexts, recipe: FinetuningRecipe, settings: dict[str, Any], folder: Path) -> Row:
+def _train(
+    job: Job, data: LabelledTexts, recipe: FinetuningRecipe, score: Score, settings: dict[str, Any], folder: Path
+) -> Row:
     """Train and test one classifier; rank 0 saves it."""
     data.order = job.seed
     model, tokenizer = new_classifier(
@@ -177,8 +184,6 @@ def _train(job: Job, data: LabelledTexts, recipe: FinetuningRecipe, settings: di
         raise KeyboardInterrupt
     seconds, steps = time.perf_counter() - began, trainer.global_step
     trainer.test(module, datamodule=data, verbose=False)
-    correct = module.scores["correct"]
-    low, high = bootstrap_interval(correct, seed=data.seed)
     weights = [(weight.numel(), weight.requires_grad) for weight in module.model.parameters()]
     row: Row = {
         "base": job.base,
@@ -186,12 +191,9 @@ def _train(job: Job, data: LabelledTexts, recipe: FinetuningRecipe, settings: di
         "kind": job.variant.kind,
         "count": job.variant.count,
         "seed": job.seed,
-        "accuracy": float(correct.mean()),
-        "accuracy_low": float(low),
-        "accuracy_high": float(high),
-        "loss": float(module.scores["loss"].mean()),
+        **_measured(module.scores, score, data),
         "validation_accuracy": module.validation_accuracy,
-        "n_texts": len(correct),
+        "n_texts": len(module.scores["loss"]),
         "steps": steps,
         "seconds": round(seconds, 1),
         "layers": data.frozen[job.place].depth,
@@ -203,6 +205,19 @@ def _train(job: Job, data: LabelledTexts, recipe: FinetuningRecipe, settings: di
     if trainer.is_global_zero:
         save_classifier(folder / job.folder, module.model, tokenizer, row)
     return row
+
+
+def _measured(scores: dict[str, Tensor], score: Score, data: LabelledTexts) -> Row:
+    """Accuracy, of classes, and the task's score, with intervals over the held-out texts."""
+    labels, answers, correct = data.answers("test"), scores["answer"], scores["correct"]
+    ends = bootstrap_interval(correct, seed=data.seed)
+    found = {
+        **dict(zip(("accuracy", "accuracy_low", "accuracy_high"), (correct.mean(), *ends), strict=True)),
+        "score": task_score(score, answers, labels),
+        **dict(zip(("score_low", "score_high"), score_interval(score, answers, labels, seed=data.seed), strict=True)),
+        "loss": scores["loss"].mean(),
+    }
+    return {"score_name": score, **{k: float(v) if bool(v.isfinite()) else None for k, v in found.items()}}
 
 
 def _seeds(wanted: int | list[int]) -> list[int]:

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from callbacks.figures import COLOURS
+from callbacks.score_words import floor_words, score_words
 
 __all__ = ["finetuning_figure"]
 
@@ -32,7 +33,7 @@ def finetuning_figure(rows: Sequence[Row], majority: float) -> Figure:
 
     Args:
         rows: one for each classifier.
-        majority: accuracy of always naming the most frequent class.
+        majority: score of always naming the most frequent class, or the mean of numbers.
     """
     counts = {kind: {row["count"] for row in rows if row["kind"] == kind} for kind in ACROSS}
     curves = [kind for kind in ACROSS if len(counts[kind]) >= CURVE_FROM]
@@ -51,19 +52,19 @@ def finetuning_figure(rows: Sequence[Row], majority: float) -> Figure:
         _side_by_side(axes[-1], beside)
     for axis in axes:
         line = axis.axhline(100 * majority, color="0.5", linestyle=":", linewidth=1.2, zorder=0)
-    axes[0].set_ylabel("accuracy on held-out texts, %")
-    figure.legend([line], ["majority class"], loc="outside right upper", frameon=False, fontsize=8)
+    axes[0].set_ylabel(f"held-out texts: {score_words(rows)}")
+    figure.legend([line], [floor_words(rows)], loc="outside right upper", frameon=False, fontsize=8)
     return figure
 
 
 def _curve(axis: Axes, rows: Sequence[Row], kind: str) -> None:
-    """Accuracy against the number of blocks; the whole model at its own place of the same axis."""
+    """The score against the number of blocks; the whole model at its own place of the same axis."""
     colour = COLOURS[list(ACROSS).index(kind)]
     whole = {"bottom": UNFROZEN, "top": 0, "layers": max(row["layers"] for row in rows)}[kind]
     places: dict[int, list[float]] = {}
     for row in rows:
         place = whole if row["kind"] == "none" else row["count"]
-        places.setdefault(place, []).append(100 * row["accuracy"])
+        places.setdefault(place, []).append(100 * row["score"])
     across = sorted(places)
     for place in across:
         _dots(axis, place, places[place], colour)
@@ -75,7 +76,7 @@ def _curve(axis: Axes, rows: Sequence[Row], kind: str) -> None:
 def _side_by_side(axis: Axes, rows: Sequence[Row]) -> None:
     names = list(dict.fromkeys(row["variant"] for row in rows))
     for place, name in enumerate(names):
-        values = [100 * row["accuracy"] for row in rows if row["variant"] == name]
+        values = [100 * row["score"] for row in rows if row["variant"] == name]
         _dots(axis, place, values, COLOURS[3])
         axis.hlines(mean(values), place - 0.3, place + 0.3, color=COLOURS[3], linewidth=1.8)
     axis.set_xticks(range(len(names)), [name.replace("-", " ") for name in names])

@@ -11,6 +11,7 @@ import lightning.pytorch as pl
 from rich.table import Table
 
 from callbacks.names import with_short_names
+from callbacks.score_words import floor_words, score_words
 from callbacks.showing import TitledTable, log_to_wandb, say_where, screen
 from callbacks.surgery_figures import skipping_figure, truncation_figure
 from callbacks.writing import environment, save_figure, table_csv, write_text
@@ -38,7 +39,7 @@ class SurgeryReport(pl.Callback):
         meta = {**pl_module.meta, **environment(trainer)}
         figures = write_surgery(self.folder, meta, pl_module.rows)
         console = screen()
-        console.print(surgery_table(with_short_names(pl_module.rows), meta["majority_accuracy"]))
+        console.print(surgery_table(with_short_names(pl_module.rows), meta["majority_score"]))
         say_where(console, self.folder, log_to_wandb(trainer, "surgery", meta, pl_module.rows, figures))
 
 
@@ -56,7 +57,7 @@ def write_surgery(folder: Path, meta: Row, rows: Sequence[Row]) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "surgery.json", json.dumps({"meta": meta, "rows": list(rows)}, indent=1, allow_nan=False))
     write_text(folder / "surgery.csv", table_csv(rows))
-    majority = meta["majority_accuracy"]
+    majority = meta["majority_score"]
     shown = with_short_names(rows)
     drawn = {"truncation": truncation_figure(shown, majority), "skipping": skipping_figure(shown, majority)}
     for name, figure in drawn.items():
@@ -65,11 +66,12 @@ def write_surgery(folder: Path, meta: Row, rows: Sequence[Row]) -> list[Path]:
 
 
 def surgery_table(rows: Sequence[Row], majority: float) -> Table:
-    """Accuracy of every truncation, by site: of each model, and of their mean."""
+    """The score of every truncation, by site: of each model, and of their mean."""
     cut = [row for row in rows if row["site"] is not None and row["kind"] != "native"]
+    words = score_words(rows)
     table = TitledTable(
-        f"Accuracy in % of models truncated after a site, on {rows[0]['n_texts']} held-out texts "
-        f"(majority class: {100 * majority:.1f})"
+        f"{words[0].upper()}{words[1:]} of models truncated after a site, on {rows[0]['n_texts']} held-out texts "
+        f"({floor_words(rows)}: {100 * majority:.1f})"
     )
     table.add_column("model", overflow="fold")
     table.add_column("head", no_wrap=True)
@@ -77,7 +79,7 @@ def surgery_table(rows: Sequence[Row], majority: float) -> Table:
     for site in sites:
         table.add_column(str(site), justify="right", no_wrap=True)
     for model, kind in dict.fromkeys((row["model"], row["kind"]) for row in cut):
-        own = {row["site"]: row["accuracy"] for row in cut if (row["model"], row["kind"]) == (model, kind)}
+        own = {row["site"]: row["score"] for row in cut if (row["model"], row["kind"]) == (model, kind)}
         cells = ["" if own.get(site) is None else f"{100 * own[site]:.1f}" for site in sites]
         table.add_row(model, kind, *cells, style="bold" if model == MEAN else None)
     return table

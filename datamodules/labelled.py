@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -134,7 +135,7 @@ class LabelledTexts(TextStream):
         return str(self._embedded(name)) if name.startswith(EMBEDDED) else name
 
     def answers(self, split: Split) -> Tensor:
-        """The class of each text of a split, (n,) int64.
+        """The class of each text of a split, (n,) int64, or the number to predict, (n,) float32.
 
         Raises:
             ValueError: some texts have none.
@@ -155,20 +156,22 @@ class LabelledTexts(TextStream):
 
     @property
     def classes(self) -> int:
-        """Number of classes, C: those that are named, or one more than the largest in any split.
+        """Number of classes, C: those that are named, or one more than the largest in any split; 1 for numbers.
 
         Raises:
-            ValueError: as in `answers`, or a label is negative.
+            ValueError: as in `answers`, or a class is negative.
         """
+        if self.texts.regression:
+            return 1
         splits: tuple[Split, ...] = ("fit", "validation", "test")
         least = min(int(self.answers(split).min()) for split in splits)
         if least < 0:
             raise ValueError(f"Expected classes counted from 0 in {self.text.source!r}, but got {least}.")
         return self.texts.classes
 
-    def majority_accuracy(self) -> float:
-        """Share of the held-out texts whose class is the most frequent one of the fitting texts."""
-        return float((self.answers("test") == self.texts.constant_label).double().mean())
+    def constant_answers(self) -> Tensor:
+        """The answer to each held-out text that needs none of them, (n,): see `Texts.constant_label`."""
+        return torch.full((len(self.answers("test")),), self.texts.constant_label, dtype=torch.float64)
 
     def describe(self) -> dict[str, Any]:
         """Everything that says which texts and models these are, as plain values."""

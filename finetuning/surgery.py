@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from aligners.answers import in_data_order, match_heads, one_after_another
-from aligners.scores import TextScores, UnitMeans, bootstrap_interval
-from aligners.tasks import check_labels, unit_scores
+from aligners.scores import TextScores, UnitMeans, bootstrap_interval, percentile_interval
+from aligners.task_scores import choose_score, resampled_scores, task_score
+from aligners.tasks import check_labels, unit_answers, unit_scores
 from datamodules.batches import TextBatch
 from datamodules.targets import classification_targets
 from finetuning.heads import HeadBank
@@ -27,7 +28,7 @@ __all__ = ["HEADS", "MEAN", "Condition", "SurgeryEvaluation", "conditions"]
 
 Kind = Literal["native", "untuned", "tuned", "tuned_orig", "skip"]
 MEAN = "mean of the models"
-QUANTITIES = ("correct", "loss")
+QUANTITIES = ("correct", "loss", "answer")
 HEADS = FinetuningRecipe(learning_rate=1e-3, warmup=0.1)  # a head alone stands, and needs, larger steps than a model
 
 
@@ -114,6 +115,8 @@ class SurgeryEvaluation(pl.LightningModule):
                 check_labels(model, data.split(split).labels, data.text.source)
         tuned = self.models[: len(data.models)]
         self.matched = match_heads(data, tuned)
+        self.regression = tuned[0].regression
+        self.score = choose_score(data.text, regression=self.regression, classes=data.classes)
         for base in self.models[len(tuned) :]:
             base.class_map = one_after_another(tuned[0].class_map)
         if self.heads and not len(self.banks):
@@ -158,15 +161,17 @@ class SurgeryEvaluation(pl.LightningModule):
         self._means = [UnitMeans(model.depth + 1).to(self.device) for model in self.models]
 
     def validation_step(self, batch: TextBatch, batch_idx: int) -> None:
-        """Accuracy of every head on one batch."""
+        """Accuracy of every head on one batch, or squared errors."""
         for place, means in enumerate(self._means):
             logits = self._answers(batch, place, self._states(batch, place))
-            means.update(unit_scores(logits, classification_targets(cast(Tensor, batch.labels)))["correct"])
+            found = unit_scores(logits, classification_targets(cast(Tensor, batch.labels)))
+            means.update(found["loss" if self.regression else "correct"])
 
     def on_validation_epoch_end(self) -> None:
         """Log it; it has been added over ranks."""
         for place, means in enumerate(self._means):
-            self.log_dict(self._keys(place, "validation_accuracy", means.compute().float()), rank_zero_only=True)
+            figure = "validation_loss" if self.regression else "validation_accuracy"
+            self.log_dict(self._keys(place, figure, means.compute().float()), rank_zero_only=True)
 
     def _keys(self, place: int, figure: str, values: Tensor) -> dict[str, Tensor]:
         kind = "tuned_orig" if self.is_base[place] else "tuned"
@@ -193,6 +198,7 @@ class SurgeryEvaluation(pl.LightningModule):
             trained = self._answers(batch, place, states) if self.heads else None
             logits = torch.stack([self._answer(batch, place, condition, states, trained) for condition in wanted])
             found = unit_scores(logits, classification_targets(cast(Tensor, batch.labels)))
+            found["answer"] = unit_answers(logits, regression=self.regression)
             scores = {name: values[None] for name, values in found.items()}
             cast(TextScores, self.tables[place]).update(batch.text, scores)
 
@@ -218,29 +224,34 @@ class SurgeryEvaluation(pl.LightningModule):
         tables = [cast(TextScores, table).compute() for table in self.tables]
         self.rows = []
         for model, wanted, table in zip(self.models, self._conditions, tables, strict=True):
-            self.rows += self._rows(model.name, wanted, table)
+            self.rows += self._rows(model.name, wanted, [table])
         for base in (False, True):
             places = [place for place, is_base in enumerate(self.is_base) if is_base == base]
             if len(places) > 1 and len({self.models[place].depth for place in places}) == 1:
-                mean = {name: torch.stack([tables[place][name] for place in places]).mean(0) for name in QUANTITIES}
-                self.rows += self._rows(MEAN, self._conditions[places[0]], mean)
+                self.rows += self._rows(MEAN, self._conditions[places[0]], [tables[place] for place in places])
+        data = self._stream
         self.meta = {
-            **self._stream.describe(),
+            **data.describe(),
             "labels": {model.name: words for model, words in self.matched.items()},
-            "majority_accuracy": self._stream.majority_accuracy(),
+            "score": self.score,
+            "majority_score": float(task_score(self.score, data.constant_answers(), data.answers("test"))),
             "seed": self.seed,
             "split": "test",
         }
 
-    def _rows(self, name: str, wanted: Sequence[Condition], table: dict[str, Tensor]) -> list[dict[str, Any]]:
-        low, high = (end[0] for end in bootstrap_interval(table["correct"], seed=self.seed))
+    def _rows(self, name: str, wanted: Sequence[Condition], tables: list[dict[str, Tensor]]) -> list[dict[str, Any]]:
+        """Of one model, or the means over several."""
+        every = {quantity: torch.stack([table[quantity][0] for table in tables]) for quantity in QUANTITIES}
+        correct = every["correct"].mean(0)
+        low, high = bootstrap_interval(correct, seed=self.seed)
         columns = {
-            "accuracy": table["correct"][0].mean(-1),
+            "accuracy": correct.mean(-1),
             "accuracy_low": low,
             "accuracy_high": high,
-            "loss": table["loss"][0].mean(-1),
+            "loss": every["loss"].mean(0).mean(-1),
+            **self._score_columns(every["answer"]),
         }
-        about = {"n_texts": table["loss"].shape[-1]}
+        about = {"score_name": self.score, "n_texts": correct.shape[-1]}
         return [
             {
                 "model": name,
@@ -250,6 +261,13 @@ class SurgeryEvaluation(pl.LightningModule):
             }
             for number, condition in enumerate(wanted)
         ]
+
+    def _score_columns(self, answers: Tensor) -> dict[str, Tensor]:
+        """The task's score from answers (models, conditions, texts), the mean over models, with its interval."""
+        labels = cast(Tensor, self._stream.answers("test"))
+        drawn = resampled_scores(self.score, answers, labels, seed=self.seed).mean(0)
+        low, high = percentile_interval(drawn)
+        return {"score": task_score(self.score, answers, labels).mean(0), "score_low": low, "score_high": high}
 
 
 def _finite(value: Tensor) -> float | None:

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from aligners.optimisation import Schedule, schedule_factor
 from aligners.scores import TextScores, UnitMeans
-from aligners.tasks import unit_losses, unit_scores
+from aligners.tasks import unit_answers, unit_losses, unit_scores
 from datamodules.batches import TextBatch
 from datamodules.targets import classification_targets
 from frozen.calling import Caller
@@ -65,7 +65,7 @@ class FinetuningRecipe:
 
 
 class Finetuning(pl.LightningModule):
-    """Trains a classifier, dropout and all, on cross-entropy; measures it text by text.
+    """Trains a classifier, dropout and all, on cross-entropy, or a regression head on squared errors; measures it.
 
     Validation accuracy and everything that is tested is exact for any number of ranks. Training is not the same for
     another number of them: every rank draws its own dropout.
@@ -78,8 +78,8 @@ class Finetuning(pl.LightningModule):
         seed: of dropout.
 
     Attributes:
-        validation_accuracy: after the last validation.
-        scores: quantity -> (n,) of each held-out text, after a test: correct, loss.
+        validation_accuracy: after the last validation; None of numbers that are predicted.
+        scores: quantity -> (n,) of each held-out text, after a test: correct, loss, and answer, a class or a number.
     """
 
     def __init__(
@@ -93,6 +93,7 @@ class Finetuning(pl.LightningModule):
     ) -> None:
         super().__init__()
         self.model, self.recipe, self.name, self.place = model, recipe, name, place
+        self.regression = model.config.num_labels == 1
         self.seed = seed
         self.validation_accuracy: float | None = None
         self.scores: dict[str, Tensor] = {}
@@ -115,7 +116,7 @@ class Finetuning(pl.LightningModule):
         return optimisation(self, [weight for weight in self.model.parameters() if weight.requires_grad], self.recipe)
 
     def training_step(self, batch: TextBatch, batch_idx: int) -> Tensor:
-        """Cross-entropy, the mean over all ranks' texts."""
+        """Cross-entropy or squared error, the mean over all ranks' texts."""
         loss = mean_loss(self, self.logits(batch)[None], cast(Tensor, batch.labels))[0]
         self._check.watch(loss.detach()[None], [self.name], "training loss", batch_idx)
         if self.global_step % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
@@ -140,18 +141,20 @@ class Finetuning(pl.LightningModule):
     def on_validation_epoch_end(self) -> None:
         """Log them; they have been added over ranks."""
         accuracy, loss = self._means.compute().float()
-        self.validation_accuracy = float(accuracy)
-        for name, value in (("accuracy", accuracy), ("loss", loss)):
+        self.validation_accuracy = None if self.regression else float(accuracy)
+        for name, value in (("loss", loss), *([] if self.regression else [("accuracy", accuracy)])):
             self.log(f"{self.name}/validation_{name}", value, rank_zero_only=True)
 
     def on_test_start(self) -> None:
         """A table for the held-out texts."""
         texts = len(self.trainer.datamodule.answers("test"))  # type: ignore[attr-defined]
-        self._table = TextScores(["correct", "loss"], 1, 1, texts).to(self.device)
+        self._table = TextScores(["correct", "loss", "answer"], 1, 1, texts).to(self.device)
 
     def test_step(self, batch: TextBatch, batch_idx: int) -> None:
         """Score every text of a batch."""
-        found = unit_scores(self.logits(batch), classification_targets(cast(Tensor, batch.labels)))
+        logits = self.logits(batch)
+        found = unit_scores(logits, classification_targets(cast(Tensor, batch.labels)))
+        found["answer"] = unit_answers(logits, regression=self.regression)
         self._table.update(batch.text, {name: values[None, None] for name, values in found.items()})
 
     def on_test_epoch_end(self) -> None:

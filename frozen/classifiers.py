@@ -37,7 +37,7 @@ def new_classifier(
 
     Args:
         name: Hub id, or a folder that `save_pretrained` wrote: a bare, masked or causal model, or a classifier.
-        n_labels: number of classes, C.
+        n_labels: number of classes, C; 1: a number is predicted, by regression.
         seed: of the head.
         label_names: names of the classes, kept in the config; default: LABEL_0, LABEL_1, ...
         revision: branch, tag or commit on the Hub.
@@ -46,7 +46,7 @@ def new_classifier(
         trust_remote_code: whether code from the Hub may run.
 
     Raises:
-        ValueError: fewer than two classes or another number of names; the family has no classification head that
+        ValueError: no class or another number of names; the family has no classification head that
             follows from its states; or a weight of the body or the tokenizer is missing, as in `load_frozen`.
     """
     _check_labels(n_labels, label_names)
@@ -56,7 +56,8 @@ def new_classifier(
         architecture = architecture_of(config.model_type)
         architecture.check(config)
         _check_family(architecture, config.model_type)
-        config.num_labels, config.problem_type = n_labels, "single_label_classification"
+        config.num_labels = n_labels
+        config.problem_type = "regression" if n_labels == 1 else "single_label_classification"
         if label_names is not None:
             config.id2label = dict(enumerate(label_names))
             config.label2id = {label: number for number, label in enumerate(label_names)}
@@ -84,8 +85,8 @@ def _undetermined(model: PreTrainedModel, unfit: Sequence[str]) -> list[str]:
 
 
 def _check_labels(n_labels: int, label_names: Sequence[str] | None) -> None:
-    if n_labels < 2:
-        raise ValueError(f"Expected `n_labels` of at least 2, received {n_labels}: a classifier tells classes apart.")
+    if n_labels < 1:
+        raise ValueError(f"Expected `n_labels` of 2 or more classes, or 1 for a number, received {n_labels}.")
     if label_names is not None and (len(label_names) != n_labels or len(set(label_names)) != n_labels):
         raise ValueError(
             f"Expected `label_names` to be {n_labels} different names, received {', '.join(label_names) or 'none'}."

@@ -168,7 +168,7 @@ def row(variant: str, seed: int, accuracy: float) -> dict[str, Any]:
     kind, _, count = variant.partition("-")
     return {
         "variant": variant, "kind": kind, "count": int(count or 0), "seed": seed, "accuracy": accuracy, "loss": 0.5,
-        "seconds": 2.0, "trained": 10, "layers": 4, "n_texts": 20,
+        "seconds": 2.0, "trained": 10, "layers": 4, "n_texts": 20, "score": accuracy, "score_name": "accuracy",
     }  # fmt: skip
 
 

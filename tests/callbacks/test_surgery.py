@@ -31,6 +31,8 @@ def rows(models: list[str], bases: list[str]) -> list[dict[str, Any]]:
                 {
                     "model": model, **vars(condition), "accuracy": accuracy, "accuracy_low": accuracy - 0.05,
                     "accuracy_high": accuracy + 0.05, "loss": 0.5, "n_texts": 25,
+                    "score": accuracy, "score_low": accuracy - 0.05, "score_high": accuracy + 0.05,
+                    "score_name": "accuracy",
                 }
             )  # fmt: skip
     return found
@@ -38,7 +40,7 @@ def rows(models: list[str], bases: list[str]) -> list[dict[str, Any]]:
 
 def test_files_hold_every_row_and_figures_can_be_read(tmp_path: Path) -> None:
     every = rows(["a/x", "a/y"], ["b"])
-    figures = write_surgery(tmp_path / "new", {"majority_accuracy": 0.5}, every)
+    figures = write_surgery(tmp_path / "new", {"majority_score": 0.5}, every)
     assert json.loads((tmp_path / "new" / "surgery.json").read_text())["rows"] == every
     with (tmp_path / "new" / "surgery.csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(every)
@@ -76,7 +78,7 @@ def test_what_overflowed_is_left_out() -> None:
 
 
 def test_a_model_that_overflows_everywhere_is_not_drawn() -> None:
-    broken = [row | {"accuracy": None} if row["model"] == "a" else row for row in rows(["a", "b"], [])]
+    broken = [row | {"score": None} if row["model"] == "a" else row for row in rows(["a", "b"], [])]
     (axis,) = truncation_figure([row for row in broken if row["model"] != MEAN], 0.5).axes
     assert {text.get_text() for text in axis.texts} == {"b"}
 

@@ -84,7 +84,7 @@ def test_trained_heads_do_better_than_the_model_s_own_and_leave_models_alone(wor
 
 def test_the_report_knows_texts_models_and_the_majority(world: World) -> None:
     evaluation = evaluated(labelled(world), heads=False)
-    assert 0.5 <= evaluation.meta["majority_accuracy"] < 1
+    assert 0.5 <= evaluation.meta["majority_score"] < 1
     assert [model["name"] for model in evaluation.meta["models"]] == [world.model_x, world.model_y]
     assert {row["n_texts"] for row in evaluation.rows} == {TEST_TEXTS}
     assert all(row["accuracy_low"] <= row["accuracy"] <= row["accuracy_high"] for row in evaluation.rows)

@@ -128,7 +128,7 @@ def test_a_model_that_reads_its_text_again_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"n_labels": 1}, "`n_labels` of at least 2, received 1"),
+        ({"n_labels": 0}, "`n_labels` of 2 or more classes, or 1 for a number, received 0"),
         ({"n_labels": 3, "label_names": ["a", "b"]}, "`label_names` to be 3 different names, received a, b"),
     ],
 )
