@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from aligners.base import Aligner
 from aligners.errors import MapErrors
+from aligners.fitting import fit_map
 from aligners.inn import INN
 from aligners.linear import Linear, Procrustes
 from aligners.optimisation import Schedule, clip_per_site, schedule_factor
@@ -232,17 +233,11 @@ class Alignment(pl.LightningModule):
         """Solve the closed-form aligners and start the trained ones from the moments of all fitting rows.
 
         Raises:
-            ValueError: there are fewer rows than an aligner needs.
+            ValueError: there are fewer rows than an aligner needs, or the states of a site are constant.
         """
         for fit in self.fits():
-            if moments.n < fit.aligner.rows_needed:
-                raise ValueError(
-                    f"{fit.name} expects at least {fit.aligner.rows_needed} fitting rows at these widths, but got "
-                    f"{int(moments.n)}. Give more texts, or use `rows` 'tokens'."
-                )
+            fit_map(fit.name, fit.aligner, moments if fit.direction == "forward" else moments.swap())
         self.moments = moments
-        for fit in self.fits():
-            fit.aligner.fit(moments if fit.direction == "forward" else moments.swap())
 
     # ------------------------------------------------------------------ validation
 

@@ -9,16 +9,31 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from aligners.alignment import Direction
+from aligners.alignment import Alignment, Direction
 from aligners.base import Aligner
 from aligners.baselines import GaussianStates
 from aligners.canonical import CCA, PWCCA, SVCCA
+from aligners.fitting import fit_map
 from aligners.linear import Identity, Linear, Mean, Procrustes
 from aligners.permutation import Permutation
 from aligners.storage import StoredAlignment
+from datamodules.reading import RowKind
 from frozen.model import FrozenModel
+from similarity.functional.moments import Moments
 
-__all__ = ["BOTH_WAYS", "CLOSED", "CLOSED_FORMS", "TRAINED", "WHOLE", "Method", "Route", "build_route"]
+__all__ = [
+    "BOTH_WAYS",
+    "CLOSED",
+    "CLOSED_FORMS",
+    "TRAINED",
+    "WHOLE",
+    "ClosedForms",
+    "Method",
+    "Route",
+    "build_floors",
+    "build_route",
+    "stored_kind",
+]
 
 CLOSED_FORMS: dict[str, Callable[[int, int, int], Aligner]] = {
     "linear": Linear,
@@ -34,6 +49,22 @@ WHOLE = ("native_x", "native_y", "random_classifier", "random_label")
 FLOORS = ("mean", "identity", "random_embedding")
 
 
+class ClosedForms(Alignment):
+    """An alignment of closed forms only, without those that the fitting rows do not determine.
+
+    `build_route` asks for them once more, and then says why they are not there.
+    """
+
+    def fit_moments(self, moments: Moments) -> None:
+        """Fit what can be fitted."""
+        self.moments = moments
+        for name, direction, aligner in self.fits():
+            try:
+                fit_map(name, aligner, moments if direction == "forward" else moments.swap())
+            except ValueError:
+                del self._maps()[direction][name]
+
+
 class Method(NamedTuple):
     """A way to get a state for Y: `map` takes source rows (S, N, d) and the batch; `inverse` target rows."""
 
@@ -46,12 +77,13 @@ class Method(NamedTuple):
 
 
 class Route(NamedTuple):
-    """One direction of injection: from where, into which model, and all methods."""
+    """One direction of an evaluation: from which model into which, its maps, and why some could not be fitted."""
 
     direction: Direction
     source: FrozenModel
     target: FrozenModel
     methods: list[Method]
+    refusals: dict[str, str]
 
     def orient(self, x: Any, y: Any) -> tuple[Any, Any]:
         """(source, target)."""
@@ -65,36 +97,60 @@ def build_route(
     *,
     stored: Sequence[StoredAlignment],
     closed_form: Sequence[str],
-    seed: int,
 ) -> Route:
-    """Every method of one direction: floors, closed forms that no checkpoint holds, the checkpoints' maps.
+    """The maps of one direction: closed forms that no checkpoint holds, then those of the checkpoints.
 
     Args:
         direction: forward from X into Y, backward from Y into X.
         source: the model whose states are mapped.
         target: the model that they are put into.
-        stored: the checkpoints; floors and closed forms come from the moments of the first.
+        stored: the checkpoints; closed forms are fitted on the moments of the first.
         closed_form: names out of `CLOSED_FORMS`.
-        seed: of the random states.
     """
-    data, moments = stored[0].data, stored[0].moments
+    moments = stored[0].moments
     moments = moments if direction == "forward" else moments.swap()
     fitted = _fitted(direction, stored)
     held = {name for name, _, _, _ in fitted}
-    floors: dict[str, Callable[[int, int, int], Aligner]] = {"mean": Mean}
-    if source.width == target.width:
-        floors["identity"] = Identity
-    methods = []
-    for name, factory in {**floors, **{n: CLOSED_FORMS[n] for n in closed_form if n not in held}}.items():
-        aligner = factory(len(stored[0].site_pairs), source.width, target.width)
-        aligner.fit(moments)
-        methods.append(_method(name, aligner, "floor" if name in floors else "method", _about(aligner, data, None)))
-    about = {"class": "GaussianStates", "fit": CLOSED, "bijective": False, "fitted_on": _fitted_rows(data)}
-    methods.append(Method("random_embedding", "floor", _drawn(GaussianStates(moments, seed)), None, about))
+    methods, refusals = [], {}
+    for name in closed_form:
+        if name in held:
+            continue
+        aligner = CLOSED_FORMS[name](len(stored[0].site_pairs), source.width, target.width)
+        try:
+            fit_map(name, aligner, moments)
+        except ValueError as error:
+            refusals[name] = str(error)
+        else:
+            methods.append(_method(name, aligner, "method", _about(aligner, stored[0], None)))
     for name, checkpoint, aligner, turned in fitted:
-        about = _about(aligner, checkpoint.data, checkpoint.path, turned)
+        about = _about(aligner, checkpoint, checkpoint.path, turned)
         methods.append(_method(name, aligner, "method", about, turned=turned))
-    return Route(direction, source, target, methods)
+    return Route(direction, source, target, methods, refusals)
+
+
+def build_floors(route: Route, moments: Moments, seed: int) -> list[Method]:
+    """What is measured beside the maps of a route, on one kind of rows: mean, identity, states drawn at random.
+
+    Args:
+        route: the maps.
+        moments: of the fitting rows of that kind, in the route's direction.
+        seed: of the random states.
+    """
+    sizes = len(moments.mean_x), route.source.width, route.target.width
+    floors: dict[str, Aligner] = {"mean": Mean(*sizes)}
+    if route.source.width == route.target.width:
+        floors["identity"] = Identity(*sizes)
+    methods = []
+    for name, aligner in floors.items():
+        aligner.fit(moments)
+        methods.append(_method(name, aligner, "floor", _what(aligner)))
+    about = {"class": "GaussianStates", "fit": CLOSED, "bijective": False}
+    return [*methods, Method("random_embedding", "floor", _drawn(GaussianStates(moments, seed)), None, about)]
+
+
+def stored_kind(checkpoint: StoredAlignment) -> RowKind:
+    """The rows that the maps of a checkpoint were fitted on."""
+    return RowKind(checkpoint.data["rows"], checkpoint.data["special_tokens"])
 
 
 def _fitted(
@@ -135,13 +191,14 @@ def _free_name(name: str, taken: set[str]) -> str:
     return free
 
 
-def _fitted_rows(data: dict[str, Any]) -> str:
-    special = "" if data["special_tokens"] or data["rows"] == "cls" else ", special tokens left out"
-    return f"{data['rows']}{special}"
+def _about(aligner: Aligner, checkpoint: StoredAlignment, path: Path | None, turned: bool = False) -> dict[str, Any]:
+    """What a report says of a map, also on which rows it was fitted, and where it is kept."""
+    what = _what(aligner, turned)
+    return {**what, "fitted_on": str(stored_kind(checkpoint)), "checkpoint": None if path is None else str(path)}
 
 
-def _about(aligner: Aligner, data: dict[str, Any], path: Path | None, turned: bool = False) -> dict[str, Any]:
-    """What a report says of a map: `parameters` of one site, how it was fitted and on which rows."""
+def _what(aligner: Aligner, turned: bool = False) -> dict[str, Any]:
+    """Class, options, findings, `parameters` of one site, and how it was fitted."""
     if aligner.closed_form:
         fit = CLOSED
     elif aligner.both_ways:
@@ -155,6 +212,4 @@ def _about(aligner: Aligner, data: dict[str, Any], path: Path | None, turned: bo
         "parameters": sum(p.numel() for p in aligner.parameters()) // aligner.sites or None,
         "fit": fit,
         "bijective": aligner.bijective,
-        "fitted_on": _fitted_rows(data),
-        "checkpoint": None if path is None else str(path),
     }

@@ -9,9 +9,8 @@ from typing import Any
 import lightning.pytorch as pl
 from jsonargparse import ArgumentParser, Namespace
 
-from aligners.alignment import Alignment
 from aligners.injection import InjectionEvaluation
-from aligners.methods import CLOSED_FORMS
+from aligners.methods import CLOSED_FORMS, ClosedForms
 from aligners.stitching_storage import load_stitching
 from aligners.storage import StoredAlignment, load_alignment
 from callbacks.checkpoint import SaveAligners
@@ -30,7 +29,7 @@ def main(args: Sequence[str] | None = None) -> None:
     quiet()
     parser = ArgumentParser(prog="evaluate.py", description="Compare models on held-out text.")
     commands = parser.add_subcommands(dest="command")
-    commands.add_subcommand("inject", _inject_parser(), help="Inject at every site and measure task and error.")
+    commands.add_subcommand("inject", _inject_parser(), help="Measure the errors of maps, inject at every site.")
     commands.add_subcommand("similarity", similarity_parser(), help="Measure all layers of models against each other.")
     commands.add_subcommand("stitch", stitching_parser(), help="Stitch models together and measure the penalty.")
     commands.add_subcommand("surgery", surgery_parser(), help="Truncate classifiers, and skip spans of their layers.")
@@ -47,11 +46,15 @@ def main(args: Sequence[str] | None = None) -> None:
             given = _with_data(parser, args, "stitch", trained.data_config)
         evaluate_stitching(given.stitch, parser.instantiate(given).stitch, trained)
         return
+    if not given.inject.checkpoints and not given.inject.closed_form:
+        raise ValueError(
+            "Expected `checkpoints` or `closed_form` to name at least one map, but got neither: there is nothing to "
+            "measure. Leave `closed_form` out for all of them."
+        )
     stored = [load_alignment(path) for path in given.inject.checkpoints]
     if stored:
         # What the maps were fitted on is what they are evaluated on, unless the command line says otherwise.
-        config = {**stored[0].data_config, "rows": "tokens", "special_tokens": True}
-        given = _with_data(parser, args, "inject", config)
+        given = _with_data(parser, args, "inject", stored[0].data_config)
     inject(given.inject, parser.instantiate(given).inject, stored)
 
 
@@ -63,7 +66,11 @@ def _with_data(parser: ArgumentParser, args: Sequence[str] | None, command: str,
 
 
 def _inject_parser() -> ArgumentParser:
-    parser = ArgumentParser(description="Inject mapped states into the frozen model at every site, and report.")
+    parser = ArgumentParser(
+        description="Measure maps on held-out text: their errors on the rows that they were fitted on, and what the "
+        "frozen model does with mapped states in place of its own, where it has a classification head, the texts have "
+        "labels, and both models read the same tokens."
+    )
     parser.add_argument("--config", action="config", help="YAML file with any of these options.")
     parser.add_argument(
         "--checkpoints", type=list[Path], default=[],
@@ -111,9 +118,9 @@ def inject(options: Namespace, made: Namespace, stored: list[StoredAlignment]) -
 def _fit_closed_forms(
     options: Namespace, data: PairedActivations, settings: dict[str, Any], folder: Path
 ) -> StoredAlignment:
-    """One pass over the fitting texts; the closed forms end up in a checkpoint beside the report."""
+    """One pass over the fitting texts; the closed forms they determine end up in a checkpoint beside the report."""
     factories = {name: CLOSED_FORMS[name] for name in options.closed_form}
-    module = Alignment(factories, both_directions=options.both_directions)
+    module = ClosedForms(factories, both_directions=options.both_directions)
     once = {
         **settings,
         "max_epochs": 1,

@@ -10,6 +10,8 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from callbacks.reading import panel_title, panels
+
 __all__ = ["accuracy_figure", "fvu_figure"]
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart, then grey for floors.
@@ -29,7 +31,7 @@ def fvu_figure(rows: Sequence[dict[str, Any]]) -> Figure:
     figure, axes = _panels(rows)
     styles = _styles(rows)
     beyond: list[str] = []
-    for axis, (title, panel) in zip(axes, _directions(rows), strict=True):
+    for axis, panel in zip(axes, panels(rows), strict=True):
         for name, style, line in _lines(panel, styles):
             heights = [row["fvu"] for row in line]
             shown = [height if height is not None and height < FVU_TOP else math.nan for height in heights]
@@ -38,7 +40,7 @@ def fvu_figure(rows: Sequence[dict[str, Any]]) -> Figure:
                 beyond.append(f"{name} into {line[0]['model_y']}")
         axis.axhline(1, color="0.6", linewidth=0.8, zorder=0)
         axis.set_yscale("log")
-        _label(axis, title, _sites(panel), "FVU: share of variance left unexplained")
+        _label(axis, panel_title(panel), _sites(panel), "FVU: share of variance left unexplained")
     _legend(axes)
     if beyond:
         figure.supxlabel(f"above {FVU_TOP:g}, off the scale: {', '.join(beyond)}", fontsize=7.5, color="0.35")
@@ -46,10 +48,14 @@ def fvu_figure(rows: Sequence[dict[str, Any]]) -> Figure:
 
 
 def accuracy_figure(rows: Sequence[dict[str, Any]]) -> Figure:
-    """Accuracy after injection against site, with intervals, between the ceiling and the floors."""
+    """Accuracy after injection against site, with intervals, between the ceiling and the floors.
+
+    Panels without any accuracy, where nothing was injected, are left out.
+    """
+    rows = [row for panel in panels(rows) if any(row["accuracy"] is not None for row in panel) for row in panel]
     figure, axes = _panels(rows)
     styles = _styles(rows)
-    for axis, (title, panel) in zip(axes, _directions(rows), strict=True):
+    for axis, panel in zip(axes, panels(rows), strict=True):
         lines = _lines(panel, styles)
         for number, (name, style, every) in enumerate(lines):
             line = [row for row in every if row["accuracy"] is not None]
@@ -62,26 +68,17 @@ def accuracy_figure(rows: Sequence[dict[str, Any]]) -> Figure:
         for row in panel:
             if row["site_x"] is None and row["accuracy"] is not None:
                 axis.axhline(100 * row["accuracy"], label=row["method"], linewidth=1, zorder=0, **LEVELS[row["method"]])
-        _label(axis, title, _sites(panel), "task accuracy after injection, %")
+        _label(axis, panel_title(panel), _sites(panel), "task accuracy after injection, %")
     _legend(axes)
     return figure
 
 
 def _panels(rows: Sequence[dict[str, Any]]) -> tuple[Figure, list[Axes]]:
-    count = len(_directions(rows))
+    count = len(panels(rows))
     with mpl.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 9}):
         figure = Figure(figsize=(4.6 * count + 1.9, 4.2), layout="constrained")
         axes = figure.subplots(1, count, sharey=True, squeeze=False)
     return figure, list(axes[0])
-
-
-def _directions(rows: Sequence[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Rows of each pair (from, into), in the order in which they first come."""
-    panels: dict[tuple[str, str | None], list[dict[str, Any]]] = {}
-    for row in rows:
-        title = f"{row['model_x']} → {row['model_y']}"
-        panels.setdefault((title, row.get("direction")), []).append(row)
-    return [(title, panel) for (title, _), panel in panels.items()]
 
 
 def _styles(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -7,9 +7,11 @@ from typing import Any
 
 from aligners.methods import BOTH_WAYS, TRAINED
 
-__all__ = ["directions", "price_of_bijectivity", "reading"]
+__all__ = ["panel_title", "panels", "price_of_bijectivity", "reading"]
 
 ALIKE = 0.05  # networks count as equally large within this share
+KEPT = 0.015  # an accuracy counts as kept within this share of the texts
+ALL_TOKENS = "tokens"
 
 
 def price_of_bijectivity(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -18,7 +20,7 @@ def price_of_bijectivity(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
     A bijection is compared in the directions in which it was trained, each time with a network trained that
     way. 1 means that being invertible cost nothing.
     """
-    place = ("model_x", "model_y", "direction", "site_x", "site_y")
+    place = ("model_x", "model_y", "direction", "rows", "site_x", "site_y")
     free = [row for row in rows if row["fit"] == TRAINED and not row["bijective"]]
     return [
         {
@@ -38,39 +40,53 @@ def price_of_bijectivity(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
 
 
 def reading(rows: Sequence[dict[str, Any]]) -> str:
-    """Two sentences for each direction: does Y still do its task, and how exact is the map."""
-    return "\n".join(_reading(panel, source, target) for source, target, panel in directions(rows))
+    """What each panel says: does Y still do its task, where states were injected, and how exact is the map."""
+    return "\n".join(_reading(panel) for panel in panels(rows))
 
 
-def directions(rows: Sequence[dict[str, Any]]) -> list[tuple[str, str, list[dict[str, Any]]]]:
-    """(from, into, rows) of each pair of models and direction, in the order in which they first come."""
-    panels: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+def panels(rows: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The rows of each pair of models, direction and kind of rows, in the order in which they first come."""
+    found: dict[tuple[str | None, ...], list[dict[str, Any]]] = {}
     for row in rows:
-        panels.setdefault((row["model_x"], row["model_y"], row["direction"]), []).append(row)
-    return [(source, target, panel) for (source, target, _), panel in panels.items()]
+        key = tuple(row.get(name) for name in ("model_x", "model_y", "direction", "rows"))
+        found.setdefault(key, []).append(row)
+    return list(found.values())
 
 
-def _reading(rows: list[dict[str, Any]], source: str, target: str) -> str:
-    native = next(row["accuracy"] for row in rows if row["method"] == "native_y")
-    methods = _by_method(rows)
+def panel_title(panel: Sequence[dict[str, Any]]) -> str:
+    """From which model into which, and on which rows where they are not all tokens."""
+    first = panel[0]
+    kind = first.get("rows", ALL_TOKENS)
+    return f"{first['model_x']} → {first['model_y']}" + ("" if kind == ALL_TOKENS else f", rows: {kind}")
+
+
+def _reading(panel: list[dict[str, Any]]) -> str:
+    methods = _by_method(panel)
+    exactness = _exactness(panel, methods)
+    if all(row["accuracy"] is None for row in panel):
+        return f"{panel_title(panel)}: {exactness}"
+    return f"{_behaviour(panel, methods)}. {exactness}"
+
+
+def _behaviour(panel: list[dict[str, Any]], methods: dict[str, list[dict[str, Any]]]) -> str:
+    source, target = panel[0]["model_x"], panel[0]["model_y"]
+    native = next(row["accuracy"] for row in panel if row["method"] == "native_y")
+    if native is None:
+        return f"{target}'s own answers are not finite, so that there is nothing to keep"
     behaviour = f"{target} answers {native:.1%} of the held-out texts rightly on its own"
-    if "identity" in methods:
-        accuracies = [row["accuracy"] for row in methods["identity"]]
-        behaviour += f" and {_range(accuracies, '.1%')} when {source}'s states are put in as they are"
-    kept = {
-        name: min(row["accuracy"] for row in line) - native
-        for name, line in methods.items()
-        if line[0]["role"] == "method" and all(row["accuracy"] is not None for row in line)
-    }
-    if kept:
-        good = [name for name, gap in kept.items() if gap >= -0.015]
-        worse = {name: gap for name, gap in kept.items() if gap < -0.015}
-        if good:
-            behaviour += f"; mapped by {_list(good)} they keep it within 1.5 points of that at every site"
-        if worse:
-            costs = [f"{name} {100 * gap:.1f}" for name, gap in worse.items()]
-            behaviour += f"; in points, the worst site loses with {_list(costs)}"
-    return f"{behaviour}. {_exactness(rows, methods)}"
+    accuracies = {name: [row["accuracy"] for row in line] for name, line in methods.items()}
+    kept = {name: values for name, values in accuracies.items() if None not in values}
+    if "identity" in kept:
+        behaviour += f" and {_range(kept['identity'], '.1%')} when {source}'s states are put in as they are"
+    gaps = {name: min(kept[name]) - native for name in kept if methods[name][0]["role"] == "method"}
+    good = [name for name, gap in gaps.items() if gap >= -KEPT]
+    worse = [f"{name} {100 * gap:.1f}" for name, gap in gaps.items() if gap < -KEPT]
+    if good:
+        behaviour += f"; mapped by {_list(good)} they keep it within {100 * KEPT:g} points of that at every site"
+    if worse:
+        behaviour += f"; in points, the worst site loses with {_list(worse)}"
+    lost = [name for name in accuracies if name not in kept]
+    return behaviour + (f"; {_list(lost)} overflowed at some site" if lost else "")
 
 
 def _exactness(rows: list[dict[str, Any]], methods: dict[str, list[dict[str, Any]]]) -> str:

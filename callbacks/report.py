@@ -13,7 +13,7 @@ from rich.table import Table
 from aligners.injection import InjectionEvaluation
 from callbacks.figures import accuracy_figure, fvu_figure
 from callbacks.names import names_in_full, with_short_names
-from callbacks.reading import directions, price_of_bijectivity, reading
+from callbacks.reading import panel_title, panels, price_of_bijectivity, reading
 from callbacks.showing import TitledTable, log_to_wandb, say, say_where, screen
 from callbacks.writing import environment, save_figure, table_csv, table_markdown, write_text
 
@@ -23,7 +23,8 @@ FIGURES = {"fvu": fvu_figure, "accuracy": accuracy_figure}
 COLUMN_GROUPS = {"fvu": ("FVU", False), "fvu_inverse": ("inverse", False), "accuracy": ("acc. %", True)}
 MOST_SITES_ABREAST = 5
 MARKDOWN_COLUMNS = {
-    "model_x": "from", "model_y": "into", "site_x": "site", "method": "method", "parameters": "parameters",
+    "model_x": "from", "model_y": "into", "rows": "rows", "site_x": "site", "method": "method",
+    "parameters": "parameters",
     "fvu": "FVU", "fvu_inverse": "FVU of the inverse", "mse": "mse", "cosine": "cosine",
     "round_trip": "round trip", "accuracy": "accuracy", "accuracy_low": "low", "accuracy_high": "high",
     "loss": "loss", "agreement": "agreement",
@@ -52,42 +53,54 @@ class Report(pl.Callback):
             **environment(trainer),
             "price_of_bijectivity": price_of_bijectivity(pl_module.rows),
         }
-        write_report(folder, meta, pl_module.rows)
+        figures = write_report(folder, meta, pl_module.rows)
         console, shown = screen(), with_short_names(pl_module.rows)
         for table in console_tables(shown):
             console.print(table)
-        say(console, "\n" + reading(shown))
-        figures = [folder / f"{name}.png" for name in FIGURES]
+        say(console, "\n" + "\n".join([reading(shown), *left_out(meta)]))
         say_where(console, folder, log_to_wandb(trainer, "report", meta, pl_module.rows, figures))
 
 
-def write_report(folder: Path, meta: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
+def left_out(meta: dict[str, Any]) -> list[str]:
+    """What was asked for and not measured, a sentence for each."""
+    missing = [f"Nothing was injected {direction}: {why}." for direction, why in meta["not_injected"].items()]
+    return missing + [f"Left out, {name}: {why}" for name, why in meta["refusals"].items()]
+
+
+def write_report(folder: Path, meta: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[Path]:
     """Write report.json, report.csv, report.md and the figures, each whole or not at all.
 
     Args:
         folder: made if need be.
         meta: what holds for all rows.
-        rows: plain values, one row for each method, site and direction of each pair of models.
+        rows: plain values, one row for each method, site, direction and kind of rows of each pair of models.
+
+    Returns:
+        The figures: of accuracy only where something was injected.
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "report.json", json.dumps({"meta": meta, "rows": list(rows)}, indent=1, allow_nan=False))
     write_text(folder / "report.csv", table_csv(rows))
     shown = with_short_names(rows)
     write_text(folder / "report.md", table_markdown(shown, MARKDOWN_COLUMNS) + names_in_full(rows))
-    for name, draw in FIGURES.items():
-        save_figure(draw(shown), folder / f"{name}.png")
+    figures = [name for name in FIGURES if any(row[name] is not None for row in rows)]
+    for name in figures:
+        save_figure(FIGURES[name](shown), folder / f"{name}.png")
+    return [folder / f"{name}.png" for name in figures]
 
 
 def console_tables(rows: Sequence[dict[str, Any]]) -> list[Table]:
-    """For each direction, methods down and sites across: FVU, FVU of the inverse, accuracy.
+    """For each direction and kind of rows, methods down and sites across: FVU, FVU of the inverse, accuracy.
 
-    Side by side where that fits a screen, one below the other where there are many sites.
+    Side by side where that fits a screen, one below the other where there are many sites. Without any number, a group
+    of columns is left out.
     """
     tables = []
-    for source, target, panel in directions(rows):
+    for panel in panels(rows):
         pairs = list(dict.fromkeys((row["site_x"], row["site_y"]) for row in panel if row["site_x"] is not None))
-        together = [list(COLUMN_GROUPS)] if len(pairs) <= MOST_SITES_ABREAST else [[group] for group in COLUMN_GROUPS]
-        tables += [_table(panel, pairs, f"{source} → {target}", groups) for groups in together]
+        filled = [group for group in COLUMN_GROUPS if any(row[group] is not None for row in panel)]
+        together = [filled] if len(pairs) <= MOST_SITES_ABREAST else [[group] for group in filled]
+        tables += [_table(panel, pairs, panel_title(panel), groups) for groups in together]
     return tables
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from datamodules.label_names import LabelsOption
-from datamodules.reading import PairReader, RowPolicy, parse_sites
+from datamodules.reading import WORDS, PairReader, RowKind, RowPolicy, parse_sites
 from datamodules.sources import TextSource
 from datamodules.text_stream import WITHOUT_GRADIENTS, Split, TextStream
 from frozen.architectures import Component
@@ -20,6 +20,9 @@ __all__ = ["PairedActivations"]
 
 class PairedActivations(TextStream):
     """Text in, paired rows of two frozen models out, read on the device where the aligner is.
+
+    Attributes:
+        splits: what `test_dataloader` loads.
 
     Args:
         model_x: X: a Hub id, a local folder, or `embedded:SEED` for a small BERT that is trained on the fitting
@@ -105,6 +108,7 @@ class PairedActivations(TextStream):
         self.revision_x, self.revision_y = revision_x, revision_y
         self.sites = sites
         self._reader: PairReader | None = None
+        self.splits: tuple[Split, ...] = ("test",)
 
     def named(self) -> list[tuple[str, str | None]]:
         """Name and revision of X and of Y."""
@@ -123,6 +127,18 @@ class PairedActivations(TextStream):
             pairs = parse_sites(self.sites, model_x.depth, model_y.depth, self.component)
             self._reader = PairReader(model_x, model_y, pairs, self.rows, self.special_tokens, self.component)
         return self._reader
+
+    @property
+    def reads_words(self) -> bool:
+        """Whether the words of the texts are needed: of rows of any kind that is read."""
+        others = [] if self._reader is None else self._reader.others
+        return super().reads_words or any(kind.policy in WORDS for kind in others)
+
+    def read_also(self, kinds: Sequence[RowKind]) -> None:
+        """Read the rows of further kinds too, from the same texts: `PairedBatch.others`."""
+        self.reader.others = list(kinds)
+        if self.tokenised.words != self.reads_words:
+            self._tokenised = None
 
     def describe(self) -> dict[str, Any]:
         """Everything that says which rows these are, as plain values."""
@@ -158,6 +174,6 @@ class PairedActivations(TextStream):
         count = len(self.split("validation"))
         return [self.loader("validation", batch_size=larger), self.loader("fit", only=count, batch_size=larger)]
 
-    def test_dataloader(self) -> DataLoader:
-        """The held-out texts."""
-        return self.loader("test")
+    def test_dataloader(self) -> list[DataLoader]:
+        """The texts of `splits`, one after the other: the held-out ones, unless an evaluation asks for others too."""
+        return [self.loader(split) for split in self.splits]

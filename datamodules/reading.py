@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import torch
@@ -18,6 +18,7 @@ __all__ = [
     "WORDS",
     "PairReader",
     "PairedBatch",
+    "RowKind",
     "RowPolicy",
     "Rows",
     "check_policy",
@@ -31,6 +32,21 @@ __all__ = [
 
 RowPolicy = Literal["tokens", "mean", "cls", "words", "words_first", "words_mean"]
 WORDS = ("words", "words_first", "words_mean")
+
+
+@dataclass(frozen=True)
+class RowKind:
+    """Which rows are meant: a policy, and whether special tokens count, where that makes a difference."""
+
+    policy: RowPolicy
+    special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        if self.policy not in ("tokens", "mean"):
+            object.__setattr__(self, "special_tokens", True)
+
+    def __str__(self) -> str:
+        return self.policy + ("" if self.special_tokens else ", special tokens left out")
 
 
 @dataclass
@@ -176,10 +192,21 @@ def read_rows(
     model: FrozenModel, inputs: dict[str, Tensor], sites: Sequence[int], rows: Rows, component: Component = "residual"
 ) -> Tensor:
     """The rows of one model at some sites, (S, N, d) float32, its blocks run once and no further up."""
+    return read_each(model, inputs, sites, [rows], component)[0]
+
+
+def read_each(
+    model: FrozenModel,
+    inputs: dict[str, Tensor],
+    sites: Sequence[int],
+    each: Sequence[Rows],
+    component: Component = "residual",
+) -> list[Tensor]:
+    """As `read_rows`, for several choices of rows at once."""
     wanted = sorted(set(sites))
     with torch.inference_mode():
         states = dict(zip(wanted, model.head(inputs, wanted, component), strict=True))
-    return gather_rows(states, sites, rows, model.width)
+    return [gather_rows(states, sites, rows, model.width) for rows in each]
 
 
 def gather_rows(states: Mapping[int, Tensor], sites: Sequence[int], rows: Rows, width: int) -> Tensor:
@@ -201,12 +228,14 @@ class PairedBatch:
         y: (S, N, d_y) states of Y, row by row their partners.
         rows: where the rows came from.
         texts: the tokenised batch.
+        others: the same texts as rows of other kinds, where the reader was asked for some.
     """
 
     x: Tensor
     y: Tensor
     rows: Rows
     texts: TextBatch
+    others: list[PairedBatch] = field(default_factory=list)
 
     @property
     def text(self) -> Tensor:
@@ -220,6 +249,9 @@ class PairedBatch:
         return None if self.rows.share is not None else self.rows.index % width
 
 
+Prepared = tuple[TextBatch, *tuple[Rows, ...]]  # a batch, then the rows of X and those of Y, kind by kind
+
+
 class PairReader:
     """Reads paired rows of two frozen models at site pairs, each model's blocks run once and no further up.
 
@@ -230,6 +262,9 @@ class PairReader:
         rows: row policy.
         special_tokens: whether special tokens count, for `tokens` and `mean`.
         component: states of the residual stream, or what the attention or the feed-forward layer of a block adds.
+
+    Attributes:
+        others: further kinds of rows to gather from the same states.
     """
 
     def __init__(
@@ -249,23 +284,33 @@ class PairReader:
         self.sites = list(sites)
         self.policy: RowPolicy = rows
         self.special_tokens, self.component = special_tokens, component
+        self.others: list[RowKind] = []
         self.check = FiniteCheck()
         self._read = 0
 
-    def prepare(self, texts: TextBatch) -> tuple[TextBatch, Rows, Rows]:
-        """The part that belongs on the CPU: which positions are rows of X and of Y."""
-        rows = rows_of_each(texts, self.policy, self.special_tokens)
-        return texts, rows[0], rows[-1]
+    @property
+    def kind(self) -> RowKind:
+        """Which rows these are."""
+        return RowKind(self.policy, self.special_tokens)
 
-    def read(self, prepared: tuple[TextBatch, Rows, Rows]) -> PairedBatch:
+    def prepare(self, texts: TextBatch) -> Prepared:
+        """The part that belongs on the CPU: which positions are rows of X and of Y, for each kind of rows."""
+        each = [rows_of_each(texts, kind.policy, kind.special_tokens) for kind in (self.kind, *self.others)]
+        return texts, *(rows[m] for rows in each for m in (0, -1))
+
+    def read(self, prepared: Prepared) -> PairedBatch:
         """Run both heads on the batch's device and gather the rows."""
-        texts, rows_x, rows_y = prepared
-        x = read_rows(self.model_x, texts.inputs_x, [i for i, _ in self.sites], rows_x, self.component)
-        y = read_rows(self.model_y, texts.inputs_y, [j for _, j in self.sites], rows_y, self.component)
-        self.check.watch(x, [f"site {i} of X ({self.model_x.name})" for i, _ in self.sites], "states", self._read)
-        self.check.watch(y, [f"site {j} of Y ({self.model_y.name})" for _, j in self.sites], "states", self._read)
+        texts, *each = prepared
+        rows_x, rows_y = each[::2], each[1::2]
+        sites_x, sites_y = [i for i, _ in self.sites], [j for _, j in self.sites]
+        x = read_each(self.model_x, texts.inputs_x, sites_x, rows_x, self.component)
+        y = read_each(self.model_y, texts.inputs_y, sites_y, rows_y, self.component)
+        self.check.watch(x[0], [f"site {i} of X ({self.model_x.name})" for i in sites_x], "states", self._read)
+        self.check.watch(y[0], [f"site {j} of Y ({self.model_y.name})" for j in sites_y], "states", self._read)
         self._read += 1
-        return PairedBatch(x, y, rows_x, texts)
+        own, *others = [PairedBatch(a, b, rows, texts) for a, b, rows in zip(x, y, rows_x, strict=True)]
+        own.others = others
+        return own
 
 
 def parse_sites(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import normalizers
 from torch import Tensor
 
 from aligners.alignment import Alignment
@@ -28,14 +29,14 @@ from frozen import FrozenModel
 from frozen.loading import load_frozen
 from tests.references.maps import cosine, fvu, mse
 from tests.runs import activations, quiet_trainer
-from tests.tiny import tiny_folder
+from tests.tiny import tiny_folder, tiny_tokenizer
 from tests.world import TEST_TEXTS, World, sentences, write_texts
 
 Row = dict[str, Any]
 SITES = [0, "2:1", 3]
 PAIRS = [(0, 0), (2, 1), (3, 3)]
 COLUMNS = {
-    *("model_x", "model_y", "method", "site_x", "site_y", "n_texts", "n_rows"),
+    *("model_x", "model_y", "rows", "method", "site_x", "site_y", "n_texts", "n_rows"),
     *("mse", "fvu", "fvu_inverse", "relative_error", "cosine", "round_trip"),
     *("accuracy", "accuracy_low", "accuracy_high", "loss", "agreement"),
 }
@@ -267,31 +268,115 @@ def test_several_checkpoints_stand_side_by_side(world: World, stored: StoredAlig
     assert rows_of(evaluation, "linear_2")[0]["fitted_on"] == "mean"
     assert rows_of(evaluation, "linear_2")[0]["fvu"] > rows_of(evaluation, "linear")[0]["fvu"]
     assert not rows_of(evaluation, "procrustes")
-    names = [(row["method"], row["site_x"]) for row in evaluation.rows]
+    names = [(row["rows"], row["method"], row["site_x"]) for row in evaluation.rows]
     assert len(set(names)) == len(names)  # also where an aligner bears a floor's name
 
 
-def test_a_source_without_a_head_has_no_ceiling(world: World, tmp_path: Path) -> None:
-    bare = str(tiny_folder(tmp_path / "bare", n_labels=None))
-    stored = fit(world, tmp_path, {"linear": Linear}, model_x=bare, sites=[2])
-    evaluation = evaluate(world, [stored], model_x=bare, sites=[2])
-    (row,) = rows_of(evaluation, "native_x")
-    assert (row["accuracy"], row["loss"], row["agreement"]) == (None, None, None)
-    with pytest.raises(ValueError, match=r"classification head, but .*bare has none"):
-        evaluate(world, [stored], model_x=bare, sites=[2], both=True)
+def errors_directly(
+    aligner: Aligner, pairs: list[tuple[Tensor, Tensor]], means: tuple[Tensor, Tensor], site: int
+) -> Row:
+    """Errors of one site from the rows of each text, (N, d) of X and of Y, in float64 and one text after the other."""
+    x, y = (torch.cat(rows) for rows in zip(*pairs, strict=True))
+    bank = torch.stack([x] * aligner.sites)
+    with torch.no_grad():
+        mapped, target = aligner(bank)[site].double().numpy(), y.double().numpy()
+        back = aligner.inverse(torch.stack([y] * aligner.sites))[site].double().numpy()
+    return {
+        "mse": mse(mapped, target),
+        "l2": float(((mapped - target) ** 2).sum(-1).__pow__(0.5).mean()),
+        "fvu": fvu(mapped, target, means[1][site].numpy()),
+        "fvu_inverse": fvu(back, x.double().numpy(), means[0][site].numpy()),
+        "cosine": cosine(mapped, target),
+    }
+
+
+@pytest.mark.parametrize("kind", ["mean", "cls", "words"])
+def test_errors_are_measured_on_the_rows_of_the_fit_and_states_injected_beside(
+    world: World, directly: Directly, tmp_path: Path, kind: str
+) -> None:
+    stored = fit(world, tmp_path, {"linear": Linear}, rows=kind, sites=[1, 3])
+    own, both = (evaluate(world, [stored], rows=rows, sites=[1, 3]) for rows in (kind, "tokens"))
+    assert {str(row["rows"]) for row in own.rows} == {kind, "tokens"}
+    key = ("rows", "method", "site_x")
+    assert {tuple(row[name] for name in key): row for row in own.rows} == {
+        tuple(row[name] for name in key): row for row in both.rows
+    }  # whatever rows the data module says
+    assert list(own.rows[0]) == list(own.rows[-1])
+    means = stored.moments.mean_x, stored.moments.mean_y
+    for row in own.rows:
+        if row["rows"] == "tokens":
+            assert row["accuracy"] is not None
+        else:
+            assert (row["accuracy"], row["loss"], row["agreement"]) == (None, None, None)
+    for site, at in enumerate((1, 3)):
+        pairs = [
+            tuple(_row(states[0], kind) for states in both)
+            for both in zip(directly.states(directly.x, at), directly.states(directly.y, at), strict=True)
+        ]
+        found = {row["method"]: row for row in own.rows if row["rows"] == kind and row["site_x"] == at}
+        same(found["linear"], errors_directly(stored.maps["forward"]["linear"], pairs, means, site), 1e-4)  # type: ignore[arg-type]
+        assert found["linear"]["n_rows"] == sum(len(x) for x, _ in pairs)
+        assert found["linear"]["fvu_low"] <= found["linear"]["fvu"] <= found["linear"]["fvu_high"]
+        assert found["mean"]["fvu"] == pytest.approx(1, rel=0.2)  # held-out rows vary about another mean
+        assert {found[name]["fitted_on"] for name in (*SITED, *CLOSED_FORMS)} == {kind}
+    write_report(tmp_path, {}, own.rows)
+    assert f"x → {world.model_y}, rows: {kind}: The closest map" in reading(own.rows)
+
+
+def _row(states: Tensor, kind: str) -> Tensor:
+    """The rows of a text of whole words, [CLS] and [SEP] around them: (T, d) -> (N, d)."""
+    return {"mean": states.mean(0, keepdim=True), "cls": states[:1], "words": states[1:-1]}[kind]
+
+
+def test_without_a_head_or_labels_the_errors_are_the_same(
+    world: World, stored: StoredAlignment, both: InjectionEvaluation, tmp_path: Path
+) -> None:
+    bare = tiny_folder(tmp_path / "y", seed=1, n_labels=None)
+    headless = copy.deepcopy(stored)
+    headless.data["models"]["y"]["fingerprint"] = load_frozen(str(bare)).fingerprint
+    plain = [tmp_path / "fit.csv", tmp_path / "test.csv"]
+    for path, labelled in zip(plain, (world.fit, world.test), strict=True):
+        path.write_text("\n".join(line.rsplit(",", 1)[0] for line in Path(labelled).read_text().splitlines()))
+    unlabelled = TextSource(str(plain[0]), held_out=str(plain[1]))
+    for found, why in (
+        (evaluate(world, [headless], both=True, model_y=str(bare)), {"forward": f"{bare} has no classification head"}),
+        (
+            evaluate(world, [stored], both=True, text=unlabelled),
+            dict.fromkeys(("forward", "backward"), f"the texts of {str(plain[0])!r} have no labels"),
+        ),
+    ):
+        assert found.meta["not_injected"] == why
+        for direction in why:
+            rows = [row for row in found.rows if row["direction"] == direction]
+            expected = [row for row in both.rows if row["direction"] == direction and row["site_x"] is not None]
+            assert len(rows) == len(expected)
+            for a, b in zip(rows, expected, strict=True):
+                assert a["accuracy"] is a["loss"] is a["agreement"] is None
+                same(a, {name: b[name] for name in ("mse", "l2", "fvu", "cosine") if b[name] is not None}, 1e-4)
+        folder = tmp_path / str(len(why))
+        written = write_report(folder, {}, found.rows)
+        assert [path.name for path in written] == ["fvu.png"] + ["accuracy.png"] * ("backward" not in why)
+        assert "The closest map" in reading(found.rows)
+
+
+def test_models_of_different_tokenizers_have_errors_only(world: World, tmp_path: Path) -> None:
+    other = tiny_folder(tmp_path / "other", seed=1)
+    tokenizer = tiny_tokenizer()
+    tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()  # as the texts are already
+    tokenizer.save_pretrained(other)
+    stored = fit(world, tmp_path, {"linear": Linear}, rows="words", model_y=str(other), sites=[2])
+    found = evaluate(world, [stored], rows="words", model_y=str(other), sites=[2])
+    assert {row["rows"] for row in found.rows} == {"words"}
+    assert "tokenizers of" in found.meta["not_injected"]["forward"]
 
 
 def test_what_cannot_be_evaluated_is_refused(world: World, stored: StoredAlignment, tmp_path: Path) -> None:
-    plain, three = tmp_path / "plain.csv", tmp_path / "three.csv"
-    plain.write_text("\n".join(["text", *sentences(80)]))
+    three = tmp_path / "three.csv"
     write_texts(three, sentences(80), [i % 3 for i in range(80)])
     for options, says in (
-        ({"text": TextSource(str(plain))}, r"needs labels.*plain\.csv.*`label_column`"),
         ({"text": TextSource(str(three))}, r"labels 0\.\.1.*three\.csv' have labels 0\.\.2"),
         ({"model_x": world.model_y}, r"aligners\.ckpt was fitted on other models: X was .*/x .*and is .*/y "),
         ({"sites": [1, 3]}, r"fitted at site pairs \[\(0, 0\), \(2, 1\), \(3, 3\)\].*`data\.sites`"),
-        ({"rows": "mean"}, r"`data\.rows` 'tokens'.*got 'mean'"),
-        ({"special_tokens": False}, r"`data\.special_tokens` true.*got 'tokens' and False"),
     ):
         with pytest.raises(ValueError, match=says):
             evaluate(world, [stored], **options)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from aligners.injection import DISTANCE_COLUMNS
 from aligners.methods import BOTH_WAYS, CLOSED, TRAINED
+from aligners.text_errors import ERROR_COLUMNS
 from callbacks.figures import fvu_figure
 from callbacks.reading import price_of_bijectivity, reading
 from callbacks.report import FIGURES, console_tables, write_report
@@ -24,6 +24,7 @@ def row(method: str, site: int | None, fvu: float | None, accuracy: float | None
         "model_x": "first",
         "model_y": "second",
         "direction": "forward",
+        "rows": "tokens",
         "n_texts": 10,
         "n_rows": 100,
         "seed": 0,
@@ -40,7 +41,7 @@ def row(method: str, site: int | None, fvu: float | None, accuracy: float | None
         "accuracy_high": None if accuracy is None else accuracy + 0.05,
         "loss": 0.5,
         "agreement": 0.9,
-        **dict.fromkeys(DISTANCE_COLUMNS),
+        **dict.fromkeys(ERROR_COLUMNS),
         "fvu": fvu,
     } | changes
 
