@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from aligners.answers import in_data_order, one_after_another
-from aligners.baselines import random_labels
 from aligners.methods import WHOLE, Route
 from aligners.scores import bootstrap_interval
-from aligners.tasks import unit_scores
+from aligners.task_scores import ScoredTask, score_interval, task_score
+from aligners.tasks import unit_answers, unit_scores
 from datamodules.reading import PairedBatch
 from datamodules.targets import classification_targets
 from frozen.architectures import Component
@@ -19,8 +19,10 @@ from frozen.model import FrozenModel
 
 __all__ = ["BEHAVIOUR", "BEHAVIOUR_COLUMNS", "Behaviour", "behaviour_columns"]
 
-BEHAVIOUR = ["correct", "loss", "agree"]
-BEHAVIOUR_COLUMNS = ("accuracy", "accuracy_low", "accuracy_high", "loss", "agreement")
+BEHAVIOUR = ["correct", "loss", "agree", "answer"]
+BEHAVIOUR_COLUMNS = (
+    "accuracy", "accuracy_low", "accuracy_high", "score", "score_low", "score_high", "loss", "agreement",
+)  # fmt: skip
 
 
 class Behaviour:
@@ -30,17 +32,13 @@ class Behaviour:
         route: from X into Y.
         sites: of each pair, the one in Y.
         component: what is replaced there.
-        texts: number of held-out texts.
-        classes: that these have.
+        task: what the held-out texts ask.
         seed: of the random floors.
     """
 
-    def __init__(
-        self, route: Route, sites: list[int], component: Component, texts: int, classes: int, seed: int
-    ) -> None:
+    def __init__(self, route: Route, sites: list[int], component: Component, task: ScoredTask, seed: int) -> None:
         self.source, self.target = route.source, route.target
-        self.sites, self.component, self.seed = sites, component, seed
-        self.chance = random_labels(texts, classes, seed)
+        self.sites, self.component, self.task, self.seed = sites, component, task, seed
 
     def injected(self, batch: PairedBatch, mapped: Tensor, native: Tensor) -> dict[str, Tensor]:
         """What Y does with the mapped rows (S, N, d_y) at each site: quantity -> (S, B).
@@ -56,8 +54,16 @@ class Behaviour:
             self.target.tail(inputs, site, batch.rows.scatter(rows, blank), self.component)
             for site, rows in zip(self.sites, mapped, strict=True)
         ]
-        ordered = in_data_order(torch.stack(logits), self.target.class_map)
-        return unit_scores(ordered, classification_targets(_labels(batch)), native.argmax(-1))
+        return self._scores(in_data_order(torch.stack(logits), self.target.class_map), batch, native)
+
+    def _scores(self, logits: Tensor, batch: PairedBatch, native: Tensor) -> dict[str, Tensor]:
+        """Each quantity of logits (..., B, C) in the order of the texts' classes: (..., B)."""
+        found = unit_scores(logits, classification_targets(self._labels(batch)), native.argmax(-1))
+        return {**found, "answer": unit_answers(logits, regression=self.task.regression)}
+
+    def _labels(self, batch: PairedBatch) -> Tensor:
+        labels: Any = batch.texts.labels  # there, or nothing is injected
+        return labels.float() if self.task.regression else labels
 
     def whole(self, batch: PairedBatch, natives: dict[FrozenModel, Tensor]) -> dict[str, Tensor]:
         """The rows of `WHOLE`: quantity -> (methods, 1, B).
@@ -66,39 +72,43 @@ class Behaviour:
             batch: of texts with labels.
             natives: (B, C) likewise of each model with a head for the task.
         """
-        inputs, labels, text = batch.texts.inputs_x, _labels(batch), batch.texts.text
+        inputs, labels = batch.texts.inputs_x, self._labels(batch)
         native = natives[self.target]
-        answer = native.argmax(-1)
         missing = torch.full_like(native, torch.nan)
         # The source answers its own way; without a head, or one of this task, there is nothing to say.
         of_source = natives.get(self.source, missing)
         with self.target.fresh_head(self.seed):
             fresh = in_data_order(self.target.logits(inputs), one_after_another(self.target.class_map))
-        drawn = self.chance.to(labels.device)[text]
-        each = torch.stack([of_source, native, fresh, missing])
-        found = unit_scores(each, classification_targets(labels), answer)
-        found["correct"][WHOLE.index("random_label")] = (drawn == labels).float()
-        found["agree"][WHOLE.index("random_label")] = (drawn == answer).float()
+        found = self._scores(torch.stack([of_source, native, fresh, missing, missing]), batch, native)
+        for name, given in (("random_label", self.task.random), ("constant_label", None)):
+            place = WHOLE.index(name)
+            answer = (
+                torch.full_like(labels, self.task.constant) if given is None else given.to(labels)[batch.texts.text]
+            )
+            found["answer"][place] = answer
+            if self.task.regression:
+                found["loss"][place] = (answer - labels).square()
+            else:
+                found["correct"][place], found["agree"][place] = answer == labels, answer == native.argmax(-1)
         return {name: values[:, None] for name, values in found.items()}
 
 
-def behaviour_columns(table: dict[str, Tensor], seed: int) -> dict[str, Tensor]:
+def behaviour_columns(table: dict[str, Tensor], native: Tensor, task: ScoredTask, seed: int) -> dict[str, Tensor]:
     """Each of `BEHAVIOUR_COLUMNS` as (methods, S), over all texts.
+
+    Where numbers are predicted there is no accuracy, and agreement is Pearson's correlation with Y's own answers.
 
     Args:
         table: quantity -> (methods, S, texts).
+        native: (texts,) what Y answers by itself.
+        task: what is asked.
         seed: of the resampling of texts.
     """
-    low, high = bootstrap_interval(table["correct"], seed=seed)
-    return {
-        "accuracy": table["correct"].mean(-1),
-        "accuracy_low": low,
-        "accuracy_high": high,
-        "loss": table["loss"].mean(-1),
-        "agreement": table["agree"].mean(-1),
-    }
-
-
-def _labels(batch: PairedBatch) -> Tensor:
-    labels: Any = batch.texts.labels  # there, or nothing is injected
-    return labels
+    accuracy = table["correct"].mean(-1), *bootstrap_interval(table["correct"], seed=seed)
+    agreement = task_score("pearson", table["answer"], native) if task.regression else table["agree"].mean(-1)
+    score = accuracy
+    if task.score != "accuracy":
+        interval = score_interval(task.score, table["answer"], task.labels, seed=seed)
+        score = task_score(task.score, table["answer"], task.labels), *interval
+    figures = (*accuracy, *score, table["loss"].mean(-1), agreement)
+    return dict(zip(BEHAVIOUR_COLUMNS, figures, strict=True))

@@ -13,6 +13,7 @@ from aligners.behaviour import Behaviour
 from aligners.methods import CLOSED_FORMS, Route, build_route, stored_kind
 from aligners.panels import Panel
 from aligners.storage import StoredAlignment, different_models
+from aligners.task_scores import ScoredTask
 from aligners.tasks import check_labels
 from datamodules.labels import known_labels
 from datamodules.reading import PairedBatch, RowKind
@@ -93,6 +94,7 @@ class InjectionEvaluation(pl.LightningModule):
         self.not_injected = {route.direction: self._no_injection(route) for route in self.routes}
         asked = [route.target for route in self.routes if self.not_injected[route.direction] is None]
         self.heads = match_heads(data, asked, [reader.model_x, reader.model_y]) if asked else {}
+        self.task = ScoredTask.of(data, regression=asked[0].regression, seed=self.seed) if asked else None
         self._choose_rows()
         self.n_texts = len(data.split("test"))
         self.meta = {**described, **self._findings(), "seed": self.seed, "split": "test"}
@@ -136,6 +138,7 @@ class InjectionEvaluation(pl.LightningModule):
             "methods": {f"{route.direction}.{m.name}": m.about for route in self.routes for m in route.methods},
             "refusals": {f"{route.direction}.{n}": why for route in self.routes for n, why in route.refusals.items()},
             "labels": {model.name: words for model, words in self.heads.items()},
+            "score": None if self.task is None else self.task.score,
             "not_injected": {direction: why for direction, why in self.not_injected.items() if why is not None},
         }
 
@@ -153,7 +156,7 @@ class InjectionEvaluation(pl.LightningModule):
         data, behaviour = self._stream, None
         if injects:
             sites = [route.orient(*pair)[1] for pair in self.sites]
-            behaviour = Behaviour(route, sites, data.component, self.n_texts, data.texts.classes, self.seed)
+            behaviour = Behaviour(route, sites, data.component, cast(ScoredTask, self.task), self.seed)
         return Panel(route, kind, moments, self.sites, self.n_texts, behaviour, self.seed)
 
     def on_test_start(self) -> None:

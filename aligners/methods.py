@@ -45,7 +45,7 @@ CLOSED_FORMS: dict[str, Callable[[int, int, int], Aligner]] = {
 }
 CLOSED, TRAINED, BOTH_WAYS = "closed form", "trained", "trained both ways"
 INVERSE_OF_ONE_WAY = "inverse of a map trained one way"
-WHOLE = ("native_x", "native_y", "random_classifier", "random_label")
+WHOLE = ("native_x", "native_y", "random_classifier", "random_label", "constant_label")
 FLOORS = ("mean", "identity", "random_embedding")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -100,13 +100,14 @@ class Panel(nn.Module):
             "n_texts": self.texts,
             "n_rows": int(counted),
             "seed": self.seed,
+            "score_name": None if self.behaviour is None else self.behaviour.task.score,
         }
         return [{**base, **row} for row in (*self._rows_of_whole(), *self._rows_of_sites(counted))]
 
     def _rows_of_whole(self) -> Iterator[dict[str, Any]]:
         if self.whole is None:
             return
-        behaviour = behaviour_columns(self.whole.compute(), self.seed)
+        behaviour = self._behaviour(self.whole.compute())
         for place, name in enumerate(WHOLE):
             yield {
                 "method": name,
@@ -117,12 +118,16 @@ class Panel(nn.Module):
                 "overflow": False,
             }
 
+    def _behaviour(self, table: dict[str, Tensor]) -> dict[str, Tensor]:
+        native = cast(Any, self.whole).compute()["answer"][WHOLE.index("native_y"), 0]
+        return behaviour_columns(table, native, cast(Any, self.behaviour).task, self.seed)
+
     def _rows_of_sites(self, counted: Tensor) -> Iterator[dict[str, Any]]:
         table = self.scores.compute()
         overflows = overflowing(table)
         columns = error_columns(table, counted, self.route.target.width, self.seed)
         if self.behaviour is not None:
-            columns = {**behaviour_columns(table, self.seed), **columns}
+            columns = {**self._behaviour(table), **columns}
             overflows |= ~table["loss"].isfinite().all(-1)
         missing = {} if self.behaviour is not None else dict.fromkeys(BEHAVIOUR_COLUMNS)
         for place, method in enumerate(self.methods):

@@ -3,22 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 from torchmetrics.functional import pearson_corrcoef, spearman_corrcoef
 from torchmetrics.functional.classification import binary_f1_score
 
+from aligners.baselines import random_labels
 from aligners.scores import percentile_interval, resampled
 from datamodules.sources import GLUE_SCORES, Score, TextSource
 
-__all__ = ["OF_CLASSES", "OF_NUMBERS", "choose_score", "resampled_scores", "score_interval", "task_score"]
+if TYPE_CHECKING:
+    from datamodules.text_stream import TextStream
+
+__all__ = ["OF_CLASSES", "OF_NUMBERS", "ScoredTask", "choose_score", "resampled_scores", "score_interval", "task_score"]
 
 OF_CLASSES: tuple[Score, ...] = ("accuracy", "mcc", "f1")
 OF_NUMBERS: tuple[Score, ...] = ("pearson", "spearman")
 OF_TWO: tuple[Score, ...] = ("mcc", "f1")
 CELLS = 2**17  # answers that are resampled at a time: what fits a processor's cache
+
+
+@dataclass(frozen=True)
+class ScoredTask:
+    """What the held-out texts ask, and what is answered without reading them.
+
+    Attributes:
+        score: by what the task is measured.
+        regression: whether numbers are predicted.
+        labels: (n,) of the held-out texts.
+        random: (n,) a class for each, uniformly at random; of numbers the labels themselves in a random order.
+        constant: the most frequent class of the fitting texts, or the mean of their numbers.
+    """
+
+    score: Score
+    regression: bool
+    labels: Tensor
+    random: Tensor
+    constant: float
+
+    @classmethod
+    def of(cls, data: TextStream, *, regression: bool, seed: int) -> ScoredTask:
+        """The task of a data module's texts for heads that predict numbers or answer classes.
+
+        Raises:
+            ValueError: the score that is asked for does not fit.
+        """
+        labels = cast(Tensor, data.split("test").labels)
+        classes = 0 if regression else data.texts.classes
+        score = choose_score(data.text, regression=regression, classes=classes)
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+        random = labels.float()[order] if regression else random_labels(len(labels), classes, seed)
+        constant = data.texts.constant_label(regression=regression)
+        return cls(score, regression, labels.float() if regression else labels, random, constant)
 
 
 def choose_score(text: TextSource, *, regression: bool, classes: int) -> Score:

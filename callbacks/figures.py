@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from callbacks.reading import panel_title, panels
+from callbacks.score_words import score_words
 
 __all__ = ["accuracy_figure", "fvu_figure"]
 
@@ -22,6 +23,7 @@ LEVELS: dict[str, dict[str, Any]] = {
     "native_x": {"color": "0.1", "linestyle": "--"},
     "random_classifier": {"color": "0.5", "linestyle": "-."},
     "random_label": {"color": "0.5", "linestyle": (0, (1, 3))},
+    "constant_label": {"color": "0.5", "linestyle": (0, (6, 3))},
 }
 MARKERS = "osD^vPX*h"  # one more than colours: their pairs repeat late
 
@@ -48,27 +50,28 @@ def fvu_figure(rows: Sequence[dict[str, Any]]) -> Figure:
 
 
 def accuracy_figure(rows: Sequence[dict[str, Any]]) -> Figure:
-    """Accuracy after injection against site, with intervals, between the ceiling and the floors.
+    """The task's score after injection against site, with intervals, between the ceiling and the floors.
 
-    Panels without any accuracy, where nothing was injected, are left out.
+    Panels without any score, where nothing was injected, are left out.
     """
-    rows = [row for panel in panels(rows) if any(row["accuracy"] is not None for row in panel) for row in panel]
+    rows = [row for panel in panels(rows) if any(row["score"] is not None for row in panel) for row in panel]
     figure, axes = _panels(rows)
     styles = _styles(rows)
     for axis, panel in zip(axes, panels(rows), strict=True):
         lines = _lines(panel, styles)
         for number, (name, style, every) in enumerate(lines):
-            line = [row for row in every if row["accuracy"] is not None]
+            line = [row for row in every if row["score"] is not None]
             sites = [every.index(row) for row in line]
             places = [place + min(0.06, 0.6 / len(lines)) * (number - (len(lines) - 1) / 2) for place in sites]
-            low = [100 * (row["accuracy"] - row["accuracy_low"]) for row in line]
-            high = [100 * (row["accuracy_high"] - row["accuracy"]) for row in line]
-            heights = [100 * row["accuracy"] for row in line]
+            # A percentile interval need not hold the estimate: the bar then ends at it.
+            low = [100 * max(0.0, row["score"] - row["score_low"]) for row in line]
+            high = [100 * max(0.0, row["score_high"] - row["score"]) for row in line]
+            heights = [100 * row["score"] for row in line]
             axis.errorbar(places, heights, yerr=[low, high], label=name, elinewidth=0.8, **style)
         for row in panel:
-            if row["site_x"] is None and row["accuracy"] is not None:
-                axis.axhline(100 * row["accuracy"], label=row["method"], linewidth=1, zorder=0, **LEVELS[row["method"]])
-        _label(axis, panel_title(panel), _sites(panel), "task accuracy after injection, %")
+            if row["site_x"] is None and row["score"] is not None:
+                axis.axhline(100 * row["score"], label=row["method"], linewidth=1, zorder=0, **LEVELS[row["method"]])
+        _label(axis, panel_title(panel), _sites(panel), f"after injection: {score_words(rows)}")
     _legend(axes)
     return figure
 

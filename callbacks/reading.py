@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from aligners.methods import BOTH_WAYS, TRAINED
+from callbacks.score_words import score_name, score_words
 
-__all__ = ["panel_title", "panels", "price_of_bijectivity", "reading"]
+__all__ = ["below_chance", "panel_title", "panels", "price_of_bijectivity", "reading"]
 
 ALIKE = 0.05  # networks count as equally large within this share
 KEPT = 0.015  # an accuracy counts as kept within this share of the texts
@@ -39,9 +40,30 @@ def price_of_bijectivity(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
     ]
 
 
+def below_chance(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The models that answer worse by themselves than random labels: below the interval of these."""
+    found = []
+    for panel in panels(rows):
+        chance = next((row["score_low"] for row in panel if row["method"] == "random_label"), None)
+        for row in panel:
+            native = row["method"] in ("native_x", "native_y") and row["score"] is not None
+            if native and chance is not None and row["score"] < chance:
+                model = row["model_x" if row["method"] == "native_x" else "model_y"]
+                found.append({"model": model, "method": row["method"], "score": row["score"], "chance_low": chance})
+    return list({entry["model"]: entry for entry in found}.values())
+
+
 def reading(rows: Sequence[dict[str, Any]]) -> str:
     """What each panel says: does Y still do its task, where states were injected, and how exact is the map."""
-    return "\n".join(_reading(panel) for panel in panels(rows))
+    return "\n".join([*(_reading(panel) for panel in panels(rows)), *map(_warning, below_chance(rows))])
+
+
+def _warning(entry: dict[str, Any]) -> str:
+    return (
+        f"Caution: {entry['model']} by itself scores {100 * entry['score']:.1f}, below what random labels get (from "
+        f"{100 * entry['chance_low']:.1f}). Its classes may be in another order than the texts' (see `labels` in "
+        "report.json; `--data.labels` says which are which), or it was trained on another task."
+    )
 
 
 def panels(rows: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -63,21 +85,24 @@ def panel_title(panel: Sequence[dict[str, Any]]) -> str:
 def _reading(panel: list[dict[str, Any]]) -> str:
     methods = _by_method(panel)
     exactness = _exactness(panel, methods)
-    if all(row["accuracy"] is None for row in panel):
+    if all(row["score"] is None for row in panel):
         return f"{panel_title(panel)}: {exactness}"
     return f"{_behaviour(panel, methods)}. {exactness}"
 
 
 def _behaviour(panel: list[dict[str, Any]], methods: dict[str, list[dict[str, Any]]]) -> str:
     source, target = panel[0]["model_x"], panel[0]["model_y"]
-    native = next(row["accuracy"] for row in panel if row["method"] == "native_y")
+    native = next(row["score"] for row in panel if row["method"] == "native_y")
     if native is None:
         return f"{target}'s own answers are not finite, so that there is nothing to keep"
-    behaviour = f"{target} answers {native:.1%} of the held-out texts rightly on its own"
-    accuracies = {name: [row["accuracy"] for row in line] for name, line in methods.items()}
+    form = ".1%" if score_name(panel) == "accuracy" else ".3f"
+    behaviour = f"{target} has a {score_words(panel).split(' × ')[0]} of {native:{form}} on its own"
+    if form == ".1%":
+        behaviour = f"{target} answers {native:.1%} of the held-out texts rightly on its own"
+    accuracies = {name: [row["score"] for row in line] for name, line in methods.items()}
     kept = {name: values for name, values in accuracies.items() if None not in values}
     if "identity" in kept:
-        behaviour += f" and {_range(kept['identity'], '.1%')} when {source}'s states are put in as they are"
+        behaviour += f" and {_range(kept['identity'], form)} when {source}'s states are put in as they are"
     gaps = {name: min(kept[name]) - native for name in kept if methods[name][0]["role"] == "method"}
     good = [name for name, gap in gaps.items() if gap >= -KEPT]
     worse = [f"{name} {100 * gap:.1f}" for name, gap in gaps.items() if gap < -KEPT]

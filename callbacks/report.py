@@ -13,21 +13,23 @@ from rich.table import Table
 from aligners.injection import InjectionEvaluation
 from callbacks.figures import accuracy_figure, fvu_figure
 from callbacks.names import names_in_full, with_short_names
-from callbacks.reading import panel_title, panels, price_of_bijectivity, reading
+from callbacks.reading import below_chance, panel_title, panels, price_of_bijectivity, reading
+from callbacks.score_words import score_heading
 from callbacks.showing import TitledTable, log_to_wandb, say, say_where, screen
 from callbacks.writing import environment, save_figure, table_csv, table_markdown, write_text
 
 __all__ = ["Report", "console_tables", "write_report"]
 
 FIGURES = {"fvu": fvu_figure, "accuracy": accuracy_figure}
-COLUMN_GROUPS = {"fvu": ("FVU", False), "fvu_inverse": ("inverse", False), "accuracy": ("acc. %", True)}
+DRAWN = {"fvu": "fvu", "accuracy": "score"}  # the column of each figure
+COLUMN_GROUPS = {"fvu": ("FVU", False), "fvu_inverse": ("inverse", False), "score": ("", True)}  # see score_heading
 MOST_SITES_ABREAST = 5
 MARKDOWN_COLUMNS = {
     "model_x": "from", "model_y": "into", "rows": "rows", "site_x": "site", "method": "method",
     "parameters": "parameters",
     "fvu": "FVU", "fvu_inverse": "FVU of the inverse", "mse": "mse", "cosine": "cosine",
-    "round_trip": "round trip", "accuracy": "accuracy", "accuracy_low": "low", "accuracy_high": "high",
-    "loss": "loss", "agreement": "agreement",
+    "round_trip": "round trip", "accuracy": "accuracy", "score_name": "score", "score": "value", "score_low": "low",
+    "score_high": "high", "loss": "loss", "agreement": "agreement",
 }  # fmt: skip
 
 
@@ -52,6 +54,7 @@ class Report(pl.Callback):
             **pl_module.meta,
             **environment(trainer),
             "price_of_bijectivity": price_of_bijectivity(pl_module.rows),
+            "below_chance": below_chance(pl_module.rows),
         }
         figures = write_report(folder, meta, pl_module.rows)
         console, shown = screen(), with_short_names(pl_module.rows)
@@ -83,14 +86,14 @@ def write_report(folder: Path, meta: dict[str, Any], rows: Sequence[dict[str, An
     write_text(folder / "report.csv", table_csv(rows))
     shown = with_short_names(rows)
     write_text(folder / "report.md", table_markdown(shown, MARKDOWN_COLUMNS) + names_in_full(rows))
-    figures = [name for name in FIGURES if any(row[name] is not None for row in rows)]
+    figures = [name for name in FIGURES if any(row[DRAWN[name]] is not None for row in rows)]
     for name in figures:
         save_figure(FIGURES[name](shown), folder / f"{name}.png")
     return [folder / f"{name}.png" for name in figures]
 
 
 def console_tables(rows: Sequence[dict[str, Any]]) -> list[Table]:
-    """For each direction and kind of rows, methods down and sites across: FVU, FVU of the inverse, accuracy.
+    """For each direction and kind of rows, methods down and sites across: FVU, FVU of the inverse, the score.
 
     Side by side where that fits a screen, one below the other where there are many sites. Without any number, a group
     of columns is left out.
@@ -110,7 +113,7 @@ def _table(panel: list[dict[str, Any]], pairs: list[tuple[int, int]], title: str
     table.add_column("\nparameters", justify="right", no_wrap=True)
     for group in groups:
         for place, (i, j) in enumerate(pairs):
-            over = COLUMN_GROUPS[group][0] if place == 0 else ""
+            over = (COLUMN_GROUPS[group][0] or score_heading(panel)) if place == 0 else ""
             table.add_column(f"{over}\n{i if i == j else f'{i}→{j}'}", justify="right", no_wrap=True)
     for name in dict.fromkeys(row["method"] for row in panel):
         line = {(row["site_x"], row["site_y"]): row for row in panel if row["method"] == name}

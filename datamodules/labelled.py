@@ -171,7 +171,8 @@ class LabelledTexts(TextStream):
 
     def constant_answers(self) -> Tensor:
         """The answer to each held-out text that needs none of them, (n,): see `Texts.constant_label`."""
-        return torch.full((len(self.answers("test")),), self.texts.constant_label, dtype=torch.float64)
+        constant = self.texts.constant_label(regression=self.texts.regression)
+        return torch.full((len(self.answers("test")),), constant, dtype=torch.float64)
 
     def describe(self) -> dict[str, Any]:
         """Everything that says which texts and models these are, as plain values."""

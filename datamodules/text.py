@@ -50,15 +50,14 @@ class Texts:
             return len(self.label_names)
         return 1 + max(max(split["label"][:]) for split in (self.fit, self.validation, self.test))
 
-    @property
-    def constant_label(self) -> float:
+    def constant_label(self, *, regression: bool) -> float:
         """The best answer that is the same for all texts: the most frequent class of the fitting texts, or their mean.
 
         Of the held-out texts where no fitting text has a label.
         """
         splits = (torch.tensor(split["label"][:]) for split in (self.fit, self.test))
         known = next(own for own in (labels[known_labels(labels)] for labels in splits) if len(own))
-        return float(known.mean() if self.regression else known.bincount().argmax())
+        return float(known.double().mean() if regression else known.bincount().argmax())
 
     def describe(self) -> dict[str, Any]:
         """What a report says about the data, as plain values."""

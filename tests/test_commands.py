@@ -103,7 +103,16 @@ def test_inject_leaves_a_report(injected: Path, fitted: Path, world: World) -> N
     assert {(row["site_x"], row["site_y"]) for row in rows if row["direction"] == "forward"} == {
         *((None, None), (1, 1), (2, 3))
     }
-    methods = {"native_x", "native_y", "random_classifier", "random_label", "mean", "identity", "random_embedding"}
+    methods = {
+        "native_x",
+        "native_y",
+        "random_classifier",
+        "random_label",
+        "constant_label",
+        "mean",
+        "identity",
+        "random_embedding",
+    }
     assert {row["method"] for row in rows} == methods | set(CLOSED_FORMS) | {"mlp", "inn"}
     assert {row["n_texts"] for row in rows} == {TEST_TEXTS}
     assert meta["models"]["x"]["name"] == world.model_x

@@ -40,7 +40,8 @@ COLUMNS = {
     *("mse", "fvu", "fvu_inverse", "relative_error", "cosine", "round_trip"),
     *("accuracy", "accuracy_low", "accuracy_high", "loss", "agreement"),
 }
-WHOLE = {"native_x": "ceiling", "native_y": "ceiling", "random_classifier": "floor", "random_label": "floor"}
+FLOORS = {"random_classifier": "floor", "random_label": "floor", "constant_label": "floor"}
+WHOLE = {"native_x": "ceiling", "native_y": "ceiling", **FLOORS}
 SITED = {"identity": "floor", "mean": "floor", "random_embedding": "floor"}
 
 
@@ -208,7 +209,7 @@ def test_backwards_a_bijection_is_its_own_inverse(both: InjectionEvaluation) -> 
 
 
 def test_ceilings_and_floors_are_what_they_say(
-    both: InjectionEvaluation, stored: StoredAlignment, directly: Directly
+    world: World, both: InjectionEvaluation, stored: StoredAlignment, directly: Directly
 ) -> None:
     with torch.no_grad():
         native_y = [directly.y.logits(one) for one in directly.inputs]
@@ -221,8 +222,11 @@ def test_ceilings_and_floors_are_what_they_say(
     assert rows_of(both, "native_x", "backward")[0]["accuracy"] == rows_of(both, "native_y")[0]["accuracy"]
     (chance,) = rows_of(both, "random_label")
     drawn = random_labels(TEST_TEXTS, 2, 0)
+    most = round(sum(int(line[-1]) for line in Path(world.fit).read_text().splitlines()[1:]) / 175)
     assert chance["accuracy"] == pytest.approx((drawn == directly.labels).double().mean().item())
     assert chance["loss"] is None
+    (constant,) = rows_of(both, "constant_label")
+    assert constant["accuracy"] == pytest.approx(float((directly.labels == most).double().mean()))
     for site, pair in enumerate(PAIRS):
         target = torch.cat([state[0] for state in directly.states(directly.y, pair[1])]).double()
         mean, variance = stored.moments.mean_y[site], stored.moments.yy[site].diagonal().sum() / stored.moments.n

@@ -12,7 +12,7 @@ from rich.console import Console
 from aligners.methods import BOTH_WAYS, CLOSED, TRAINED
 from aligners.text_errors import ERROR_COLUMNS
 from callbacks.figures import fvu_figure
-from callbacks.reading import price_of_bijectivity, reading
+from callbacks.reading import below_chance, price_of_bijectivity, reading
 from callbacks.report import FIGURES, console_tables, write_report
 
 Row = dict[str, Any]
@@ -39,6 +39,10 @@ def row(method: str, site: int | None, fvu: float | None, accuracy: float | None
         "accuracy": accuracy,
         "accuracy_low": None if accuracy is None else accuracy - 0.05,
         "accuracy_high": None if accuracy is None else accuracy + 0.05,
+        "score": accuracy,
+        "score_low": None if accuracy is None else accuracy - 0.05,
+        "score_high": None if accuracy is None else accuracy + 0.05,
+        "score_name": "accuracy",
         "loss": 0.5,
         "agreement": 0.9,
         **dict.fromkeys(ERROR_COLUMNS),
@@ -60,6 +64,19 @@ def forward() -> list[Row]:
         *(row("mlp", site, 0.2, 0.8, **mlp) for site in (1, 2)),
         *(row("mlp_wide", site, 0.1, 0.7, fit=TRAINED, parameters=9000, bijective=False) for site in (1, 2)),
     ]
+
+
+def test_a_model_worse_than_random_labels_is_flagged() -> None:
+    chance = row("random_label", None, None, 0.5)
+    rows = [row("native_x", None, None, 0.44), row("native_y", None, None, 0.46), chance]
+    assert [entry["method"] for entry in below_chance(rows)] == ["native_x"]
+    (entry,) = below_chance([*rows, *(r | {"direction": "backward", "model_x": "second", "model_y": "first"} for r in
+                                      [row("native_y", None, None, 0.44), chance])])  # fmt: skip
+    assert (entry["model"], entry["score"], entry["chance_low"]) == ("first", 0.44, 0.45)
+    said = reading([*forward(), chance | {"score_low": 0.81}])
+    assert "Caution: second by itself scores 80.0, below what random labels get (from 81.0)" in said
+    assert "--data.labels" in said
+    assert "Caution" not in reading(forward())
 
 
 def two_ways() -> list[Row]:

@@ -98,6 +98,52 @@ def test_numbers_are_refused_where_a_head_has_classes(
             evaluate([command, *named, *numbers, "--run", str(tmp_path / command)])
 
 
+def test_a_regression_head_is_injected_into(tuned: Path, numbers: list[str], tmp_path: Path) -> None:
+    models = ["--data.model_x", f"{tuned}/none/seed-0", "--data.model_y", f"{tuned}/none/seed-1"]
+    options = ["--data.sites", "[1, 3]", "--closed_form", "[linear]", "--both_directions", "true"]
+    evaluate(["inject", *models, *numbers, *options, "--run", str(tmp_path / "run")])
+    found = json.loads((tmp_path / "run" / "report.json").read_text())
+    rows = {(row["direction"], row["method"], row["site_y"]): row for row in found["rows"]}
+    x, labels = answers_of(tuned / "none" / "seed-0", numbers)
+    y, _ = answers_of(tuned / "none" / "seed-1", numbers)
+    for name, answers in (("native_x", x), ("native_y", y)):
+        row = rows["forward", name, None]
+        assert row["score"] == pytest.approx(stats.pearsonr(answers, labels).statistic, abs=1e-4)
+        assert row["loss"] == pytest.approx((answers - labels).square().mean().item(), rel=1e-4)
+        assert row["agreement"] == pytest.approx(stats.pearsonr(answers, y).statistic, abs=1e-4)
+        assert row["score_low"] < row["score"] < row["score_high"]
+    assert rows["backward", "native_y", None]["score"] == rows["forward", "native_x", None]["score"]
+    for method, site in (("linear", 1), ("identity", 3), ("random_classifier", None), ("random_label", None)):
+        assert -1 <= rows["forward", method, site]["score"] <= 1
+        assert rows["forward", method, site]["loss"] > 0
+    constant = rows["forward", "constant_label", None]
+    fitted = [float(line.rsplit("\t", 1)[1]) for line in Path(numbers[1]).read_text().splitlines()[1:]]
+    assert constant["score"] == 0
+    assert constant["loss"] == pytest.approx((labels - sum(fitted) / len(fitted)).square().mean().item(), rel=0.05)
+    assert {(row["score_name"], row["accuracy"]) for row in found["rows"]} == {("pearson", None)}
+    assert found["meta"]["score"] == "pearson"
+    assert (tmp_path / "run" / "accuracy.png").is_file()
+
+
+def test_injection_by_matthews_correlation(world: World, tmp_path: Path, capsys: Any) -> None:
+    text = ["--data.text.source", world.fit, "--data.text.held_out", world.test, "--data.max_length", "60"]
+    models = ["--data.model_x", world.model_x, "--data.model_y", world.model_y, "--data.text.score", "mcc"]
+    options = ["--data.sites", "[2]", "--closed_form", "[linear]", "--run", str(tmp_path / "run")]
+    evaluate(["inject", *models, *text, *QUIET, *options])
+    assert "MCC × 100" in capsys.readouterr().out
+    found = json.loads((tmp_path / "run" / "report.json").read_text())
+    rows = {row["method"]: row for row in found["rows"]}
+    data = LabelledTexts([world.model_x, world.model_y], text=TextSource(world.fit, held_out=world.test), max_length=60)
+    batch = data.split("test")[list(range(TEST_TEXTS))]
+    for name, model in zip(("native_x", "native_y"), data.frozen, strict=True):
+        answers = model.logits(batch.inputs[0]).argmax(-1)
+        expected = binary_matthews_corrcoef(answers, batch.labels).item()
+        assert rows[name]["score"] == pytest.approx(expected, abs=1e-6)
+        assert rows[name]["accuracy"] == pytest.approx((answers == batch.labels).double().mean().item())
+    assert rows["constant_label"]["score"] == 0
+    assert rows["constant_label"]["accuracy"] > 0.3
+
+
 @pytest.mark.parametrize("labels", [[-1], [""], [0.25, 1.5]])
 def test_maps_are_fitted_whatever_the_labels(world: World, tmp_path: Path, labels: list[Any]) -> None:
     texts = sentences(80)

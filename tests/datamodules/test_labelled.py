@@ -57,7 +57,10 @@ def test_the_majority_is_that_of_the_fitting_texts(tmp_path: Path, world: World)
     )
     data = labelled(world, text=text)
     assert data.constant_answers().tolist() == [1] * 20
-    assert data.texts.constant_label == 1
+    assert data.texts.constant_label(regression=False) == 1
+    assert data.texts.constant_label(regression=True) == pytest.approx(
+        sum(data.texts.fit["label"]) / len(data.texts.fit)
+    )
 
 
 def test_text_without_classes_is_refused(tmp_path: Path, world: World) -> None:
