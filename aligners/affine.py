@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from aligners.base import BankLinear
+from aligners.solving import batch_inverse, batch_solve
 from aligners.starts import Start, Started
 from similarity.functional.moments import Moments
 
@@ -171,7 +172,7 @@ class Orthogonal(Started):
         lower = torch.zeros_like(self.base)
         lower[:, i, j] = self.skew
         skew, one = lower - lower.mT, torch.eye(self.d_x, dtype=lower.dtype, device=lower.device)
-        return self.base @ torch.linalg.solve(one - skew, one + skew)
+        return self.base @ batch_solve(one - skew, one + skew)
 
     def _mapped(self, x: Tensor) -> Tensor:
         return torch.baddbmm(self.bias, (x - self.scaling.mean_x) / self.scaling.scale_y, self.rotation())
@@ -180,7 +181,7 @@ class Orthogonal(Started):
         """(S, N, d) -> (S, N, d), the exact inverse of `forward`."""
         centred = self.scaling.scale_target(y) - self.bias
         # R₀ is orthogonal up to rounding, so that Rᵀ would be R's inverse up to rounding, too
-        return centred @ torch.linalg.inv(self.rotation()) * self.scaling.scale_y + self.scaling.mean_x
+        return centred @ batch_inverse(self.rotation()) * self.scaling.scale_y + self.scaling.mean_x
 
     def _begin(self, weight: Tensor, offset: Tensor, moments: Moments | None) -> None:
         gap = (weight.mT @ weight - torch.eye(self.d_x, dtype=weight.dtype, device=weight.device)).abs().amax()
@@ -193,6 +194,10 @@ class Orthogonal(Started):
         self.base.copy_(weight)
         self.skew.zero_()
         self.bias.copy_((offset - self.scaling.mean_y.double()) / self.scaling.scale_y)
+
+    def fan_in(self, name: str, parameter: Tensor) -> int:
+        """The rotation's for the entries of A."""
+        return self.d_x if name == "skew" else super().fan_in(name, parameter)
 
     def options(self) -> dict[str, Any]:
         """The start."""

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, cast
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 
 from aligners.base import Aligner
+from aligners.divergence import Divergence
 from aligners.errors import MapErrors
 from aligners.fitting import fit_map
 from aligners.inn import INN
 from aligners.linear import Linear, Procrustes
-from aligners.optimisation import Schedule, clip_per_site, schedule_factor
+from aligners.optimisation import (
+    Schedule,
+    clip_per_site,
+    gradient_norms,
+    make_optimizer,
+    schedule_factor,
+    set_rate,
+)
 from aligners.storage import KEY, check_names, describe_aligner, different_models
-from frozen.finite import FiniteCheck
+from aligners.validating import validate_now
 from frozen.precision import check_precision
 from similarity.functional.moments import Moments
 from similarity.moments import MomentsMetric
@@ -26,6 +38,8 @@ __all__ = ["AlignerFactory", "Alignment", "Direction", "Fit"]
 
 AlignerFactory = Callable[[int, int, int], Aligner]
 Direction = Literal["forward", "backward"]
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_ALIGNERS: dict[str, AlignerFactory] = {"linear": Linear, "procrustes": Procrustes, "inn": INN}
 
@@ -36,6 +50,11 @@ class Fit(NamedTuple):
     name: str
     direction: Direction
     aligner: Aligner
+
+    @property
+    def key(self) -> str:
+        """A name that no other fit of the run has."""
+        return f"{self.direction}.{self.name}"
 
     def orient(self, x: Any, y: Any) -> tuple[Any, Any]:
         """(source, target) of this fit."""
@@ -67,8 +86,12 @@ class Alignment(pl.LightningModule):
         aligners: name in the report -> the aligner.
         both_directions: fit the aligners that are not bijective from Y to X as well; a bijective one is its own
             way back.
-        optimizer: one optimiser for all trained aligners.
+        optimizer: one optimiser for all trained aligners. Its learning rate is that of matrices of up to 64 inputs; a
+            wider one has proportionally less, so that the rate need not be changed with the width.
         schedule: how the learning rate moves over the training steps: constant, linear, cosine or one_cycle.
+        rows: how many paired rows are trained on, whatever the number of texts and the size of a batch: there are as
+            many steps as that takes. Where `trainer.max_epochs` or `trainer.max_steps` is set, it decides instead.
+        most_steps: the most steps that `rows` may take; with `mean` rows a step has few.
         warmup: share of the steps over which it rises.
         gradient_clip: largest gradient norm of a site of an aligner; 0 turns clipping off.
         seed: seed of every aligner's starting weights. Each starts from the same draw whatever else is in the run.
@@ -82,6 +105,8 @@ class Alignment(pl.LightningModule):
         both_directions: bool = False,
         optimizer: OptimizerCallable = lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.0, fused=True),
         schedule: Schedule = "one_cycle",
+        rows: int = 1_500_000,
+        most_steps: int = 2000,
         warmup: float = 0.15,
         gradient_clip: float = 1.0,
         seed: int = 0,
@@ -91,14 +116,21 @@ class Alignment(pl.LightningModule):
         check_names(self.factories, "aligners")
         if not 0 <= warmup < 1:
             raise ValueError(f"Expected `warmup` to be a share of the steps in [0, 1), but got {warmup}.")
+        for name, value in (("rows", rows), ("most_steps", most_steps)):
+            if value < 1:
+                raise ValueError(f"Expected `{name}` to be at least 1, but got {value}.")
         self.both_directions, self.seed = both_directions, seed
+        self.rows, self.most_steps = rows, most_steps
         self.optimizer_factory, self.schedule, self.warmup = optimizer, schedule, warmup
         self.gradient_clip = gradient_clip
         self.forward_maps, self.backward_maps = nn.ModuleDict(), nn.ModuleDict()
         self.moments: Moments | None = None
         self.data: dict[str, Any] = {}
         self.data_config: dict[str, Any] = {}
-        self._check = FiniteCheck()
+        self.divergence = Divergence()
+        self.training_record: dict[str, dict[str, Any]] = {}
+        self.validated_at: int | None = None
+        self._course: Callable[[int], float] | None = None
 
     # ------------------------------------------------------------------ setting up
 
@@ -161,30 +193,31 @@ class Alignment(pl.LightningModule):
     # ------------------------------------------------------------------ training
 
     def configure_optimizers(self) -> Any:
-        """One optimiser and one schedule over the steps that follow the epoch of moments."""
-        parameters = [p for fit in self.trained() for p in fit.aligner.parameters() if p.requires_grad]
-        if not parameters:
-            return None
-        optimizer = self.optimizer_factory(parameters)
-        factor = schedule_factor(self.schedule, self._training_steps(), self.warmup)
-        return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, factor)]
+        """One optimiser over the steps that follow the epoch of moments."""
+        return make_optimizer(self.optimizer_factory, [fit.aligner for fit in self.trained()])
 
-    def _training_steps(self) -> int:
-        """Steps of the whole run, counted without the Trainer's loader.
+    @cached_property
+    def training_steps(self) -> int:
+        """Training steps of the whole run: as the Trainer has it where it has a limit, else as many as `rows` takes.
 
-        The Trainer would build its loader to count, before a checkpoint says where a resumed run has to begin.
+        Counted without the Trainer's loader, which it would build before a checkpoint says where a resumed run
+        has to begin.
         """
-        epochs, most = self.trainer.max_epochs, self.trainer.max_steps
-        if epochs is None or epochs < 0:
-            if most < 0:
-                raise ValueError(
-                    "Expected `trainer.max_epochs` or `trainer.max_steps` to be finite: the schedule needs it."
-                )
-            return most
+        if self.moments is None:
+            raise RuntimeError("How many rows a step has is known when the moments are.")
         batches, limit = len(self._stream.loader("fit")), self.trainer.limit_train_batches
         batches = int(batches * limit) if isinstance(limit, float) else min(batches, limit)
-        in_epochs = batches * (epochs - 1)
-        return in_epochs if most < 0 else min(in_epochs, most)
+        epochs, steps = self.trainer.max_epochs, self.trainer.max_steps
+        if epochs is not None and epochs >= 0:
+            in_epochs = batches * (epochs - 1)
+            return in_epochs if steps < 0 else min(in_epochs, steps)
+        return min(math.ceil(self.rows * batches / int(self.moments.n)), self.most_steps) if steps < 0 else steps
+
+    def on_train_epoch_start(self) -> None:
+        """Validate the starts before the first step, if that has not been done: they are what training has to beat."""
+        starting = self.global_step == 0 and self.moments is not None and bool(self.trained())
+        if starting and self.validated_at is None and cast(Any, self.trainer).enable_validation:
+            validate_now(self.trainer)
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """Add to the moments in the first epoch, take one optimiser step in the others."""
@@ -195,19 +228,36 @@ class Alignment(pl.LightningModule):
                 if not self.trained():
                     self.trainer.should_stop = True
             return
-        losses = {}
-        for fit in self.trained():
-            losses[fit] = fit.aligner.loss(*fit.orient(batch.x, batch.y))
-        optimizer, scheduler = cast(Any, self.optimizers()), cast(Any, self.lr_schedulers())
+        if self._course is None:
+            self._course = schedule_factor(self.schedule, self.training_steps, self.warmup)
+        optimizer = cast(Any, self.optimizers())
+        set_rate(optimizer, self._course(self.global_step))
+        losses = {fit: fit.aligner.loss(*fit.orient(batch.x, batch.y)) for fit in self.trained()}
         optimizer.zero_grad(set_to_none=True)
-        total = torch.stack([loss.sum() for loss in losses.values()]).sum()
-        self.manual_backward(self._share_of_rows(batch) * total)
-        if self.gradient_clip:
-            for fit in losses:
-                clip_per_site(fit.aligner.parameters(), self.gradient_clip)
+        share = self._share_of_rows(batch)
+        self.manual_backward(share * torch.stack([loss.sum() for loss in losses.values()]).sum())
+        self._guard(self._over_ranks(share, losses))
         optimizer.step()
-        scheduler.step()
-        self._watch(losses, batch_idx)
+        if self.global_step >= self.training_steps:
+            self.trainer.should_stop = True  # Lightning then validates: without it the steps since would not count
+
+    def _guard(self, losses: dict[Fit, Tensor]) -> None:
+        """Clip every site's gradient, stop the sites that diverge, and log the losses."""
+        step = self.global_step + 1
+        for fit, loss in losses.items():
+            parameters = [p for p in fit.aligner.parameters() if p.requires_grad]
+            self.divergence.watch(fit.key, loss, step)
+            norms = gradient_norms(parameters)
+            clip_per_site(parameters, self.gradient_clip, norms, self.divergence.watch_gradient(fit.key, norms, step))
+            if (step - 1) % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+                self.log_dict(self._keys("step", fit, "loss", loss), rank_zero_only=True)
+
+    def _over_ranks(self, share: Tensor | float, losses: dict[Fit, Tensor]) -> dict[Fit, Tensor]:
+        """The losses of all ranks' rows."""
+        every = torch.stack([loss.detach() for loss in losses.values()])
+        if self.trainer.world_size > 1:
+            every = cast(Tensor, self.trainer.strategy.reduce(share * every, reduce_op="mean"))
+        return dict(zip(losses, every, strict=True))
 
     def _share_of_rows(self, batch: Any) -> Tensor | float:
         """This rank's rows over the mean of all ranks': with it, ranks' mean gradient is that of all rows."""
@@ -216,17 +266,8 @@ class Alignment(pl.LightningModule):
         mine = torch.tensor(float(batch.x.shape[1]), device=self.device)
         return mine / self.trainer.strategy.reduce(mine.clone(), reduce_op="mean")
 
-    def _watch(self, losses: dict[Fit, Tensor], batch_idx: int) -> None:
-        log = (self.global_step - 1) % self.trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
-        for fit, loss in losses.items():
-            names = [f"{fit.name} ({fit.direction}), site pair {site}" for site in self.site_names()]
-            self._check.watch(loss, names, "training loss", batch_idx)
-            if log:
-                self.log_dict(self._keys("step", fit, "loss", loss.detach()))
-
     def on_train_epoch_end(self) -> None:
-        """Look at the last batch's states and losses too."""
-        self._check.flush()
+        """Look at the last batch's states too."""
         self._stream.reader.check.flush()
 
     def fit_moments(self, moments: Moments) -> None:
@@ -259,6 +300,7 @@ class Alignment(pl.LightningModule):
     def on_validation_epoch_end(self) -> None:
         """Log every figure of every aligner and site, and keep those of the validation texts."""
         self._stream.reader.check.flush()
+        self.validated_at = self.global_step
         self.validation_figures: dict[Fit, dict[str, Tensor]] = {}
         for (split, fit), errors in self._errors.items():
             # torchmetrics makes a scalar of a bank of one site.
@@ -272,7 +314,41 @@ class Alignment(pl.LightningModule):
 
     def banks(self) -> dict[str, Aligner]:
         """Each trained bank by a name of its own."""
-        return {f"{fit.direction}.{fit.name}": fit.aligner for fit in self.trained()}
+        return {fit.key: fit.aligner for fit in self.trained()}
+
+    @rank_zero_only
+    def warn_of_divergence(self, key: str, sites: Tensor, best: Tensor) -> None:
+        """Say which sites of a bank were set back: sites (S,) bool, and the step of each one's best (S,)."""
+        direction, name = key.split(".")
+        step = self.divergence.step[key]
+        found = [
+            f"{site} at step {int(step[s])} (set back to step {int(best[s])})"
+            for s, site in enumerate(self.site_names())
+            if bool(sites[s])
+        ]
+        logger.warning(
+            "%s (%s) diverged at site pair %s. It is frozen there, the others go on. %s",
+            name, direction, ", ".join(found), self._advice(),
+        )  # fmt: skip
+
+    @rank_zero_only
+    def warn_of_untrained(self) -> None:
+        """Say which sites ended at their start."""
+        for key, record in self.training_record.items():
+            sites = [s for s, best in enumerate(record["best_step"]) if best == 0]
+            if not sites or record["steps"] == 0:
+                continue
+            direction, name = key.split(".")
+            logger.warning(
+                "%s (%s) learned nothing at site pair %s: no step did better on the validation texts than the "
+                "untrained start (%s), which is what is kept. %s",
+                name, direction, ", ".join(self.site_names()[s] for s in sites),
+                ", ".join(dict.fromkeys(record["start"][s] for s in sites)), self._advice(),
+            )  # fmt: skip
+
+    def _advice(self) -> str:
+        rate = max(group["initial_lr"] for group in self.trainer.optimizers[0].param_groups)
+        return f"The learning rate is {rate:g}: try another, or more `rows`."
 
     def criteria(self) -> dict[str, Tensor]:
         """What the last validation says of each site of each trained bank, (S,): less is better."""
@@ -281,7 +357,7 @@ class Alignment(pl.LightningModule):
             figures = self.validation_figures[fit]
             both = fit.aligner.both_ways
             criterion = figures["fvu"] + figures["fvu_inverse"] if both else figures["fvu"]
-            found[f"{fit.direction}.{fit.name}"] = criterion
+            found[fit.key] = criterion
         return found
 
     def _keys(self, split: str, fit: Fit, figure: str, values: Tensor) -> dict[str, Tensor]:
@@ -302,6 +378,9 @@ class Alignment(pl.LightningModule):
             "moments": {name: value.cpu() for name, value in self.moments._asdict().items()},
             "data": self.data,
             "data_config": self.data_config,
+            "training": self.training_record,
+            "divergence": self.divergence.state_dict(),
+            "validated_at": self.validated_at,
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -315,3 +394,7 @@ class Alignment(pl.LightningModule):
         if differences:
             raise ValueError("The checkpoint was fitted on other models: " + "; ".join(differences) + ".")
         self.moments = Moments(**{name: value.to(self.device) for name, value in stored["moments"].items()})
+        self.training_record = stored.get("training", {})  # earlier checkpoints have none of these
+        if "divergence" in stored:
+            self.divergence.load_state_dict(stored["divergence"], self.device)
+        self.validated_at = stored.get("validated_at")

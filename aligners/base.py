@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -77,6 +78,19 @@ class Aligner(nn.Module, ABC):
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """Training loss of each site, (S,), in units of FVU. Only for aligners that are not closed-form."""
         raise NotImplementedError(f"{type(self).__name__} is fitted in closed form and has no loss.")
+
+    def start_names(self) -> Sequence[str]:
+        """What a trained aligner is before its first step, site by site: the name of a closed form, or "random"."""
+        return ["random"] * self.sites
+
+    def fan_in(self, name: str, parameter: Tensor) -> int:
+        """How many inputs a parameter adds up, by which its learning rate is divided: see `rate_groups`.
+
+        Args:
+            name: of the parameter in this module.
+            parameter: (S, ..., fan-in, fan-out), or (S, ...) with fewer than three axes, which counts as 1.
+        """
+        return parameter.shape[-2] if parameter.ndim > 2 else 1
 
     def findings(self) -> dict[str, Any]:
         """What a report should say of this fit beyond its errors, as plain values."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, cast, get_args
 
 import torch
@@ -9,44 +10,45 @@ from torch import Tensor, nn
 
 from aligners.base import Aligner, Scaling
 from aligners.couplings import AffineCoupling
-from aligners.linear import least_squares, procrustes_rotation
+from aligners.invertible_starts import START_NAMES, Start, invertible_start
+from aligners.rotations import ShuffledHadamard
+from aligners.solving import batch_inverse, batch_log_det, batch_solve
 from similarity.functional.moments import Moments
 
 __all__ = ["INN"]
 
-Mixing = Literal["none", "linear"]
-Start = Literal["identity", "procrustes", "linear"]
-
-_RIDGE = 1e-4
-# Least squares shrinks what it cannot predict, in the limit to nothing; the start must have a sane inverse.
-_SMALLEST_SINGULAR_VALUE = 0.03
+Mixing = Literal["none", "rotation", "linear"]
 
 
 class INN(Aligner):
-    """Affine couplings on alternating halves, by themselves or between learned invertible linear layers.
+    """Affine couplings on alternating halves, by themselves, between fixed rotations, or between learned matrices.
 
-    g(x) = (M_0 C_1 M_1 C_2 ... C_K M_K)(x), read from left to right: C_k are couplings and, under mixing
-    "linear", M_k learned d × d matrices (else the identity). Their explicit inverses are formed once per call,
-    so that `inverse` costs what `forward` does: no system is solved row by row.
+    g(x) = (R_1 C_1 R_2 C_2 ... R_K C_K M)(x), read from left to right: C_k are couplings. Under mixing "rotation" R_k
+    are fixed rotations, so that each coupling sees other halves, and M the fixed d × d matrix that makes the untrained
+    network the starting map. Nothing is inverted in a step: the inverse of a rotation is its transpose, and that of M
+    is formed once. Under "linear" there is a learned d × d matrix before the first and after every coupling, and
+    `inverse` inverts them all. Under "none" there are couplings only.
 
     The paper's network is `mixing="none", start="identity", both_ways=False`. Training in
     one direction leaves an inverse that is exact and, as a map from Y to X, of no use; so both directions is the
     default.
 
     References: Dinh, Sohl-Dickstein and Bengio 2016, "Density estimation using Real NVP", arXiv 1605.08803;
-    Ren et al., eq. 11 and 12; linear layers between couplings: Kingma and Dhariwal 2018, "Glow", arXiv 1807.03039.
+    Ren et al., eq. 11 and 12; learned matrices between couplings: Kingma and Dhariwal 2018, "Glow", arXiv 1807.03039.
 
     Args:
         sites: S, the number of site pairs.
         d_x: width of X's states, at least 2; an odd width is split unevenly.
         d_y: width of Y's states, equal to `d_x`.
         couplings: K, the number of couplings; from 2 on every dimension is changed.
-        hidden: width of the hidden layers of a coupling's network; 3/2 · d_x where not given.
+        hidden: width of the hidden layers of a coupling's network. Default: 9/4 · d_x, and 3/2 · d_x under mixing
+            "linear", which makes networks of equal size.
         depth: number of those hidden layers.
-        mixing: "none", where halves alternate and nothing else, or "linear".
-        start: the map before training, on centred and scaled states: "identity", "procrustes", or "linear", least
-            squares with its smallest singular values raised to 3 % of the largest. Mixing "none" can only start
-            at the identity.
+        mixing: what stands between the couplings: "rotation", "linear" or "none".
+        start: the map before training, on centred and scaled states: "identity"; "procrustes"; "linear", least
+            squares with its smallest singular values raised to 3 % of the largest; "covariance", the closest of the
+            maps that turn X's covariance into Y's; or "best", whichever of these promises least, site by site. Mixing
+            "none" can only start at the identity, which is its default.
         both_ways: train g as a map from X to Y and g⁻¹ as a map from Y to X, not g alone.
 
     Raises:
@@ -56,6 +58,9 @@ class INN(Aligner):
     bijective = invertible = True
     needs_equal_width = True
     matrices: nn.Parameter | None
+    started: Tensor
+    last: Tensor
+    last_inverse: Tensor
 
     def __init__(
         self,
@@ -66,22 +71,34 @@ class INN(Aligner):
         couplings: int = 8,
         hidden: int | None = None,
         depth: int = 1,
-        mixing: Mixing = "linear",
-        start: Start = "procrustes",
+        mixing: Mixing = "rotation",
+        start: Start | None = None,
         both_ways: bool = True,
     ) -> None:
         super().__init__(sites, d_x, d_y)
-        hidden = 3 * d_x // 2 if hidden is None else hidden
+        if hidden is None:
+            hidden = 3 * d_x // 2 if mixing == "linear" else 9 * d_x // 4
+        start = start or ("identity" if mixing == "none" else "best")
         _check_sizes(d_x=d_x, couplings=couplings, hidden=hidden, depth=depth)
         _check_start(mixing, start)
-        self.hidden, self.depth, self.mixing, self.start, self.both_ways = hidden, depth, mixing, start, both_ways
+        self.hidden, self.depth, self.both_ways = hidden, depth, both_ways
+        self.mixing: Mixing = mixing
+        self.start: Start = start
         self.scaling = Scaling(sites, d_x, d_y)
         self.widths = (d_x // 2, d_x - d_x // 2)
         self.couplings = nn.ModuleList(
             AffineCoupling(sites, self.widths[k % 2], self.widths[1 - k % 2], hidden, depth) for k in range(couplings)
         )
+        self.register_buffer("started", torch.zeros(sites, dtype=torch.long))
         matrices = _telescope(couplings, d_x).repeat(sites, 1, 1, 1) if mixing == "linear" else None
         self.matrices = None if matrices is None else nn.Parameter(matrices)
+        self.rotations = nn.ModuleList(
+            ShuffledHadamard(d_x, k) for k in range(couplings if mixing == "rotation" else 0)
+        )
+        if mixing == "rotation":
+            back = self._turned_back(torch.eye(d_x))
+            self.register_buffer("last", back.repeat(sites, 1, 1))
+            self.register_buffer("last_inverse", back.mT.repeat(sites, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         """(S, N, d) -> (S, N, d)."""
@@ -105,32 +122,50 @@ class INN(Aligner):
         with torch.autocast(x.device.type, enabled=False):
             constant = self.d_x * (self.scaling.scale_y / self.scaling.scale_x).log().squeeze(-1)
             if self.matrices is not None:
-                constant = constant + torch.linalg.slogdet(self.matrices).logabsdet.sum(1, keepdim=True)
+                constant = constant + batch_log_det(self.matrices).sum(1, keepdim=True)
+            if self.mixing == "rotation":
+                constant = constant + batch_log_det(self.last)[:, None]
             log_scales: list[Tensor] = []
             self._map(self.scaling.scale(_precise(x)), log_scales)
             return constant + torch.stack(log_scales).sum(0)
 
     @torch.no_grad()
     def fit(self, moments: Moments) -> None:
-        """Set the scaling, and the linear layers so that their product is the starting map."""
+        """Set the scaling, and the matrices so that the untrained network is the starting map."""
         self.scaling.fit(moments)
-        if self.matrices is None or self.start == "identity":
+        if self.mixing == "none":
             return
-        if self.start == "procrustes":
-            start, _ = procrustes_rotation(moments)
-        else:
-            u, s, vh = torch.linalg.svd(least_squares(moments, _RIDGE))
-            s = (
-                s.clamp(min=_SMALLEST_SINGULAR_VALUE * s[:, :1])
-                * self.scaling.scale_x[:, 0]
-                / self.scaling.scale_y[:, 0]
-            )
-            start = u * s[:, None] @ vh
+        start, inverse, taken = invertible_start(moments, self.start, self.both_ways)
+        self.started.copy_(taken)
+        if self.matrices is None:
+            self.last.copy_(self._turned_back(start))
+            self.last_inverse.copy_(self._turned(inverse))
+            return
         first, *rest = self.matrices.double().unbind(1)
         for matrix in rest:
             first = first @ matrix
         # the draws' product, the identity until now, could have been moved by an earlier fit
-        self.matrices[:, -1] = self.matrices[:, -1].double() @ torch.linalg.solve(first, start)
+        self.matrices[:, -1] = self.matrices[:, -1].double() @ batch_solve(first, start)
+
+    def start_names(self) -> Sequence[str]:
+        """What was taken as `start`, site by site."""
+        return [START_NAMES[number] for number in self.started.tolist()]
+
+    def _turned(self, x: Tensor) -> Tensor:
+        """All rotations one after the other: x R_1 ... R_K."""
+        for rotation in self.rotations:
+            x = rotation(x)
+        return x
+
+    def _turned_back(self, matrix: Tensor) -> Tensor:
+        """(R_1 ... R_K)ᵀ A for a matrix A: the transpose of Aᵀ R_1 ... R_K."""
+        return self._turned(matrix.mT).mT
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """A checkpoint of before there was a choice of starts says which one it had in its options."""
+        if f"{prefix}started" not in state_dict:
+            state_dict[f"{prefix}started"] = torch.full_like(self.started, START_NAMES.index(self.start))
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def options(self) -> dict[str, Any]:
         """Everything that shapes the network and its loss."""
@@ -149,12 +184,14 @@ class INN(Aligner):
     def _map(self, x: Tensor, log_scales: list[Tensor] | None = None) -> Tensor:
         """Apply g to scaled states; appends each coupling's log-determinant (S, N) to `log_scales`.
 
-        The halves stay apart from coupling to coupling: joining them each time would cost as much as the
-        couplings' own arithmetic.
+        The halves stay apart where nothing stands between the couplings, or a matrix that takes them apart: joining
+        them each time would cost as much as the couplings' own arithmetic.
         """
         matrices = None if self.matrices is None else self.matrices.unbind(1)
         x_a, x_b = self._halves(x if matrices is None else x @ matrices[0])
         for k in range(len(self.couplings)):
+            if self.rotations:
+                x_a, x_b = self._halves(self.rotations[k](torch.cat((x_a, x_b), -1)))
             coupling = self._coupling(k)
             if log_scales is not None:
                 log_scales.append(coupling.log_scale(x_b if k % 2 else x_a).sum(-1))
@@ -164,12 +201,14 @@ class INN(Aligner):
                 x_b = coupling(x_a, x_b)
             if matrices is not None:
                 x_a, x_b = self._mix(x_a, x_b, matrices[k + 1])
+        if self.rotations:
+            x_a, x_b = self._mix(x_a, x_b, self.last)
         return torch.cat((x_a, x_b), -1)
 
     def _map_back(self, y: Tensor) -> Tensor:
         """Apply g⁻¹ to scaled states."""
-        matrices = None if self.matrices is None else torch.linalg.inv(self.matrices).unbind(1)
-        y_a, y_b = self._halves(y)
+        matrices = None if self.matrices is None else batch_inverse(self.matrices).unbind(1)
+        y_a, y_b = self._halves(y @ self.last_inverse if self.rotations else y)
         for k in reversed(range(len(self.couplings))):
             if matrices is not None:
                 y_a, y_b = self._mix(y_a, y_b, matrices[k + 1])
@@ -177,6 +216,9 @@ class INN(Aligner):
                 y_a = self._coupling(k).inverse(y_b, y_a)
             else:
                 y_b = self._coupling(k).inverse(y_a, y_b)
+            if self.rotations:
+                rotation = cast(ShuffledHadamard, self.rotations[k])
+                y_a, y_b = self._halves(rotation.inverse(torch.cat((y_a, y_b), -1)))
         y = torch.cat((y_a, y_b), -1)
         return y if matrices is None else y @ matrices[0]
 
@@ -218,6 +260,6 @@ def _check_start(mixing: str, start: str) -> None:
             raise ValueError(f"INN expects `{name}` to be one of {', '.join(known)}, but got {value!r}.")
     if mixing == "none" and start != "identity":
         raise ValueError(
-            f"INN without linear layers can only start at the identity, but `start` is {start!r} and `mixing` is "
-            '"none". Set `start` to "identity" or `mixing` to "linear".'
+            f"INN with nothing between its couplings can only start at the identity, but `start` is {start!r} and "
+            '`mixing` is "none". Leave `start` out, or set `mixing` to "rotation".'
         )

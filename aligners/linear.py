@@ -10,10 +10,21 @@ from torch import Tensor
 from aligners.base import Aligner
 from similarity.functional.moments import Moments
 
-__all__ = ["Affine", "Identity", "Linear", "Mean", "Procrustes", "deviations", "least_squares", "procrustes_rotation"]
+__all__ = [
+    "Affine",
+    "Identity",
+    "Linear",
+    "Mean",
+    "Procrustes",
+    "deviations",
+    "least_squares",
+    "predictive_least_squares",
+    "procrustes_rotation",
+]
 
 # A neuron whose deviation is below this share of its mean's size differs from a constant by rounding alone.
 ROUNDING = 1e-12
+RIDGES = (1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
 
 
 def least_squares(moments: Moments, ridge: float) -> Tensor:
@@ -33,6 +44,27 @@ def least_squares(moments: Moments, ridge: float) -> Tensor:
             "Leave that site out where X's states are constant (site 0 with `rows` 'cls'); elsewhere raise `ridge`."
         )
     return torch.cholesky_solve(moments.xy, factor)
+
+
+def predictive_least_squares(moments: Moments) -> Tensor:
+    """Least squares under the ridge that promises least on other rows, (S, d_x, d_y); rows can be few.
+
+    Site by site the ridge out of `RIDGES` with the smallest residual / (n − 1 − degrees of freedom)², the criterion of
+    generalised cross-validation (Golub, Heath and Wahba 1979), each ridge relative to tr(XᵀX)/d_x.
+    """
+    values, vectors = torch.linalg.eigh(moments.xx)
+    level = values.mean(-1, keepdim=True)
+    varies = values > 1e-12 * level
+    values = torch.where(varies, values, level)
+    projected = vectors.mT @ moments.xy * varies[..., None]
+    explained = projected.square().sum(-1) / values
+    total = moments.yy.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True)
+    kept = values / (values + torch.tensor(RIDGES, dtype=values.dtype, device=values.device)[:, None, None] * level)
+    residual = total - (explained * (2 * kept - kept.square())).sum(-1, keepdim=True)
+    left = moments.n - 1 - (kept * varies).sum(-1, keepdim=True)
+    criterion = torch.where(left > 0, residual / left.square(), torch.inf)
+    kept = kept.take_along_dim(criterion.argmin(0, keepdim=True), 0)[0]
+    return vectors @ (projected * (kept / values)[..., None])
 
 
 def procrustes_rotation(moments: Moments) -> tuple[Tensor, Tensor]:

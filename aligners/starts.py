@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -111,6 +112,10 @@ class Started(Aligner):
             self.scaling.fit(moments)
             offset = offset + (moments.mean_x[:, None] - mean_x) @ weight
         self._begin(weight, offset, moments)
+
+    def start_names(self) -> Sequence[str]:
+        """`start`, at every site."""
+        return [self.start] * self.sites
 
     def options(self) -> dict[str, Any]:
         """Start and ridge."""

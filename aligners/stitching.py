@@ -18,7 +18,7 @@ from aligners.affine import AffineLayer
 from aligners.alignment import AlignerFactory
 from aligners.answers import match_heads
 from aligners.base import Aligner
-from aligners.optimisation import Schedule, clip_per_site, schedule_factor
+from aligners.optimisation import Schedule, clip_per_site, make_optimizer, schedule_factor
 from aligners.routes import Routes, build_routes, check_routes
 from aligners.scores import UnitMeans
 from aligners.stitched import (
@@ -40,6 +40,7 @@ from aligners.stitching_storage import (
 )
 from aligners.storage import check_names
 from aligners.tasks import unit_losses
+from aligners.validating import validate_now
 from datamodules.model_texts import TaskBatch
 from frozen.finite import FiniteCheck
 from frozen.model import FrozenModel
@@ -191,7 +192,8 @@ class Stitching(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """One optimiser and one schedule over all steps."""
-        optimizer = self.optimizer_factory([p for p in self.maps.parameters() if p.requires_grad])
+        layers = [layer for route in self.routes for layer in self.layers_of(route).values()]
+        optimizer = cast(torch.optim.Optimizer, make_optimizer(self.optimizer_factory, layers))
         factor = schedule_factor(self.schedule, self.trainer.max_steps, self.warmup)
         return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, factor)]
 
@@ -201,12 +203,7 @@ class Stitching(pl.LightningModule):
         step, interval = trainer.global_step, trainer.val_check_batch
         if not self.curves or self.curves[-1]["step"] == step or step % interval or trainer.check_val_every_n_epoch:
             return
-        validation = trainer.fit_loop.epoch_loop.val_loop
-        validation.restarting = False  # from its first batch
-        validation.reset_restart_stage()
-        trainer.validating = True
-        validation.run()
-        trainer.training = True
+        validate_now(self.trainer)
 
     def training_step(self, batch: TaskBatch, batch_idx: int) -> None:
         """One step of every layer at every site."""

@@ -25,6 +25,8 @@ __all__ = [
 ]
 
 KEY = "alignment"
+# Options that a class has gained, at what it did before: checkpoints of then do not name them.
+EARLIER: dict[str, dict[str, Any]] = {"MLP": {"skip": False}}
 
 
 def describe_aligner(aligner: Aligner) -> dict[str, Any]:
@@ -52,7 +54,8 @@ def build_aligner(description: dict[str, Any]) -> Aligner:
             "Import the module that defines it first."
         )
     with torch.random.fork_rng(devices=[]):
-        return known[name](description["sites"], description["d_x"], description["d_y"], **description["options"])
+        options = {**EARLIER.get(name, {}), **description["options"]}
+        return known[name](description["sites"], description["d_x"], description["d_y"], **options)
 
 
 def check_names(names: Iterable[str], argument: str) -> None:

@@ -19,8 +19,9 @@ class BestPerSite(pl.Callback):
     """Keeps, for every site of every trained aligner, the parameters of its best validation.
 
     A site that has not improved for `patience` validations is closed: nothing later counts for it, as if its
-    training had ended there. The run stops when all sites are closed. The best parameters are put back at the
-    end, so a bank gives each site what it would have got alone.
+    training had ended there. A site that diverged is closed, too, and set back to its best at once. The run stops when
+    all sites are closed. The best parameters are put back at the end, so a bank gives each site what it would have
+    got alone; `Alignment.training_record` then says at which step each site was best, 0 being the untrained start.
 
     The criterion is the validation FVU, plus that of the inverse for aligners trained both ways; of stitching layers
     it is the validation loss of the task.
@@ -35,34 +36,66 @@ class BestPerSite(pl.Callback):
             raise ValueError(f"Expected `patience` to be at least 1 or null, but got {patience}.")
         self.patience, self.min_delta = patience, min_delta
         self._best: dict[str, Tensor] = {}
+        self._step: dict[str, Tensor] = {}
         self._waited: dict[str, Tensor] = {}
+        self._diverged: dict[str, Tensor] = {}
         self._kept: dict[str, dict[str, Tensor]] = {}
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Compare, keep, and stop the run when nothing is left to improve."""
+        """Compare, keep, set back what diverged, and stop the run when nothing is left to improve."""
         if trainer.state.fn != "fit" or not isinstance(pl_module, (Alignment, Stitching)):
             return
         banks, criteria = pl_module.banks(), pl_module.criteria()
         for key, criterion in criteria.items():
-            self._compare(key, banks[key], criterion)
-        if criteria and self.patience is not None:
-            waited = torch.cat([self._waited[key] for key in criteria])
-            if bool((waited >= self.patience).all()):
-                trainer.should_stop = True
+            self._begin(key, banks[key], criterion)
+            new = self._newly_diverged(key, pl_module)
+            self._compare(key, banks[key], criterion, trainer.global_step)
+            if isinstance(pl_module, Alignment) and bool(new.any()):
+                self._set_back(key, banks[key], new, trainer)
+                pl_module.warn_of_divergence(key, new, self._step[key])
+        if criteria and all(bool(self._closed(key).all()) for key in criteria):
+            trainer.should_stop = True
+
+    def _closed(self, key: str) -> Tensor:
+        closed = self._diverged[key] > 0
+        return closed if self.patience is None else closed | (self._waited[key] >= self.patience)
+
+    def _begin(self, key: str, bank: Aligner, criterion: Tensor) -> None:
+        if key in self._best:
+            return
+        self._best[key] = torch.full_like(criterion, torch.inf)
+        self._step[key], self._waited[key], self._diverged[key] = (
+            torch.zeros_like(criterion, dtype=torch.long) for _ in range(3)
+        )
+        self._kept[key] = {name: value.clone() for name, value in bank.state_dict().items()}
+
+    def _newly_diverged(self, key: str, module: Alignment | Stitching) -> Tensor:
+        """Sites (S,) that have diverged since the last validation; they are closed from now on."""
+        known = self._diverged[key]
+        step = module.divergence.step.get(key, known) if isinstance(module, Alignment) else known
+        self._diverged[key] = step.clone()
+        return (step > 0) & (known == 0)
 
     @torch.no_grad()
-    def _compare(self, key: str, bank: Aligner, criterion: Tensor) -> None:
+    def _compare(self, key: str, bank: Aligner, criterion: Tensor, step: int) -> None:
         state = bank.state_dict()
-        if key not in self._best:
-            self._best[key] = torch.full_like(criterion, torch.inf)
-            self._waited[key] = torch.zeros_like(criterion, dtype=torch.long)
-            self._kept[key] = {name: value.clone() for name, value in state.items()}
-        closed = self._waited[key] >= self.patience if self.patience is not None else torch.zeros_like(criterion).bool()
+        closed = self._closed(key)
         better = (criterion < self._best[key] - self.min_delta) & ~closed
         self._best[key] = torch.where(better, criterion, self._best[key])
+        self._step[key] = torch.where(better, step, self._step[key])
         self._waited[key] = torch.where(better, 0, self._waited[key] + (~closed).long())
         for name, value in state.items():
             self._kept[key][name][better] = value[better]
+
+    @torch.no_grad()
+    def _set_back(self, key: str, bank: Aligner, sites: Tensor, trainer: pl.Trainer) -> None:
+        """Put the best parameters of some sites (S,) back, and forget their momentum: they stay there."""
+        for name, value in bank.state_dict().items():
+            value[sites] = self._kept[key][name][sites]
+        for parameter in bank.parameters():
+            for moment in trainer.optimizers[0].state.get(parameter, {}).values():
+                if moment.shape == parameter.shape:
+                    moment[sites] = 0
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Put the best parameters of every site back."""
@@ -70,11 +103,28 @@ class BestPerSite(pl.Callback):
             for key, bank in pl_module.banks().items():
                 if key in self._kept:
                     bank.load_state_dict(self._kept[key])
+        if isinstance(pl_module, Alignment):
+            pl_module.training_record = {
+                key: {
+                    "best_step": self._step[key].tolist(),
+                    "diverged_step": self._diverged[key].tolist(),
+                    "start": list(bank.start_names()),
+                    "steps": trainer.global_step,
+                }
+                for key, bank in pl_module.banks().items()
+                if key in self._kept
+            }
+            pl_module.warn_of_untrained()
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to go on comparing."""
-        return {"best": self._best, "waited": self._waited, "kept": self._kept}
+        return {name: getattr(self, f"_{name}") for name in _STATE}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
-        self._best, self._waited, self._kept = state_dict["best"], state_dict["waited"], state_dict["kept"]
+        unknown = {key: torch.zeros_like(value) for key, value in state_dict["waited"].items()}
+        for name in _STATE:  # earlier checkpoints hold neither `step` nor `diverged`
+            setattr(self, f"_{name}", state_dict.get(name, dict(unknown)))
+
+
+_STATE = ("best", "step", "waited", "diverged", "kept")

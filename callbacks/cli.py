@@ -20,7 +20,7 @@ from datamodules.paired import PairedActivations
 __all__ = ["TRAINER_DEFAULTS", "AlignmentCLI", "RunCLI"]
 
 TRAINER_DEFAULTS = {
-    "max_epochs": 8,
+    "max_epochs": -1,  # `model.rows` and `model.most_steps` say how long training takes
     "num_sanity_val_steps": 0,
     "log_every_n_steps": 20,
     "enable_model_summary": False,

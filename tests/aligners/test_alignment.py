@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -13,6 +15,7 @@ from aligners.alignment import Alignment
 from aligners.inn import INN
 from aligners.linear import Identity, Linear, Mean, Procrustes
 from aligners.mlp import MLP
+from callbacks.best import BestPerSite
 from datamodules.reading import PairedBatch
 from datamodules.sources import TextSource
 from similarity.functional.moments import moments_of
@@ -22,7 +25,7 @@ from tests.tiny import tiny_folder
 from tests.world import World
 
 TRAINED = {
-    "mlp": partial(MLP, hidden=[8]),
+    "mlp": partial(MLP, hidden=[8], skip=False),
     "inn": partial(INN, couplings=2, hidden=8),
     "inn_one_way": partial(INN, couplings=2, hidden=8, mixing="none", start="identity", both_ways=False),
 }
@@ -161,13 +164,15 @@ def test_schedule_covers_the_steps_that_train(world: World) -> None:
 
     class Watching(Alignment):
         def training_step(self, batch: PairedBatch, batch_idx: int) -> None:
-            if self.moments is not None:
-                rates.append(self.optimizers().param_groups[0]["lr"])  # type: ignore[union-attr]
+            training = self.moments is not None
             super().training_step(batch, batch_idx)
+            if training:
+                rates.append(self.optimizers().param_groups[0]["lr"])  # type: ignore[union-attr]
 
     for options in ({"max_epochs": 3}, {"max_epochs": 9, "max_steps": 12}, {"max_epochs": -1, "max_steps": 12}):
         rates.clear()
-        module = Watching({"mlp": TRAINED["mlp"]}, False, partial(torch.optim.AdamW, lr=3e-3), "linear", warmup=0.0)
+        rate = partial(torch.optim.AdamW, lr=3e-3)
+        module = Watching({"mlp": TRAINED["mlp"]}, optimizer=rate, schedule="linear", warmup=0.0)
         trainer = quiet_trainer(**options, limit_train_batches=5)
         trainer.fit(module, datamodule=activations(world, sites=[1]))
         steps = 10 if options["max_epochs"] == 3 else 12
@@ -200,14 +205,111 @@ def test_a_last_validation_batch_of_no_meaning_is_not_passed_over(world: World) 
         trainer.validate(spoilt, datamodule=data, verbose=False)
 
 
-def test_a_loss_of_no_meaning_stops_the_run_under_its_name(world: World) -> None:
-    class Explodes(MLP):
-        def loss(self, x: Tensor, y: Tensor) -> Tensor:
-            return super().loss(x, y) * torch.tensor([1.0, torch.inf, 1.0])
+class BreaksAtSiteTwo(MLP):
+    """Loses the second of three sites after some steps; whatever its loss was, no gradient of it is finite then."""
 
-    with pytest.raises(ValueError, match=r"training loss.*batch 0.*mlp \(forward\), site pair 1-2") as error:
-        fit(world, {"mlp": Explodes, "inn": TRAINED["inn"]}, epochs=2)
-    assert "inn" not in str(error.value)
+    made_of = torch.inf
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.calls = 0
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        self.calls += 1
+        factor = self.made_of if self.calls > 5 else 1.0
+        return super().loss(x, y) * torch.tensor([1.0, factor, 1.0])
+
+
+class Explodes(BreaksAtSiteTwo):
+    made_of = 1e4
+
+
+class BreaksAtOnce(BreaksAtSiteTwo):
+    made_of = torch.nan
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        self.calls = 10
+        return super().loss(x, y)
+
+
+@pytest.mark.parametrize("broken", [BreaksAtSiteTwo, Explodes, BreaksAtOnce])
+def test_a_site_that_diverges_is_set_back_and_the_others_go_on(
+    world: World, broken: type[BreaksAtSiteTwo], caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {"epochs": 3, "callbacks": [BestPerSite()], **FAST}
+    module = fit(world, {"mlp": partial(broken, hidden=[8], skip=False), "inn": TRAINED["inn"]}, **options)
+    said = r"mlp \(forward\) diverged at site pair 1-2 at step \d+ \(set back to step \d+\).*0\.01"
+    assert len(re.findall(said, caplog.text)) == 1
+    sound = fit(world, {"mlp": TRAINED["mlp"], "inn": TRAINED["inn"]}, **options)
+    ours, theirs = (each.forward_maps["mlp"].state_dict() for each in (module, sound))
+    assert all(torch.equal(ours[name][[0, 2]], theirs[name][[0, 2]]) for name in ours)
+    assert all(value.isfinite().all() for value in ours.values())
+    inns = [each.forward_maps["inn"].state_dict() for each in (module, sound)]
+    assert all(torch.equal(inns[0][name], inns[1][name]) for name in inns[0])
+    record = module.training_record["forward.mlp"]
+    step = 1 if broken is BreaksAtOnce else 6
+    assert record["diverged_step"] == [0, step, 0]
+    assert record["best_step"][1] == 0  # the only validation before
+    assert sound.training_record["forward.mlp"]["diverged_step"] == [0, 0, 0]
+
+
+def test_a_run_in_which_every_site_diverges_ends(world: World) -> None:
+    class Breaks(MLP):
+        def loss(self, x: Tensor, y: Tensor) -> Tensor:
+            return super().loss(x, y) * torch.nan
+
+    module = fit(world, {"mlp": partial(Breaks, hidden=[8])}, epochs=9, callbacks=[BestPerSite()], sites=[1, 2])
+    assert module.trainer.current_epoch < 4
+    assert module.training_record["forward.mlp"]["best_step"] == [0, 0]
+
+
+def test_what_did_not_learn_is_called_its_start(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    module = fit(
+        world, {"inn": TRAINED["inn"]}, epochs=3, callbacks=[BestPerSite()],
+        optimizer=partial(torch.optim.AdamW, lr=0.3), gradient_clip=0.0,
+    )  # fmt: skip
+    assert re.search(r"inn \(forward\) learned nothing.*untrained start \(.*learning rate is 0.3", caplog.text)
+    bank = module.forward_maps["inn"]
+    start = INN(3, 16, 16, couplings=2, hidden=8)
+    assert module.moments is not None
+    start.fit(module.moments)
+    untrained = [s for s, step in enumerate(module.training_record["forward.inn"]["best_step"]) if step == 0]
+    x, _ = split_rows(world, "validation", sites=SITES)
+    torch.testing.assert_close(bank(x.float())[untrained], start(x.float())[untrained])
+    assert module.training_record["forward.inn"]["start"] == bank.start_names()
+
+
+@pytest.mark.parametrize("check", [1, 2])
+def test_the_starts_are_validated_before_the_first_step_once(world: World, check: int) -> None:
+    steps: list[int] = []
+
+    class Watching(Alignment):
+        def on_validation_epoch_end(self) -> None:
+            super().on_validation_epoch_end()
+            steps.append(self.global_step)
+
+    trainer = quiet_trainer(max_epochs=4, limit_train_batches=5, check_val_every_n_epoch=check)
+    trainer.fit(Watching({"mlp": TRAINED["mlp"]}), datamodule=activations(world, sites=[1]))
+    assert steps == {1: [0, 5, 10, 15], 2: [0, 5, 15]}[check]
+
+
+def test_steps_can_be_limited(world: World) -> None:
+    trainer = quiet_trainer(max_epochs=-1)
+    module = Alignment({"mlp": TRAINED["mlp"]}, most_steps=7)
+    trainer.fit(module, datamodule=activations(world, sites=[1]))
+    assert trainer.global_step == module.validated_at == 7
+
+
+def test_training_is_as_long_as_its_rows(world: World) -> None:
+    for options in ({}, {"batch_size": 8}):
+        data = activations(world, sites=[1], **options)
+        module = Alignment({"mlp": TRAINED["mlp"]}, rows=1000)
+        trainer = quiet_trainer(max_epochs=-1, max_steps=-1)
+        trainer.fit(module, datamodule=data)
+        assert module.moments is not None
+        a_step = int(module.moments.n) / len(data.loader("fit"))
+        assert trainer.global_step == math.ceil(1000 / a_step)
+        assert module.validated_at == trainer.global_step > 0  # and what the last steps reached counts
 
 
 @pytest.fixture
@@ -236,17 +338,14 @@ def test_aligners_stay_in_full_precision(world: World, precision: Any) -> None:
         )
 
 
-def test_a_run_without_an_end_is_refused(world: World) -> None:
-    with pytest.raises(ValueError, match=r"`trainer.max_epochs` or `trainer.max_steps` to be finite"):
-        fit(world, {"mlp": MLP}, epochs=-1)
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         ({"aligners": {"a.b": Linear}}, "letters, digits and underscores.*a.b"),
         ({"aligners": {"items": Linear}}, "keeps for itself.*items"),
         ({"warmup": 1.0}, "`warmup`.*1.0"),
+        ({"rows": 0}, "`rows`.*0"),
+        ({"most_steps": 0}, "`most_steps`.*0"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], says: str) -> None:

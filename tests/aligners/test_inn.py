@@ -15,8 +15,9 @@ from tests.runs import related_rows
 
 SITES, ROWS = 2, 40
 PLAIN: dict[str, Any] = {"mixing": "none", "start": "identity", "both_ways": False}
-FORMS = [PLAIN, {}, {"couplings": 3, "depth": 2, "start": "linear", "both_ways": False}]
-NAMES = ["plain", "ours", "started linear"]
+LEARNED: dict[str, Any] = {"mixing": "linear", "start": "procrustes"}
+FORMS = [PLAIN, {}, {"couplings": 3, "depth": 2, "start": "linear", "both_ways": False}, LEARNED]
+NAMES = ["plain", "ours", "started linear", "learned matrices"]
 
 every_form = pytest.mark.parametrize("options", FORMS, ids=NAMES)
 every_width = pytest.mark.parametrize("width", [2, 3, 7, 8])
@@ -74,17 +75,22 @@ def test_log_det_is_that_of_the_jacobian(options: dict[str, Any], width: int) ->
 
 
 @every_width
-def test_starts_exactly_at_the_closed_form_map(width: int) -> None:
+@pytest.mark.parametrize("mixing", ["rotation", "linear"])
+def test_starts_exactly_at_the_closed_form_map(width: int, mixing: Any) -> None:
     x = rows(width)[1]
     near_identity = torch.eye(width, dtype=torch.float64) + 0.3 * torch.linalg.qr(x[:, :width]).Q
     moments = moments_of(x, x @ near_identity + 2)  # well conditioned, so that nothing is raised
-    procrustes, ours = Procrustes(SITES, width, width).double(), INN(SITES, width, width).double()
+    procrustes, ours = (
+        Procrustes(SITES, width, width).double(),
+        INN(SITES, width, width, mixing=mixing, start="procrustes").double(),
+    )
     procrustes.fit(moments)
     ours.fit(moments)
+    assert ours.start_names() == ["procrustes"] * SITES
     scale = ours.scaling.scale_y / ours.scaling.scale_x
     rotated = (procrustes(x) - procrustes.mean_y) * scale + procrustes.mean_y
     torch.testing.assert_close(ours(x), rotated, rtol=0, atol=1e-10)
-    linear = INN(SITES, width, width, start="linear").double()
+    linear = INN(SITES, width, width, mixing=mixing, start="linear").double()
     linear.fit(moments)
     weight = least_squares(moments, 1e-4)
     fitted = (x - moments.mean_x[:, None]) @ weight + moments.mean_y[:, None]
@@ -125,7 +131,7 @@ def test_states_on_a_hyperplane_leave_a_start_that_can_be_inverted(options: dict
 
 
 @pytest.mark.parametrize("both_ways", [False, True])
-@pytest.mark.parametrize("mixing", ["none", "linear"])
+@pytest.mark.parametrize("mixing", ["none", "rotation", "linear"])
 def test_loss_is_the_fvu_of_the_fitting_rows(both_ways: bool, mixing: str) -> None:
     aligner = moved(6, {"couplings": 2, "mixing": mixing, "start": "identity", "both_ways": both_ways})
     moments, x, y = rows(6)
@@ -218,7 +224,8 @@ def test_the_options_build_it_again() -> None:
     again = INN(SITES, 6, 6, **aligner.options())
     assert again.options() == aligner.options()
     again.load_state_dict(aligner.state_dict())
-    assert INN(SITES, 6, 6).options()["hidden"] == 9
+    assert INN(SITES, 6, 6, mixing="linear").options()["hidden"] == 9
+    assert INN(SITES, 6, 6).options()["hidden"] == 13
 
 
 @pytest.mark.parametrize(
@@ -228,9 +235,9 @@ def test_the_options_build_it_again() -> None:
         (4, {"couplings": 0}, "`couplings`.*0"),
         (4, {"hidden": 0}, "`hidden`.*0"),
         (4, {"depth": 0}, "`depth`.*0"),
-        (4, {"mixing": "lu"}, "`mixing`.*none, linear.*'lu'"),
-        (4, {"start": "cca"}, "`start`.*identity, procrustes, linear.*'cca'"),
-        (4, {"mixing": "none"}, "`start` is 'procrustes'"),
+        (4, {"mixing": "lu"}, "`mixing`.*none, rotation, linear.*'lu'"),
+        (4, {"start": "cca"}, "`start`.*identity, procrustes, linear, covariance, best.*'cca'"),
+        (4, {"mixing": "none", "start": "procrustes"}, "`start` is 'procrustes'"),
     ],
 )
 def test_what_makes_no_network_is_refused(width: int, options: dict[str, Any], message: str) -> None:

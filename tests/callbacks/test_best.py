@@ -29,7 +29,7 @@ def validated(
     module = Alignment(NAMES)
     module.build(sites, 4, 4)
     module.moments = moments_of(*related_rows(sites, 50, 4, 4))
-    trainer: Any = SimpleNamespace(state=SimpleNamespace(fn="fit"), should_stop=False)
+    trainer: Any = SimpleNamespace(state=SimpleNamespace(fn="fit"), should_stop=False, global_step=1, optimizers=[])
     stopped = []
     for number, figures in enumerate(history):
         for weight in module.parameters():

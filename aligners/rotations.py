@@ -1,0 +1,68 @@
+"""Fixed rotations that cost next to nothing and are exact in any precision."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["ShuffledHadamard"]
+
+_LARGEST_BLOCK = 64
+
+
+class ShuffledHadamard(nn.Module):
+    """A fixed rotation: shuffle the features, turn some signs, then mix blocks of them by Hadamard matrices.
+
+    Blocks have 4, 16 or 64 features, whose Hadamard matrices have entries ±1/2, ±1/4 and ±1/8: no entry is rounded,
+    so that the transpose is the inverse in any precision. Up to three features of a width that is no multiple
+    of 4 are shuffled and not mixed. One product costs 64 d multiplications a row, not d².
+
+    The same at every site and for every seed: it is part of the architecture, and no checkpoint holds it.
+
+    Reference: Ailon and Chazelle 2009, "The Fast Johnson-Lindenstrauss Transform", SIAM J. Comput. 39, section 2.
+
+    Args:
+        width: d.
+        number: which of the rotations of this width; each is drawn independently.
+    """
+
+    order: Tensor
+    back: Tensor
+    signs: Tensor
+    block: Tensor
+
+    def __init__(self, width: int, number: int) -> None:
+        super().__init__()
+        draw = torch.Generator().manual_seed(number)
+        order = torch.randperm(width, generator=draw)
+        for name, value in {
+            "order": order,
+            "back": order.argsort(),
+            "signs": 2.0 * torch.randint(2, (width,), generator=draw) - 1,
+            "block": _hadamard(width),
+        }.items():
+            self.register_buffer(name, value, persistent=False)
+        self.mixed = width - width % len(self.block)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., d) -> (..., d)."""
+        return self._mix(x.index_select(-1, self.order) * self.signs.to(x.dtype))
+
+    def inverse(self, y: Tensor) -> Tensor:
+        """(..., d) -> (..., d)."""
+        return (self._mix(y) * self.signs.to(y.dtype)).index_select(-1, self.back)
+
+    def _mix(self, x: Tensor) -> Tensor:
+        """The blocks are symmetric, each its own inverse."""
+        blocks = x[..., : self.mixed].unflatten(-1, (-1, len(self.block))) @ self.block.to(x.dtype)
+        mixed = blocks.flatten(-2)
+        return mixed if self.mixed == x.shape[-1] else torch.cat((mixed, x[..., self.mixed :]), -1)
+
+
+def _hadamard(width: int) -> Tensor:
+    """The largest normalised Hadamard matrix of 4, 16 or 64 rows that fits, else of one."""
+    four = torch.tensor([[1.0, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]]) / 2
+    block = torch.ones(1, 1)
+    while 4 * len(block) <= min(width, _LARGEST_BLOCK):
+        block = torch.kron(block, four)
+    return block
