@@ -10,6 +10,7 @@ from torch import Tensor
 
 from similarity.functional.attention import AttentionSums, attnsim_from_sums
 from similarity.functional.cca import cca_from_moments, cca_held_out
+from similarity.functional.chance import canonical_chance, regression_chance
 from similarity.functional.cka import linear_cka_from_moments, unbiased_cka_from_moments
 from similarity.functional.hsic import cka_from_hsic
 from similarity.functional.kernels import rbf_cka, rsa
@@ -34,6 +35,8 @@ class Measure(NamedTuple):
         symmetric: whether the direction from Y to X is the same.
         held_out: from the contents of the fitting rows and of the held-out ones; None: nothing is fitted.
         budget: most rows of a sample.
+        chance: of what is fitted, from the content to the share of variance that independent data would have in common
+            (L_x, L_y); see `similarity.functional.chance`.
     """
 
     name: str
@@ -42,6 +45,7 @@ class Measure(NamedTuple):
     symmetric: bool = True
     held_out: Callable[[Any, Any], Tensor] | None = None
     budget: int = 0
+    chance: Callable[[Any], Tensor] | None = None
 
 
 def catalogue(share: float = 0.99) -> dict[str, Measure]:
@@ -54,26 +58,28 @@ def catalogue(share: float = 0.99) -> dict[str, Measure]:
     cka = partial(_on, linear_cka_from_moments)
     cca, cca_out = partial(_on, cca_from_moments), partial(_on, cca_held_out)
     r2, r2_out = partial(_on, r2_from_moments), partial(_on, r2_held_out)
+    regressed = partial(_on, regression_chance)
+    whole, canonical = partial(_canonical_chance, 1.0), partial(_canonical_chance, share)
     mixedsim, mixedsim_out = partial(_on, mixedsim_from_moments), partial(_on, mixedsim_held_out)
     measures = (
         Measure("cka", "moments", cka),
         Measure("unbiased_cka", "moments", partial(_on, unbiased_cka_from_moments)),
         Measure("minibatch_cka", "batches", cka_from_hsic),
         Measure("rbf_cka", "rows", _rbf_cka, budget=2000),
-        Measure("cca", "moments", cca, held_out=cca_out),
-        Measure("svcca", "moments", svcca, held_out=svcca),
-        Measure("pwcca", "moments", pwcca, symmetric=False, held_out=pwcca),
-        Measure("r2", "moments", r2, symmetric=False, held_out=r2_out),
+        Measure("cca", "moments", cca, held_out=cca_out, chance=whole),
+        Measure("svcca", "moments", svcca, held_out=svcca, chance=canonical),
+        Measure("pwcca", "moments", pwcca, symmetric=False, held_out=pwcca, chance=canonical),
+        Measure("r2", "moments", r2, symmetric=False, held_out=r2_out, chance=regressed),
         Measure("neuronsim", "moments", partial(_on, neuronsim_from_moments), symmetric=False),
-        Measure("mixedsim", "moments", mixedsim, symmetric=False, held_out=mixedsim_out),
+        Measure("mixedsim", "moments", mixedsim, symmetric=False, held_out=mixedsim_out, chance=regressed),
         Measure("rsa", "rows", _rsa, budget=5000),
         *(
             Measure(name, "heads", partial(_attnsim, name=name), symmetric=False)
             for name in ("attnsim_norm", "attnsim_pearson", "attnsim_js")
         ),
         Measure("attention_cka", "head_moments", cka),
-        Measure("attention_svcca", "head_moments", svcca, held_out=svcca),
-        Measure("attention_pwcca", "head_moments", pwcca, symmetric=False, held_out=pwcca),
+        Measure("attention_svcca", "head_moments", svcca, held_out=svcca, chance=canonical),
+        Measure("attention_pwcca", "head_moments", pwcca, symmetric=False, held_out=pwcca, chance=canonical),
     )
     return {measure.name: measure for measure in measures}
 
@@ -89,6 +95,10 @@ def _svcca(share: float, moments: SharedMoments, held_out: SharedMoments | None 
 
 def _pwcca(share: float, moments: SharedMoments, held_out: SharedMoments | None = None) -> Tensor:
     return moments.correlations("PWCCA", share, held_out).weighted()
+
+
+def _canonical_chance(share: float, moments: SharedMoments) -> Tensor:
+    return canonical_chance(moments.moments, share)
 
 
 def _rsa(sample: Sample) -> Tensor:

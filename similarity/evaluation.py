@@ -19,13 +19,14 @@ from similarity.catalogue import DEFAULT, NAMES, Measure, catalogue
 from similarity.controls import matching_layers
 from similarity.functional.folding import fold
 from similarity.functional.summaries import angular_distance, localization, nuclear_norm_from_moments
-from similarity.outcome import Refusals, controls_of, rows_of
+from similarity.outcome import Refusals, caution, controls_of, rows_of
 from similarity.scales import FeatureScales
 
 __all__ = ["SimilarityEvaluation"]
 
 logger = logging.getLogger(__name__)
 
+GROUPS = 10  # of the jackknife
 ANNOUNCED = 1e9  # bytes of accumulators from which on they are announced
 
 Row = dict[str, Any]
@@ -49,7 +50,8 @@ class SimilarityEvaluation(pl.LightningModule):
         controls: compute them. They cost about five times the measures alone, and a pass over the fitting texts.
         within: also set each model's layers against each other; the controls, and more or fewer than two models, do
             so in any case.
-        groups: groups of texts that the jackknife leaves out in turn.
+        groups: groups of texts that the jackknife leaves out in turn; default: 10, or as many as there are batches if
+            these are fewer.
         permutations: rolls over which the null is averaged.
         share: of the variance, that SVCCA and PWCCA keep.
         products: float64, or float32 for the products of X with Y in moments, for GPUs that are slow in double
@@ -62,7 +64,7 @@ class SimilarityEvaluation(pl.LightningModule):
         measures: list[str] | str = list(DEFAULT),  # noqa: B006  (never changed)
         controls: bool = False,
         within: bool = False,
-        groups: int = 10,
+        groups: int | None = None,
         permutations: int = 1,
         share: float = 0.99,
         products: Literal["float64", "float32"] = "float64",
@@ -74,13 +76,13 @@ class SimilarityEvaluation(pl.LightningModule):
         if unknown or not names:
             raise ValueError(f"Expected `measures` out of {', '.join(NAMES)}, or `all`, but got {', '.join(unknown)}.")
         for name, value, least in (("groups", groups, 2), ("permutations", permutations, 1)):
-            if value < least:
+            if value is not None and value < least:
                 raise ValueError(f"Expected `{name}` of at least {least}, but got {value}.")
         if not 0 < share <= 1:
             raise ValueError(f"Expected `share` of the variance in (0, 1], but got {share:g}.")
         self.measures: list[Measure] = [catalogue(share)[name] for name in dict.fromkeys(names)]
         self.controls, self.within = controls, within
-        self.groups, self.permutations, self.share, self.seed = groups, permutations, share, seed
+        self.wanted_groups, self.permutations, self.share, self.seed = groups, permutations, share, seed
         self.products: torch.dtype = getattr(torch, products)
         self.arms = nn.ModuleDict()
         self.rows: list[Row] = []
@@ -119,6 +121,7 @@ class SimilarityEvaluation(pl.LightningModule):
         ]
         data.splits = ("fit", "test") if self._fits else ("test",)
         self._batches = self._count_batches()
+        self.groups = self.wanted_groups or min(GROUPS, self._batches)
         if self._fits and self._batches < self.groups:
             raise ValueError(
                 f"The jackknife leaves out `groups` = {self.groups} groups of batches in turn, but the held-out texts "
@@ -135,6 +138,7 @@ class SimilarityEvaluation(pl.LightningModule):
         if size > ANNOUNCED:
             logger.warning("The accumulators of this comparison take %.1f GB on each device.", size / 1e9)
         self.rows, self.layers, self.distances, self.refusals = [], [], [], Refusals()
+        self.cautions: list[str] = []
 
     def _matching(self, i: int, j: int) -> list[tuple[int, int]]:
         """Places of the matching layers of two models, along which there are intervals."""
@@ -256,6 +260,8 @@ class SimilarityEvaluation(pl.LightningModule):
             for measure in self.measures:
                 head["measure"], layers = measure.name, self._numbers(measure, i, j)
                 controls, standardised = self._controls(measure, i, j, values)
+                if values[i, j, measure.name]:
+                    controls["chance"] = self._chance(measure, i, j)
                 self.rows += rows_of(head, "raw", values[i, j, measure.name], layers, controls)
                 self.rows += rows_of(head, "standardised", standardised, layers, {})
         self._summarise(values)
@@ -270,6 +276,7 @@ class SimilarityEvaluation(pl.LightningModule):
             "products": str(self.products).removeprefix("torch."),
             "sample_seed": self.seed,
             "refusals": dict(self.refusals),
+            "cautions": self.cautions,
         }
 
     def _numbers(self, measure: Measure, i: int, j: int) -> list[list[int]]:
@@ -298,6 +305,18 @@ class SimilarityEvaluation(pl.LightningModule):
             return controls, {}
         scaled = partial(self._evaluate, measure, i, j, "standardised")
         return controls, self.refusals.attempt(f"{said}, standardised", scaled)
+
+    def _chance(self, measure: Measure, i: int, j: int) -> dict[str, Tensor]:
+        """What of a value chance alone explains, with a caution where that is much; nothing where nothing is fitted."""
+        if measure.chance is None or i == j:
+            return {}
+        content, said = self._arm(i, j, "value").content(measure), self._said(measure, i, j)
+        found = {way: grid.cpu() for way, grid in evaluate(measure._replace(compute=measure.chance), content).items()}
+        warning = caution(said, found, int(content.moments.n))
+        if warning is not None:
+            self.cautions.append(warning)
+            logger.warning(warning)
+        return found
 
     def _summarise(self, values: dict[tuple[int, int, str], dict[str, Tensor]]) -> None:
         """What is said of a layer, and of two models as a whole."""

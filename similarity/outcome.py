@@ -15,12 +15,13 @@ from torch import Tensor
 from similarity.arms import Arm, evaluate
 from similarity.catalogue import Measure
 from similarity.controls import jackknife_interval, matching_layers
+from similarity.functional.chance import MOST_BY_CHANCE
 
-__all__ = ["Refusals", "controls_of", "rows_of"]
+__all__ = ["Refusals", "caution", "controls_of", "rows_of"]
 
 Grids = dict[str, Tensor]  # direction -> (L_x, L_y)
 ARROWS = {"both": "", "forward": " X→Y", "backward": " Y→X"}
-CONTROLS = ("low", "high", "held_out", "null", "null_high", "untrained", "ceiling")
+CONTROLS = ("low", "high", "held_out", "null", "null_high", "untrained", "ceiling", "chance")
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +80,23 @@ def controls_of(
     return {**found, **ends}
 
 
+def caution(said: str, chance: Grids, rows: int) -> str | None:
+    """What to bear in mind where rows are few beside the directions of a fit; None where they are not.
+
+    Args:
+        said: measure and models.
+        chance: share of variance that independent data would have in common, by direction.
+        rows: number of rows.
+    """
+    most = max((float(grid.max()) for grid in chance.values()), default=0.0)
+    if most <= MOST_BY_CHANCE:
+        return None
+    return (
+        f"{said}: fitted on {rows} rows, from which independent data would seem to share {most:.0%} of the variance. "
+        f"Quote the held-out value (`controls`), or give {round(most * (rows - 1) / MOST_BY_CHANCE) + 1} rows or more."
+    )
+
+
 def rows_of(
     head: dict[str, Any], features: str, values: Grids, layers: Sequence[Sequence[int]], controls: dict[str, Grids]
 ) -> list[dict[str, Any]]:
@@ -134,6 +152,11 @@ def _intervals(measure: Measure, arm: Arm, layers: Sequence[Sequence[int]]) -> d
     for layer_x, layer_y in matching_layers(*layers):
         a, b = layers[0].index(layer_x), layers[1].index(layer_y)
         here = arm.at(measure, a, b)
+        if len(here) < 2:
+            raise ValueError(
+                "The jackknife leaves out groups of batches in turn and expects at least 2, but got 1 batch. Lower "
+                "`data.batch_size`, or give more texts."
+            )
         whole = evaluate(measure, reduce(add, here).content())
         rest = [evaluate(measure, reduce(add, here[:g] + here[g + 1 :]).content()) for g in range(len(here))]
         for direction, estimate in whole.items():

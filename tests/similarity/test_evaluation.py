@@ -208,6 +208,40 @@ def test_what_is_refused_costs_no_other_measure(world: World, models: list[str])
         quiet_trainer(limit_test_batches=1).test(SimilarityEvaluation(["cca"]), datamodule=data, verbose=False)
 
 
+FITTED = ("cca", "svcca", "pwcca", "r2", "mixedsim")
+
+
+def test_few_rows_for_a_fit_are_a_caution(world: World, models: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    few, many = (
+        evaluated(stream(world, models, rows=rows, batch_size=25), measures=["cka", *FITTED], share=0.9)
+        for rows in ("mean", "words")
+    )
+    directions = {"r2 X→Y": WIDTH_Y, "r2 Y→X": WIDTH_X, "mixedsim X→Y": WIDTH_Y, "cca": max(WIDTH_X, WIDTH_Y)}
+    assert many.meta["n_rows"] > 10 * WIDTH_X + 1
+    for found, cautious in ((few, True), (many, False)):
+        n = found.meta["n_rows"]
+        for row in found.rows:
+            if row["label"] in directions and row["model_x"] != row["model_y"] and row["features"] == "raw":
+                assert row["chance"] == pytest.approx(directions[row["label"]] / (n - 1))
+            elif row["measure"] == "cka":
+                assert row["chance"] is None
+        names = {said.split()[0] for said in found.meta["cautions"]}
+        assert ("r2" in names) == ("mixedsim" in names) == ("pwcca" in names) == cautious
+    assert "r2 of" in caplog.text
+    assert f"fitted on {few.meta['n_rows']} rows" in few.meta["cautions"][-1]
+
+
+@pytest.mark.parametrize(("batch_size", "groups"), [(8, 4), (25, 1)])
+def test_few_texts_make_fewer_groups(world: World, models: list[str], batch_size: int, groups: int) -> None:
+    found = evaluated(stream(world, models, batch_size=batch_size), measures=["cka"], controls=True)
+    assert found.meta["groups"] == groups
+    matching = [row for row in found.rows if row["features"] == "raw" and row["layer_x"] == row["layer_y"] == 1]
+    intervals = {(row["low"] is not None) for row in matching if row["model_x"] != row["model_y"]}
+    assert intervals == {groups > 1}
+    refused = [why for what, why in found.refusals.items() if what.endswith("interval")]
+    assert ["expects at least 2, but got 1 batch" in why for why in refused] == [True] * (groups == 1)
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -227,7 +261,7 @@ def test_what_cannot_be_is_refused_before_reading(world: World, models: list[str
     with pytest.raises(ValueError, match=r"`data\.attention` false.*attnsim_js"):
         evaluated(stream(world, models), measures=["cka", "attnsim_js"])
     with pytest.raises(ValueError, match=r"`groups` = 10.*2 batches"):
-        evaluated(stream(world, models, batch_size=13), controls=True)
+        evaluated(stream(world, models, batch_size=13), controls=True, groups=10)
 
 
 def test_a_model_cannot_be_compared_with_itself_as_another(world: World, models: list[str]) -> None:
