@@ -274,6 +274,13 @@ def test_a_wrong_option_fails_before_anything_is_loaded(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_nothing_to_measure_is_said_before_anything_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="`checkpoints` or `closed_form` to name at least one map, but got neither"):
+        main(["inject", "--closed_form", "[]"])
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_bare_machine_can_import_what_it_benchmarks() -> None:
     code = (
         "import sys, aligners, frozen, datamodules.batches, datamodules.reading, similarity.functional.moments\n"
