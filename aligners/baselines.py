@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -28,22 +30,26 @@ class GaussianStates:
         self.mean = moments.mean_y[:, None].float()
         self.seed = seed
 
-    def __call__(self, text: Tensor, counts: Tensor) -> Tensor:
-        """States for the rows of a batch, (S, N, d_y).
+    def __call__(self, text: Sequence[int], counts: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
+        """States for the rows of a batch, (S, N, d_y), without waiting for the device.
 
         Args:
-            text: (B,) numbers of the texts, on the CPU.
-            counts: (B,) rows of each text, on the CPU.
+            text: numbers of the B texts.
+            counts: rows of each text.
+            device: of the states.
         """
+        self.mean, self.root = self.mean.to(device), self.root.to(device)  # once
         width = self.mean.shape[-1]
         generator = torch.Generator()
         noise = torch.cat(
             [
                 torch.randn(count, width, generator=generator.manual_seed(_mix(self.seed, number)))
-                for number, count in zip(text.tolist(), counts.tolist(), strict=True)
+                for number, count in zip(text, counts, strict=True)
             ]
-        ).to(self.mean.device)
-        return self.mean + noise @ self.root
+        )
+        if self.mean.is_cuda:
+            noise = noise.pin_memory()  # or the copy would wait
+        return self.mean + noise.to(device, non_blocking=True) @ self.root
 
 
 def random_labels(texts: int, classes: int, seed: int) -> Tensor:

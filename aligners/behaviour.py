@@ -39,6 +39,7 @@ class Behaviour:
     def __init__(self, route: Route, sites: list[int], component: Component, task: ScoredTask, seed: int) -> None:
         self.source, self.target = route.source, route.target
         self.sites, self.component, self.task, self.seed = sites, component, task, seed
+        self._random = task.random
 
     def injected(self, batch: PairedBatch, mapped: Tensor, native: Tensor) -> dict[str, Tensor]:
         """What Y does with the mapped rows (S, N, d_y) at each site: quantity -> (S, B).
@@ -80,11 +81,10 @@ class Behaviour:
         with self.target.fresh_head(self.seed):
             fresh = in_data_order(self.target.logits(inputs), one_after_another(self.target.class_map))
         found = self._scores(torch.stack([of_source, native, fresh, missing, missing]), batch, native)
-        for name, given in (("random_label", self.task.random), ("constant_label", None)):
+        self._random = self._random.to(labels)  # once: a copy to the device waits for it
+        for name, given in (("random_label", self._random), ("constant_label", None)):
             place = WHOLE.index(name)
-            answer = (
-                torch.full_like(labels, self.task.constant) if given is None else given.to(labels)[batch.texts.text]
-            )
+            answer = torch.full_like(labels, self.task.constant) if given is None else given[batch.texts.text]
             found["answer"][place] = answer
             if self.task.regression:
                 found["loss"][place] = (answer - labels).square()

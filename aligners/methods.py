@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from aligners.alignment import Alignment, Direction
@@ -176,8 +175,7 @@ def _method(name: str, aligner: Aligner, role: str, about: dict[str, Any], turne
 
 def _drawn(gaussian: GaussianStates) -> Callable[[Tensor, Any], Tensor]:
     def draw(rows: Tensor, batch: Any) -> Tensor:
-        counts = torch.bincount(batch.rows.owner.cpu(), minlength=batch.rows.texts)
-        return gaussian(batch.texts.text.cpu(), counts).to(rows.device)
+        return gaussian(batch.texts.text_numbers, batch.rows.counts, rows.device)
 
     return draw
 

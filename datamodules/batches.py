@@ -32,6 +32,7 @@ class TextBatch:
             was not asked for words.
         word_count: words of each text that every model has, (B,) int64; None likewise.
         number: which batch of the epoch this is, 0, 1, ..., the same on every rank.
+        text_numbers: `text`, known without asking the device, as long as the batch was made on the CPU.
     """
 
     inputs: tuple[dict[str, Tensor], ...]
@@ -41,6 +42,11 @@ class TextBatch:
     words: tuple[Tensor, ...] | None = None
     word_count: Tensor | None = None
     number: int = 0
+    text_numbers: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.text_numbers and self.text.device.type == "cpu":
+            self.text_numbers = tuple(self.text.tolist())
 
     @property
     def inputs_x(self) -> dict[str, Tensor]:

@@ -59,6 +59,7 @@ class Rows:
         texts: B.
         share: (P,) weight of the position in its mean, or None where every position is a row itself.
         row: (P,) which mean the position enters, 0..N-1, or None likewise.
+        counts: rows of each text, known without asking the device, as long as the rows were chosen on the CPU.
     """
 
     index: Tensor
@@ -66,6 +67,11 @@ class Rows:
     texts: int
     share: Tensor | None = None
     row: Tensor | None = None
+    counts: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.counts and self.owner.device.type == "cpu":
+            self.counts = tuple(torch.bincount(self.owner, minlength=self.texts).tolist())
 
     @property
     def place(self) -> Tensor:
@@ -80,7 +86,7 @@ class Rows:
         def moved(part: Tensor | None) -> Any:
             return None if part is None else part.to(device, non_blocking=non_blocking)
 
-        return Rows(moved(self.index), moved(self.owner), self.texts, moved(self.share), moved(self.row))
+        return Rows(moved(self.index), moved(self.owner), self.texts, moved(self.share), moved(self.row), self.counts)
 
     def gather(self, states: Tensor, out: Tensor) -> None:
         """Write the rows of states (B, T, d) into `out` (N, d)."""

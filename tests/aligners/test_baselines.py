@@ -17,23 +17,23 @@ def moments() -> Moments:
 
 def test_a_text_draws_the_same_in_any_batch() -> None:
     states = GaussianStates(moments(), seed=0)
-    together = states(torch.tensor([4, 2, 9]), torch.tensor([3, 1, 2]))
+    together = states([4, 2, 9], [3, 1, 2])
     assert together.shape == (SITES, 6, WIDTH)
-    apart = states(torch.tensor([9, 4]), torch.tensor([2, 3]))
+    apart = states([9, 4], [2, 3])
     torch.testing.assert_close(apart, together[:, [4, 5, 0, 1, 2]], rtol=0, atol=1e-6)
-    other = GaussianStates(moments(), seed=1)(torch.tensor([9, 4]), torch.tensor([2, 3]))
+    other = GaussianStates(moments(), seed=1)([9, 4], [2, 3])
     assert (other - apart).abs().min() > 1e-4
 
 
 def test_texts_draw_independently() -> None:
-    rows = GaussianStates(moments(), seed=0)(torch.arange(3000), torch.ones(3000, dtype=torch.long))
+    rows = GaussianStates(moments(), seed=0)(range(3000), [1] * 3000)
     near = torch.corrcoef(torch.stack([rows[0, :-1, 0], rows[0, 1:, 0]]))[0, 1]
     assert abs(near) < 0.06
 
 
 def test_mean_and_covariance_are_those_of_the_fitting_rows() -> None:
     given = moments()
-    drawn = GaussianStates(given, seed=0)(torch.arange(200), torch.full((200,), 200)).double()
+    drawn = GaussianStates(given, seed=0)(range(200), [200] * 200).double()
     found = moments_of(drawn, drawn)
     expected = given.yy / given.n
     variance = expected.diagonal(dim1=1, dim2=2)

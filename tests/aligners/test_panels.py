@@ -16,6 +16,7 @@ from aligners.storage import StoredAlignment, load_alignment
 from callbacks.evaluation import main
 from callbacks.reading import reading
 from callbacks.report import console_tables, left_out, write_report
+from datamodules.reading import PairedBatch
 from datamodules.sources import TextSource
 from similarity.functional.moments import Moments, moments_of
 from tests.aligners.test_injection import evaluate, fit, rows_of
@@ -132,3 +133,14 @@ def test_a_report_of_answers_that_are_no_numbers_is_shown(world: World, means: S
         assert reading(shown)
     assert "linear overflowed at some site" in reading(evaluation.rows)
     assert "own answers are not finite" in reading(lost)
+
+
+def test_random_states_ask_the_device_for_nothing(world: World, means: StoredAlignment) -> None:
+    data = activations(world, sites=SITES)
+    texts, rows, _ = data.reader.prepare(next(iter(data.loader("test"))))
+    assert rows.counts == tuple(texts.inputs_x["attention_mask"].sum(1).tolist())
+    there = PairedBatch(torch.empty(2, len(rows), WIDTH, device="meta"), *([torch.empty(0)] * 2), texts.to("meta"))  # type: ignore[arg-type]
+    there.rows = rows.to("meta")  # nothing can be copied from there
+    (panel, *_) = evaluate(world, [means], sites=SITES).panels
+    (drawn,) = (method for method in panel.methods if method.name == "random_embedding")  # type: ignore[union-attr]
+    assert drawn.map(there.x, there).shape == (2, len(rows), WIDTH)
