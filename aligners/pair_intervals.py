@@ -20,7 +20,7 @@ OVER_MODELS, RANGE = "95 % interval over models", "range of the routes"  # what 
 def over_pairs(
     rows: Sequence[Row],
     groups: Mapping[str, Sequence[str]] | None = None,
-    quantities: Sequence[str] = ("penalty", "accuracy_penalty"),
+    quantities: Sequence[str] = ("penalty", "score_penalty"),
     by: Sequence[str] = ("method", "role", "site_x", "site_y"),
 ) -> list[Row]:
     """Means over the routes of each group, for every method and site pair (Brown et al. 2023, Figure 2).

@@ -18,13 +18,14 @@ from aligners.routes import Routes, build_routes, check_routes
 from aligners.scores import TextScores, bootstrap_interval
 from aligners.stitched import ReadStates, Route, bank_logits, mapped_rows, own_logits, read_all
 from aligners.stitching_storage import StoredStitching, fitted_maps, refuse_other_component, refuse_other_models
-from aligners.tasks import per_text, unit_scores
+from aligners.task_scores import ScoredTask, score_interval, task_score
+from aligners.tasks import per_text, unit_answers, unit_scores
 from datamodules.model_texts import TaskBatch
 from frozen.precision import check_precision
 
 __all__ = ["StitchingEvaluation"]
 
-BEHAVIOUR = ["loss", "correct", "agree"]
+BEHAVIOUR = ["loss", "correct", "agree", "answer"]
 DISTANCE = ["squares", "total"]
 TASK_LOSS = "task loss"
 BITS = math.log(2)
@@ -109,6 +110,7 @@ class StitchingEvaluation(pl.LightningModule):
         self.targets = list(dict.fromkeys(route.target for route in self.routes))
         task = str(self.targets[0].task)
         heads = match_heads(data, self.targets) if task == "classification" else {}
+        self.task = ScoredTask.of(data, regression=False, seed=self.seed) if heads else None
         self.scores = nn.ModuleList(
             TextScores(BEHAVIOUR + DISTANCE, len(self.methods[route]), len(route.pairs), self.n_texts)
             for route in self.routes
@@ -124,6 +126,8 @@ class StitchingEvaluation(pl.LightningModule):
             ],
             "loss": self.stored.loss if self.stored is not None else None,
             "labels": {model.name: words for model, words in heads.items()},
+            "score": "accuracy" if self.task is None else self.task.score,
+            "constant_score": None if self.task is None else self.task.constant_score(),
             "bytes_per_token": data.bytes_per_token("test") if task == "causal" else None,
             "seed": self.seed,
             "split": "test",
@@ -172,7 +176,7 @@ class StitchingEvaluation(pl.LightningModule):
             logits = own_logits(target, batch)
             answers[target] = logits.argmax(-1)
             units = per_text(torch.ones_like(asked.owner, dtype=torch.float32), asked)
-            found = _per_text(unit_scores(logits, asked, answers[target]), batch)
+            found = self._per_text(logits, batch, answers[target])
             scores.update(text, {name: value[None, None] for name, value in {**found, "units": units}.items()})
         measured = self.stored is not None and bool(self.stored.spread)
         states = read_all(self.routes, batch, targets=measured)
@@ -190,9 +194,16 @@ class StitchingEvaluation(pl.LightningModule):
         """What the target does with the mapped states at each site: quantity -> (S, B) sums over units."""
         found: dict[str, list[Tensor]] = {name: [] for name in BEHAVIOUR}
         for logits in bank_logits(route, batch, mapped):
-            for name, values in _per_text(unit_scores(logits, batch.targets, own), batch).items():
+            for name, values in self._per_text(logits, batch, own).items():
                 found[name].append(values)
         return {name: torch.stack(values) for name, values in found.items()}
+
+    def _per_text(self, logits: Tensor, batch: TaskBatch, own: Tensor) -> dict[str, Tensor]:
+        """Sums over units, (B,); the answer to a text, NaN where many tokens are answered."""
+        found = {name: per_text(each, batch.targets) for name, each in unit_scores(logits, batch.targets, own).items()}
+        if self.meta["unit"] == "text":
+            return {**found, "answer": unit_answers(logits, regression=False)}
+        return {**found, "answer": torch.full_like(found["loss"], torch.nan)}
 
     def _distances(
         self, route: Route, batch: TaskBatch, mapped: Tensor, states: ReadStates | None
@@ -221,7 +232,7 @@ class StitchingEvaluation(pl.LightningModule):
             native = tables[route.target]
             units = native["units"][0, 0]
             base = {"model_x": route.source.name, "model_y": route.target.name, "same_model": route.same}
-            tail = {"n_texts": self.n_texts, "n_units": int(units.sum())}
+            tail = {"n_texts": self.n_texts, "n_units": int(units.sum()), "score_name": self.meta["score"]}
             empty = {"site_x": None, "site_y": None, "parameters": None}
             figures = self._figures({**native, "squares": native["loss"] * torch.nan, "total": native["loss"]}, native)
             head = {**base, "method": "native", "role": "ceiling", **empty, "fit": "none", **tail}
@@ -248,6 +259,10 @@ class StitchingEvaluation(pl.LightningModule):
         language = self.meta["unit"] == "token"
         per_byte = self.meta["bytes_per_token"]
         missing = torch.full_like(loss, torch.nan)
+        own, score, *ends = native["correct"].sum(-1) / total, accuracy, least, most
+        if self.task is not None and self.task.score != "accuracy":
+            own, score = (task_score(self.task.score, each["answer"], self.task.labels) for each in (native, table))
+            ends = list(score_interval(self.task.score, table["answer"], self.task.labels, seed=self.seed))
         return {
             "loss": loss,
             "penalty": gap.sum(-1) / total,
@@ -257,6 +272,8 @@ class StitchingEvaluation(pl.LightningModule):
             "accuracy_low": least,
             "accuracy_high": most,
             "accuracy_penalty": native["correct"].sum(-1) / total - accuracy,
+            **dict(zip(("score", "score_low", "score_high"), (score, *ends), strict=True)),
+            "score_penalty": own - score,
             "perplexity": loss.exp() if language else missing,
             "bits_per_byte": loss / BITS / per_byte if per_byte else missing,
             "agreement": table["agree"].sum(-1) / total,
@@ -265,10 +282,6 @@ class StitchingEvaluation(pl.LightningModule):
 
     def _interval(self, values: Tensor, units: Tensor) -> tuple[Tensor, Tensor]:
         return bootstrap_interval(values, units.expand_as(values), seed=self.seed)
-
-
-def _per_text(scores: dict[str, Tensor], batch: TaskBatch) -> dict[str, Tensor]:
-    return {name: per_text(values, batch.targets) for name, values in scores.items()}
 
 
 def _take(figures: dict[str, Tensor], method: int, site: int) -> dict[str, float | None]:

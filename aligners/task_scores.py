@@ -60,6 +60,10 @@ class ScoredTask:
         constant = data.texts.constant_label(regression=regression)
         return cls(score, regression, labels.float() if regression else labels, random, constant)
 
+    def constant_score(self) -> float:
+        """The score of the answer that is the same for every text."""
+        return float(task_score(self.score, torch.full(self.labels.shape, self.constant), self.labels))
+
 
 def choose_score(text: TextSource, *, regression: bool, classes: int) -> Score:
     """By what a task is measured: as `score` says; as GLUE does (`GLUE_SCORES`); accuracy, or Pearson's correlation.

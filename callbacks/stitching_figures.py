@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from callbacks.figures import COLOURS, MARKERS
 from callbacks.heat import heat_map
+from callbacks.score_words import score_words
 from callbacks.stitching_lines import (
     Line,
     averaged,
@@ -55,7 +56,7 @@ def penalty_figure(rows: Sequence[Row], groups: Groups = None) -> Figure:
 
 
 def accuracy_figure(rows: Sequence[Row], groups: Groups = None) -> Figure:
-    """Accuracy against site below the target's own; of groups, how much of it is lost.
+    """The task's score against site below the target's own; of groups, how much of it is lost.
 
     Args:
         rows: of all routes.
@@ -64,17 +65,17 @@ def accuracy_figure(rows: Sequence[Row], groups: Groups = None) -> Figure:
     lines = lines_of(rows, groups)
     figure, axes = _panels(methods_of(rows))
     pairs = matching_pairs(rows)
-    column = "accuracy_penalty" if averaged(rows, groups) else "accuracy"
-    natives = {row["model_y"]: row["accuracy"] for row in rows if row["method"] == "native"}
+    column = "score_penalty" if averaged(rows, groups) else "score"
+    natives = {row["model_y"]: row["score"] for row in rows if row["method"] == "native"}
     colours = {line.model_y: look["color"] for line, look in zip(lines, _looks(lines), strict=True)}
     for method, axis in axes.items():
         _draw(axis, lines, method, pairs, column, 100)
-        if column == "accuracy_penalty":
+        if column == "score_penalty":
             axis.axhline(0, color="0.6", linewidth=0.8, zorder=0)
         for target in colours.keys() & natives.keys():
             axis.axhline(100 * natives[target], color=colours[target], linewidth=0.8, alpha=0.6, zorder=0)
         axis.set_xticks(range(len(pairs)), [site_name(pair) for pair in pairs])
-    height = "accuracy, %; thin: the target by itself" if column == "accuracy" else "accuracy lost, points"
+    height = f"{score_words(rows)}; thin: the target by itself" if column == "score" else f"lost {score_words(rows)}"
     _dress(figure, axes.values(), _site_label(rows), height, f"bars: {what_intervals_are(rows, groups)}")
     return figure
 

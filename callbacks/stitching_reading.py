@@ -7,18 +7,19 @@ from typing import Any
 
 from aligners.pair_intervals import OVER_MODELS
 from callbacks.names import short_names
+from callbacks.score_words import score_words
 from callbacks.stitching_lines import averaged, lines_of, methods_of, site_name
 
 __all__ = ["findings"]
 
 Row = dict[str, Any]
-SMALL = 0.01  # nats, and share of units answered rightly
+SMALL = 0.01  # nats, and hundredths of the score
 
 
 def findings(rows: Sequence[Row], groups: Mapping[str, Sequence[str]] | None = None) -> list[str]:
     """One sentence for each finding of each method.
 
-    Which direction costs more, whether models stitched to themselves lose anything, how much of the targets' accuracy
+    Which direction costs more, whether models stitched to themselves lose anything, how much of the targets' score
     is kept, and between groups which routes cost more. Of what overflows it is said that it does, and nothing else.
 
     Args:
@@ -107,13 +108,14 @@ def _accuracy(rows: Sequence[Row]) -> str:
     if not others:
         return ""
     names = short_names(row[f"model_{side}"] for row in rows for side in "xy")
-    kept = sum(row["accuracy_penalty"] <= SMALL for row in others)
-    worst = max(others, key=lambda row: row["accuracy_penalty"])
-    said = f"from a different model the target keeps its accuracy within 1 point at {kept} of {_places(others)}"
-    if worst["accuracy_penalty"] > 0:
+    kept = sum(row["score_penalty"] <= SMALL for row in others)
+    worst = max(others, key=lambda row: row["score_penalty"])
+    what = score_words(rows).split(" in ")[0].split(" × ")[0]
+    said = f"from a different model the target keeps its {what} within 1 point at {kept} of {_places(others)}"
+    if worst["score_penalty"] > 0:
         said += (
             f"; most is lost from {names[worst['model_x']]} to {names[worst['model_y']]} at "
-            f"{site_name((worst['site_x'], worst['site_y']))}, {100 * worst['accuracy_penalty']:.1f} points"
+            f"{site_name((worst['site_x'], worst['site_y']))}, {100 * worst['score_penalty']:.1f} points"
         )
     return said
 

@@ -13,6 +13,7 @@ from rich.table import Table
 from aligners.pair_intervals import check_groups, over_pairs
 from aligners.stitching_evaluation import StitchingEvaluation
 from callbacks.names import names_in_full, with_short_names
+from callbacks.score_words import score_heading
 from callbacks.showing import TitledTable, log_to_wandb, say, say_where, screen
 from callbacks.stitching_figures import accuracy_figure, curve_figures, penalty_figure, penalty_map
 from callbacks.stitching_lines import (
@@ -33,10 +34,12 @@ __all__ = ["StitchingReport", "stitching_tables", "write_stitching"]
 Row = dict[str, Any]
 Groups = Mapping[str, Sequence[str]] | None
 MOST_SITES_TOGETHER = 3  # penalty and accuracy side by side
-MOST_SITES_ABREAST = {"penalty": 6, "accuracy": 12}  # either alone
+LOST = "lost × 100"  # of the score, where lines are means over routes
+MOST_SITES_ABREAST = {"penalty": 6, "score": 12}  # either alone
 MARKDOWN_COLUMNS = {
     "model_x": "from", "model_y": "into", "site_x": "site", "method": "method", "loss": "loss", "penalty": "penalty",
-    "penalty_low": "low", "penalty_high": "high", "accuracy": "accuracy", "perplexity": "perplexity",
+    "penalty_low": "low", "penalty_high": "high", "accuracy": "accuracy", "score_name": "score", "score": "value",
+    "perplexity": "perplexity",
     "bits_per_byte": "bits per byte", "agreement": "agreement", "fvu": "FVU",
 }  # fmt: skip
 
@@ -118,14 +121,14 @@ def write_stitching(
 
 
 def stitching_tables(rows: Sequence[Row], groups: Groups = None) -> list[Table]:
-    """For each method routes down and sites across: penalty with half the width of its interval, and accuracy.
+    """For each method routes down and sites across: penalty with half the width of its interval, and the task's score.
 
-    With groups or many models lines are means over the routes of a group, and accuracy is what is lost. Many sites
-    make several tables; of a grid the matching sites are shown.
+    With groups or many models lines are means over the routes of a group, and of the score it is what is lost. Many
+    sites make several tables; of a grid the matching sites are shown.
     """
     pairs, lines = matching_pairs(rows), lines_of(rows, groups)
     mean = averaged(rows, groups)
-    units = {"penalty": "penalty", "accuracy": "acc. lost" if mean else "acc. %"}
+    units = {"penalty": "penalty", "score": LOST if mean else score_heading(rows)}
     blocks = [(list(units.values()), pairs)]
     if len(pairs) > MOST_SITES_TOGETHER:
         blocks = [
@@ -148,8 +151,9 @@ def _table(
 ) -> Table:
     table = TitledTable(title)
     table.add_column("\nfrom → into", overflow="fold")
-    if "acc. %" in columns:
-        table.add_column("native\nacc. %", justify="right", no_wrap=True)
+    whole = next((column for column in columns if column not in ("penalty", LOST)), None)
+    if whole is not None:
+        table.add_column(f"native\n{whole}", justify="right", no_wrap=True)
     for column in columns:
         for place, pair in enumerate(pairs):
             over = f"{column}, nats" if column == "penalty" else column
@@ -158,9 +162,9 @@ def _table(
         cells = {(row["site_x"], row["site_y"]): row for row in line.rows if row["method"] == method}
         if not cells:
             continue
-        native = [f"{100 * row['accuracy']:.1f}" for row in line.rows if row["method"] == "native"]
+        native = [f"{100 * row['score']:.1f}" for row in line.rows if row["method"] == "native"]
         texts = [_cell(cells.get(pair), column) for column in columns for pair in pairs]
-        table.add_row(line.name, *(native if "acc. %" in columns else []), *texts, style="dim" if line.same else None)
+        table.add_row(line.name, *(native if whole is not None else []), *texts, style="dim" if line.same else None)
     return table
 
 
@@ -172,5 +176,5 @@ def _cell(row: Row | None, column: str) -> str:
             return "overflow"
         digits = 3 if abs(row["penalty"]) < 1 else 2
         return f"{row['penalty']:.{digits}f} ±{(row['penalty_high'] - row['penalty_low']) / 2:.{digits}f}"
-    value = row["accuracy" if column == "acc. %" else "accuracy_penalty"]
+    value = row["score_penalty" if column == LOST else "score"]
     return "" if value is None else f"{100 * value:.1f}"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torchmetrics.functional.classification import binary_matthews_corrcoef
 
 from aligners.alignment import Alignment
 from aligners.answers import in_data_order, match_heads, one_after_another
@@ -158,3 +159,16 @@ def test_heads_that_differ_need_texts_with_names(tmp_path: Path, worlds: tuple[W
     swapped.labels = {"0": "negative", "1": "positive"}
     match_heads(swapped, swapped.frozen)
     assert [model.class_map for model in swapped.frozen] == [None, ((1,), (0,))]
+
+
+def test_stitching_by_matthews_correlation(world: World) -> None:
+    text = TextSource(world.fit, held_out=world.test, score="mcc")
+    module = stitch(world, data={"text": text, "sites": [2]})
+    (native,) = (r for r in module.rows if r["method"] == "native" and r["model_x"] != r["model_y"] == world.model_y)
+    (itself,) = (r for r in module.rows if r["method"] == "identity" and r["model_x"] == r["model_y"] == world.model_y)
+    data = activations(world)
+    batch = data.split("test")[list(range(TEST_TEXTS))]
+    expected = binary_matthews_corrcoef(data.frozen[1].logits(batch.inputs_y).argmax(-1), batch.labels).item()
+    assert native["score"] == itself["score"] == pytest.approx(expected, abs=1e-6)
+    assert (itself["score_penalty"], itself["score_name"]) == (0, "mcc")
+    assert (module.meta["score"], module.meta["constant_score"]) == ("mcc", 0)

@@ -19,7 +19,7 @@ def rows(
     return [
         {
             **{"model_x": x, "model_y": y, "method": method, "role": "method", "site_x": site, "site_y": site},
-            **dict.fromkeys(("penalty", "accuracy_penalty"), penalty(i, j)),
+            **dict.fromkeys(("penalty", "score_penalty"), penalty(i, j)),
         }
         for i, x in enumerate(models)
         for j, y in enumerate(models)

@@ -104,7 +104,7 @@ def test_lines_are_routes_with_their_targets_colours_and_dashed_baselines() -> N
 
 
 def test_accuracy_stands_below_each_targets_own() -> None:
-    rows = changed(stitched(), where={"method": "native", "model_y": "solu"}, accuracy=0.9)
+    rows = changed(stitched(), where={"method": "native", "model_y": "solu"}, score=0.9)
     for axis in accuracy_figure(rows).axes:
         across = [points[0][1] for points in map(path, axis.lines) if len(points) == 2]
         assert sorted(across) == [80, 90]
