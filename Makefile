@@ -1,6 +1,7 @@
 # Every target makes what it needs on first use and is quick afterwards. `make help` lists them.
 PYTHON ?= python3
 BIN := .venv/bin
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 RUN := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 export TOKENIZERS_PARALLELISM := false
 
@@ -15,7 +16,7 @@ demo: .venv/demo ## align two small BERTs on real text, inject one into the othe
 	@$(BIN)/python evaluate.py inject --checkpoints+ $(RUN)/fit/aligners.ckpt --both_directions true --run $(RUN)/report
 
 test: .venv/dev ## run the tests
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n auto --dist loadfile
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 check: .venv/dev ## ruff and mypy
 	$(BIN)/ruff check .
@@ -31,13 +32,14 @@ bench: .venv/benchmarks ## run every benchmark and print its ratios
 clean: ## remove the virtual environment and the runs
 	rm -rf .venv runs
 
-# What is installed: the project itself with the extras that the target needs, at the tested versions.
+# What is installed: the project itself with the extras that the target needs, at the tested versions. What pip says is
+# shown where it fails; nobody can act on its warnings.
 .venv/demo: EXTRAS := demo
 .venv/dev: EXTRAS := demo,dev
 .venv/benchmarks: EXTRAS := demo,benchmarks
 .venv/demo .venv/dev .venv/benchmarks: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "Installing (once, a few minutes) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt "torch==2.13.0"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[$(EXTRAS)]"
+	@{ $(PIP) "torch==2.13.0" && $(PIP) --editable ".[$(EXTRAS)]"; } > .venv/install.log 2>&1 \
+		|| { cat .venv/install.log; exit 1; }
 	@touch $@

@@ -89,25 +89,29 @@ def run_loggers(folder: Path, kind: str) -> list[Logger]:
 
 
 def _wandb(folder: Path, kind: str) -> WandbLogger:
-    options: dict[str, Any] = {
-        "project": os.environ.get("WANDB_PROJECT", PROJECT),
-        "name": folder.name,
-        "job_type": kind,
-    }
     if _rank() != 0:
-        return WandbLogger(save_dir=folder, mode="disabled", **options)
+        return WandbLogger(save_dir=folder, mode="disabled")
     os.environ.setdefault("WANDB_SILENT", "true")
     import wandb
 
-    mode = os.environ.get("WANDB_MODE") or ("online" if wandb.login(prompt=False) else "offline")
-    options["settings"] = wandb.Settings(init_timeout=30)
-    logger = WandbLogger(save_dir=folder, mode=mode, **options)
+    options: dict[str, Any] = {
+        "dir": folder,
+        "project": os.environ.get("WANDB_PROJECT", PROJECT),
+        "name": folder.name,
+        "job_type": kind,
+        "resume": "allow",
+        "settings": wandb.Settings(init_timeout=30),
+    }
+    mode: Any = os.environ.get("WANDB_MODE") or ("online" if wandb.login(prompt=False) else "offline")
+    # Not left to Lightning, which passes an argument that W&B warns about.
     try:
-        _ = logger.experiment
+        run = wandb.init(mode=mode, **options)
     except (wandb.errors.CommError, wandb.errors.AuthenticationError) as error:
         rank_zero_warn(f"W&B cannot be reached ({error}). This run is logged offline; `wandb sync` sends it later.")
-        logger = WandbLogger(save_dir=folder, mode="offline", **options)
-    return logger
+        run = wandb.init(mode="offline", **options)
+    run.define_metric("trainer/global_step")
+    run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
+    return WandbLogger(save_dir=folder, experiment=run)
 
 
 def progress_bar(wanted: bool | None) -> list[Callback]:

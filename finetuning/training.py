@@ -18,6 +18,7 @@ from datamodules.batches import TextBatch
 from datamodules.targets import classification_targets
 from frozen.calling import Caller
 from frozen.finite import FiniteCheck
+from frozen.surgery import freeze_unused
 
 __all__ = ["Finetuning", "FinetuningRecipe", "mean_loss", "optimisation"]
 
@@ -105,6 +106,13 @@ class Finetuning(pl.LightningModule):
         return self._caller.logits(batch.inputs[self.place]).float()
 
     # ------------------------------------------------------------------ training
+
+    def setup(self, stage: str) -> None:
+        """Leave weights alone that no answer depends on, before ranks agree on what trains."""
+        if stage == "fit":
+            few: TextBatch = self.trainer.datamodule.split("fit")[[0]]  # type: ignore[attr-defined]
+            with torch.enable_grad():
+                freeze_unused(self.model, self.logits(few.to(self.device)))
 
     def on_fit_start(self) -> None:
         """Switch dropout on: models are handed out in eval mode. Ranks drop different things."""

@@ -1,4 +1,4 @@
-"""Surgery on blocks: truncated and skipping views of a frozen model, real smaller models, and frozen blocks.
+"""Surgery on blocks: truncated and skipping views of a frozen model, real smaller models, and frozen weights.
 
 Phang et al. 2021, section 4 and 4.1; Merchant et al. 2020, section 5.2; Wu et al. 2020, Table 1.
 """
@@ -6,7 +6,7 @@ Phang et al. 2021, section 4 and 4.1; Merchant et al. 2020, section 5.2; Wu et a
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,7 +18,7 @@ from frozen.architectures import architecture_of
 from frozen.hooks import Blocks, blocks_of, read, trunk_of
 from frozen.model import FrozenModel
 
-__all__ = ["Kept", "Operated", "check_count", "freeze", "shortened", "skipping", "truncated"]
+__all__ = ["Kept", "Operated", "check_count", "freeze", "freeze_unused", "shortened", "skipping", "truncated"]
 
 Kept = Literal["bottom", "top", "layers"]
 
@@ -141,6 +141,23 @@ def freeze(model: PreTrainedModel, *, bottom: int | None = None, top: int | None
         block.requires_grad_(False)
 
 
+def freeze_unused(model: PreTrainedModel, logits: Tensor) -> None:
+    """Stop the training of weights without any part in the answer, in place, by `requires_grad`.
+
+    XLNet has such: its mask embedding, and its segments where the tokenizer tells none. They would never get a
+    gradient, for which several ranks wait.
+
+    Args:
+        model: the model.
+        logits: what it has answered, with gradients, to a batch like those that it is trained on.
+    """
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    used = {id(weight) for weight in _reached(logits, weights)}
+    for weight in weights:
+        if id(weight) not in used:
+            weight.requires_grad_(False)
+
+
 def check_count(model: PreTrainedModel, kind: Kept, count: int) -> None:
     """Refuse what `freeze` and `shortened` would, before anything is done.
 
@@ -175,6 +192,12 @@ def _below(model: PreTrainedModel, blocks: Blocks, site: int) -> list[nn.Paramet
     tokens = torch.zeros(1, 2, dtype=torch.long, device=model.device)
     with torch.enable_grad():
         state = read(blocks, [site], lambda: trunk_of(model)(input_ids=tokens))[site]
-    gradients = torch.autograd.grad(state.float().sum(), weights, allow_unused=True) if state.requires_grad else ()
-    reached = [weight for weight, gradient in zip(weights, gradients, strict=False) if gradient is not None]
-    return reached + [weight for block in blocks[:site] for weight in block.parameters()]
+    return _reached(state, weights) + [weight for block in blocks[:site] for weight in block.parameters()]
+
+
+def _reached(answer: Tensor, weights: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+    """Those that `answer` depends on, by its graph."""
+    if not answer.requires_grad:
+        return []
+    gradients = torch.autograd.grad(answer.float().sum(), weights, allow_unused=True)
+    return [weight for weight, gradient in zip(weights, gradients, strict=True) if gradient is not None]

@@ -32,6 +32,11 @@ os.environ |= {
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are tiny: threads cost more than they give
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """First the files that start processes: the longest, which nobody should wait for at the end."""
+    items.sort(key=lambda item: not {"command", "two_ranks"} & set(vars(getattr(item, "module", item))))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _home() -> Iterator[None]:
     yield

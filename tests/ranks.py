@@ -5,18 +5,16 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
-from multiprocessing import get_context
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 
-__all__ = ["two_ranks"]
+from tests.processes import HANGS, PROCESSES
 
-# Processes split off one that has imported what takes long, and has done nothing else.
-_PROCESSES = get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["lightning.pytorch", "transformers"])
+__all__ = ["two_ranks"]
 
 
 def two_ranks(work: Callable[[int], Any], folder: Path, *, meet: bool = True) -> list[Any]:
@@ -30,12 +28,14 @@ def two_ranks(work: Callable[[int], Any], folder: Path, *, meet: bool = True) ->
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])
-    ranks = [_PROCESSES.Process(target=_run, args=(rank, work, folder, meet, port)) for rank in range(2)]
+    ranks = [PROCESSES.Process(target=_run, args=(rank, work, folder, meet, port)) for rank in range(2)]
     for rank in ranks:
         rank.start()
     try:
-        for rank in ranks:
-            rank.join(120)
+        running = ranks
+        while running and not any(rank.exitcode for rank in ranks):  # one that fails leaves the other waiting
+            assert wait([rank.sentinel for rank in running], HANGS)
+            running = [rank for rank in running if rank.exitcode is None]
         assert [rank.exitcode for rank in ranks] == [0, 0]
     finally:
         for rank in ranks:
@@ -46,6 +46,7 @@ def two_ranks(work: Callable[[int], Any], folder: Path, *, meet: bool = True) ->
 def _run(rank: int, work: Callable[[int], Any], folder: Path, meet: bool, port: int) -> None:
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ |= {"LOCAL_RANK": str(rank), "NODE_RANK": "0", "WORLD_SIZE": "2", **address}
+    os.environ.pop("ALIGNERS_RUN_FOLDER", None)  # of what the test has run before
     rank_zero_only.rank = rank  # as where it is imported under this address
     if meet:
         torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["ROOT", "TWO_RANKS", "command"]
+from tests.processes import HANGS
+
+__all__ = ["ROOT", "TWO_RANKS", "WARNED", "command"]
 
 ROOT = Path(__file__).parent.parent
 TWO_RANKS = ["--trainer.devices", "2", "--trainer.strategy", "ddp"]
+WARNED = re.compile(r"^.*(?:Warning: |WARNING ).*$", re.MULTILINE)
 
 
 def command(folder: Path, *arguments: str) -> Path:
@@ -20,10 +24,11 @@ def command(folder: Path, *arguments: str) -> Path:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANGS,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "sync_dist" not in done.stderr
+    assert WARNED.findall(done.stderr) == []  # of no rank: nobody could act on it here
     (made,) = set(folder.glob("runs/*")) - before
     assert len(list(made.glob("wandb/offline-run-*/run-*.wandb"))) == 1  # whatever the number of ranks
     (made / "screen.txt").write_text(done.stdout)

@@ -18,6 +18,7 @@ from callbacks.cli import AlignmentCLI
 from callbacks.commands import main as train
 from callbacks.evaluation import main
 from datamodules import text_stream
+from tests.processes import HANGS
 from tests.shell import ROOT, TWO_RANKS, command
 from tests.world import TEST_TEXTS, World
 
@@ -287,5 +288,5 @@ def test_a_bare_machine_can_import_what_it_benchmarks() -> None:
         "import aligners.inn, aligners.mlp, aligners.linear, frozen.loading\n"
         "print(sorted({'datasets', 'wandb', 'lightning', 'torchmetrics', 'pandas', 'matplotlib'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=HANGS)
     assert done.stdout.strip() == "[]", done.stderr

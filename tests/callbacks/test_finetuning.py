@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from callbacks.finetuning_report import finetuning_table, summarise
 from datamodules.labelled import LabelledTexts
 from datamodules.sources import TextSource
 from frozen import load_frozen
-from tests.shell import ROOT
+from tests.ranks import two_ranks
+from tests.shell import ROOT, TWO_RANKS, WARNED
 from tests.tiny import tiny_folder
 from tests.world import TEST_TEXTS, World
 
@@ -99,6 +101,37 @@ def test_an_interrupted_run_goes_on_with_what_is_missing(
     for a, b in zip(before, after, strict=True):
         for name in set(a) - {"seconds"}:
             assert a[name] == b[name], (a["folder"], name)  # also those that were trained again
+
+
+def tune(rank: int, given: list[str]) -> None:
+    """What one rank does."""
+    main(given)
+
+
+def test_two_ranks_tune_a_model_with_weights_that_nothing_uses_as_one_does(
+    world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    still = {"dropout": 0.0, "summary_last_dropout": 0.0}  # ranks would drop different things
+    base = str(tiny_folder(tmp_path / "xlnet", "xlnet", **still))
+    changes = {"data.models": base, "seeds": "1", "variants": "[none]", "learning_rate": "1e-2", "epsilon": "1e-2"}
+    one, two = (tmp_path / name for name in ("one", "two"))
+    main(options(world, one, **changes))
+    meeting = tmp_path / "ranks"
+    meeting.mkdir()
+    two_ranks(partial(tune, given=[*options(world, two, **changes), *TWO_RANKS]), meeting, meet=False)
+    assert WARNED.findall(capfd.readouterr().err) == []
+    (expected,), (found,) = (report(run)["rows"] for run in (one, two))
+    assert (report(one)["meta"]["ranks"], report(two)["meta"]["ranks"]) == (1, 2)
+    for name in set(expected) - {"seconds"}:
+        close = pytest.approx(expected[name], rel=1e-4) if isinstance(expected[name], float) else expected[name]
+        assert found[name] == close, name
+    assert expected["trained"] < expected["parameters"]
+    weights = [load_frozen(run / "none" / "seed-0").model.state_dict() for run in (one, two)]
+    before = load_frozen(base).model.state_dict()
+    for name, value in weights[0].items():
+        torch.testing.assert_close(weights[1][name], value, rtol=1e-3, atol=1e-5, msg=name)
+    assert torch.equal(weights[0]["transformer.mask_emb"], before["transformer.mask_emb"])
+    assert not torch.equal(weights[0]["transformer.word_embedding.weight"], before["transformer.word_embedding.weight"])
 
 
 def test_other_options_are_refused_and_nothing_is_touched(done: Path, world: World) -> None:

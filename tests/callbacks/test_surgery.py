@@ -16,7 +16,7 @@ from callbacks.surgery_figures import skipping_figure, truncation_figure
 from callbacks.surgery_report import surgery_table, write_surgery
 from finetuning.surgery import MEAN, conditions
 from tests.ranks import two_ranks
-from tests.shell import ROOT, TWO_RANKS
+from tests.shell import ROOT, TWO_RANKS, WARNED
 from tests.world import World
 
 QUIET = ["--trainer.logger", "false", "--trainer.enable_progress_bar", "false"]
@@ -105,9 +105,10 @@ def measure(rank: int, options: list[str]) -> None:
     main([*options, *QUIET])
 
 
-def test_two_ranks_measure_what_one_does(options: list[str], tmp_path: Path) -> None:
+def test_two_ranks_measure_what_one_does(options: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     measure(0, [*options, "--run", str(tmp_path / "one")])
     two_ranks(partial(measure, options=[*options, *TWO_RANKS, "--run", str(tmp_path / "two")]), tmp_path, meet=False)
+    assert WARNED.findall(capfd.readouterr().err) == []
     one, two = (json.loads((tmp_path / run / "surgery.json").read_text()) for run in ("one", "two"))
     assert (one["meta"]["ranks"], two["meta"]["ranks"]) == (1, 2)
     for a, b in zip(one["rows"], two["rows"], strict=True):

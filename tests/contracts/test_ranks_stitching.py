@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +16,7 @@ from aligners.stitching_loss import LossWeights
 from aligners.stitching_storage import load_stitching
 from callbacks.best import BestPerSite
 from callbacks.checkpoint import SaveStitching
+from tests.ranks import two_ranks
 from tests.runs import quiet_trainer
 from tests.stitches import LAYERS, masking_folder, model_texts, train
 from tests.tiny import tiny_folder
@@ -56,28 +54,11 @@ def run(folder: Path, world: World, models: dict[str, list[str]], *, ranks: int)
     return found
 
 
-def main(rank: int, folder: Path, world: World, models: dict[str, list[str]]) -> None:
+def main(rank: int, folder: Path, world: World, models: dict[str, list[str]]) -> dict[str, Any]:
     """One of two processes that somebody else has started."""
     found = run(folder, world, models, ranks=2)
     assert torch.distributed.get_world_size() == 2
-    torch.save(found, folder / f"{rank}.pt")
-
-
-CODE = """
-import logging, os
-os.environ.update(LOCAL_RANK="{rank}", NODE_RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="{port}")
-logging.disable(logging.WARNING)
-from pathlib import Path
-from tests.contracts.test_ranks_stitching import main
-from tests.world import World
-main({rank}, Path({folder!r}), World(*{world!r}), {models!r})
-"""
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -95,17 +76,7 @@ def found(world: World, models: dict[str, list[str]], tmp_path_factory: pytest.T
     """One process, and the two of a pair."""
     folder = tmp_path_factory.mktemp("ranks")
     alone = run(folder, world, models, ranks=1)
-    asked = {"folder": str(folder), "world": tuple(world), "models": models, "port": free_port()}
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", CODE.format(rank=rank, **asked)], cwd=Path(__file__).parents[2])
-        for rank in range(2)
-    ]
-    try:
-        assert [rank.wait(300) for rank in ranks] == [0, 0]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    return [alone, *(torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2))]
+    return [alone, *two_ranks(partial(main, folder=folder, world=world, models=models), folder, meet=False)]
 
 
 @pytest.mark.parametrize("kind", RUNS)
