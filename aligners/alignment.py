@@ -295,7 +295,7 @@ class Alignment(pl.LightningModule):
             if (split, fit) not in self._errors:
                 means = fit.orient(self.moments.mean_x, self.moments.mean_y)
                 self._errors[split, fit] = MapErrors(*means).to(self.device)
-            self._errors[split, fit].update(fit.aligner, *fit.orient(batch.x, batch.y))
+            self._errors[split, fit].update(fit.aligner, *fit.orient(batch.x, batch.y), batch.rows.unseen)
 
     def on_validation_epoch_end(self) -> None:
         """Log every figure of every aligner and site, and keep those of the validation texts."""
@@ -381,6 +381,7 @@ class Alignment(pl.LightningModule):
             "training": self.training_record,
             "divergence": self.divergence.state_dict(),
             "validated_at": self.validated_at,
+            "seen": self._stream.seen.state(),
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from aligners.answers import in_data_order, match_heads
 from aligners.behaviour import Behaviour
 from aligners.methods import CLOSED_FORMS, Route, build_route, stored_kind
 from aligners.panels import Panel
+from aligners.seen import seen_by_any
 from aligners.storage import StoredAlignment, different_models
 from aligners.task_scores import ScoredTask
 from aligners.tasks import check_labels
@@ -96,6 +97,7 @@ class InjectionEvaluation(pl.LightningModule):
         self.heads = match_heads(data, asked, [reader.model_x, reader.model_y]) if asked else {}
         self.task = ScoredTask.of(data, regression=asked[0].regression, seed=self.seed) if asked else None
         self._choose_rows()
+        data.measured = seen_by_any(self.stored, data)
         self.n_texts = len(data.split("test"))
         self.meta = {**described, **self._findings(), "seed": self.seed, "split": "test"}
         if not self.lacking:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from aligners.behaviour import BEHAVIOUR, BEHAVIOUR_COLUMNS, Behaviour, behaviour_columns
 from aligners.methods import WHOLE, Method, Route, build_floors
-from aligners.scores import TextScores
+from aligners.scores import TextScores, of_unseen, per_text_sums
 from aligners.text_errors import ERROR_COLUMNS, ERRORS, error_columns, overflowing, text_errors
 from datamodules.reading import PairedBatch, RowKind
 from frozen.model import FrozenModel
@@ -59,7 +59,7 @@ class Panel(nn.Module):
         scored = [*ERRORS, *(BEHAVIOUR if behaviour else [])]
         self.scores = TextScores(scored, len(self.methods), len(sites), texts)
         self.whole = TextScores(BEHAVIOUR, len(WHOLE), 1, texts) if behaviour else None
-        self.lengths = TextScores(["rows"], 1, 1, texts)
+        self.lengths = TextScores(["rows", "unseen"], 1, 1, texts)
 
     def update(self, batch: PairedBatch, natives: dict[FrozenModel, Tensor]) -> None:
         """Score every method at every site on one batch.
@@ -69,10 +69,9 @@ class Panel(nn.Module):
             natives: (B, C) what each model with a head for the task says by itself, where states are injected.
         """
         text = batch.texts.text
-        counts = torch.zeros(len(text), device=text.device).index_add_(
-            0, batch.rows.owner, torch.ones(len(batch.rows), device=text.device)
-        )
-        self.lengths.update(text, {"rows": counts[None, None]})
+        ones = torch.ones(1, 1, len(batch.rows), device=text.device)
+        counted = {"rows": ones, "unseen": of_unseen(ones, batch.rows)}
+        self.lengths.update(text, {name: per_text_sums(each, batch.rows) for name, each in counted.items()})
         if self.behaviour is not None and self.whole is not None:
             self.whole.update(text, self.behaviour.whole(batch, natives))
         source, target = self.route.orient(batch.x, batch.y)
@@ -91,7 +90,7 @@ class Panel(nn.Module):
 
     def rows(self) -> list[dict[str, Any]]:
         """One row for every method and site, after those of what needs no site."""
-        counted = self.lengths.compute()["rows"].sum()
+        counted, unseen = (each.sum() for each in self.lengths.compute().values())
         base = {
             "model_x": self.route.source.name,
             "model_y": self.route.target.name,
@@ -99,6 +98,7 @@ class Panel(nn.Module):
             "rows": str(self.kind),
             "n_texts": self.texts,
             "n_rows": int(counted),
+            "n_unseen": int(unseen) if unseen.isfinite() else None,
             "seed": self.seed,
             "score_name": None if self.behaviour is None else self.behaviour.task.score,
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -10,7 +10,18 @@ from torchmetrics import Metric
 
 from similarity.moments import DoubleMetric
 
-__all__ = ["TextScores", "UnitMeans", "bootstrap_interval", "percentile_interval", "resampled"]
+if TYPE_CHECKING:
+    from datamodules.reading import Rows
+
+__all__ = [
+    "TextScores",
+    "UnitMeans",
+    "bootstrap_interval",
+    "of_unseen",
+    "per_text_sums",
+    "percentile_interval",
+    "resampled",
+]
 
 RESAMPLES = 1000
 LEVEL = 0.95
@@ -93,10 +104,20 @@ def resampled(n: int, seed: int, resamples: int = RESAMPLES) -> Tensor:
 
 
 def percentile_interval(values: Tensor, level: float = LEVEL) -> tuple[Tensor, Tensor]:
-    """Lower and upper end over the last axis, the resamples: each (...)."""
+    """Lower and upper end over the last axis, the resamples, those that are NaN left out: each (...)."""
     tail = (1 - level) / 2
-    ends = torch.quantile(values, torch.tensor([tail, 1 - tail], dtype=torch.float64), dim=-1)
+    ends = torch.nanquantile(values, torch.tensor([tail, 1 - tail], dtype=torch.float64), dim=-1)
     return ends[0], ends[1]
+
+
+def per_text_sums(values: Tensor, rows: Rows) -> Tensor:
+    """Sums over the rows of each text of a batch: (..., N) -> (..., B)."""
+    return values.new_zeros(*values.shape[:-1], rows.texts).index_add_(-1, rows.owner, values)
+
+
+def of_unseen(values: Tensor, rows: Rows) -> Tensor:
+    """Values of rows (..., N), zero but for the rows of unseen types; all NaN where types are not known."""
+    return torch.full_like(values, torch.nan) if rows.unseen is None else values.where(rows.unseen, 0)
 
 
 def bootstrap_interval(
@@ -112,11 +133,14 @@ def bootstrap_interval(
         resamples: how many.
 
     Returns:
-        Lower and upper end, each (...).
+        Lower and upper end, each (...); NaN where values are not finite. Resamples that have nothing to divide by do
+        not count.
     """
     n = values.shape[-1]
     drawn = resampled(n, seed, resamples)
     counts = torch.zeros(resamples, n, dtype=torch.float64).scatter_add_(1, drawn, torch.ones(drawn.shape).double())
     numerator = values.double() @ counts.T
     denominator = counts.sum(1) if weights is None else weights.double() @ counts.T
-    return percentile_interval(numerator / denominator, level)
+    low, high = percentile_interval(numerator / denominator, level)
+    finite = values.isfinite().all(-1)
+    return low.where(finite, torch.nan), high.where(finite, torch.nan)

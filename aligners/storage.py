@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from aligners.base import Aligner
+from datamodules.row_types import SeenTypes
 from similarity.functional.moments import Moments
 
 __all__ = [
@@ -101,6 +102,7 @@ class StoredAlignment:
         moments: of the fitting rows.
         data: `PairedActivations.describe()` of the run.
         data_config: the data module's options as they were given, enough to make it again.
+        seen: the types of the fitting rows; None of a checkpoint that was made before they were kept.
     """
 
     path: Path
@@ -108,6 +110,7 @@ class StoredAlignment:
     moments: Moments
     data: dict[str, Any]
     data_config: dict[str, Any]
+    seen: SeenTypes | None = None
 
     @property
     def site_pairs(self) -> list[tuple[int, int]]:
@@ -133,7 +136,9 @@ def load_alignment(path: Path | str) -> StoredAlignment:
         ) from error
     described = stored["aligners"].items()
     maps = {direction: restore_aligners(every, state, f"{direction}_maps.") for direction, every in described}
-    return StoredAlignment(path, maps, Moments(**stored["moments"]), stored["data"], stored["data_config"])
+    config = {"held_out_types": 0.0, **stored["data_config"]}  # earlier fits left none out
+    seen = SeenTypes.from_state(stored["seen"]) if "seen" in stored else None
+    return StoredAlignment(path, maps, Moments(**stored["moments"]), stored["data"], config, seen)
 
 
 def different_models(stored: dict[str, Any], present: dict[str, Any]) -> list[str]:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from aligners.methods import Method
-from aligners.scores import bootstrap_interval
+from aligners.scores import bootstrap_interval, of_unseen, per_text_sums
 from datamodules.reading import Rows
 
-__all__ = ["ERRORS", "ERROR_COLUMNS", "error_columns", "overflowing", "text_errors"]
+__all__ = ["ERRORS", "ERROR_COLUMNS", "error_columns", "fvu_columns", "overflowing", "text_errors"]
 
-ERRORS = ["squares", "total", "cosine", "norm", "back", "back_total", "gap", "largest"]
+ERRORS = [
+    "squares", "total", "squares_unseen", "total_unseen", "cosine", "norm", "back", "back_total", "gap", "largest",
+]  # fmt: skip
 ERROR_COLUMNS = (
-    "mse", "l2", "fvu", "fvu_low", "fvu_high", "fvu_inverse", "relative_error", "cosine", "round_trip",
+    "mse", "l2", *(f"{fvu}{end}" for fvu in ("fvu", "fvu_seen", "fvu_unseen") for end in ("", "_low", "_high")),
+    "fvu_inverse", "relative_error", "cosine", "round_trip",
 )  # fmt: skip
 
 
@@ -34,15 +39,15 @@ def text_errors(
     """
     mean_source, mean_target = means
 
-    def per_text(values: Tensor) -> Tensor:
-        sums = values.new_zeros(len(values), rows.texts)
-        return sums.index_add_(1, rows.owner, values)
-
+    per_text = partial(per_text_sums, rows=rows)
     squares = (mapped - target).double().square().sum(-1)
+    total = (target.double() - mean_target).square().sum(-1)
     found = {
         "squares": per_text(squares),
+        "squares_unseen": per_text(of_unseen(squares, rows)),
         "norm": per_text(squares.sqrt()),
-        "total": per_text((target.double() - mean_target).square().sum(-1)),
+        "total": per_text(total),
+        "total_unseen": per_text(of_unseen(total, rows)),
         "cosine": per_text(torch.nn.functional.cosine_similarity(mapped.double(), target.double(), dim=-1)),
     }
     for name in ("back", "back_total", "gap", "largest"):
@@ -69,18 +74,24 @@ def error_columns(table: dict[str, Tensor], rows: Tensor, width: int, seed: int)
         seed: of the resampling of texts.
     """
     squares, total = table["squares"].sum(-1), table["total"].sum(-1)
-    low, high = bootstrap_interval(table["squares"], table["total"], seed=seed)
+    unseen, unseen_total = table["squares_unseen"], table["total_unseen"]
     return {
         "mse": squares / (rows * width),
         "l2": table["norm"].sum(-1) / rows,
-        "fvu": squares / total,
-        "fvu_low": low,
-        "fvu_high": high,
+        **fvu_columns("fvu", table["squares"], table["total"], seed),
+        **fvu_columns("fvu_seen", table["squares"] - unseen, table["total"] - unseen_total, seed),
+        **fvu_columns("fvu_unseen", unseen, unseen_total, seed),
         "fvu_inverse": table["back"].sum(-1) / table["back_total"].sum(-1),
         "relative_error": (squares / total).sqrt(),
         "cosine": table["cosine"].sum(-1) / rows,
         "round_trip": table["gap"].amax(-1) / table["largest"].amax(-1),
     }
+
+
+def fvu_columns(name: str, squares: Tensor, total: Tensor, seed: int) -> dict[str, Tensor]:
+    """FVU and its interval over texts, (..., texts) -> `name`, `name`_low, `name`_high, each (...)."""
+    low, high = bootstrap_interval(squares, total, seed=seed)
+    return {name: squares.sum(-1) / total.sum(-1), f"{name}_low": low, f"{name}_high": high}
 
 
 def overflowing(table: dict[str, Tensor]) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,9 @@ class TextBatch:
         word_count: words of each text that every model has, (B,) int64; None likewise.
         number: which batch of the epoch this is, 0, 1, ..., the same on every rank.
         text_numbers: `text`, known without asking the device, as long as the batch was made on the CPU.
+        unseen: kind of rows -> for each of the batch's N rows of that kind, text by text, whether its type is not among
+            those that fitting sees, (N,) bool; of the kinds whose types are known.
+        leave_out: whether these rows are to be left out: this is a batch to fit on.
     """
 
     inputs: tuple[dict[str, Tensor], ...]
@@ -43,6 +46,8 @@ class TextBatch:
     word_count: Tensor | None = None
     number: int = 0
     text_numbers: tuple[int, ...] = ()
+    unseen: dict[Any, Tensor] = field(default_factory=dict)
+    leave_out: bool = False
 
     def __post_init__(self) -> None:
         if not self.text_numbers and self.text.device.type == "cpu":
@@ -120,6 +125,7 @@ class LengthBatches(DistributedSampler):
         seed: of the order.
         rank: this process's number, 0..world - 1.
         world: number of processes.
+        chosen: numbers of the texts that come, in the order of `lengths`; default: 0..n - 1.
 
     Attributes:
         count: batches per epoch, of all ranks together.
@@ -138,8 +144,9 @@ class LengthBatches(DistributedSampler):
         seed: int = 0,
         rank: int = 0,
         world: int = 1,
+        chosen: np.ndarray | None = None,
     ) -> None:
-        self.lengths, self.whole = np.asarray(lengths), whole
+        self.lengths, self.whole, self.chosen = np.asarray(lengths), whole, chosen
         n = len(self.lengths)
         if not whole and batch_size < world:
             raise ValueError(
@@ -175,7 +182,7 @@ class LengthBatches(DistributedSampler):
         batches = self._batches()
         for number in self._mine()[start:]:
             part = batches[number] if self.whole else batches[number][self.rank :: self.num_replicas]
-            yield BatchOfRows(part.tolist(), number)
+            yield BatchOfRows((part if self.chosen is None else self.chosen[part]).tolist(), number)
 
     def _mine(self) -> range:
         """Numbers of the batches that this rank has a part in."""

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch.utils.data import DataLoader
 
 from datamodules.label_names import LabelsOption
 from datamodules.reading import WORDS, PairReader, RowKind, RowPolicy, parse_sites
+from datamodules.row_types import RowTypes, SeenTypes, kind_of, types_of
 from datamodules.sources import TextSource
 from datamodules.text_stream import WITHOUT_GRADIENTS, Split, TextStream
+from datamodules.tokens import TokenisedTexts
 from frozen.architectures import Component
 from frozen.embedded import Recipe
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 __all__ = ["PairedActivations"]
 
@@ -56,6 +61,16 @@ class PairedActivations(TextStream):
             sub-layer of block l adds to it. Sub-layers have no site 0.
         devices: of each model, such as cuda:1; default: the run's. For one process only.
         device_map: of each model, where its parts go if it is too large for one device: `auto`, or modules and devices.
+        held_out_types: share of the token types (of the word types, where rows are words) whose rows no map is fitted
+            on, so that an evaluation can tell a map from a vocabulary. A hash of the type's name with `text.seed`
+            chooses them; special tokens are never among them. Their neighbours' states are still fitted on, and these
+            have seen them in context. Means and first tokens of texts have no types.
+
+    Attributes:
+        measured: the types that rows of the other splits are told apart by, those of the fitting rows unless set.
+
+    Raises:
+        ValueError: an option is out of its range.
     """
 
     option = "sites"
@@ -84,7 +99,10 @@ class PairedActivations(TextStream):
         component: Component = "residual",
         devices: list[str | None] | None = None,
         device_map: list[str | dict[str, int | str] | None] | None = None,
+        held_out_types: float = 0.1,
     ) -> None:
+        if not 0 <= held_out_types < 1:
+            raise ValueError(f"Expected `held_out_types` to be a share in [0, 1), but got {held_out_types}.")
         super().__init__(
             text=text,
             rows=rows,
@@ -106,7 +124,9 @@ class PairedActivations(TextStream):
         )
         self.model_x, self.model_y = model_x, model_y
         self.revision_x, self.revision_y = revision_x, revision_y
-        self.sites = sites
+        self.sites, self.held_out_types = sites, held_out_types
+        self.measured: SeenTypes | None = None
+        self._seen: SeenTypes | None = None
         self._reader: PairReader | None = None
         self.splits: tuple[Split, ...] = ("test",)
 
@@ -147,7 +167,35 @@ class PairedActivations(TextStream):
             "models": {"x": reader.model_x.identity(), "y": reader.model_y.identity()},
             "sites": [list(pair) for pair in reader.sites],
             **self.describe_rows(),
+            "types": kind_of(self.rows) or f"rows {self.rows!r} have none, and none are held out",
+            "held_out_types": self.held_out_types if kind_of(self.rows) else 0.0,
         }
+
+    # ------------------------------------------------------------------ types
+
+    @property
+    def seen(self) -> SeenTypes:
+        """The types of the fitting rows."""
+        if self._seen is None:
+            types = types_of(self.reader.kind, self.split("fit"), self.texts.fit, self.tokenised.tokenizers[0])
+            self._seen = types.seen(self.held_out_types, self.text.seed) if types else SeenTypes(None, frozenset())
+        return self._seen
+
+    def mark(self, data: TokenisedTexts, texts: Dataset, *, leave_out: bool = False) -> TokenisedTexts:
+        """The same texts, whose batches say which rows are of unseen types.
+
+        Args:
+            data: tokenised as the splits of this module are.
+            texts: the same as text.
+            leave_out: whether these are texts to fit on, without such rows.
+        """
+        seen = self.measured if self.measured is not None and not leave_out else self.seen
+        data.marks, data.leave_out = {}, leave_out
+        for kind in [self.reader.kind] if leave_out else [self.reader.kind, *self.reader.others]:
+            if seen.kind is not None and kind_of(kind.policy) == seen.kind:
+                types = cast(RowTypes, types_of(kind, data, texts, self.tokenised.tokenizers[0]))
+                data.marks[kind] = types.unseen(seen)
+        return data
 
     # ------------------------------------------------------------------ Lightning's hooks
 
@@ -156,13 +204,21 @@ class PairedActivations(TextStream):
     ) -> DataLoader:
         """A loader of whole batches of one split, this rank's share of them.
 
+        Texts to fit on come without the rows of held-out types, and not at all where no other row is left.
+
         Args:
             split: which texts.
             shuffle: a new order every epoch, the same for every number of ranks.
             only: the first so many texts of the split.
             batch_size: texts a step; default: that of the data module.
         """
-        return self.make_loader(split, shuffle=shuffle, whole=False, only=only, batch_size=batch_size)
+        data = self.mark(self.split(split), getattr(self.texts, split), leave_out=split == "fit")
+        if data.leave_out and any(bool(marks.flat.all()) for marks in data.marks.values()):
+            raise ValueError(
+                f"Expected `held_out_types` to leave rows to fit on, but {self.held_out_types:g} of the types hold out "
+                "all of them. Give a smaller share, or more text."
+            )
+        return self.loader_of(data, shuffle=shuffle, only=only, batch_size=batch_size)
 
     def train_dataloader(self) -> DataLoader:
         """The fitting texts; after an interruption, from the batch that was next."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -60,6 +60,7 @@ class Rows:
         share: (P,) weight of the position in its mean, or None where every position is a row itself.
         row: (P,) which mean the position enters, 0..N-1, or None likewise.
         counts: rows of each text, known without asking the device, as long as the rows were chosen on the CPU.
+        unseen: (N,) whether the row's type is not among those that fitting sees; None where that is not known.
     """
 
     index: Tensor
@@ -68,6 +69,7 @@ class Rows:
     share: Tensor | None = None
     row: Tensor | None = None
     counts: tuple[int, ...] = ()
+    unseen: Tensor | None = None
 
     def __post_init__(self) -> None:
         if not self.counts and self.owner.device.type == "cpu":
@@ -86,7 +88,16 @@ class Rows:
         def moved(part: Tensor | None) -> Any:
             return None if part is None else part.to(device, non_blocking=non_blocking)
 
-        return Rows(moved(self.index), moved(self.owner), self.texts, moved(self.share), moved(self.row), self.counts)
+        share, row, unseen = moved(self.share), moved(self.row), moved(self.unseen)
+        return Rows(moved(self.index), moved(self.owner), self.texts, share, row, self.counts, unseen)
+
+    def only(self, kept: Tensor) -> Rows:
+        """The rows where `kept` (N,) is True."""
+        if self.share is None or self.row is None:
+            return Rows(self.index[kept], self.owner[kept], self.texts)
+        entering = kept[self.row]
+        row = (kept.cumsum(0) - 1)[self.row[entering]]
+        return Rows(self.index[entering], self.owner[kept], self.texts, self.share[entering], row)
 
     def gather(self, states: Tensor, out: Tensor) -> None:
         """Write the rows of states (B, T, d) into `out` (N, d)."""
@@ -300,9 +311,15 @@ class PairReader:
         return RowKind(self.policy, self.special_tokens)
 
     def prepare(self, texts: TextBatch) -> Prepared:
-        """The part that belongs on the CPU: which positions are rows of X and of Y, for each kind of rows."""
-        each = [rows_of_each(texts, kind.policy, kind.special_tokens) for kind in (self.kind, *self.others)]
-        return texts, *(rows[m] for rows in each for m in (0, -1))
+        """The part that belongs on the CPU: which positions are rows of X and of Y, for each kind of rows.
+
+        Rows of unseen types are left out of a batch to fit on, and marked in any other.
+        """
+        found: list[Rows] = []
+        for kind in (self.kind, *self.others):
+            rows = rows_of_each(texts, kind.policy, kind.special_tokens)
+            found += _told_apart(rows[0], rows[-1], texts.unseen.get(kind), texts.leave_out)
+        return texts, *found
 
     def read(self, prepared: Prepared) -> PairedBatch:
         """Run both heads on the batch's device and gather the rows."""
@@ -317,6 +334,15 @@ class PairReader:
         own, *others = [PairedBatch(a, b, rows, texts) for a, b, rows in zip(x, y, rows_x, strict=True)]
         own.others = others
         return own
+
+
+def _told_apart(rows_x: Rows, rows_y: Rows, unseen: Tensor | None, leave_out: bool) -> tuple[Rows, Rows]:
+    """The rows of X and of Y, those of unseen types left out or marked, where types are known."""
+    if unseen is None:
+        return rows_x, rows_y
+    if leave_out:
+        return rows_x.only(~unseen), rows_y.only(~unseen)
+    return replace(rows_x, unseen=unseen), rows_y
 
 
 def parse_sites(

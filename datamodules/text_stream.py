@@ -319,16 +319,32 @@ class TextStream(pl.LightningDataModule):
             only: the first so many texts of the split.
             batch_size: texts a step; default: that of the data module.
         """
-        data = self.split(split)
+        return self.loader_of(self.split(split), shuffle=shuffle, whole=whole, only=only, batch_size=batch_size)
+
+    def loader_of(
+        self,
+        data: TokenisedTexts,
+        *,
+        shuffle: bool = False,
+        whole: bool = False,
+        only: int | None = None,
+        batch_size: int | None = None,
+    ) -> DataLoader:
+        """As `make_loader`, of any tokenised texts; where rows are left out, of the texts that keep one."""
+        chosen = None
+        if data.leave_out and data.marks:
+            (marks,) = data.marks.values()
+            chosen = marks.texts_with_rows()[:only].numpy()
         rank, world = (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
         batches = LengthBatches(
-            data.lengths[:only].numpy(),
+            data.lengths.numpy()[slice(only) if chosen is None else chosen],
             batch_size or self.batch_size,
             shuffle=shuffle,
             whole=whole,
             seed=self.seed,
             rank=rank,
             world=world,
+            chosen=chosen,
         )
         return DataLoader(
             data,

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     import datasets
     from transformers import PreTrainedTokenizerBase
 
+    from datamodules.reading import RowKind
+    from datamodules.row_types import Marks
+
 __all__ = ["TokenisedTexts", "describe_tokenizer", "flatten_column", "same_tokenizer", "tokenise"]
 
 logger = logging.getLogger(__name__)
@@ -162,6 +165,10 @@ class TokenisedTexts(Dataset):
         words: number of words of all texts, counted in each model's tokens; None where `tokenise` was not asked
             for them.
         words_used: number of those that every model has in full.
+        words_in_common: (words,) which words those are, text by text; None likewise.
+        word_counts: (n,) how many each text has; None likewise.
+        marks: kind of rows -> which are of unseen types, once that is known; every batch then says so in `unseen`.
+        leave_out: whether these are texts to fit on, without the rows that are marked.
     """
 
     def __init__(self, tokens: Sequence[datasets.Dataset], tokenizers: Sequence[PreTrainedTokenizerBase]) -> None:
@@ -175,13 +182,15 @@ class TokenisedTexts(Dataset):
         first = [next(i for i, other in enumerate(tokens) if other is table) for table in tokens]
         # What models share is laid out, and later padded, once.
         self.tables = list(tokens)
+        self.marks: dict[RowKind, Marks] = {}
+        self.leave_out = False
         self._laid = {i: _Tokens(tokens[i], tokenizers[i]) for i in sorted(set(first))}
         self._models = first
-        self.words = self.words_used = self._word_counts = None
+        self.words = self.words_used = self.word_counts = self.words_in_common = None
         if all("words" in table.column_names for table in tokens):
             every = torch.as_tensor(tokens[0]["word_count"][:], dtype=torch.int64)
-            self._word_counts = _number_common_words(list(self._laid.values()), every)
-            self.words, self.words_used = int(every.sum()), int(self._word_counts.sum())
+            self.word_counts, self.words_in_common = _number_common_words(list(self._laid.values()), every)
+            self.words, self.words_used = int(every.sum()), int(self.word_counts.sum())
         self.lengths = torch.stack([laid.lengths for laid in self._laid.values()]).amax(0)
         self.ids = torch.as_tensor(tokens[0]["id"][:], dtype=torch.int64)
         self.labels = _labels(tokens[0])
@@ -189,6 +198,11 @@ class TokenisedTexts(Dataset):
     def __len__(self) -> int:
         """Number of texts."""
         return len(self.ids)
+
+    def first_tokens(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The first model's tokens of all texts end to end, (T,), which are special, and how many each text has."""
+        laid = self._laid[0]
+        return laid.flat["input_ids"], laid.flat["special_tokens_mask"].bool(), laid.lengths
 
     def __getitem__(self, rows: Sequence[int]) -> TextBatch:
         """The texts with these row numbers, as one batch."""
@@ -200,8 +214,10 @@ class TokenisedTexts(Dataset):
             special,
             self.ids[index],
             labels=None if self.labels is None else self.labels[index],
-            words=None if self._word_counts is None else words,
-            word_count=None if self._word_counts is None else self._word_counts[index],
+            words=None if self.word_counts is None else words,
+            word_count=None if self.word_counts is None else self.word_counts[index],
+            unseen={kind: marks.of(index) for kind, marks in self.marks.items()},
+            leave_out=self.leave_out,
             number=getattr(rows, "number", 0),
         )
 
@@ -214,7 +230,7 @@ def _labels(table: datasets.Dataset) -> Tensor | None:
     return torch.as_tensor(table["label"][:], dtype=torch.int64 if whole else torch.float32)
 
 
-def _number_common_words(laid: Sequence[_Tokens], counts: Tensor) -> Tensor:
+def _number_common_words(laid: Sequence[_Tokens], counts: Tensor) -> tuple[Tensor, Tensor]:
     """Number the words of each text anew, in place: 0, 1, ... over those that all models have, -1 elsewhere.
 
     Args:
@@ -222,7 +238,7 @@ def _number_common_words(laid: Sequence[_Tokens], counts: Tensor) -> Tensor:
         counts: (n,) words of each text.
 
     Returns:
-        (n,) words of each text that all models have.
+        (n,) words of each text that all models have, and (W,) which of all words these are.
     """
     base = counts.cumsum(0) - counts
     total = int(counts.sum())
@@ -239,4 +255,4 @@ def _number_common_words(laid: Sequence[_Tokens], counts: Tensor) -> Tensor:
     for one, place in zip(laid, places, strict=True):
         number = before[place] - before[base].repeat_interleave(one.lengths)
         one.flat["words"] = torch.where(common[place], number, -1).int()
-    return before[base + counts] - before[base]
+    return before[base + counts] - before[base], common[:-1]

@@ -41,7 +41,8 @@ def test_what_was_stored_comes_back(tmp_path: Path) -> None:
     torch.save(content, tmp_path / "aligners.ckpt")
     stored = load_alignment(tmp_path / "aligners.ckpt")
     assert stored.site_pairs == [(1, 1), (2, 3)]
-    assert stored.data_config == {"rows": "tokens"}
+    assert stored.data_config == {"rows": "tokens", "held_out_types": 0.0}  # of before there was the option
+    assert stored.seen is None
     assert list(stored.maps["forward"]) == ["linear", "linear_2"]
     assert isinstance(stored.maps["forward"]["linear_2"], Procrustes)
     x, y = related_rows(2, 100, 5, 5)

@@ -1,0 +1,178 @@
+"""The types of rows, token or word types: which of them are held out of fitting, and which rows no fit has seen."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from datamodules.reading import WORDS, RowKind, RowPolicy
+from datamodules.tokens import TokenisedTexts
+
+if TYPE_CHECKING:
+    import datasets
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["Kind", "Marks", "RowTypes", "SeenTypes", "is_held_out", "kind_of", "types_of"]
+
+Kind = Literal["tokens", "words"]
+
+
+def kind_of(rows: RowPolicy) -> Kind | None:
+    """What the types of rows are; None for the means and first tokens of texts, which have none."""
+    return "words" if rows in WORDS else "tokens" if rows == "tokens" else None
+
+
+def is_held_out(name: str, share: float, seed: int) -> bool:
+    """Whether a type is one of the `share` that fitting leaves out: a keyed hash of its name decides."""
+    secret = seed.to_bytes(8, "little", signed=True)
+    digest = blake2b(name.encode("utf-8", "surrogatepass"), key=secret, person=b"type", digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64 < share
+
+
+@dataclass(frozen=True)
+class SeenTypes:
+    """The types of the rows that a map was fitted on.
+
+    Attributes:
+        kind: `tokens`: entries of the vocabulary, as it writes them; `words`: words, case folded; None: the rows had
+            no types.
+        names: of the types.
+    """
+
+    kind: Kind | None
+    names: frozenset[str]
+
+    def state(self) -> dict[str, Any]:
+        """Plain values for a checkpoint."""
+        return {"kind": self.kind, "names": sorted(self.names)}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Self:
+        """What `state` gave."""
+        return cls(state["kind"], frozenset(state["names"]))
+
+
+@dataclass
+class Marks:
+    """A mark on some rows of a split.
+
+    Attributes:
+        flat: (R,) True for the rows that are marked, text by text.
+        counts: (n,) rows of each text.
+    """
+
+    flat: Tensor
+    counts: Tensor
+
+    def __post_init__(self) -> None:
+        self.ends = self.counts.cumsum(0)
+
+    def of(self, texts: Tensor) -> Tensor:
+        """The marks of the rows of some texts: numbers (B,) -> (N,)."""
+        counts = self.counts[texts]
+        shift = self.ends[texts] - counts.cumsum(0)
+        return self.flat[torch.arange(int(counts.sum())) + shift.repeat_interleave(counts)]
+
+    def texts_with_rows(self) -> Tensor:
+        """Numbers of the texts that keep a row when marked ones are left out."""
+        kept = torch.cat([torch.zeros(1, dtype=torch.int64), (~self.flat).cumsum(0)])
+        return (kept[self.ends] > kept[self.ends - self.counts]).nonzero()[:, 0]
+
+
+@dataclass
+class RowTypes:
+    """The type of every row of a split.
+
+    Attributes:
+        kind: of the types.
+        names: of the types, by number.
+        number: (R,) int type of each row, text by text, in the order of the rows.
+        counts: (n,) rows of each text.
+        always: types that are never held out: special tokens.
+    """
+
+    kind: Kind
+    names: list[str]
+    number: Tensor
+    counts: Tensor
+    always: Collection[str] = ()
+
+    def seen(self, share: float, seed: int) -> SeenTypes:
+        """The types that occur here, without those that are held out."""
+        found = [self.names[i] for i in self.number.bincount().nonzero()[:, 0].tolist()]
+        kept = (name for name in found if name in self.always or not is_held_out(name, share, seed))
+        return SeenTypes(self.kind, frozenset(kept))
+
+    def unseen(self, seen: SeenTypes) -> Marks:
+        """Mark the rows whose types are not among those seen."""
+        table = torch.tensor([name not in seen.names for name in self.names])
+        return Marks(table[self.number], self.counts)
+
+
+def types_of(
+    kind: RowKind, data: TokenisedTexts, texts: datasets.Dataset, tokenizer: PreTrainedTokenizerBase
+) -> RowTypes | None:
+    """The types of the rows of a kind; None where they have none.
+
+    Args:
+        kind: of the rows.
+        data: a split.
+        texts: the same as text.
+        tokenizer: of the first model.
+    """
+    types = kind_of(kind.policy)
+    if types is None:
+        return None
+    return word_types(data, texts) if types == "words" else token_types(data, tokenizer, kind.special_tokens)
+
+
+def token_types(data: TokenisedTexts, tokenizer: PreTrainedTokenizerBase, special_tokens: bool) -> RowTypes:
+    """The token type of every row, for rows that are tokens.
+
+    Args:
+        data: a split.
+        tokenizer: of its first model.
+        special_tokens: whether special tokens count as rows.
+    """
+    vocabulary = tokenizer.get_vocab()
+    names = [""] * (max(vocabulary.values()) + 1)
+    for name, number in vocabulary.items():
+        names[number] = name
+    ids, special, lengths = data.first_tokens()
+    rows = torch.ones_like(special) if special_tokens else ~special
+    before = torch.cat([torch.zeros(1, dtype=torch.int64), rows.cumsum(0)])
+    ends = lengths.cumsum(0)
+    return RowTypes("tokens", names, ids[rows], before[ends] - before[ends - lengths], set(_special(tokenizer)))
+
+
+def word_types(data: TokenisedTexts, texts: datasets.Dataset) -> RowTypes:
+    """The word type of every row, for rows that are words: the word, case folded.
+
+    Args:
+        data: a split, tokenised with its words.
+        texts: the same as text.
+    """
+    if data.words_in_common is None or data.word_counts is None:
+        raise ValueError("Expected texts that were tokenised with `words=True`, but got some without words.")
+    parts = [texts[name][:] for name in ("text", "text_pair") if name in texts.column_names]
+    words = chain.from_iterable(part.casefold().split() for text in zip(*parts, strict=True) for part in text)
+    names, number = _numbered(words)
+    return RowTypes("words", names, number[data.words_in_common], data.word_counts)
+
+
+def _numbered(words: Iterable[str]) -> tuple[list[str], Tensor]:
+    """Different words in the order of their first appearance, and the number of each word (W,)."""
+    found: dict[str, int] = {}
+    number = np.fromiter((found.setdefault(word, len(found)) for word in words), dtype=np.int64)
+    return list(found), torch.from_numpy(number)
+
+
+def _special(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    return [str(token) for token in tokenizer.convert_ids_to_tokens(tokenizer.all_special_ids)]

@@ -1,0 +1,175 @@
+"""Held-out and unseen types of rows, against what plain strings say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from datamodules.paired import PairedActivations
+from datamodules.reading import PairedBatch
+from datamodules.row_types import Marks, SeenTypes, is_held_out
+from datamodules.sources import TextSource
+from tests.datamodules.splitters import byte_level, splitter_folder, word_piece
+from tests.runs import activations
+from tests.tiny import SPECIAL, WORDS
+from tests.world import World, sentences, write_texts
+
+SHARE = 0.25
+HELD = {word for word in WORDS if is_held_out(word, SHARE, 0)}
+
+
+def prepared(data: PairedActivations, split: str, **options: Any) -> list[Any]:
+    """(texts, rows of X, rows of Y) of every batch of a split."""
+    return [data.reader.prepare(texts) for texts in data.loader(split, **options)]  # type: ignore[arg-type]
+
+
+def token_names(data: PairedActivations, split: str) -> list[str]:
+    """The token of every row of a split."""
+    tokenizer = data.reader.model_x.tokenizer
+    assert tokenizer is not None
+    found: list[str] = []
+    for texts, rows, _ in prepared(data, split):
+        found += tokenizer.convert_ids_to_tokens(texts.inputs_x["input_ids"].flatten()[rows.index].tolist())
+    return found
+
+
+def test_a_keyed_hash_of_the_name_chooses_types() -> None:
+    names = [f"type {number}" for number in range(4000)]
+    few, many = ({name for name in names if is_held_out(name, share, 0)} for share in (0.1, 0.3))
+    assert few < many  # a larger share holds out these and more
+    assert [len(few) / 4000, len(many) / 4000] == pytest.approx([0.1, 0.3], abs=0.03)
+    assert {name for name in names if is_held_out(name, 0.1, 1)} != few
+    assert not any(is_held_out(name, 0.0, 0) for name in names)
+    assert is_held_out("film", 0.25, 0) == ("film" in HELD)
+    assert 3 < len(HELD) < 20
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_rows_of_held_out_tokens_are_left_out_of_fitting_and_of_nothing_else(world: World, special: bool) -> None:
+    every = activations(world, special_tokens=special)
+    data = activations(world, special_tokens=special, held_out_types=SHARE)
+    expected = Counter(name for name in token_names(every, "fit") if name not in HELD)
+    assert Counter(token_names(data, "fit")) == expected
+    assert data.seen == SeenTypes("tokens", frozenset(expected))
+    assert set(SPECIAL[::2]) <= set(expected) or not special  # <s> and </s>
+    for split in ("validation", "test"):
+        assert token_names(data, split) == token_names(every, split)
+
+
+def test_rows_of_unseen_tokens_are_marked(world: World, tmp_path: Path) -> None:
+    rare = write_texts(tmp_path / "rare.csv", ["wonderful film", *sentences(30)])  # <unk>, which no fit has seen
+    data = activations(world, held_out_types=SHARE, text=TextSource(world.fit, held_out=rare))
+    names = token_names(data, "test")
+    marked = torch.cat([rows.unseen for _, rows, _ in prepared(data, "test")])
+    assert [name for name, mark in zip(names, marked.tolist(), strict=True) if mark] == [
+        name for name in names if name in HELD or name == "<unk>"
+    ]
+    assert all(rows.unseen is None for _, rows, _ in prepared(data, "fit"))
+    data.measured = SeenTypes("tokens", frozenset({"<s>", "film"}))  # of a map that was fitted elsewhere
+    marked = torch.cat([rows.unseen for _, rows, _ in prepared(data, "test")])
+    assert marked.tolist() == [name not in ("<s>", "film") for name in names]
+    data.measured = SeenTypes("words", frozenset({"film"}))  # types that rows of tokens do not have
+    assert all(rows.unseen is None for _, rows, _ in prepared(data, "test"))
+
+
+@pytest.mark.parametrize("rows", ["words", "words_first", "words_mean"])
+def test_rows_of_held_out_words_are_left_out(world: World, tmp_path: Path, rows: str) -> None:
+    models = [splitter_folder(tmp_path / name, make()) for name, make in (("x", word_piece), ("y", byte_level))]
+    options = {"model_x": models[0], "model_y": models[1], "rows": rows, "max_length": 60, "sites": [2]}
+    every, data = activations(world, **options), activations(world, **options, held_out_types=SHARE)
+    kept, seen = fitted_rows(every), fitted_rows(data)
+    words = {text: words_with_rows(every, text) for text in kept}
+    for text, (x, y) in kept.items():
+        fine = torch.tensor([word not in HELD for word in words[text]])
+        if not fine.any():
+            assert text not in seen
+            continue
+        torch.testing.assert_close(seen[text][0], x[:, fine], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(seen[text][1], y[:, fine], rtol=1e-5, atol=1e-5)
+    assert data.seen.kind == "words"
+    assert data.seen.names == {word for found in words.values() for word in found} - HELD
+    unseen = [int(rows.unseen.sum()) for _, rows, _ in prepared(data, "test")]
+    assert sum(unseen) > 0
+
+
+def fitted_rows(data: PairedActivations) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+    found = {}
+    for ready in prepared(data, "fit"):
+        batch: PairedBatch = data.reader.read(ready)
+        for text in batch.texts.text.tolist():
+            mine = batch.text == text
+            found[text] = batch.x[:, mine], batch.y[:, mine]
+    return found
+
+
+def words_with_rows(data: PairedActivations, text: int) -> list[str]:
+    """The words of a fitting text that both models have in full."""
+    split = data.split("fit")
+    before = sum(len(other.split()) for other in data.texts.fit["text"][:text])
+    words = data.texts.fit["text"][text].casefold().split()
+    assert split.words_in_common is not None
+    return [word for place, word in enumerate(words) if split.words_in_common[before + place]]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_every_rank_keeps_a_row_in_every_batch(world: World, tmp_path: Path, world_size: int) -> None:
+    """Texts of nothing but held-out words, in a row, are not read at all."""
+    held, free = sorted(HELD), sorted(set(WORDS) - HELD)
+    texts = [f"{a} {b}" for a in held for b in held] + [f"{a} {b}" for a in free[:4] for b in free[:3]]
+    source = TextSource(write_texts(tmp_path / "fit.csv", texts), held_out=world.test)
+    data = activations(world, text=source, special_tokens=False, held_out_types=SHARE, batch_size=4)
+
+    class Ranked:
+        def __init__(self, rank: int) -> None:
+            self.global_rank, self.world_size, self.strategy = rank, world_size, self
+            self.root_device = torch.device("cpu")
+
+    found = []
+    for rank in range(world_size):
+        data.trainer = Ranked(rank)  # type: ignore[assignment]
+        found.append(prepared(data, "fit", shuffle=True))
+    assert len({len(batches) for batches in found}) == 1
+    assert all(len(rows) > 0 for batches in found for _, rows, _ in batches)
+    read = [int(text) for batches in found for texts, _, _ in batches for text in texts.text]
+    fit = data.texts.fit["text"][:]
+    assert sorted(read) == [number for number, text in enumerate(fit) if not set(text.split()) <= HELD]
+    assert len(read) < len(fit)
+
+
+def test_means_and_first_tokens_have_no_types(world: World) -> None:
+    for rows in ("mean", "cls"):
+        data = activations(world, rows=rows, held_out_types=0.5)
+        assert data.seen == SeenTypes(None, frozenset())
+        assert all(ready[1].unseen is None for ready in prepared(data, "test"))
+        assert data.describe()["held_out_types"] == 0
+        assert "none are held out" in data.describe()["types"]
+        assert sum(len(ready[1]) for ready in prepared(data, "fit")) == len(data.split("fit"))
+
+
+def test_shares_that_leave_nothing_are_refused(world: World, tmp_path: Path) -> None:
+    for share in (-0.1, 1.0):
+        with pytest.raises(ValueError, match=rf"`held_out_types` to be a share in \[0, 1\), but got {share}"):
+            activations(world, held_out_types=share)
+    text = TextSource(write_texts(tmp_path / "fit.csv", sorted(HELD)), held_out=world.test, validation_share=0.2)
+    data = activations(world, text=text, special_tokens=False, held_out_types=SHARE)
+    with pytest.raises(ValueError, match="`held_out_types` to leave rows to fit on"):
+        data.loader("fit")
+
+
+def test_marks_follow_the_texts() -> None:
+    marks = Marks(torch.tensor([True, False, True, True, False, True]), torch.tensor([1, 2, 0, 3]), leave_out=True)
+    assert marks.of(torch.tensor([3, 0, 2, 1])).tolist() == [True, False, True, True, False, True]
+    assert marks.of(torch.tensor([1])).tolist() == [False, True]
+    assert marks.texts_with_rows().tolist() == [1, 3]
+
+
+def test_the_option_is_part_of_the_configuration(world: World) -> None:
+    data = activations(world, held_out_types=SHARE)
+    assert PairedActivations.from_config(data.config()).held_out_types == SHARE
+    assert (data.describe()["held_out_types"], data.describe()["types"]) == (SHARE, "tokens")
+    assert PairedActivations().held_out_types == 0.1
+    assert SeenTypes.from_state(data.seen.state()) == data.seen
