@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import matplotlib as mpl
@@ -18,6 +19,11 @@ __all__ = ["accuracy_figure", "fvu_figure"]
 # Okabe and Ito's colours, which colour-blind readers can tell apart, then grey for floors.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 FVU_TOP = 10.0  # an inverse can be worse than the mean by any factor; the lines below 1 are what one wants to see
+FVU_LABELS = {
+    "fvu": "FVU: share of variance left unexplained",
+    "fvu_unseen": "FVU on types that no map saw",
+    "fvu_other": "FVU on the other text",
+}
 LEVELS: dict[str, dict[str, Any]] = {
     "native_y": {"color": "0.1", "linestyle": "-"},
     "native_x": {"color": "0.1", "linestyle": "--"},
@@ -29,20 +35,24 @@ MARKERS = "osD^vPX*h"  # one more than colours: their pairs repeat late
 
 
 def fvu_figure(rows: Sequence[dict[str, Any]]) -> Figure:
-    """FVU against site, one line for each method, one panel for each direction; logarithmic."""
-    figure, axes = _panels(rows)
+    """FVU against site, one line for each method, one panel for each direction; logarithmic.
+
+    Below it, where they are known: FVU on the rows of unseen types, and on another source of text.
+    """
+    heights = [name for name in FVU_LABELS if name == "fvu" or any(row.get(name) is not None for row in rows)]
+    figure, axes = _panels(rows, len(heights))
     styles = _styles(rows)
-    beyond: list[str] = []
-    for axis, panel in zip(axes, panels(rows), strict=True):
+    beyond: dict[str, None] = {}
+    for axis, (height, panel) in zip(axes, product(heights, panels(rows)), strict=True):
         for name, style, line in _lines(panel, styles):
-            heights = [row["fvu"] for row in line]
-            shown = [height if height is not None and height < FVU_TOP else math.nan for height in heights]
+            values = [row.get(height) for row in line]
+            shown = [value if value is not None and value < FVU_TOP else math.nan for value in values]
             axis.plot(range(len(line)), shown, label=name if any(map(math.isfinite, shown)) else None, **style)
             if not all(map(math.isfinite, shown)):
-                beyond.append(f"{name} into {line[0]['model_y']}")
+                beyond[f"{name} into {line[0]['model_y']}"] = None
         axis.axhline(1, color="0.6", linewidth=0.8, zorder=0)
         axis.set_yscale("log")
-        _label(axis, panel_title(panel), _sites(panel), "FVU: share of variance left unexplained")
+        _label(axis, panel_title(panel) if height == "fvu" else "", _sites(panel), FVU_LABELS[height])
     _legend(axes)
     if beyond:
         figure.supxlabel(f"above {FVU_TOP:g}, off the scale: {', '.join(beyond)}", fontsize=7.5, color="0.35")
@@ -76,12 +86,13 @@ def accuracy_figure(rows: Sequence[dict[str, Any]]) -> Figure:
     return figure
 
 
-def _panels(rows: Sequence[dict[str, Any]]) -> tuple[Figure, list[Axes]]:
+def _panels(rows: Sequence[dict[str, Any]], over: int = 1) -> tuple[Figure, list[Axes]]:
+    """A figure with a column of `over` panels for each direction and kind of rows; its panels row by row."""
     count = len(panels(rows))
     with mpl.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 9}):
-        figure = Figure(figsize=(4.6 * count + 1.9, 4.2), layout="constrained")
-        axes = figure.subplots(1, count, sharey=True, squeeze=False)
-    return figure, list(axes[0])
+        figure = Figure(figsize=(4.6 * count + 1.9, 1.1 + 3.1 * over), layout="constrained")
+        axes = figure.subplots(over, count, sharey=True, squeeze=False)
+    return figure, list(axes.flat)
 
 
 def _styles(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -12,6 +12,7 @@ __all__ = ["below_chance", "panel_title", "panels", "price_of_bijectivity", "rea
 
 ALIKE = 0.05  # networks count as equally large within this share
 KEPT = 0.015  # an accuracy counts as kept within this share of the texts
+VOCABULARY = 2.0  # a map whose FVU is so many times higher on unseen types is called partly a vocabulary
 ALL_TOKENS = "tokens"
 
 
@@ -54,7 +55,7 @@ def below_chance(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def reading(rows: Sequence[dict[str, Any]]) -> str:
-    """What each panel says: does Y still do its task, where states were injected, and how exact is the map."""
+    """What each panel says: does Y still do its task, how exact is the map, and does it know more than a vocabulary."""
     return "\n".join([*(_reading(panel) for panel in panels(rows)), *map(_warning, below_chance(rows))])
 
 
@@ -84,7 +85,7 @@ def panel_title(panel: Sequence[dict[str, Any]]) -> str:
 
 def _reading(panel: list[dict[str, Any]]) -> str:
     methods = _by_method(panel)
-    exactness = _exactness(panel, methods)
+    exactness = _exactness(panel, methods) + _elsewhere(methods)
     if all(row["score"] is None for row in panel):
         return f"{panel_title(panel)}: {exactness}"
     return f"{_behaviour(panel, methods)}. {exactness}"
@@ -135,6 +136,45 @@ def _exactness(rows: list[dict[str, Any]], methods: dict[str, list[dict[str, Any
     if said:
         sentence += f"; the price of bijectivity, FVU against a free network of the same size, is {_list(said)}"
     return sentence + "."
+
+
+def _elsewhere(methods: dict[str, list[dict[str, Any]]]) -> str:
+    """Sentences on rows of types that no map saw, and on other text, as far as there are numbers."""
+    said = ""
+    if told := _measured(methods, "fvu_seen", "fvu_unseen"):
+        best = min(told, key=lambda name: _total(told[name], "fvu_unseen"))
+        share = told[best][0]["n_unseen"] / told[best][0]["n_rows"]
+        said += (
+            f" On types that no map saw, {share:.1%} of the rows, {best} is closest and leaves "
+            f"{_percentages(told[best], 'fvu_unseen')}."
+        )
+        words = [
+            f"{name}, {_percentages(line, 'fvu_unseen')} there and {_percentages(line, 'fvu_seen')} on types it saw"
+            for name, line in told.items()
+            if _total(line, "fvu_unseen") >= VOCABULARY * _total(line, "fvu_seen")
+        ]
+        said += f" Partly a vocabulary: {'; '.join(words)}." if words else ""
+    if told := _measured(methods, "fvu_other"):
+        best = min(told, key=lambda name: _total(told[name], "fvu_other"))
+        said += f" On the other text {best} is closest and leaves {_percentages(told[best], 'fvu_other')}."
+    return said
+
+
+def _measured(methods: dict[str, list[dict[str, Any]]], *figures: str) -> dict[str, list[dict[str, Any]]]:
+    """The maps of which these figures are known at every site."""
+    return {
+        name: line
+        for name, line in methods.items()
+        if line[0]["role"] == "method" and all(row.get(figure) is not None for row in line for figure in figures)
+    }
+
+
+def _total(line: list[dict[str, Any]], figure: str) -> float:
+    return sum(row[figure] for row in line)
+
+
+def _percentages(line: list[dict[str, Any]], figure: str) -> str:
+    return _range([row[figure] for row in line], ".1%")
 
 
 def _by_method(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 from rich.table import Table
 
 from aligners.injection import InjectionEvaluation
@@ -22,12 +24,16 @@ __all__ = ["Report", "console_tables", "write_report"]
 
 FIGURES = {"fvu": fvu_figure, "accuracy": accuracy_figure}
 DRAWN = {"fvu": "fvu", "accuracy": "score"}  # the column of each figure
-COLUMN_GROUPS = {"fvu": ("FVU", False), "fvu_inverse": ("inverse", False), "score": ("", True)}  # see score_heading
-MOST_SITES_ABREAST = 5
+COLUMN_GROUPS = {
+    "fvu": ("FVU", False), "fvu_unseen": ("unseen", False), "fvu_other": ("other", False),
+    "fvu_inverse": ("inverse", False), "score": ("", True),  # see score_heading
+}  # fmt: skip
+MOST_NUMBERS_ABREAST = 15
 MARKDOWN_COLUMNS = {
     "model_x": "from", "model_y": "into", "rows": "rows", "site_x": "site", "method": "method",
     "parameters": "parameters",
-    "fvu": "FVU", "fvu_inverse": "FVU of the inverse", "mse": "mse", "cosine": "cosine",
+    "fvu": "FVU", "fvu_seen": "FVU of seen types", "fvu_unseen": "FVU of unseen types",
+    "fvu_other": "FVU on other text", "fvu_inverse": "FVU of the inverse", "mse": "mse", "cosine": "cosine",
     "round_trip": "round trip", "accuracy": "accuracy", "score_name": "score", "score": "value", "score_low": "low",
     "score_high": "high", "loss": "loss", "agreement": "agreement",
 }  # fmt: skip
@@ -93,16 +99,17 @@ def write_report(folder: Path, meta: dict[str, Any], rows: Sequence[dict[str, An
 
 
 def console_tables(rows: Sequence[dict[str, Any]]) -> list[Table]:
-    """For each direction and kind of rows, methods down and sites across: FVU, FVU of the inverse, the score.
+    """For each direction and kind of rows, methods down and sites across.
 
-    Side by side where that fits a screen, one below the other where there are many sites. Without any number, a group
-    of columns is left out.
+    FVU, also on unseen types and on other text, FVU of the inverse, the score: side by side as far as that fits a
+    screen, one below the other where there are many sites. Without any number, a group of columns is left out.
     """
     tables = []
     for panel in panels(rows):
         pairs = list(dict.fromkeys((row["site_x"], row["site_y"]) for row in panel if row["site_x"] is not None))
-        filled = [group for group in COLUMN_GROUPS if any(row[group] is not None for row in panel)]
-        together = [filled] if len(pairs) <= MOST_SITES_ABREAST else [[group] for group in filled]
+        filled = [group for group in COLUMN_GROUPS if any(row.get(group) is not None for row in panel)]
+        count = math.ceil(len(filled) / max(1, MOST_NUMBERS_ABREAST // len(pairs)))
+        together = [list(part) for part in np.array_split(filled, count)]
         tables += [_table(panel, pairs, panel_title(panel), groups) for groups in together]
     return tables
 

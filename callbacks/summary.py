@@ -17,7 +17,9 @@ from callbacks.writing import save_figure
 
 __all__ = ["FitSummary"]
 
-FIGURES = ("fvu", "fvu_inverse", "mse", "relative_error", "cosine", "round_trip")
+FIGURES = ("fvu", "fvu_unseen", "fvu_inverse", "mse", "relative_error", "cosine", "round_trip")
+
+SHOWN = {"fvu": "on the validation texts", "fvu_unseen": "on their rows of types that were left out of fitting"}
 
 
 class FitSummary(pl.Callback):
@@ -33,7 +35,9 @@ class FitSummary(pl.Callback):
         rows = _rows(pl_module)
         shown = with_short_names(rows)
         save_figure(fvu_figure(shown), picture)
-        screen().print(_table(shown, pl_module.site_names()))
+        for figure, where in SHOWN.items():
+            if any(row[figure] is not None for row in shown):
+                screen().print(_table(shown, pl_module.site_names(), figure, where))
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
                 columns = list(rows[0])
@@ -41,14 +45,14 @@ class FitSummary(pl.Callback):
                 logger.log_image("fvu", [str(picture)])
 
 
-def _table(rows: list[dict[str, Any]], sites: list[str]) -> Table:
-    table = TitledTable("FVU on the validation texts, by site pair")
+def _table(rows: list[dict[str, Any]], sites: list[str], figure: str, where: str) -> Table:
+    table = TitledTable(f"FVU {where}, by site pair")
     table.add_column("aligner")
     for site in sites:
         table.add_column(site, justify="right")
     lines: dict[str, list[str]] = {}
     for row in rows:
-        lines.setdefault(f"{row['model_x']} → {row['model_y']}  {row['method']}", []).append(f"{row['fvu']:.3f}")
+        lines.setdefault(f"{row['model_x']} → {row['model_y']}  {row['method']}", []).append(f"{row[figure]:.3f}")
     for name, cells in lines.items():
         table.add_row(name, *cells)
     return table

@@ -100,7 +100,11 @@ def test_where_types_are_not_known_nothing_is_said_of_them(
         other = fit(world, tmp_path / str(number), {"linear": Linear}, rows=rows)
         for checkpoints in ([other], [stored, other]):
             for row in evaluate(world, checkpoints).rows:
-                assert (row["fvu_seen"], row["fvu_unseen"], row["n_unseen"]) == (None, None, None)
+                if row["rows"] == "words" and len(checkpoints) == 1:  # the rows that it was fitted on
+                    assert row["n_unseen"] > 0
+                    assert row["fvu_unseen"] is not None
+                else:
+                    assert (row["fvu_seen"], row["fvu_unseen"], row["n_unseen"]) == (None, None, None)
 
 
 def test_an_earlier_checkpoint_has_seen_all_types_of_its_texts(world: World, tmp_path: Path) -> None:

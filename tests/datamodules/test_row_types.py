@@ -161,7 +161,7 @@ def test_shares_that_leave_nothing_are_refused(world: World, tmp_path: Path) -> 
 
 
 def test_marks_follow_the_texts() -> None:
-    marks = Marks(torch.tensor([True, False, True, True, False, True]), torch.tensor([1, 2, 0, 3]), leave_out=True)
+    marks = Marks(torch.tensor([True, False, True, True, False, True]), torch.tensor([1, 2, 0, 3]))
     assert marks.of(torch.tensor([3, 0, 2, 1])).tolist() == [True, False, True, True, False, True]
     assert marks.of(torch.tensor([1])).tolist() == [False, True]
     assert marks.texts_with_rows().tolist() == [1, 3]
