@@ -12,12 +12,13 @@ from aligners.answers import in_data_order, match_heads
 from aligners.behaviour import Behaviour
 from aligners.methods import CLOSED_FORMS, Route, build_route, stored_kind
 from aligners.panels import Panel
-from aligners.seen import seen_by_any
+from aligners.seen import fitted_texts, seen_by_any
 from aligners.storage import StoredAlignment, different_models
 from aligners.task_scores import ScoredTask
 from aligners.tasks import check_labels
 from datamodules.labels import known_labels
 from datamodules.reading import PairedBatch, RowKind
+from datamodules.sources import TextSource
 from datamodules.tokens import same_tokenizer
 from frozen.model import FrozenModel
 from frozen.precision import check_precision
@@ -50,6 +51,8 @@ class InjectionEvaluation(pl.LightningModule):
         both_directions: also map Y's states into X: with the inverse of a bijective aligner, and with an
             aligner fitted from Y to X for any other.
         seed: of the random floors and of the resampling of texts.
+        other_text: another source; on its held-out texts errors are measured too, for the columns `fvu_other`. Texts
+            that maps were fitted on are left out of it, and `meta["other_text"]` says how many.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class InjectionEvaluation(pl.LightningModule):
         closed_form: Sequence[str] = tuple(CLOSED_FORMS),
         both_directions: bool = False,
         seed: int = 0,
+        other_text: TextSource | None = None,
     ) -> None:
         super().__init__()
         unknown = [name for name in closed_form if name not in CLOSED_FORMS]
@@ -66,7 +70,7 @@ class InjectionEvaluation(pl.LightningModule):
         if not stored:
             raise ValueError("Expected at least one checkpoint in `stored`, but got none.")
         self.stored, self.closed_form = list(stored), list(closed_form)
-        self.both_directions, self.seed = both_directions, seed
+        self.both_directions, self.seed, self.other_text = both_directions, seed, other_text
         self.panels, self.lacking = nn.ModuleList(), nn.ModuleDict()
         self.rows: list[dict[str, Any]] = []
         self.meta: dict[str, Any] = {}
@@ -98,8 +102,11 @@ class InjectionEvaluation(pl.LightningModule):
         self.task = ScoredTask.of(data, regression=asked[0].regression, seed=self.seed) if asked else None
         self._choose_rows()
         data.measured = seen_by_any(self.stored, data)
+        if self.other_text is not None:
+            data.read_other(self.other_text, fitted_texts(self.stored, data))
+            data.splits += ("other",)
         self.n_texts = len(data.split("test"))
-        self.meta = {**described, **self._findings(), "seed": self.seed, "split": "test"}
+        self.meta = {**described, **data.describe_other(), **self._findings(), "seed": self.seed, "split": "test"}
         if not self.lacking:
             self._begin()
 
@@ -156,10 +163,11 @@ class InjectionEvaluation(pl.LightningModule):
 
     def _panel(self, route: Route, kind: RowKind, moments: Moments, injects: bool) -> Panel:
         data, behaviour = self._stream, None
+        others = len(data.split("other")) if self.other_text is not None else 0
         if injects:
             sites = [route.orient(*pair)[1] for pair in self.sites]
             behaviour = Behaviour(route, sites, data.component, cast(ScoredTask, self.task), self.seed)
-        return Panel(route, kind, moments, self.sites, self.n_texts, behaviour, self.seed)
+        return Panel(route, kind, moments, self.sites, self.n_texts, others, behaviour, self.seed)
 
     def on_test_start(self) -> None:
         """The self-test, on a few of the held-out texts."""
@@ -176,12 +184,16 @@ class InjectionEvaluation(pl.LightningModule):
             self._begin()
 
     def test_step(self, batch: PairedBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Add a batch of fitting texts to the moments that are missing, or score one of held-out texts."""
+        """Add a batch of fitting texts to the moments that are missing, or score one of held-out or other texts."""
         each = dict(zip(self.kinds, (batch, *batch.others), strict=True))
         if self._stream.splits[dataloader_idx] == "fit":
             for place, metric in self.lacking.items():
                 rows = each[self.kinds[int(place)]]
                 cast(Any, metric).update(rows.x, rows.y)
+            return
+        if self._stream.splits[dataloader_idx] == "other":
+            for panel in cast(Any, self.panels):
+                panel.update_other(each[panel.kind])
             return
         natives = self._natives(batch)  # each model answers once, whether as X, as Y, or as both
         for panel in cast(Any, self.panels):

@@ -31,6 +31,7 @@ class Panel(nn.Module):
         moments: of the fitting rows of this kind, for X and Y.
         sites: site pairs of X and Y.
         texts: number of held-out texts.
+        others: number of texts of another source.
         behaviour: puts mapped states into the target; None: only errors are measured.
         seed: of the random floors and of the resampling of texts.
     """
@@ -45,6 +46,7 @@ class Panel(nn.Module):
         moments: Moments,
         sites: list[tuple[int, int]],
         texts: int,
+        others: int,
         behaviour: Behaviour | None,
         seed: int,
     ) -> None:
@@ -60,6 +62,7 @@ class Panel(nn.Module):
         self.scores = TextScores(scored, len(self.methods), len(sites), texts)
         self.whole = TextScores(BEHAVIOUR, len(WHOLE), 1, texts) if behaviour else None
         self.lengths = TextScores(["rows", "unseen"], 1, 1, texts)
+        self.elsewhere = TextScores(["squares", "total"], len(self.methods), len(sites), others) if others else None
 
     def update(self, batch: PairedBatch, natives: dict[FrozenModel, Tensor]) -> None:
         """Score every method at every site on one batch.
@@ -86,6 +89,19 @@ class Panel(nn.Module):
                 collected[name].append(values)
         self.scores.update(text, {name: torch.stack(values) for name, values in collected.items()})
 
+    def update_other(self, batch: PairedBatch) -> None:
+        """Measure how far every method is off at every site on a batch of another source."""
+        if self.elsewhere is None:
+            return
+        source, target = self.route.orient(batch.x, batch.y)
+        means = self.mean_source, self.mean_target
+        found = [
+            text_errors(method._replace(inverse=None), batch.rows, source, target, method.map(source, batch), means)
+            for method in self.methods
+        ]
+        each = {name: torch.stack([errors[name] for errors in found]) for name in self.elsewhere.quantities}
+        self.elsewhere.update(batch.texts.text, each)
+
     # ------------------------------------------------------------------ after
 
     def rows(self) -> list[dict[str, Any]]:
@@ -99,6 +115,7 @@ class Panel(nn.Module):
             "n_texts": self.texts,
             "n_rows": int(counted),
             "n_unseen": int(unseen) if unseen.isfinite() else None,
+            "n_texts_other": None if self.elsewhere is None else len(self.elsewhere.seen),
             "seed": self.seed,
             "score_name": None if self.behaviour is None else self.behaviour.task.score,
         }
@@ -125,7 +142,9 @@ class Panel(nn.Module):
     def _rows_of_sites(self, counted: Tensor) -> Iterator[dict[str, Any]]:
         table = self.scores.compute()
         overflows = overflowing(table)
-        columns = error_columns(table, counted, self.route.target.width, self.seed)
+        nothing = {name: torch.full_like(table[name], torch.nan) for name in ("squares", "total")}
+        other = nothing if self.elsewhere is None else self.elsewhere.compute()
+        columns = error_columns(table, other, counted, self.route.target.width, self.seed)
         if self.behaviour is not None:
             columns = {**self._behaviour(table), **columns}
             overflows |= ~table["loss"].isfinite().all(-1)

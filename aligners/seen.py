@@ -1,14 +1,19 @@
-"""Which types the maps of an evaluation have seen."""
+"""What the maps of an evaluation have seen: which types, and which texts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aligners.storage import StoredAlignment
 from datamodules.row_types import SeenTypes
+from datamodules.sources import TextSource
+from datamodules.text import load_texts
 
-__all__ = ["seen_by_any"]
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+__all__ = ["fitted_texts", "seen_by_any"]
 
 
 def seen_by_any(stored: Sequence[StoredAlignment], data: Any) -> SeenTypes:
@@ -27,6 +32,15 @@ def seen_by_any(stored: Sequence[StoredAlignment], data: Any) -> SeenTypes:
     if len(kinds) > 1:
         return SeenTypes(None, frozenset())
     return SeenTypes(kinds.pop(), frozenset().union(*(seen.names for seen in each)))
+
+
+def fitted_texts(stored: Sequence[StoredAlignment], data: Any) -> list[Dataset]:
+    """The texts that the maps of each checkpoint were fitted on; those of another source than the run's are loaded."""
+    found = []
+    for checkpoint in stored:
+        text = checkpoint.data_config["text"]
+        found.append(data.texts.fit if text == data.config()["text"] else load_texts(TextSource(**text)).fit)
+    return found
 
 
 def _seen(checkpoint: StoredAlignment, data: Any) -> SeenTypes:

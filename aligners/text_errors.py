@@ -16,8 +16,9 @@ __all__ = ["ERRORS", "ERROR_COLUMNS", "error_columns", "fvu_columns", "overflowi
 ERRORS = [
     "squares", "total", "squares_unseen", "total_unseen", "cosine", "norm", "back", "back_total", "gap", "largest",
 ]  # fmt: skip
+FVUS = ("fvu", "fvu_seen", "fvu_unseen", "fvu_other")
 ERROR_COLUMNS = (
-    "mse", "l2", *(f"{fvu}{end}" for fvu in ("fvu", "fvu_seen", "fvu_unseen") for end in ("", "_low", "_high")),
+    "mse", "l2", *(f"{name}{end}" for name in FVUS for end in ("", "_low", "_high")),
     "fvu_inverse", "relative_error", "cosine", "round_trip",
 )  # fmt: skip
 
@@ -64,11 +65,14 @@ def text_errors(
     return found
 
 
-def error_columns(table: dict[str, Tensor], rows: Tensor, width: int, seed: int) -> dict[str, Tensor]:
+def error_columns(
+    table: dict[str, Tensor], other: dict[str, Tensor], rows: Tensor, width: int, seed: int
+) -> dict[str, Tensor]:
     """Each of `ERROR_COLUMNS` as (methods, S), over all texts.
 
     Args:
         table: quantity -> (methods, S, texts).
+        other: squares and total likewise, of texts of another source.
         rows: number of rows of all texts.
         width: d_y.
         seed: of the resampling of texts.
@@ -81,6 +85,7 @@ def error_columns(table: dict[str, Tensor], rows: Tensor, width: int, seed: int)
         **fvu_columns("fvu", table["squares"], table["total"], seed),
         **fvu_columns("fvu_seen", table["squares"] - unseen, table["total"] - unseen_total, seed),
         **fvu_columns("fvu_unseen", unseen, unseen_total, seed),
+        **fvu_columns("fvu_other", other["squares"], other["total"], seed),
         "fvu_inverse": table["back"].sum(-1) / table["back_total"].sum(-1),
         "relative_error": (squares / total).sqrt(),
         "cosine": table["cosine"].sum(-1) / rows,

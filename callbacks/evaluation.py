@@ -20,6 +20,7 @@ from callbacks.run import progress_bar, quiet, start_evaluation
 from callbacks.stitching import evaluate_stitching, stitching_parser
 from callbacks.surgery import operate, surgery_parser
 from datamodules.paired import PairedActivations
+from datamodules.sources import TextSource
 
 __all__ = ["main"]
 
@@ -87,6 +88,11 @@ def _inject_parser() -> ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="Of the random floors and the resampling of texts.")
     parser.add_argument(
+        "--other_text", type=TextSource | None, default=None,
+        help="Another source of text, on whose held-out texts errors are measured too: the columns fvu_other. Its "
+        "labels are not used; texts that maps were fitted on are left out.",
+    )  # fmt: skip
+    parser.add_argument(
         "--run",
         type=Path | None,
         default=None,
@@ -110,7 +116,9 @@ def inject(options: Namespace, made: Namespace, stored: list[StoredAlignment]) -
     folder, settings = start_evaluation("inject", options.run, vars(options.trainer), given)
     if not stored:
         stored = [_fit_closed_forms(options, made.data, settings, folder)]
-    evaluation = InjectionEvaluation(stored, options.closed_form, options.both_directions, options.seed)
+    evaluation = InjectionEvaluation(
+        stored, options.closed_form, options.both_directions, options.seed, made.other_text
+    )
     trainer = pl.Trainer(**settings, callbacks=[*progress_bar(settings["enable_progress_bar"]), Report(folder)])
     trainer.test(evaluation, datamodule=made.data, verbose=False)
 

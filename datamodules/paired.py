@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,7 +13,9 @@ from datamodules.label_names import LabelsOption
 from datamodules.reading import WORDS, PairReader, RowKind, RowPolicy, parse_sites
 from datamodules.row_types import RowTypes, SeenTypes, kind_of, types_of
 from datamodules.sources import TextSource
+from datamodules.text import Texts, load_texts, without_texts
 from datamodules.text_stream import WITHOUT_GRADIENTS, Split, TextStream
+from datamodules.tokenised_splits import TokenisedSplits
 from datamodules.tokens import TokenisedTexts
 from frozen.architectures import Component
 from frozen.embedded import Recipe
@@ -127,6 +130,8 @@ class PairedActivations(TextStream):
         self.sites, self.held_out_types = sites, held_out_types
         self.measured: SeenTypes | None = None
         self._seen: SeenTypes | None = None
+        self._other: Texts | None = None
+        self._tokenised_other: TokenisedSplits | None = None
         self._reader: PairReader | None = None
         self.splits: tuple[Split, ...] = ("test",)
 
@@ -159,6 +164,48 @@ class PairedActivations(TextStream):
         self.reader.others = list(kinds)
         if self.tokenised.words != self.reads_words:
             self._tokenised = None
+
+    def read_other(self, source: TextSource, known: Sequence[Dataset]) -> None:
+        """Have the held-out texts of another source as the split `other`, tokenised as those of this one.
+
+        Args:
+            source: of the texts. Their labels are not read.
+            known: texts that are left out of it.
+
+        Raises:
+            ValueError: as `load_texts` does, or no text is left.
+        """
+        texts = load_texts(source)
+        kept = without_texts(texts.test, known)
+        if len(kept) == 0:
+            raise ValueError(
+                f"Expected another source of text, but maps were fitted on all {len(texts.test)} held-out texts of "
+                f"{source.source!r}. Name a source that shares none with the fitting texts."
+            )
+        self._other = replace(texts, test=kept)
+        self._others_dropped, self._tokenised_other = len(texts.test) - len(kept), None
+
+    def describe_other(self) -> dict[str, Any]:
+        """What a report says about the other source, as plain values."""
+        if self._other is None:
+            return {}
+        left_out = {"dropped_as_fitted_on": self._others_dropped, "n_texts": len(self._other.test)}
+        return {"other_text": {**self._other.describe(), **left_out}}
+
+    def split(self, name: Split) -> TokenisedTexts:
+        """A split, tokenised for both models."""
+        if name != "other":
+            return super().split(name)
+        ours = self.tokenised
+        if self._tokenised_other is None or self._tokenised_other.words != ours.words:
+            texts = cast(Texts, self._other)
+            self._tokenised_other = TokenisedSplits(
+                texts, ours.tokenizers, self.max_length, words=ours.words, packed=self.packed
+            )
+        return self._tokenised_other["test"]
+
+    def _as_text(self, split: Split) -> Dataset:
+        return cast(Texts, self._other).test if split == "other" else getattr(self.texts, split)
 
     def describe(self) -> dict[str, Any]:
         """Everything that says which rows these are, as plain values."""
@@ -212,7 +259,7 @@ class PairedActivations(TextStream):
             only: the first so many texts of the split.
             batch_size: texts a step; default: that of the data module.
         """
-        data = self.mark(self.split(split), getattr(self.texts, split), leave_out=split == "fit")
+        data = self.mark(self.split(split), self._as_text(split), leave_out=split == "fit")
         if data.leave_out and any(bool(marks.flat.all()) for marks in data.marks.values()):
             raise ValueError(
                 f"Expected `held_out_types` to leave rows to fit on, but {self.held_out_types:g} of the types hold out "

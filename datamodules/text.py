@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from datamodules.streaming import first_rows, first_texts
 if TYPE_CHECKING:
     from datasets import Dataset
 
-__all__ = ["TextSource", "Texts", "load_texts"]
+__all__ = ["TextSource", "Texts", "load_texts", "without_texts"]
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,14 @@ class Texts:
         """What a report says about the data, as plain values."""
         sizes = {name: len(getattr(self, name)) for name in ("fit", "validation", "test")}
         return {**self.origin, "label_names": self.label_names, "n_texts": sizes}
+
+
+def without_texts(table: Dataset, known: Sequence[Dataset]) -> Dataset:
+    """The texts of a split, without their labels, that are in none of the known ones up to case and white space."""
+    columns = [name for name in ("text", "text_pair") if name in table.column_names]
+    keys = {key for other in known for key in _keys(other, [c for c in columns if c in other.column_names], 0)}
+    rows = [row for row, key in enumerate(_keys(table, columns, 0)) if key not in keys]
+    return table.select(rows).select_columns(columns).add_column("id", list(range(len(rows))))
 
 
 def load_texts(source: TextSource) -> Texts:

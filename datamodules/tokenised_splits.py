@@ -20,7 +20,7 @@ __all__ = ["Split", "TokenisedSplits"]
 
 logger = logging.getLogger(__name__)
 
-Split = Literal["fit", "validation", "test"]
+Split = Literal["fit", "validation", "test", "other"]  # other: of another source, where an evaluation reads one
 
 
 class TokenisedSplits:

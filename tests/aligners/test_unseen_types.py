@@ -36,8 +36,10 @@ def fit(world: World, folder: Path, aligners: dict[str, Any], **options: Any) ->
     return load_alignment(folder / "aligners.ckpt")
 
 
-def evaluate(world: World, stored: list[StoredAlignment], **options: Any) -> InjectionEvaluation:
-    module = InjectionEvaluation(stored, ())
+def evaluate(
+    world: World, stored: list[StoredAlignment], other: TextSource | None = None, **options: Any
+) -> InjectionEvaluation:
+    module = InjectionEvaluation(stored, (), other_text=other)
     data = activations(world, **{"sites": SITES, "batch_size": 8} | options)
     quiet_trainer().test(module, datamodule=data, verbose=False)
     return module
@@ -116,6 +118,30 @@ def test_an_earlier_checkpoint_has_seen_all_types_of_its_texts(world: World, tmp
     assert evaluate(world, [old]).rows[-1]["n_unseen"] == evaluate(world, [fitted]).rows[-1]["n_unseen"] == 0
     elsewhere = TextSource(world.fit, held_out=world.test, seed=1)
     assert evaluate(world, [old], text=elsewhere).rows[-1]["n_unseen"] is None
+
+
+def test_another_source_is_measured_without_the_texts_that_maps_were_fitted_on(
+    world: World, stored: StoredAlignment, tmp_path: Path
+) -> None:
+    fresh = [" ".join(words) for words in permutations(WORDS[8:12], 3)]
+    known = activations(world).texts.fit["text"][:5]
+    other = write_texts(tmp_path / "other.csv", [*fresh, *(text.upper() for text in known)], [7] * (len(fresh) + 5))
+    rest = write_texts(tmp_path / "rest.csv", [" ".join(two) for two in permutations(WORDS[:9], 2)])
+    split = TextSource(rest, held_out=other)
+    module = evaluate(world, [stored], other=split)
+    assert module.meta["other_text"]["dropped_as_fitted_on"] == 5
+    plain = evaluate(world, [stored], text=TextSource(world.fit, held_out=write_texts(tmp_path / "fresh.csv", fresh)))
+    for row, alone in zip(module.rows, plain.rows, strict=True):
+        assert row["n_texts_other"] == len(fresh)
+        assert (row["n_texts"], alone["n_texts_other"], alone["fvu_other"]) == (25, None, None)
+        for end in ("", "_low", "_high") if row["site_x"] is not None else ():
+            assert row[f"fvu_other{end}"] == pytest.approx(alone[f"fvu{end}"], rel=1e-3), row["method"]
+    first = evaluate(world, [stored])
+    for name in ("fvu", "fvu_unseen", "accuracy", "cosine"):
+        assert [row[name] for row in module.rows] == pytest.approx([row[name] for row in first.rows], nan_ok=True)
+    again = write_texts(tmp_path / "again.csv", known)
+    with pytest.raises(ValueError, match=r"maps were fitted on all 5 held-out texts"):
+        evaluate(world, [stored], other=TextSource(split.source, held_out=again))
 
 
 def test_validation_watches_unseen_types_beside_the_criterion(world: World) -> None:
