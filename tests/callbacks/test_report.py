@@ -168,6 +168,25 @@ def test_reading_says_what_the_numbers_say() -> None:
     assert "No map was evaluated" in reading([r for r in forward() if r["role"] != "method"])
 
 
+def test_unseen_types_and_other_text_are_shown_where_they_are_known() -> None:
+    seen = {"linear": (0.4, 0.6), "mlp": (0.1, 0.9)}
+    rows = [
+        r | {"fvu_seen": seen[r["method"]][0], "fvu_unseen": seen[r["method"]][1], "fvu_other": 0.7, "n_unseen": 25}
+        for r in forward()
+        if r["method"] in seen
+    ]
+    text = reading([*forward()[:2], *rows])
+    assert "On types that no map saw, 25.0% of the rows, linear is closest and leaves 60.0%." in text
+    assert "Partly a vocabulary: mlp, 90.0% there and 10.0% on types it saw." in text
+    assert "On the other text linear is closest and leaves 70.0%." in text
+    assert "vocabulary" not in reading(forward())
+    assert len(fvu_figure(rows).axes) == 3 * len(fvu_figure(forward()).axes)
+    screen = io.StringIO()
+    for table in console_tables(rows):
+        Console(width=160, file=screen).print(table)
+    assert {"unseen", "other", "0.900", "0.700"} <= set(screen.getvalue().split())
+
+
 def test_a_method_looks_the_same_in_every_panel() -> None:
     backward = [row("inn", 1, 0.3, 0.7), row("procrustes", 1, 0.8, 0.7), row("linear", 1, 0.5, 0.7)]
     rows = forward() + [entry | {"direction": "backward"} for entry in backward]
