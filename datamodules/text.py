@@ -71,6 +71,8 @@ def without_texts(table: Dataset, known: Sequence[Dataset]) -> Dataset:
     columns = [name for name in ("text", "text_pair") if name in table.column_names]
     keys = {key for other in known for key in _keys(other, [c for c in columns if c in other.column_names], 0)}
     rows = [row for row, key in enumerate(_keys(table, columns, 0)) if key not in keys]
+    if not rows:
+        return table.select([])
     return table.select(rows).select_columns(columns).add_column("id", list(range(len(rows))))
 
 
