@@ -14,6 +14,7 @@ from aligners.baselines import GaussianStates
 from aligners.canonical import CCA, PWCCA, SVCCA
 from aligners.fitting import fit_map
 from aligners.linear import Identity, Linear, Mean, Procrustes
+from aligners.outcomes import outcomes
 from aligners.permutation import Permutation
 from aligners.storage import StoredAlignment
 from datamodules.reading import RowKind
@@ -123,6 +124,7 @@ def build_route(
             methods.append(_method(name, aligner, "method", _about(aligner, stored[0], None)))
     for name, checkpoint, aligner, turned in fitted:
         about = _about(aligner, checkpoint, checkpoint.path, turned)
+        about["training"] = _outcomes(direction, name, aligner, checkpoint, turned)
         methods.append(_method(name, aligner, "method", about, turned=turned))
     return Route(direction, source, target, methods, refusals)
 
@@ -187,6 +189,15 @@ def _free_name(name: str, taken: set[str]) -> str:
         number += 1
         free = f"{name}_{number}"
     return free
+
+
+def _outcomes(
+    direction: Direction, name: str, aligner: Aligner, checkpoint: StoredAlignment, turned: bool
+) -> list[str | None]:
+    """What became of the map at each site; `name` may have been changed to be free."""
+    fitted = "forward" if turned else direction
+    own = next(own for own, held in checkpoint.maps[fitted].items() if held is aligner)
+    return outcomes(checkpoint.training.get(f"{fitted}.{own}"), aligner.sites)
 
 
 def _about(aligner: Aligner, checkpoint: StoredAlignment, path: Path | None, turned: bool = False) -> dict[str, Any]:

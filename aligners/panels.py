@@ -129,7 +129,7 @@ class Panel(nn.Module):
             yield {
                 "method": name,
                 "role": "ceiling" if name.startswith("native") else "floor",
-                **dict.fromkeys(("site_x", "site_y", *METHOD_COLUMNS)),
+                **dict.fromkeys(("site_x", "site_y", *METHOD_COLUMNS, "training")),
                 **_take(behaviour, place, 0),
                 **dict.fromkeys(ERROR_COLUMNS),
                 "overflow": False,
@@ -158,6 +158,7 @@ class Panel(nn.Module):
                     "site_x": site_x,
                     "site_y": site_y,
                     **{name: about.get(name) for name in METHOD_COLUMNS},
+                    "training": about["training"][s] if "training" in about else None,
                     **missing,
                     **_take(columns, place, s),
                     "overflow": bool(overflows[place, s]),

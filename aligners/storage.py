@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,8 @@ class StoredAlignment:
         data: `PairedActivations.describe()` of the run.
         data_config: the data module's options as they were given, enough to make it again.
         seen: the types of the fitting rows; None of a checkpoint that was made before they were kept.
+        training: direction.name -> at which step each site was best and whether it diverged; see
+            `aligners.outcomes.outcomes`. Empty in earlier checkpoints.
     """
 
     path: Path
@@ -111,6 +113,7 @@ class StoredAlignment:
     data: dict[str, Any]
     data_config: dict[str, Any]
     seen: SeenTypes | None = None
+    training: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def site_pairs(self) -> list[tuple[int, int]]:
@@ -138,7 +141,8 @@ def load_alignment(path: Path | str) -> StoredAlignment:
     maps = {direction: restore_aligners(every, state, f"{direction}_maps.") for direction, every in described}
     config = {"held_out_types": 0.0, **stored["data_config"]}  # earlier fits left none out
     seen = SeenTypes.from_state(stored["seen"]) if "seen" in stored else None
-    return StoredAlignment(path, maps, Moments(**stored["moments"]), stored["data"], config, seen)
+    moments, training = Moments(**stored["moments"]), stored.get("training", {})
+    return StoredAlignment(path, maps, moments, stored["data"], config, seen, training)
 
 
 def different_models(stored: dict[str, Any], present: dict[str, Any]) -> list[str]:

@@ -11,6 +11,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from aligners.outcomes import TRAINED_WELL
 from callbacks.reading import panel_title, panels
 from callbacks.score_words import score_words
 
@@ -43,19 +44,26 @@ def fvu_figure(rows: Sequence[dict[str, Any]]) -> Figure:
     figure, axes = _panels(rows, len(heights))
     styles = _styles(rows)
     beyond: dict[str, None] = {}
+    starts: set[str] = set()
     for axis, (height, panel) in zip(axes, product(heights, panels(rows)), strict=True):
         for name, style, line in _lines(panel, styles):
             values = [row.get(height) for row in line]
             shown = [value if value is not None and value < FVU_TOP else math.nan for value in values]
             axis.plot(range(len(line)), shown, label=name if any(map(math.isfinite, shown)) else None, **style)
+            unlearned = [s for s, row in enumerate(line) if row.get("training") not in (None, TRAINED_WELL)]
+            hollow = {"linestyle": "none", "markerfacecolor": "white", "markersize": 8}
+            axis.plot(unlearned, [shown[s] for s in unlearned], **{**style, **hollow})
+            starts |= {name} if unlearned else set()
             if not all(map(math.isfinite, shown)):
                 beyond[f"{name} into {line[0]['model_y']}"] = None
         axis.axhline(1, color="0.6", linewidth=0.8, zorder=0)
         axis.set_yscale("log")
         _label(axis, panel_title(panel) if height == "fvu" else "", _sites(panel), FVU_LABELS[height])
     _legend(axes)
-    if beyond:
-        figure.supxlabel(f"above {FVU_TOP:g}, off the scale: {', '.join(beyond)}", fontsize=7.5, color="0.35")
+    notes = [f"above {FVU_TOP:g}, off the scale: {', '.join(beyond)}"] if beyond else []
+    notes += [f"hollow: untrained start, or set back ({', '.join(sorted(starts))})"] if starts else []
+    if notes:
+        figure.supxlabel("; ".join(notes), fontsize=7.5, color="0.35")
     return figure
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from aligners.methods import BOTH_WAYS, TRAINED
+from aligners.outcomes import what_did_not_train
 from callbacks.score_words import score_name, score_words
 
 __all__ = ["below_chance", "panel_title", "panels", "price_of_bijectivity", "reading"]
@@ -56,7 +57,8 @@ def below_chance(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def reading(rows: Sequence[dict[str, Any]]) -> str:
     """What each panel says: does Y still do its task, how exact is the map, and does it know more than a vocabulary."""
-    return "\n".join([*(_reading(panel) for panel in panels(rows)), *map(_warning, below_chance(rows))])
+    said = [line for panel in panels(rows) for line in (_reading(panel), *what_did_not_train(panel))]
+    return "\n".join([*said, *map(_warning, below_chance(rows))])
 
 
 def _warning(entry: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 from rich.table import Table
 
 from aligners.injection import InjectionEvaluation
+from aligners.outcomes import TRAINED_WELL
 from callbacks.figures import accuracy_figure, fvu_figure
 from callbacks.names import names_in_full, with_short_names
 from callbacks.reading import below_chance, panel_title, panels, price_of_bijectivity, reading
@@ -125,10 +126,19 @@ def _table(panel: list[dict[str, Any]], pairs: list[tuple[int, int]], title: str
     for name in dict.fromkeys(row["method"] for row in panel):
         line = {(row["site_x"], row["site_y"]): row for row in panel if row["method"] == name}
         first = next(iter(line.values()))
-        cells = [_short(line.get(pair, first)[group], COLUMN_GROUPS[group][1]) for group in groups for pair in pairs]
+        cells = [
+            _short(line.get(pair, first)[group], COLUMN_GROUPS[group][1]) + _mark(line.get(pair, first))
+            for group in groups
+            for pair in pairs
+        ]
         parameters = f"{first['parameters']:,}" if first["parameters"] else ""
         table.add_row(name, parameters, *cells, style={"ceiling": "green", "floor": "dim"}.get(first["role"]))
     return table
+
+
+def _mark(row: dict[str, Any]) -> str:
+    """A star where the map is not what training made of it; the sentences below the table say what it is."""
+    return "" if row.get("training") in (None, TRAINED_WELL) else "*"
 
 
 def _short(value: float | None, percent: bool) -> str:

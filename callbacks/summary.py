@@ -10,6 +10,7 @@ from lightning.pytorch.loggers import WandbLogger
 from rich.table import Table
 
 from aligners.alignment import Alignment
+from aligners.outcomes import TRAINED_WELL, outcomes, what_did_not_train
 from callbacks.figures import fvu_figure
 from callbacks.names import with_short_names
 from callbacks.showing import TitledTable, screen
@@ -38,6 +39,8 @@ class FitSummary(pl.Callback):
         for figure, where in SHOWN.items():
             if any(row[figure] is not None for row in shown):
                 screen().print(_table(shown, pl_module.site_names(), figure, where))
+        for sentence in what_did_not_train(shown):
+            screen().print(sentence, highlight=False)
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
                 columns = list(rows[0])
@@ -52,7 +55,9 @@ def _table(rows: list[dict[str, Any]], sites: list[str], figure: str, where: str
         table.add_column(site, justify="right")
     lines: dict[str, list[str]] = {}
     for row in rows:
-        lines.setdefault(f"{row['model_x']} → {row['model_y']}  {row['method']}", []).append(f"{row[figure]:.3f}")
+        lines.setdefault(f"{row['model_x']} → {row['model_y']}  {row['method']}", []).append(
+            f"{row[figure]:.3f}" + ("" if row["training"] in (None, TRAINED_WELL) else "*")
+        )
     for name, cells in lines.items():
         table.add_row(name, *cells)
     return table
@@ -64,6 +69,7 @@ def _rows(module: Alignment) -> list[dict[str, Any]]:
     for fit in module.fits():
         figures = module.validation_figures[fit]
         source, target = fit.orient(names["x"], names["y"])
+        training = outcomes(module.training_record.get(fit.key), len(module.sites))
         for s, pair in enumerate(module.sites):
             site_x, site_y = fit.orient(*pair)
             values = {name: float(figures[name][s]) for name in FIGURES}
@@ -75,6 +81,7 @@ def _rows(module: Alignment) -> list[dict[str, Any]]:
                     "role": "method",
                     "site_x": site_x,
                     "site_y": site_y,
+                    "training": training[s],
                     **{name: None if value != value else value for name, value in values.items()},
                 }
             )

@@ -1,0 +1,45 @@
+"""What became of a trained map at each site, in words: a map that did not learn is called so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["TRAINED_WELL", "outcomes", "what_did_not_train"]
+
+TRAINED_WELL = "trained"
+
+
+def outcomes(record: Mapping[str, Any] | None, sites: int) -> list[str | None]:
+    """Of each site: "trained", "untrained start (NAME)", or at which step it diverged and what it was set back to.
+
+    Args:
+        record: one entry of `Alignment.training_record`; None of a closed form, or where nothing was validated.
+        sites: S.
+    """
+    if record is None:
+        return [None] * sites
+    found: list[str | None] = []
+    for best, diverged, start in zip(record["best_step"], record["diverged_step"], record["start"], strict=True):
+        kept = f"step {best}" if best else f"the untrained start ({start})"
+        trained = TRAINED_WELL if best else f"untrained start ({start})"
+        found.append(f"diverged at step {diverged}, set back to {kept}" if diverged else trained)
+    return found
+
+
+def what_did_not_train(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A sentence for each method and outcome of a report's rows that is not "trained".
+
+    Args:
+        rows: with method, site_x, site_y and training.
+    """
+    places: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        outcome = row.get("training")
+        if outcome not in (None, TRAINED_WELL):
+            i, j = row["site_x"], row["site_y"]
+            places.setdefault((row["method"], outcome), []).append(str(i) if i == j else f"{i}→{j}")
+    return [
+        f"* {method} at {'site' if len(sites) == 1 else 'sites'} {', '.join(sites)}: {outcome}."
+        for (method, outcome), sites in places.items()
+    ]

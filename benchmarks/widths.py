@@ -1,0 +1,193 @@
+"""Do the default maps hold at every width? One set of defaults, held-out FVU against least squares and the truth.
+
+States with a known answer: X has a power-law spectrum (variance 1/i along direction i) in a random basis; Y is X plus
+smooth random features of it, sin(x W + phase), under the same spectrum in another basis, plus noise. The oracle is that
+function itself. 20,000 rows to fit on, 4,000 held out. Steps of 256 rows.
+
+States of real architectures: two BERTs of random weights and different seeds, 2 blocks, read on the embedded sentences
+at block 2; a tenth of the texts is held out. There is no oracle; least squares is what a user would try.
+
+The maps and the optimiser are the defaults of `train.py fit`, with the loss, the rates, the schedule and the clipping
+of `aligners.alignment`; nothing is chosen by width. "start" is the untrained map.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
+
+from aligners.alignment import Alignment
+from aligners.base import Aligner
+from aligners.divergence import Divergence
+from aligners.errors import MapErrors
+from aligners.inn import INN
+from aligners.linear import Linear
+from aligners.mlp import MLP
+from aligners.optimisation import clip_per_site, gradient_norms, make_optimizer, schedule_factor, set_rate
+from benchmarks.harness import Figures, parser
+from similarity.functional.moments import Moments, moments_of
+
+MAPS: dict[str, Callable[[int, int, int], Aligner]] = {"inn": INN, "mlp": MLP}
+NOISE = 0.03
+
+
+class Rows(NamedTuple):
+    """Paired rows (1, n, d): to fit on and held out, and what the true function gives for the latter."""
+
+    x: Tensor
+    y: Tensor
+    held_x: Tensor
+    held_y: Tensor
+    truth: Tensor | None
+
+
+def synthetic(width: int, seed: int, rows: int = 20_000, held_out: int = 4_000) -> Rows:
+    """States with a known answer."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=draw)
+
+    spectrum = 1 / torch.arange(1, width + 1)
+    spread = (spectrum / spectrum.mean()).sqrt()
+    basis_x, basis_y = torch.linalg.qr(normal(2, width, width)).Q
+    weight = normal(width, width)
+    weight /= (spread[:, None] * weight).norm(dim=0)
+    mixing, phase = normal(width, width) / width**0.5, 2 * torch.pi * torch.rand(width, generator=draw)
+    latent = normal(rows + held_out, width) * spread
+    truth = latent + 2**0.5 * (torch.sin(latent @ weight + phase) @ mixing) * spread
+    y = truth + NOISE**0.5 * normal(rows + held_out, width) * spread
+    x, y, truth = ((part @ basis)[None] for part, basis in ((latent, basis_x), (y, basis_y), (truth, basis_y)))
+    return Rows(x[:, :rows], y[:, :rows], x[:, rows:], y[:, rows:], truth[:, rows:])
+
+
+def of_random_models(width: int, seed: int, texts: int = 1_500) -> Rows:
+    """States of two untrained BERTs at block 2, token rows of the embedded sentences."""
+    from transformers import BertConfig, BertModel
+
+    from datamodules.sources import TextSource
+    from datamodules.text import load_texts
+    from frozen.embedded import Recipe
+    from frozen.embedded_making import train_tokenizer
+
+    sentences = list(load_texts(TextSource(max_texts=texts)).fit["text"])
+    tokenizer = train_tokenizer(sentences, Recipe().vocabulary)
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=width, num_hidden_layers=2, num_attention_heads=width // 32,
+        intermediate_size=4 * width,
+    )  # fmt: skip
+    states: list[list[Tensor]] = [[], []]
+    for which in (0, 1):
+        torch.manual_seed(2 * seed + which)
+        model = BertModel(config).eval()
+        for first in range(0, len(sentences), 64):
+            batch = tokenizer(sentences[first : first + 64], padding=True, return_tensors="pt")
+            with torch.no_grad():
+                found = model(**batch).last_hidden_state
+            states[which].append(found[batch["attention_mask"].bool()])
+    x, y = (torch.cat(each)[None] for each in states)
+    fitted = 9 * x.shape[1] // 10
+    return Rows(x[:, :fitted], y[:, :fitted], x[:, fitted:], y[:, fitted:], None)
+
+
+class Course(NamedTuple):
+    """What training gave: held-out FVU and FVU of the inverse before and after, and seconds a step."""
+
+    start: tuple[float, float]
+    end: tuple[float, float]
+    diverged: int
+    seconds: float
+
+
+def held_out(aligner: Aligner, rows: Rows, moments: Moments) -> tuple[float, float]:
+    """FVU, and FVU of the inverse, on the held-out rows."""
+    errors = MapErrors(moments.mean_x, moments.mean_y).to(rows.x.device)
+    with torch.no_grad():
+        errors.update(aligner, rows.held_x, rows.held_y)
+    found = errors.compute()
+    return float(found["fvu"]), float(found["fvu_inverse"])
+
+
+def train(factory: Callable[[int, int, int], Aligner], rows: Rows, steps: int, a_step: int, seed: int) -> Course:
+    """Train one map as `Alignment` does."""
+    defaults = Alignment()
+    moments = moments_of(rows.x, rows.y)
+    torch.manual_seed(seed)
+    aligner = factory(1, rows.x.shape[-1], rows.y.shape[-1]).to(rows.x.device)
+    aligner.fit(moments)
+    start = held_out(aligner, rows, moments)
+    optimizer = make_optimizer(defaults.optimizer_factory, [aligner])
+    assert optimizer is not None
+    course = schedule_factor(defaults.schedule, steps, defaults.warmup)
+    divergence, parameters = Divergence(), list(aligner.parameters())
+    draw, began = torch.Generator().manual_seed(seed), time.perf_counter()
+    for step in range(steps):
+        chosen = torch.randint(rows.x.shape[1], (a_step,), generator=draw).to(rows.x.device)
+        set_rate(optimizer, course(step))
+        optimizer.zero_grad(set_to_none=True)
+        loss = aligner.loss(rows.x[:, chosen], rows.y[:, chosen])
+        loss.sum().backward()
+        divergence.watch("map", loss, step + 1)
+        norms = gradient_norms(parameters)
+        alive = divergence.watch_gradient("map", norms, step + 1)
+        clip_per_site(parameters, defaults.gradient_clip, norms, alive)
+        optimizer.step()
+    seconds = (time.perf_counter() - began) / steps
+    return Course(start, held_out(aligner, rows, moments), int(divergence.step["map"]), seconds)
+
+
+def measure(figures: Figures, name: str, rows: Rows, steps: int, options: argparse.Namespace, seed: int) -> None:
+    """All maps on one pair of states."""
+    rows = Rows(*(None if part is None else part.to(options.device) for part in rows))  # type: ignore[arg-type]
+    moments = moments_of(rows.x, rows.y)
+    linear = Linear(1, rows.x.shape[-1], rows.y.shape[-1]).to(options.device)
+    linear.fit(moments)
+    base = held_out(linear, rows, moments)[0]
+    figures.add(f"{name}: linear, FVU", base)
+    if rows.truth is not None:
+        total = (rows.held_y - moments.mean_y[:, None].float()).square().sum()
+        figures.add(f"{name}: oracle, FVU", float((rows.truth - rows.held_y).square().sum() / total))
+    for kind in options.maps:
+        found = train(MAPS[kind], rows, steps, options.rows, seed)
+        figures.add(f"{name}: {kind}, start, FVU", found.start[0])
+        figures.add(f"{name}: {kind}, {steps} steps, FVU", found.end[0])
+        figures.add(f"{name}: {kind} / linear", found.end[0] / base, bar=1.0)
+        if found.end[1] == found.end[1]:
+            figures.add(f"{name}: {kind}, start, FVU of the inverse", found.start[1])
+            figures.add(f"{name}: {kind}, {steps} steps, FVU of the inverse", found.end[1])
+        figures.add(f"{name}: {kind}, diverged at step", found.diverged, bar=0)
+        figures.add(f"{name}: {kind}, seconds a step", found.seconds)
+
+
+def main() -> None:
+    """Run the benchmark."""
+    arguments = parser(__doc__)
+    arguments.add_argument("--widths", type=int, nargs="*", default=[64, 256, 384, 768, 1024, 2048])
+    arguments.add_argument("--models", type=int, nargs="*", default=[64, 384, 768], help="widths of random BERTs")
+    arguments.add_argument("--seeds", type=int, nargs="*", default=[0, 1])
+    arguments.add_argument("--maps", nargs="*", default=list(MAPS), choices=list(MAPS))
+    arguments.add_argument("--rows", type=int, default=256, help="rows a step")
+    arguments.add_argument("--steps", type=int, default=1000)
+    options = arguments.parse_args()
+    torch.set_num_threads(options.threads)
+    figures = Figures(options.device)
+    for seed in options.seeds:
+        for width in options.widths:
+            measure(figures, f"d = {width}, seed {seed}", synthetic(width, seed), options.steps, options, seed)
+        for width in options.models:
+            name = f"BERTs of width {width}, seed {seed}"
+            measure(figures, name, of_random_models(width, seed), options.steps, options, seed)
+    figures.write(options.json)
+
+
+if __name__ == "__main__":
+    main()
