@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, cast
 
@@ -28,6 +28,7 @@ from aligners.optimisation import (
     schedule_factor,
     set_rate,
 )
+from aligners.products import Products, check_products, products_in
 from aligners.storage import KEY, check_names, describe_aligner, different_models
 from aligners.validating import validate_now
 from frozen.precision import check_precision
@@ -94,6 +95,8 @@ class Alignment(pl.LightningModule):
         most_steps: the most steps that `rows` may take; with `mean` rows a step has few.
         warmup: share of the steps over which it rises.
         gradient_clip: largest gradient norm of a site of an aligner; 0 turns clipping off.
+        products: precision of the networks' matrix products while they train: float32; tf32, which only GPUs have; or
+            bfloat16. What an inverse rests on, rotations and closed forms, stays in float32, as do validation and use.
         seed: seed of every aligner's starting weights. Each starts from the same draw whatever else is in the run.
     """
 
@@ -109,6 +112,7 @@ class Alignment(pl.LightningModule):
         most_steps: int = 2000,
         warmup: float = 0.15,
         gradient_clip: float = 1.0,
+        products: Products = "float32",
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -122,7 +126,7 @@ class Alignment(pl.LightningModule):
         self.both_directions, self.seed = both_directions, seed
         self.rows, self.most_steps = rows, most_steps
         self.optimizer_factory, self.schedule, self.warmup = optimizer, schedule, warmup
-        self.gradient_clip = gradient_clip
+        self.gradient_clip, self.products = gradient_clip, check_products(products)
         self.forward_maps, self.backward_maps = nn.ModuleDict(), nn.ModuleDict()
         self.moments: Moments | None = None
         self.data: dict[str, Any] = {}
@@ -165,6 +169,14 @@ class Alignment(pl.LightningModule):
         self._moments = MomentsMetric(sites, d_x, d_y)
         if not self.trained():
             self._anchor = _Anchor()
+
+    def one_site_each(self, d_x: int, d_y: int) -> Iterator[Aligner]:
+        """Each of the aligners that `build` makes, for one site: to know how large they are."""
+        for factory in self.factories.values():
+            aligner = self._seeded(factory, 1, d_x, d_y)
+            yield aligner
+            if self.both_directions and not aligner.bijective:
+                yield self._seeded(factory, 1, d_y, d_x)
 
     def _seeded(self, factory: AlignerFactory, sites: int, d_x: int, d_y: int) -> Aligner:
         with torch.random.fork_rng(devices=[]):
@@ -232,10 +244,11 @@ class Alignment(pl.LightningModule):
             self._course = schedule_factor(self.schedule, self.training_steps, self.warmup)
         optimizer = cast(Any, self.optimizers())
         set_rate(optimizer, self._course(self.global_step))
-        losses = {fit: fit.aligner.loss(*fit.orient(batch.x, batch.y)) for fit in self.trained()}
         optimizer.zero_grad(set_to_none=True)
         share = self._share_of_rows(batch)
-        self.manual_backward(share * torch.stack([loss.sum() for loss in losses.values()]).sum())
+        with products_in(self.products):
+            losses = {fit: fit.aligner.loss(*fit.orient(batch.x, batch.y)) for fit in self.trained()}
+            self.manual_backward(share * torch.stack([loss.sum() for loss in losses.values()]).sum())
         self._guard(self._over_ranks(share, losses))
         optimizer.step()
         if self.global_step >= self.training_steps:

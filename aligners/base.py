@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from aligners.products import bank_product
 from similarity.functional.moments import Moments
 
 __all__ = ["Aligner", "BankLinear", "Scaling"]
@@ -118,7 +119,7 @@ class BankLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(S, N, d_in) -> (S, N, d_out)."""
-        return torch.baddbmm(self.bias, x, self.weight)
+        return bank_product(x, self.weight, self.bias)
 
 
 class Scaling(nn.Module):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import torch
 from torch import Tensor, nn
 
@@ -46,17 +48,34 @@ class ShuffledHadamard(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., d) -> (..., d)."""
-        return self._mix(x.index_select(-1, self.order) * self.signs.to(x.dtype))
+        return self._mix(_shuffle(x, self.order, self.back) * self.signs.to(x.dtype))
 
     def inverse(self, y: Tensor) -> Tensor:
         """(..., d) -> (..., d)."""
-        return (self._mix(y) * self.signs.to(y.dtype)).index_select(-1, self.back)
+        return _shuffle(self._mix(y) * self.signs.to(y.dtype), self.back, self.order)
 
     def _mix(self, x: Tensor) -> Tensor:
         """The blocks are symmetric, each its own inverse."""
         blocks = x[..., : self.mixed].unflatten(-1, (-1, len(self.block))) @ self.block.to(x.dtype)
         mixed = blocks.flatten(-2)
         return mixed if self.mixed == x.shape[-1] else torch.cat((mixed, x[..., self.mixed :]), -1)
+
+
+def _shuffle(x: Tensor, order: Tensor, back: Tensor) -> Tensor:
+    return cast(Tensor, _Shuffle.apply(x, order, back))
+
+
+class _Shuffle(torch.autograd.Function):
+    """The features in another order. Autograd would add the gradient up entry by entry; it is a shuffle, too."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(back)
+        return x.index_select(-1, order)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad.index_select(-1, ctx.saved_tensors[0]), None, None
 
 
 def _hadamard(width: int) -> Tensor:

@@ -76,11 +76,10 @@ def of_random_models(width: int, seed: int, texts: int = 1_500) -> Rows:
 
     from datamodules.sources import TextSource
     from datamodules.text import load_texts
-    from frozen.embedded import Recipe
-    from frozen.embedded_making import train_tokenizer
+    from frozen.embedded_tokenizers import word_pieces
 
     sentences = list(load_texts(TextSource(max_texts=texts)).fit["text"])
-    tokenizer = train_tokenizer(sentences, Recipe().vocabulary)
+    tokenizer = word_pieces(sentences, 1_536, 128)
     config = BertConfig(
         vocab_size=len(tokenizer), hidden_size=width, num_hidden_layers=2, num_attention_heads=width // 32,
         intermediate_size=4 * width,
@@ -90,7 +89,7 @@ def of_random_models(width: int, seed: int, texts: int = 1_500) -> Rows:
         torch.manual_seed(2 * seed + which)
         model = BertModel(config).eval()
         for first in range(0, len(sentences), 64):
-            batch = tokenizer(sentences[first : first + 64], padding=True, return_tensors="pt")
+            batch = tokenizer(sentences[first : first + 64], padding=True, truncation=True, return_tensors="pt")
             with torch.no_grad():
                 found = model(**batch).last_hidden_state
             states[which].append(found[batch["attention_mask"].bool()])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from lightning.pytorch.loggers import WandbLogger
 from aligners.alignment import Alignment
 from callbacks.best import BestPerSite
 from callbacks.checkpoint import SaveAligners, SaveStitching
+from callbacks.parts import bytes_a_site, find_part, free_memory, join_parts, sites_at_once
 from callbacks.run import new_run_folder, progress_bar, quiet, run_loggers
 from callbacks.summary import FitSummary
 from datamodules.paired import PairedActivations
@@ -99,7 +101,10 @@ class AlignmentCLI(RunCLI):
     aligners; `early_stopping` and `checkpoint` hold the options of the latter two.
     """
 
+    joined: Path | None = None
+
     def __init__(self, args: Any = None) -> None:
+        self._given = list(sys.argv[1:] if args is None else args)
         super().__init__(Alignment, PairedActivations, trainer_defaults=TRAINER_DEFAULTS, args=args)
 
     @staticmethod
@@ -111,6 +116,11 @@ class AlignmentCLI(RunCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the run's folder and the two callbacks that have options."""
         super().add_arguments_to_parser(parser)
+        parser.add_argument(
+            "--sites_at_once", type=int | None, default=None,
+            help="Train a bank so many sites at a time, in runs part-1-1, part-2-1, ... of this run's folder. Default: "
+            "all sites, or as many as fit in memory. `--ckpt_path FOLDER` goes on with the parts of a run.",
+        )  # fmt: skip
         parser.add_lightning_class_args(BestPerSite, "early_stopping")
         parser.add_lightning_class_args(SaveAligners, "checkpoint")
 
@@ -119,8 +129,54 @@ class AlignmentCLI(RunCLI):
         return [FitSummary()]
 
     def fit(self, **kwargs: Any) -> None:
-        """Fit. What a checkpoint to go on from holds is read as plain values and tensors only."""
-        self.trainer.fit(**{**kwargs, "weights_only": True})
+        """Fit, in parts if need be. What a checkpoint to go on from holds is read as plain values and tensors only."""
+        at_once = self._sites_at_once()
+        if at_once is None:
+            self.trainer.fit(**{**kwargs, "weights_only": True})
+        else:
+            self.joined = self._fit_in_parts(at_once, kwargs.get("ckpt_path"))
+
+    def _sites_at_once(self) -> int | None:
+        """How many sites are trained together; None: all."""
+        wanted = self._get(self.config, "sites_at_once")
+        if self.trainer.world_size > 1:
+            if wanted is not None:
+                raise ValueError(
+                    f"`sites_at_once` is for one process, but `trainer.devices` makes {self.trainer.world_size}. Fit "
+                    "some sites at a time with `data.sites`."
+                )
+            return None
+        if wanted is not None and wanted < 1:
+            raise ValueError(f"Expected `sites_at_once` to be at least 1, but got {wanted}.")
+        self.datamodule.prepare_data()
+        reader = self.datamodule.reader
+        sites, models = len(reader.sites), (reader.model_x, reader.model_y)
+        rows = self.datamodule.batch_size * self.datamodule.max_length
+        each = bytes_a_site(self.model, *(model.width for model in models), rows)
+        weights = [weight for model in models for weight in model.model.parameters()]
+        free = free_memory(self.trainer.strategy.root_device) - sum(w.numel() * w.element_size() for w in weights)
+        at_once = min(sites, wanted or sites_at_once(sites, each, free))
+        return at_once if at_once < sites else None
+
+    def _fit_in_parts(self, at_once: int, ckpt_path: str | None) -> Path:
+        """Each part as a run of its own, but those that an interrupted run has finished; then all as one."""
+        sites = [f"{i}:{j}" for i, j in self.datamodule.reader.sites]
+        parts = [",".join(sites[first : first + at_once]) for first in range(0, len(sites), at_once)]
+        folder = Path(ckpt_path) if ckpt_path else self.folder
+        print(
+            f"{len(sites)} site pairs are trained {at_once} at a time, in {len(parts)} parts, in {folder}.", flush=True
+        )
+        files = []
+        for number, part in enumerate(parts, start=1):
+            run, done, last = find_part(folder, number)
+            if done is None:
+                print(f"\nPart {number} of {len(parts)}: {part}", flush=True)
+                options = ["--data.sites", part, "--run", str(run), "--sites_at_once", str(at_once)]
+                options += ["--ckpt_path", "null" if last is None else str(last), "--trainer.logger", "false"]
+                AlignmentCLI([*self._given, *options])
+                done = run / "aligners.ckpt"
+            files.append(done)
+        return join_parts(files, self.folder)
 
     def validate(self, **kwargs: Any) -> None:
         """Show the figures of a checkpoint's aligners."""
@@ -128,4 +184,5 @@ class AlignmentCLI(RunCLI):
 
     def after_fit(self) -> None:
         """Show what the restored best parameters reach."""
-        self.trainer.validate(self.model, datamodule=self.datamodule, verbose=False)
+        options: Any = {"ckpt_path": self.joined, "weights_only": True} if self.joined else {}
+        self.trainer.validate(self.model, datamodule=self.datamodule, verbose=False, **options)

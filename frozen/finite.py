@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 __all__ = ["FiniteCheck"]
 
 
-class FiniteCheck:
-    """Looks at values a batch late, when the device has long finished with them.
+MOST_PENDING = 256
 
-    Asking a device for a value waits for it. The flags of one batch are therefore read when the next batch
-    comes, or at `flush`: a non-finite value is reported one batch later at most, under its own name.
+
+class FiniteCheck:
+    """Looks at values when the device has finished with them, and never waits for it before `flush`.
+
+    Asking a device for a value waits for it. The flags of a batch are therefore copied to the host behind the batch's
+    own work, and read once that copy has ended: a non-finite value is reported a few batches late, under its own name
+    and batch. On the CPU that is the next batch.
     """
 
     def __init__(self) -> None:
-        self._pending: list[tuple[Tensor, list[str], str, int]] = []
+        self._pending: list[_Entry] = []
 
     def watch(self, values: Tensor, names: list[str], what: str, batch: int) -> None:
         """Queue values whose leading axis is named by `names`; raises for those queued before.
@@ -29,15 +34,37 @@ class FiniteCheck:
         Raises:
             ValueError: an earlier batch held NaN or infinity.
         """
-        if self._pending and self._pending[0][3] != batch:
+        while self._pending and self._pending[0].batch != batch and self._pending[0].ready():
+            _refuse(self._pending.pop(0))
+        if len(self._pending) >= MOST_PENDING:
             self.flush()
-        self._pending.append((_finite(values), names, what, batch))
+        self._pending.append(_Entry(_finite(values), names, what, batch))
 
     def flush(self) -> None:
         """Look at what is still queued."""
         pending, self._pending = self._pending, []
         for entry in pending:
-            _refuse(*entry)
+            entry.wait()
+            _refuse(entry)
+
+
+class _Entry:
+    """Flags on their way to the host."""
+
+    def __init__(self, finite: Tensor, names: list[str], what: str, batch: int) -> None:
+        self.names, self.what, self.batch = names, what, batch
+        self.finite = finite.to("cpu", non_blocking=True)
+        self.copied: torch.cuda.Event | None = None
+        if finite.device.type == "cuda":
+            self.copied = torch.cuda.Event()
+            self.copied.record(torch.cuda.current_stream(finite.device))
+
+    def ready(self) -> bool:
+        return self.copied is None or self.copied.query()
+
+    def wait(self) -> None:
+        if self.copied is not None:
+            self.copied.synchronize()
 
 
 def _finite(values: Tensor) -> Tensor:
@@ -45,10 +72,11 @@ def _finite(values: Tensor) -> Tensor:
     return values.detach().float().reshape(len(values), -1).sum(1).isfinite()
 
 
-def _refuse(finite: Tensor, names: list[str], what: str, batch: int) -> None:
-    bad = [name for name, fine in zip(names, finite.tolist(), strict=True) if not fine]
+def _refuse(entry: _Entry) -> None:
+    bad = [name for name, fine in zip(entry.names, entry.finite.tolist(), strict=True) if not fine]
     if bad:
+        places = ", ".join(dict.fromkeys(bad))
         raise ValueError(
-            f"Expected finite {what}, but batch {batch} holds NaN or infinity at {', '.join(dict.fromkeys(bad))}. "
+            f"Expected finite {entry.what}, but batch {entry.batch} holds NaN or infinity at {places}. "
             "Look at the texts of that batch, use float32 instead of a half precision, or lower the learning rate."
         )

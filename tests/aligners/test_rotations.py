@@ -25,3 +25,10 @@ def test_features_are_mixed_and_each_number_mixes_others() -> None:
 
 def test_no_checkpoint_holds_it() -> None:
     assert not ShuffledHadamard(8, 0).state_dict()
+
+
+def test_gradients_are_those_of_finite_differences() -> None:
+    rotation = ShuffledHadamard(7, 0)
+    x = torch.randn(2, 3, 7, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(rotation, x)
+    assert torch.autograd.gradcheck(rotation.inverse, x)
