@@ -209,27 +209,40 @@ class Alignment(pl.LightningModule):
         return make_optimizer(self.optimizer_factory, [fit.aligner for fit in self.trained()])
 
     @cached_property
-    def training_steps(self) -> int:
-        """Training steps of the whole run: as the Trainer has it where it has a limit, else as many as `rows` takes.
+    def _batches(self) -> int:
+        """Batches of an epoch, counted without the Trainer's loader.
 
-        Counted without the Trainer's loader, which it would build before a checkpoint says where a resumed run
-        has to begin.
+        The Trainer would build it before a checkpoint says where a resumed run has to begin.
         """
+        batches, limit = len(self._stream.loader("fit")), self.trainer.limit_train_batches
+        return int(batches * limit) if isinstance(limit, float) else min(batches, limit)
+
+    @cached_property
+    def training_steps(self) -> int:
+        """Training steps of the whole run: as the Trainer has it where it has a limit, else as many as `rows` takes."""
         if self.moments is None:
             raise RuntimeError("How many rows a step has is known when the moments are.")
-        batches, limit = len(self._stream.loader("fit")), self.trainer.limit_train_batches
-        batches = int(batches * limit) if isinstance(limit, float) else min(batches, limit)
-        epochs, steps = self.trainer.max_epochs, self.trainer.max_steps
+        batches, epochs, steps = self._batches, self.trainer.max_epochs, self.trainer.max_steps
         if epochs is not None and epochs >= 0:
             in_epochs = batches * (epochs - 1)
             return in_epochs if steps < 0 else min(in_epochs, steps)
         return min(math.ceil(self.rows * batches / int(self.moments.n)), self.most_steps) if steps < 0 else steps
 
+    def on_train_start(self) -> None:
+        """After an interruption between a step and its validation, that validation comes first."""
+        self._validate_if_due()
+
     def on_train_epoch_start(self) -> None:
         """Validate the starts before the first step, if that has not been done: they are what training has to beat."""
-        starting = self.global_step == 0 and self.moments is not None and bool(self.trained())
-        if starting and self.validated_at is None and cast(Any, self.trainer).enable_validation:
-            validate_now(self.trainer)
+        self._validate_if_due()
+
+    def _validate_if_due(self) -> None:
+        trainer, step = cast(Any, self.trainer), self.global_step
+        if self.moments is None or self.validated_at == step or not self.trained() or not trainer.enable_validation:
+            return
+        epoch, inside = divmod(step, self._batches)  # epoch 0 read the moments
+        if step == 0 or (inside == 0 and (epoch + 1) % (trainer.check_val_every_n_epoch or 1) == 0):
+            validate_now(trainer)
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """Add to the moments in the first epoch, take one optimiser step in the others."""

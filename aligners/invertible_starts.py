@@ -45,7 +45,10 @@ def invertible_start(moments: Moments, start: Start, both_ways: bool) -> tuple[T
     chosen = torch.zeros(maps.shape[1], dtype=torch.long, device=maps.device)
     if start == "best":
         chosen = torch.stack(
-            [_expected(moments, *pair, name, both_ways) for name, *pair in zip(names, maps, inverses, strict=True)]
+            [
+                _expected(moments, there, back, name, both_ways)
+                for name, there, back in zip(names, maps, inverses, strict=True)
+            ]
         ).argmin(0)
     sites = torch.arange(maps.shape[1], device=maps.device)
     known = torch.tensor([START_NAMES.index(name) for name in names], device=maps.device)

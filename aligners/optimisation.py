@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -53,7 +53,7 @@ def make_optimizer(factory: OptimizerCallable, aligners: Iterable[Aligner]) -> t
                 groups.setdefault(share, []).append(parameter)
     if not groups:
         return None
-    optimizer = cast(torch.optim.Optimizer, factory([{"params": parameters} for parameters in groups.values()]))
+    optimizer = factory([{"params": parameters} for parameters in groups.values()])
     for share, group in zip(groups, optimizer.param_groups, strict=True):
         if not isinstance(optimizer, torch.optim.SGD):
             group["lr"] *= share
