@@ -152,7 +152,7 @@ class AlignmentCLI(RunCLI):
         reader = self.datamodule.reader
         sites, models = len(reader.sites), (reader.model_x, reader.model_y)
         rows = self.datamodule.batch_size * self.datamodule.max_length
-        each = bytes_a_site(self.model, *(model.width for model in models), rows)
+        each = bytes_a_site(self.model, reader.model_x.width, reader.model_y.width, rows)
         weights = [weight for model in models for weight in model.model.parameters()]
         free = free_memory(self.trainer.strategy.root_device) - sum(w.numel() * w.element_size() for w in weights)
         at_once = min(sites, wanted or sites_at_once(sites, each, free))

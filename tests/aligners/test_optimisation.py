@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from itertools import pairwise
 from typing import get_args
 
@@ -8,7 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from aligners.optimisation import Schedule, clip_per_site, schedule_factor
+from aligners.linear import Linear
+from aligners.mlp import MLP
+from aligners.optimisation import Schedule, clip_per_site, gradient_norms, make_optimizer, schedule_factor
 
 
 @pytest.mark.parametrize("schedule", get_args(Schedule))
@@ -64,3 +67,45 @@ def test_a_site_whose_gradient_broke_spoils_no_other() -> None:
     weight.grad = torch.tensor([[torch.nan, 1.0, 1.0], [3.0, 0.0, 4.0]])
     clip_per_site([weight], 1.0)
     torch.testing.assert_close(weight.grad[1], torch.tensor([0.6, 0.0, 0.8]))
+
+
+@pytest.mark.parametrize("width", [16, 64, 128, 768])
+def test_the_rate_of_a_matrix_follows_its_fan_in(width: int) -> None:
+    aligner = MLP(1, width, 8, hidden=[32])
+    optimizer = make_optimizer(partial(torch.optim.AdamW, lr=0.01), [aligner])
+    assert optimizer is not None
+    rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    assert len(rates) == len(list(aligner.parameters()))
+    first, second = aligner.layers
+    assert rates[id(first.weight)] == rates[id(aligner.skip)] == pytest.approx(0.01 * min(1, 64 / width))
+    assert rates[id(second.weight)] == rates[id(first.bias)] == 0.01
+
+
+def test_sgd_keeps_its_rate_and_nothing_makes_no_optimizer() -> None:
+    optimizer = make_optimizer(partial(torch.optim.SGD, lr=1.0), [MLP(1, 512, 8)])
+    assert optimizer is not None
+    assert {group["lr"] for group in optimizer.param_groups} == {1.0}
+    assert make_optimizer(torch.optim.AdamW, [Linear(1, 8, 8)]) is None
+
+
+def test_a_step_moves_the_output_as_far_at_any_width() -> None:
+    moved = []
+    for width in (64, 1024):
+        torch.manual_seed(0)
+        aligner = MLP(1, width, 8, hidden=[32], skip=False)
+        x, y = torch.randn(1, 200, width), torch.randn(1, 200, 8)
+        before = aligner(x).detach()
+        optimizer = make_optimizer(partial(torch.optim.AdamW, lr=1e-2), [aligner])
+        assert optimizer is not None
+        aligner.loss(x, y).sum().backward()
+        optimizer.step()
+        moved.append((aligner(x) - before).norm().item())
+    assert moved[1] == pytest.approx(moved[0], rel=1.0)
+
+
+def test_only_sites_that_are_alive_keep_their_gradient() -> None:
+    weight = nn.Parameter(torch.zeros(3, 2))
+    weight.grad = torch.tensor([[torch.nan, 1.0], [0.3, 0.4], [torch.inf, 0.0]])
+    norms = gradient_norms([weight])
+    clip_per_site([weight], 0.0, norms, norms.isfinite())
+    assert torch.equal(weight.grad, torch.tensor([[0.0, 0.0], [0.3, 0.4], [0.0, 0.0]]))
