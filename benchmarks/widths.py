@@ -175,17 +175,21 @@ def main() -> None:
     arguments.add_argument("--seeds", type=int, nargs="*", default=[0, 1])
     arguments.add_argument("--maps", nargs="*", default=list(MAPS), choices=list(MAPS))
     arguments.add_argument("--rows", type=int, default=256, help="rows a step")
-    arguments.add_argument("--steps", type=int, default=1000)
+    arguments.add_argument("--steps", type=int, default=1000, help="up to width 512")
+    arguments.add_argument("--wide_steps", type=int, default=200, help="above it, where a step on a CPU takes seconds")
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
     figures = Figures(options.device)
     for seed in options.seeds:
         for width in options.widths:
-            measure(figures, f"d = {width}, seed {seed}", synthetic(width, seed), options.steps, options, seed)
+            steps = options.steps if width <= 512 else options.wide_steps
+            measure(figures, f"d = {width}, seed {seed}", synthetic(width, seed), steps, options, seed)
+            figures.write(options.json)
         for width in options.models:
             name = f"BERTs of width {width}, seed {seed}"
-            measure(figures, name, of_random_models(width, seed), options.steps, options, seed)
-    figures.write(options.json)
+            steps = options.steps if width <= 512 else options.wide_steps
+            measure(figures, name, of_random_models(width, seed), steps, options, seed)
+            figures.write(options.json)
 
 
 if __name__ == "__main__":
