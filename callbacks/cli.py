@@ -175,6 +175,11 @@ class AlignmentCLI(RunCLI):
                 options += ["--ckpt_path", "null" if last is None else str(last), "--trainer.logger", "false"]
                 AlignmentCLI([*self._given, *options])
                 done = run / "aligners.ckpt"
+                if not done.is_file():
+                    raise ValueError(
+                        f"Expected part {number} to leave {done}, but it has not: there was nothing left to train. "
+                        f"Remove {run.parent / f'part-{number}-*'} and go on with `--ckpt_path {folder}`."
+                    )
             files.append(done)
         return join_parts(files, self.folder)
 

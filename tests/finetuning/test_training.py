@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -64,8 +65,14 @@ def test_dropout_acts_while_it_trains_and_not_while_it_is_measured(data: Labelle
     modes: dict[bool, set[bool]] = {True: set(), False: set()}
     model = tiny_model("bert")
     module = Finetuning(model.requires_grad_(True), FAST)
-    model.bert.register_forward_hook(lambda part, *_: modes[torch.is_grad_enabled()].add(part.training))
-    trainer = quiet_trainer(max_epochs=2)
+
+    class Watch(pl.Callback):
+        """From the first batch on: what does not train is found before, by a forward pass with gradients."""
+
+        def on_train_start(self, *_: Any) -> None:
+            model.bert.register_forward_hook(lambda part, *_: modes[torch.is_grad_enabled()].add(part.training))
+
+    trainer = quiet_trainer(max_epochs=2, callbacks=[Watch()])
     trainer.fit(module, datamodule=data)
     trainer.test(module, datamodule=data, verbose=False)
     assert modes == {True: {True}, False: {False}}
