@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ from aligners.inn import INN
 from aligners.linear import Linear
 from aligners.mlp import MLP
 from aligners.optimisation import clip_per_site, gradient_norms, make_optimizer, schedule_factor, set_rate
+from aligners.products import Products, products_in
 from benchmarks.harness import Figures, parser
 from similarity.functional.moments import Moments, moments_of
 
@@ -116,7 +117,9 @@ def held_out(aligner: Aligner, rows: Rows, moments: Moments) -> tuple[float, flo
     return float(found["fvu"]), float(found["fvu_inverse"])
 
 
-def train(factory: Callable[[int, int, int], Aligner], rows: Rows, steps: int, a_step: int, seed: int) -> Course:
+def train(
+    factory: Callable[[int, int, int], Aligner], rows: Rows, steps: int, a_step: int, seed: int, products: Products
+) -> Course:
     """Train one map as `Alignment` does."""
     defaults = Alignment()
     moments = moments_of(rows.x, rows.y)
@@ -133,8 +136,9 @@ def train(factory: Callable[[int, int, int], Aligner], rows: Rows, steps: int, a
         chosen = torch.randint(rows.x.shape[1], (a_step,), generator=draw).to(rows.x.device)
         set_rate(optimizer, course(step))
         optimizer.zero_grad(set_to_none=True)
-        loss = aligner.loss(rows.x[:, chosen], rows.y[:, chosen])
-        loss.sum().backward()
+        with products_in(products):
+            loss = aligner.loss(rows.x[:, chosen], rows.y[:, chosen])
+            loss.sum().backward()
         divergence.watch("map", loss, step + 1)
         norms = gradient_norms(parameters)
         alive = divergence.watch_gradient("map", norms, step + 1)
@@ -156,7 +160,7 @@ def measure(figures: Figures, name: str, rows: Rows, steps: int, options: argpar
         total = (rows.held_y - moments.mean_y[:, None].float()).square().sum()
         figures.add(f"{name}: oracle, FVU", float((rows.truth - rows.held_y).square().sum() / total))
     for kind in options.maps:
-        found = train(MAPS[kind], rows, steps, options.rows, seed)
+        found = train(MAPS[kind], rows, steps, options.rows, seed, options.products)
         figures.add(f"{name}: {kind}, start, FVU", found.start[0])
         figures.add(f"{name}: {kind}, {steps} steps, FVU", found.end[0])
         figures.add(f"{name}: {kind} / linear", found.end[0] / base, bar=1.0)
@@ -174,6 +178,7 @@ def main() -> None:
     arguments.add_argument("--models", type=int, nargs="*", default=[64, 384, 768], help="widths of random BERTs")
     arguments.add_argument("--seeds", type=int, nargs="*", default=[0, 1])
     arguments.add_argument("--maps", nargs="*", default=list(MAPS), choices=list(MAPS))
+    arguments.add_argument("--products", default="float32", choices=get_args(Products), help="of the networks' layers")
     arguments.add_argument("--rows", type=int, default=256, help="rows a step")
     arguments.add_argument("--steps", type=int, default=1000, help="up to width 512")
     arguments.add_argument("--wide_steps", type=int, default=200, help="above it, where a step on a CPU takes seconds")
