@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 import tempfile
@@ -29,6 +30,10 @@ os.environ |= {
     "WANDB_SILENT": "true",
     **{f"WANDB_{kind}_DIR": f"{_HOME.name}/wandb" for kind in ("CACHE", "CONFIG", "DATA")},
 }
+if len(tempfile.gettempdir()) > 60:
+    # Processes meet at sockets in the temporary folder, and the path of a socket has at most some 100 letters.
+    _SOCKETS = tempfile.TemporaryDirectory(prefix="aligners-", dir="/tmp")
+    multiprocessing.process.current_process()._config["tempdir"] = _SOCKETS.name  # type: ignore[attr-defined]
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are tiny: threads cost more than they give
 
 
