@@ -13,6 +13,7 @@ from aligners.couplings import AffineCoupling
 from aligners.invertible_starts import START_NAMES, Start, invertible_start
 from aligners.rotations import ShuffledHadamard
 from aligners.solving import batch_inverse, batch_log_det, batch_solve
+from aligners.triangular import TriangularPair
 from similarity.functional.moments import Moments
 
 __all__ = ["INN"]
@@ -21,13 +22,14 @@ Mixing = Literal["none", "rotation", "linear"]
 
 
 class INN(Aligner):
-    """Affine couplings on alternating halves, by themselves, between fixed rotations, or between learned matrices.
+    """Affine couplings on alternating halves, with learned linear maps between them or by themselves.
 
-    g(x) = (R_1 C_1 R_2 C_2 ... R_K C_K M)(x), read from left to right: C_k are couplings. Under mixing "rotation" R_k
-    are fixed rotations, so that each coupling sees other halves, and M the fixed d × d matrix that makes the untrained
-    network the starting map. Nothing is inverted in a step: the inverse of a rotation is its transpose, and that of M
-    is formed once. Under "linear" there is a learned d × d matrix before the first and after every coupling, and
-    `inverse` inverts them all. Under "none" there are couplings only.
+    g(x) = (P_0 R_1 C_1 P_1 R_2 C_2 ... R_K C_K M P_K)(x), read from left to right: C_k are couplings. Under mixing
+    "rotation" R_k are fixed rotations, so that each coupling sees other halves; P_k are learned products of two
+    triangular matrices, the identity at the start; and M is the fixed d × d matrix that makes the untrained network
+    the starting map. Nothing is inverted in a step: the inverse of a rotation is its transpose, that of a triangular
+    matrix a substitution, and that of M is formed once. Under "linear" there is a learned d × d matrix before the
+    first and after every coupling, and `inverse` inverts them all. Under "none" there are couplings only.
 
     The paper's network is `mixing="none", start="identity", both_ways=False`. Training in
     one direction leaves an inverse that is exact and, as a map from Y to X, of no use; so both directions is the
@@ -41,8 +43,8 @@ class INN(Aligner):
         d_x: width of X's states, at least 2; an odd width is split unevenly.
         d_y: width of Y's states, equal to `d_x`.
         couplings: K, the number of couplings; from 2 on every dimension is changed.
-        hidden: width of the hidden layers of a coupling's network. Default: 9/4 · d_x, and 3/2 · d_x under mixing
-            "linear", which makes networks of equal size.
+        hidden: width of the hidden layers of a coupling's network. Default: 3/2 · d_x, and 9/4 · d_x under mixing
+            "none", which makes networks of equal size.
         depth: number of those hidden layers.
         mixing: what stands between the couplings: "rotation", "linear" or "none".
         start: the map before training, on centred and scaled states: "identity"; "procrustes"; "linear", least
@@ -77,7 +79,7 @@ class INN(Aligner):
     ) -> None:
         super().__init__(sites, d_x, d_y)
         if hidden is None:
-            hidden = 3 * d_x // 2 if mixing == "linear" else 9 * d_x // 4
+            hidden = 9 * d_x // 4 if mixing == "none" else 3 * d_x // 2
         start = start or ("identity" if mixing == "none" else "best")
         _check_sizes(d_x=d_x, couplings=couplings, hidden=hidden, depth=depth)
         _check_start(mixing, start)
@@ -92,10 +94,10 @@ class INN(Aligner):
         self.register_buffer("started", torch.zeros(sites, dtype=torch.long))
         matrices = _telescope(couplings, d_x).repeat(sites, 1, 1, 1) if mixing == "linear" else None
         self.matrices = None if matrices is None else nn.Parameter(matrices)
-        self.rotations = nn.ModuleList(
-            ShuffledHadamard(d_x, k) for k in range(couplings if mixing == "rotation" else 0)
-        )
-        if mixing == "rotation":
+        rotated = mixing == "rotation"
+        self.rotations = nn.ModuleList(ShuffledHadamard(d_x, k) for k in range(couplings * rotated))
+        self.pairs = nn.ModuleList(TriangularPair(sites, d_x) for _ in range((couplings + 1) * rotated))
+        if rotated:
             back = self._turned_back(torch.eye(d_x))
             self.register_buffer("last", back.repeat(sites, 1, 1))
             self.register_buffer("last_inverse", back.mT.repeat(sites, 1, 1))
@@ -125,6 +127,7 @@ class INN(Aligner):
                 constant = constant + batch_log_det(self.matrices).sum(1, keepdim=True)
             if self.mixing == "rotation":
                 constant = constant + batch_log_det(self.last)[:, None]
+                constant = constant + torch.stack([pair.log_det() for pair in self._pairs()]).sum(0)[:, None]
             log_scales: list[Tensor] = []
             self._map(self.scaling.scale(_precise(x)), log_scales)
             return constant + torch.stack(log_scales).sum(0)
@@ -162,9 +165,14 @@ class INN(Aligner):
         return self._turned(matrix.mT).mT
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """A checkpoint of before there was a choice of starts says which one it had in its options."""
+        """A checkpoint of before there was a choice of starts says which one it had in its options.
+
+        One of before there were triangular pairs has what they are at the start, the identity.
+        """
         if f"{prefix}started" not in state_dict:
             state_dict[f"{prefix}started"] = torch.full_like(self.started, START_NAMES.index(self.start))
+        for k, pair in enumerate(self._pairs()):
+            state_dict.setdefault(f"{prefix}pairs.{k}.entries", torch.zeros_like(pair.entries))
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def options(self) -> dict[str, Any]:
@@ -181,6 +189,9 @@ class INN(Aligner):
     def _coupling(self, k: int) -> AffineCoupling:
         return cast(AffineCoupling, self.couplings[k])
 
+    def _pairs(self) -> Sequence[TriangularPair]:
+        return cast(Sequence[TriangularPair], self.pairs)
+
     def _map(self, x: Tensor, log_scales: list[Tensor] | None = None) -> Tensor:
         """Apply g to scaled states; appends each coupling's log-determinant (S, N) to `log_scales`.
 
@@ -191,7 +202,8 @@ class INN(Aligner):
         x_a, x_b = self._halves(x if matrices is None else x @ matrices[0])
         for k in range(len(self.couplings)):
             if self.rotations:
-                x_a, x_b = self._halves(self.rotations[k](torch.cat((x_a, x_b), -1)))
+                x = self.pairs[k](torch.cat((x_a, x_b), -1))
+                x_a, x_b = self._halves(self.rotations[k](x))
             coupling = self._coupling(k)
             if log_scales is not None:
                 log_scales.append(coupling.log_scale(x_b if k % 2 else x_a).sum(-1))
@@ -201,14 +213,15 @@ class INN(Aligner):
                 x_b = coupling(x_a, x_b)
             if matrices is not None:
                 x_a, x_b = self._mix(x_a, x_b, matrices[k + 1])
-        if self.rotations:
-            x_a, x_b = self._mix(x_a, x_b, self.last)
-        return torch.cat((x_a, x_b), -1)
+        x = torch.cat((x_a, x_b), -1)
+        return self.pairs[-1](x @ self.last) if self.rotations else x
 
     def _map_back(self, y: Tensor) -> Tensor:
         """Apply g⁻¹ to scaled states."""
         matrices = None if self.matrices is None else batch_inverse(self.matrices).unbind(1)
-        y_a, y_b = self._halves(y @ self.last_inverse if self.rotations else y)
+        if self.rotations:
+            y = self._pairs()[-1].inverse(y) @ self.last_inverse
+        y_a, y_b = self._halves(y)
         for k in reversed(range(len(self.couplings))):
             if matrices is not None:
                 y_a, y_b = self._mix(y_a, y_b, matrices[k + 1])
@@ -218,7 +231,7 @@ class INN(Aligner):
                 y_b = self._coupling(k).inverse(y_a, y_b)
             if self.rotations:
                 rotation = cast(ShuffledHadamard, self.rotations[k])
-                y_a, y_b = self._halves(rotation.inverse(torch.cat((y_a, y_b), -1)))
+                y_a, y_b = self._halves(self._pairs()[k].inverse(rotation.inverse(torch.cat((y_a, y_b), -1))))
         y = torch.cat((y_a, y_b), -1)
         return y if matrices is None else y @ matrices[0]
 

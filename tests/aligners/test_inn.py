@@ -224,8 +224,8 @@ def test_the_options_build_it_again() -> None:
     again = INN(SITES, 6, 6, **aligner.options())
     assert again.options() == aligner.options()
     again.load_state_dict(aligner.state_dict())
-    assert INN(SITES, 6, 6, mixing="linear").options()["hidden"] == 9
-    assert INN(SITES, 6, 6).options()["hidden"] == 13
+    assert INN(SITES, 6, 6, mixing="none").options()["hidden"] == 13
+    assert INN(SITES, 6, 6).options()["hidden"] == 9
 
 
 @pytest.mark.parametrize(
