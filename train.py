@@ -1,6 +1,6 @@
 """Fit aligners, and prepare models for them: `python train.py COMMAND`. `--help` tells the commands."""
 
-from callbacks.commands import main
+from commands.table import main
 
 if __name__ == "__main__":
     main()

@@ -1,15 +1,16 @@
 """Maps between the hidden states of two models, and the modules that fit and evaluate them.
 
-Importing this package needs torch and SciPy alone; `aligners.alignment` and `aligners.injection` need Lightning too.
+Importing this package needs torch and SciPy alone; the LightningModules in `aligners.fitting`, `aligners.injection` and
+`aligners.stitching` need Lightning too.
 """
 
-from aligners.affine import AffineLayer, LowRank, Orthogonal
-from aligners.base import Aligner
-from aligners.canonical import CCA, PWCCA, SVCCA
-from aligners.inn import INN
-from aligners.linear import Identity, Linear, Mean, Procrustes
-from aligners.mlp import MLP
-from aligners.permutation import Permutation
+from aligners.maps.affine import AffineLayer, LowRank, Orthogonal
+from aligners.maps.base import Aligner
+from aligners.maps.canonical import CCA, PWCCA, SVCCA
+from aligners.maps.inn import INN
+from aligners.maps.linear import Identity, Linear, Mean, Procrustes
+from aligners.maps.mlp import MLP
+from aligners.maps.permutation import Permutation
 from aligners.storage import load_alignment
 
 __all__ = [

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aligners.base import Aligner
+from aligners.maps.base import Aligner
 from datamodules.row_types import SeenTypes
 from similarity.functional.moments import Moments
 
@@ -104,7 +104,7 @@ class StoredAlignment:
         data_config: the data module's options as they were given, enough to make it again.
         seen: the types of the fitting rows; None of a checkpoint that was made before they were kept.
         training: direction.name -> at which step each site was best and whether it diverged; see
-            `aligners.outcomes.outcomes`. Empty in earlier checkpoints.
+            `aligners.fitting.outcomes.outcomes`. Empty in earlier checkpoints.
     """
 
     path: Path

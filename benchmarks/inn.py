@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
-from aligners.inn import INN
+from aligners.maps.inn import INN
 from benchmarks.harness import Figures, interleaved, parser, ratio
 
 COUPLINGS = 8

@@ -25,9 +25,9 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
-from aligners.affine import AffineLayer
-from aligners.stitched import Route, bank_gradients, mapped_rows, read_all, stitched_logits
-from aligners.tasks import chosen, unit_losses
+from aligners.maps.affine import AffineLayer
+from aligners.scoring.tasks import chosen, unit_losses
+from aligners.stitching.stitched import Route, bank_gradients, mapped_rows, read_all, stitched_logits
 from benchmarks.harness import Figures, interleaved, parser, ratio
 from benchmarks.stitched_forward import build
 from datamodules.batches import TextBatch
@@ -67,7 +67,7 @@ def layers_for(route: Route) -> AffineLayer:
 
 
 def stitched_step(route: Route, layer: AffineLayer, batch: TaskBatch) -> None:
-    """One step as `aligners.stitching` takes it, up to the optimiser: gradients of every site's loss."""
+    """One step as `aligners.stitching.training` takes it, up to the optimiser: gradients of every site's loss."""
 
     def loss(pair: int, rows: Tensor) -> Tensor:
         logits = stitched_logits(route.target, batch.inputs, route.pairs[pair][1], batch.rows, rows)

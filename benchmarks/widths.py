@@ -8,7 +8,7 @@ States of real architectures: two BERTs of random weights and different seeds, 2
 at block 2; a tenth of the texts is held out. There is no oracle; least squares is what a user would try.
 
 The maps and the optimiser are the defaults of `train.py fit`, with the loss, the rates, the schedule and the clipping
-of `aligners.alignment`; nothing is chosen by width. "start" is the untrained map.
+of `aligners.fitting.alignment`; nothing is chosen by width. "start" is the untrained map.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
-from aligners.alignment import Alignment
-from aligners.base import Aligner
-from aligners.divergence import Divergence
-from aligners.errors import MapErrors
-from aligners.inn import INN
-from aligners.linear import Linear
-from aligners.mlp import MLP
-from aligners.optimisation import clip_per_site, gradient_norms, make_optimizer, schedule_factor, set_rate
-from aligners.products import Products, products_in
+from aligners.fitting.alignment import Alignment
+from aligners.fitting.divergence import Divergence
+from aligners.fitting.errors import MapErrors
+from aligners.fitting.optimisation import clip_per_site, gradient_norms, make_optimizer, schedule_factor, set_rate
+from aligners.fitting.products import Products, products_in
+from aligners.maps.base import Aligner
+from aligners.maps.inn import INN
+from aligners.maps.linear import Linear
+from aligners.maps.mlp import MLP
 from benchmarks.harness import Figures, parser
 from similarity.functional.moments import Moments, moments_of
 
@@ -75,9 +75,9 @@ def of_random_models(width: int, seed: int, texts: int = 1_500) -> Rows:
     """States of two untrained BERTs at block 2, token rows of the embedded sentences."""
     from transformers import BertConfig, BertModel
 
-    from datamodules.sources import TextSource
-    from datamodules.text import load_texts
-    from frozen.embedded_tokenizers import word_pieces
+    from datamodules.text.sources import TextSource
+    from datamodules.text.texts import load_texts
+    from frozen.embedded.tokenizers import word_pieces
 
     sentences = list(load_texts(TextSource(max_texts=texts)).fit["text"])
     tokenizer = word_pieces(sentences, 1_536, 128)

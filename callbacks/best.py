@@ -8,9 +8,9 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from aligners.alignment import Alignment
-from aligners.base import Aligner
-from aligners.stitching import Stitching
+from aligners.fitting.alignment import Alignment
+from aligners.maps.base import Aligner
+from aligners.stitching.training import Stitching
 
 __all__ = ["BestPerSite"]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import lightning.pytorch as pl
 from lightning.pytorch.utilities import rank_zero_only
 
-from aligners.alignment import Alignment
-from aligners.stitching import Stitching
+from aligners.fitting.alignment import Alignment
+from aligners.stitching.training import Stitching
 
 __all__ = ["SaveAligners", "SaveStitching"]
 
@@ -53,7 +53,7 @@ class SaveAligners(pl.Callback):
 class SaveStitching(pl.Callback):
     """Writes `last.ckpt` after every validation and on Ctrl-C, and `stitching.ckpt` when the run is complete.
 
-    Both are Lightning checkpoints with what `aligners.stitching_storage.load_stitching` reads. `last.ckpt` is to go on
+    Both are Lightning checkpoints with what `aligners.stitching.storage.load_stitching` reads. `last.ckpt` is to go on
     from (`train.py stitch --ckpt_path`).
 
     Args:

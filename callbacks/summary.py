@@ -9,12 +9,12 @@ import lightning.pytorch as pl
 from lightning.pytorch.loggers import WandbLogger
 from rich.table import Table
 
-from aligners.alignment import Alignment
-from aligners.outcomes import TRAINED_WELL, outcomes, what_did_not_train
-from callbacks.figures import fvu_figure
-from callbacks.names import with_short_names
-from callbacks.showing import TitledTable, screen
-from callbacks.writing import save_figure
+from aligners.fitting.alignment import Alignment
+from aligners.fitting.outcomes import TRAINED_WELL, outcomes, what_did_not_train
+from reports.injection.figures import fvu_figure
+from reports.names import with_short_names
+from reports.showing import TitledTable, screen
+from reports.writing import save_figure
 
 __all__ = ["FitSummary"]
 

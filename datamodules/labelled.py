@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from datamodules.batches import LengthBatches, TextBatch
-from datamodules.label_names import LabelsOption
-from datamodules.labels import known_labels
-from datamodules.sources import TextSource
+from datamodules.text.label_names import LabelsOption
+from datamodules.text.labels import known_labels
+from datamodules.text.sources import TextSource
 from datamodules.text_stream import EMBEDDED, WITHOUT_GRADIENTS, Split, TextStream, with_revisions
 from frozen.classifiers import new_classifier
-from frozen.embedded import Recipe
+from frozen.embedded.recipes import Recipe
 from frozen.model import FrozenModel
 
 __all__ = ["LabelledTexts"]

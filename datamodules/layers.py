@@ -13,10 +13,10 @@ from torch.utils.data import DataLoader
 
 from datamodules.batches import TextBatch
 from datamodules.reading import RowPolicy, Rows, check_policy, gather_rows, read_rows, rows_of_each
-from datamodules.sources import TextSource
+from datamodules.text.sources import TextSource
 from datamodules.text_stream import Split, TextStream, with_revisions
 from frozen.architectures import Component, first_site
-from frozen.embedded import Recipe
+from frozen.embedded.recipes import Recipe
 from frozen.finite import FiniteCheck
 from frozen.model import FrozenModel
 

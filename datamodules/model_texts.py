@@ -12,16 +12,16 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from datamodules.batches import TextBatch
-from datamodules.label_names import LabelsOption
-from datamodules.masking import mask_tokens
 from datamodules.reading import Rows, parse_sites, select_rows
-from datamodules.sources import TextSource
 from datamodules.targets import Targets, classification_targets, masked_targets, next_token_targets
+from datamodules.text.label_names import LabelsOption
+from datamodules.text.masking import mask_tokens
+from datamodules.text.sources import TextSource
 from datamodules.text_stream import WITHOUT_GRADIENTS, Split, TextStream, with_revisions
 from frozen.architectures import Component, Task
-from frozen.embedded import Recipe
+from frozen.embedded.recipes import Recipe
+from frozen.loading.placement import DeviceMap
 from frozen.model import FrozenModel
-from frozen.placement import DeviceMap
 
 __all__ = ["ModelTexts", "TaskBatch", "route_sites"]
 

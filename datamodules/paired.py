@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch.utils.data import DataLoader
 
-from datamodules.label_names import LabelsOption
 from datamodules.reading import WORDS, PairReader, RowKind, RowPolicy, parse_sites
 from datamodules.row_types import RowTypes, SeenTypes, kind_of, types_of
-from datamodules.sources import TextSource
-from datamodules.text import Texts, load_texts, without_texts
+from datamodules.text.label_names import LabelsOption
+from datamodules.text.sources import TextSource
+from datamodules.text.texts import Texts, load_texts, without_texts
+from datamodules.text.tokenised_splits import TokenisedSplits
+from datamodules.text.tokens import TokenisedTexts
 from datamodules.text_stream import WITHOUT_GRADIENTS, Split, TextStream
-from datamodules.tokenised_splits import TokenisedSplits
-from datamodules.tokens import TokenisedTexts
 from frozen.architectures import Component
-from frozen.embedded import Recipe
+from frozen.embedded.recipes import Recipe
 
 if TYPE_CHECKING:
     from datasets import Dataset

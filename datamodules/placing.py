@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from frozen.placement import DeviceMap, check_device
+from frozen.loading.placement import DeviceMap, check_device
 
 __all__ = ["Placing", "check_placings", "placings"]
 

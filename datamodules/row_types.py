@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from datamodules.reading import WORDS, RowKind, RowPolicy
-from datamodules.tokens import TokenisedTexts
+from datamodules.text.tokens import TokenisedTexts
 
 if TYPE_CHECKING:
     import datasets

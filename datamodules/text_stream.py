@@ -14,19 +14,19 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from datamodules.batches import LengthBatches
-from datamodules.label_names import LabelsOption
-from datamodules.labels import MISSING
 from datamodules.placing import Placing, check_placings, placings
 from datamodules.reading import WORDS, RowPolicy, check_policy
-from datamodules.sources import TextSource
-from datamodules.text import Texts, load_texts
-from datamodules.tokenised_splits import Split, TokenisedSplits
-from datamodules.tokens import TokenisedTexts, same_tokenizer
+from datamodules.text.label_names import LabelsOption
+from datamodules.text.labels import MISSING
+from datamodules.text.sources import TextSource
+from datamodules.text.texts import Texts, load_texts
+from datamodules.text.tokenised_splits import Split, TokenisedSplits
+from datamodules.text.tokens import TokenisedTexts, same_tokenizer
 from frozen.architectures import Component, first_site
-from frozen.embedded import EMBEDDED, Recipe, embedded_model, embedded_recipe
-from frozen.loading import load_frozen
+from frozen.embedded.recipes import EMBEDDED, Recipe, embedded_model, embedded_recipe
+from frozen.loading.models import load_frozen
+from frozen.loading.placement import DeviceMap
 from frozen.model import FrozenModel
-from frozen.placement import DeviceMap
 
 __all__ = ["EMBEDDED", "WITHOUT_GRADIENTS", "Split", "TextStream", "with_revisions"]
 
@@ -55,8 +55,8 @@ class TextStream(pl.LightningDataModule):
         recipe: how embedded classifiers are made.
         cache: where embedded models are kept.
         workers: processes that prepare batches beside the main one.
-        labels: which classes of the heads answer each class of the texts; see `datamodules.label_names`. One map for
-            all models, or a list of one for each.
+        labels: which classes of the heads answer each class of the texts; see `text.label_names`. One map for all
+            models, or a list of one for each.
         component: what is read at a layer: the residual stream, or what the attention or mlp of a block adds to it.
         devices: of each model, such as cuda:1; default: the run's. Batches and what is read stay on the run's device.
         device_map: of each model, which part goes where, as transformers takes it; needs accelerate.

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from frozen.saving import save_model, whole_folder
+from frozen.loading.saving import save_model, whole_folder
 
 __all__ = ["FINISHED", "finished_row", "save_classifier"]
 

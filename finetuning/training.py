@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from aligners.optimisation import Schedule, schedule_factor
-from aligners.scores import TextScores, UnitMeans
-from aligners.tasks import unit_answers, unit_losses, unit_scores
+from aligners.fitting.optimisation import Schedule, schedule_factor
+from aligners.scoring.scores import TextScores, UnitMeans
+from aligners.scoring.tasks import unit_answers, unit_losses, unit_scores
 from datamodules.batches import TextBatch
 from datamodules.targets import classification_targets
 from frozen.calling import Caller
 from frozen.finite import FiniteCheck
-from frozen.surgery import freeze_unused
+from frozen.truncation import freeze_unused
 
 __all__ = ["Finetuning", "FinetuningRecipe", "mean_loss", "optimisation"]
 

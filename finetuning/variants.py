@@ -8,7 +8,7 @@ from typing import Literal, cast, get_args
 
 from transformers import PreTrainedModel
 
-from frozen.surgery import Kept, check_count, freeze, shortened
+from frozen.truncation import Kept, check_count, freeze, shortened
 
 __all__ = ["Variant", "parse_variants"]
 

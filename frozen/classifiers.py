@@ -12,7 +12,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel, Pr
 from frozen.architectures import Architecture, architecture_of
 from frozen.fresh import drawn
 from frozen.heads import head_parts
-from frozen.model_files import dtype_of, listed, quiet, read_config, read_tokenizer, read_weights
+from frozen.loading.files import dtype_of, listed, quiet, read_config, read_tokenizer, read_weights
 
 __all__ = ["new_classifier"]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from frozen.placement import place_like
+from frozen.loading.placement import place_like
 
 __all__ = ["drawn", "untrained"]
 

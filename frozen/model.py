@@ -17,8 +17,8 @@ from frozen.calling import Caller
 from frozen.fresh import drawn, untrained
 from frozen.heads import outside, with_head
 from frozen.hooks import Blocks, SubLayers, blocks_of, inject, read, replace
+from frozen.loading.placement import check_placement, is_sharded
 from frozen.padding import Layout
-from frozen.placement import check_placement, is_sharded
 from frozen.self_test import self_test
 
 __all__ = ["FrozenModel"]
@@ -52,7 +52,7 @@ class FrozenModel:
             or for the next, (B, T, V); None: there is no head, or none that is supported.
         n_labels: C, the size of the classification head; None: there is none.
         class_map: for each class of the texts the head's classes that answer it; None: those of the same numbers. Set
-            by who asks (`aligners.answers`) and applied there: logits are always the head's own.
+            by who asks (`aligners.scoring.answers`) and applied there: logits are always the head's own.
         causal: whether a position sees only those before it.
         heads: attention heads of each block.
         max_length: the most tokens that the model has positions for; None: no limit.

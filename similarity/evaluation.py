@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric, SumMetric
 
-from frozen.precision import check_precision
+from frozen.loading.precision import check_precision
 from similarity.arms import Arm, PairedRows, Shape, evaluate
 from similarity.catalogue import DEFAULT, NAMES, Measure, catalogue
 from similarity.controls import matching_layers

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from datamodules.paired import PairedActivations
-from datamodules.sources import TextSource
+from datamodules.text.sources import TextSource
 from tests.world import World
 
 __all__ = ["activations", "quiet_trainer", "related_rows"]

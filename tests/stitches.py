@@ -9,11 +9,11 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 
-from aligners.affine import AffineLayer
-from aligners.stitching import Stitching
-from aligners.stitching_evaluation import StitchingEvaluation
+from aligners.maps.affine import AffineLayer
+from aligners.stitching.evaluation import StitchingEvaluation
+from aligners.stitching.training import Stitching
 from datamodules.model_texts import ModelTexts
-from datamodules.sources import TextSource
+from datamodules.text.sources import TextSource
 from tests.runs import quiet_trainer
 from tests.tiny import tiny_model, tiny_tokenizer
 from tests.world import World

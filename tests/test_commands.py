@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from aligners.methods import CLOSED_FORMS
+from aligners.injection.methods import CLOSED_FORMS
 from aligners.storage import load_alignment
-from callbacks.cli import AlignmentCLI
-from callbacks.commands import main as train
-from callbacks.evaluation import main
+from commands.fit import AlignmentCLI
+from commands.inject import main
+from commands.table import main as train
 from datamodules import text_stream
 from tests.processes import HANGS
 from tests.shell import ROOT, TWO_RANKS, command
@@ -285,7 +285,7 @@ def test_nothing_to_measure_is_said_before_anything_is_loaded(tmp_path: Path, mo
 def test_a_bare_machine_can_import_what_it_benchmarks() -> None:
     code = (
         "import sys, aligners, frozen, datamodules.batches, datamodules.reading, similarity.functional.moments\n"
-        "import aligners.inn, aligners.mlp, aligners.linear, frozen.loading\n"
+        "import aligners.maps.inn, aligners.maps.mlp, aligners.maps.linear, frozen.loading.models\n"
         "print(sorted({'datasets', 'wandb', 'lightning', 'torchmetrics', 'pandas', 'matplotlib'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=HANGS)

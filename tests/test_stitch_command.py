@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from aligners.stitching_storage import load_stitching
-from callbacks.evaluation import main as evaluate
-from callbacks.stitching import StitchingCLI
+from aligners.stitching.storage import load_stitching
+from commands.inject import main as evaluate
+from commands.stitch import StitchingCLI
 from datamodules import text_stream
 from tests.shell import ROOT, TWO_RANKS, command
 from tests.tiny import tiny_folder

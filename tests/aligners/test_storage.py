@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from aligners.linear import Linear, Procrustes
+from aligners.maps.linear import Linear, Procrustes
 from aligners.storage import KEY, build_aligner, describe_aligner, different_models, load_alignment
 from similarity.functional.moments import moments_of
 from tests.runs import related_rows

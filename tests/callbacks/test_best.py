@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from aligners.alignment import Alignment
-from aligners.inn import INN
-from aligners.mlp import MLP
+from aligners.fitting.alignment import Alignment
+from aligners.maps.inn import INN
+from aligners.maps.mlp import MLP
 from callbacks.best import BestPerSite
 from similarity.functional.moments import moments_of
 from tests.runs import activations, quiet_trainer, related_rows

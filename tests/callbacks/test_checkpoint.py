@@ -10,10 +10,10 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from aligners.alignment import Alignment
-from aligners.inn import INN
-from aligners.linear import Linear
-from aligners.mlp import MLP
+from aligners.fitting.alignment import Alignment
+from aligners.maps.inn import INN
+from aligners.maps.linear import Linear
+from aligners.maps.mlp import MLP
 from aligners.storage import load_alignment
 from callbacks.best import BestPerSite
 from callbacks.checkpoint import SaveAligners

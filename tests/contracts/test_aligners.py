@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 import aligners
-from aligners.base import Aligner
-from aligners.optimisation import clip_per_site
+from aligners.fitting.optimisation import clip_per_site
+from aligners.maps.base import Aligner
 from aligners.storage import build_aligner, describe_aligner
 from similarity.functional.moments import moments_of
 from tests.runs import related_rows
@@ -49,7 +49,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "inn": ("INN", {"couplings": 2, "hidden": 7}),
     "inn, learned matrices": ("INN", {"couplings": 2, "hidden": 7, "mixing": "linear", "start": "procrustes"}),
     "inn, started linear": ("INN", {"couplings": 2, "hidden": 7, "start": "linear", "both_ways": False}),
-    # started where steps can still lead somewhere: `tests/aligners/test_affine.py` has the other starts
+    # started where steps can still lead somewhere: `tests/aligners/maps/test_affine.py` has the other starts
     "affine": ("AffineLayer", {"start": "procrustes"}),
     "affine, drawn": ("AffineLayer", {"start": "random"}),
     "affine and norm": ("AffineLayer", {"norm": True}),

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from aligners.alignment import Alignment
-from aligners.injection import InjectionEvaluation
-from aligners.linear import Linear
+from aligners.fitting.alignment import Alignment
+from aligners.injection.evaluation import InjectionEvaluation
+from aligners.maps.linear import Linear
 from aligners.storage import StoredAlignment, load_alignment
 from callbacks.checkpoint import SaveAligners
 from datamodules.layers import LayerActivations
-from datamodules.sources import TextSource
+from datamodules.text.sources import TextSource
 from frozen import load_frozen
 from tests.runs import activations, quiet_trainer
 from tests.world import World

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aligners.errors import MapErrors
-from aligners.linear import Procrustes
-from aligners.scores import TextScores
+from aligners.fitting.errors import MapErrors
+from aligners.maps.linear import Procrustes
+from aligners.scoring.scores import TextScores
 from similarity.functional.moments import moments_of
 from similarity.moments import GridMomentsMetric, MomentsMetric
 from tests.ranks import two_ranks

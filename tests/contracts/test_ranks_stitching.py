@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from aligners.affine import AffineLayer
-from aligners.mlp import MLP
-from aligners.stitching_evaluation import StitchingEvaluation
-from aligners.stitching_loss import LossWeights
-from aligners.stitching_storage import load_stitching
+from aligners.maps.affine import AffineLayer
+from aligners.maps.mlp import MLP
+from aligners.stitching.evaluation import StitchingEvaluation
+from aligners.stitching.loss import LossWeights
+from aligners.stitching.storage import load_stitching
 from callbacks.best import BestPerSite
 from callbacks.checkpoint import SaveStitching
 from tests.ranks import two_ranks

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from datamodules.labelled import LabelledTexts
-from datamodules.sources import TextSource
+from datamodules.text.sources import TextSource
 from tests.runs import quiet_trainer
 from tests.tiny import tiny_folder
 from tests.world import TEST_TEXTS, World, sentences, write_texts

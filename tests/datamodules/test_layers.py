@@ -12,9 +12,9 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from datamodules.layers import LayerActivations, LayerBatch, parse_layers
-from datamodules.sources import TextSource
-from frozen.embedded import Recipe, embedded_recipe
-from tests.datamodules.splitters import byte_level, splitter_folder, word_piece
+from datamodules.text.sources import TextSource
+from frozen.embedded.recipes import Recipe, embedded_recipe
+from tests.datamodules.text.splitters import byte_level, splitter_folder, word_piece
 from tests.runs import quiet_trainer
 from tests.tiny import tiny_folder, tiny_frozen
 from tests.world import TEST_TEXTS, World, write_texts
@@ -162,14 +162,14 @@ def test_words_that_a_model_cuts_are_left_out_and_counted(
     world: World, folders: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     data = stream(world, folders, max_length=20)
-    with caplog.at_level(logging.WARNING, "datamodules.tokenised_splits"):
+    with caplog.at_level(logging.WARNING, "datamodules.text.tokenised_splits"):
         batches = read(data)
         read(data)
     rows = sum(len(batch.text) for batch in batches)
     words = sum(len(text.split()) for text in data.texts.test["text"][:])
     assert rows < words
     assert data.describe()["words"] == {"test": {"words": words, "used": rows}}
-    said = [record.message for record in caplog.records if record.name == "datamodules.tokenised_splits"]
+    said = [record.message for record in caplog.records if record.name == "datamodules.text.tokenised_splits"]
     assert len(said) == 1
     assert f"{rows} of {words} words of the test texts" in said[0]
     assert "words" not in stream(world, folders[2:], rows="mean").describe()

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from datamodules import text_stream
 from datamodules.model_texts import ModelTexts, TaskBatch
-from datamodules.sources import TextSource
-from frozen.embedded import Recipe
-from tests.datamodules.splitters import splitter_folder, word_piece
+from datamodules.text.sources import TextSource
+from frozen.embedded.recipes import Recipe
+from tests.datamodules.text.splitters import splitter_folder, word_piece
 from tests.runs import quiet_trainer
 from tests.stitches import masking_folder, model_texts
 from tests.tiny import tiny_folder
@@ -88,7 +88,7 @@ def test_packed_text_is_cut_into_sequences_without_padding(
     world: World, causal: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     data = model_texts(world, models=causal, sites=[1], packed=True, max_length=16)
-    with caplog.at_level(logging.WARNING, "datamodules.packing"):
+    with caplog.at_level(logging.WARNING, "datamodules.text.packing"):
         found = batches(data)
     assert "do not fill one and are dropped" in caplog.text
     ids = torch.cat([batch.inputs["input_ids"] for batch in found])

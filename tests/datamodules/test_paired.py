@@ -11,10 +11,10 @@ from transformers import PreTrainedTokenizerFast
 from datamodules import text_stream
 from datamodules.paired import PairedActivations
 from datamodules.reading import PairedBatch
-from datamodules.sources import TextSource
+from datamodules.text.sources import TextSource
 from frozen import FrozenModel
-from frozen.embedded import Recipe, embedded_model
-from tests.datamodules.splitters import byte_level, splitter_folder, word_piece
+from frozen.embedded.recipes import Recipe, embedded_model
+from tests.datamodules.text.splitters import byte_level, splitter_folder, word_piece
 from tests.runs import activations
 from tests.tiny import tiny_folder
 from tests.world import TEST_TEXTS, World, sentences

@@ -12,8 +12,8 @@ import torch
 from datamodules.paired import PairedActivations
 from datamodules.reading import PairedBatch
 from datamodules.row_types import Marks, SeenTypes, is_held_out
-from datamodules.sources import TextSource
-from tests.datamodules.splitters import byte_level, splitter_folder, word_piece
+from datamodules.text.sources import TextSource
+from tests.datamodules.text.splitters import byte_level, splitter_folder, word_piece
 from tests.runs import activations
 from tests.tiny import SPECIAL, WORDS
 from tests.world import World, sentences, write_texts

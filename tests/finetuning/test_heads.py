@@ -6,7 +6,7 @@ from torch import Tensor
 
 from finetuning.heads import HeadBank
 from frozen import FrozenModel
-from frozen.surgery import truncated
+from frozen.truncation import truncated
 from tests.tiny import CLASSIFIERS, TEXTS, tiny_frozen, tiny_tokenizer
 
 LABELS = torch.tensor([0, 1, 0, 1, 1])

@@ -8,13 +8,13 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from aligners.tasks import unit_scores
+from aligners.scoring.tasks import unit_scores
 from datamodules.labelled import LabelledTexts
-from datamodules.sources import TextSource
 from datamodules.targets import classification_targets
+from datamodules.text.sources import TextSource
 from finetuning.training import Finetuning, FinetuningRecipe, mean_loss
 from frozen import FrozenModel
-from frozen.surgery import freeze
+from frozen.truncation import freeze
 from tests.runs import quiet_trainer
 from tests.tiny import tiny_model
 from tests.world import World

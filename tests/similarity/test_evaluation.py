@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from datamodules.layers import LayerActivations
-from datamodules.sources import TextSource
+from datamodules.text.sources import TextSource
 from similarity.arms import PairedRows
 from similarity.controls import matching_layers
 from similarity.evaluation import SimilarityEvaluation

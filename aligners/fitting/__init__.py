@@ -1,0 +1,1 @@
+"""Fitting maps to paired rows: moments, then gradient steps."""

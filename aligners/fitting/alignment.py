@@ -1,0 +1,427 @@
+"""The LightningModule that fits any set of aligners on one stream of paired rows."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, cast
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.utilities import rank_zero_only
+from torch import Tensor, nn
+
+from aligners.fitting.divergence import Divergence
+from aligners.fitting.errors import MapErrors
+from aligners.fitting.fit_map import fit_map
+from aligners.fitting.optimisation import (
+    Schedule,
+    clip_per_site,
+    gradient_norms,
+    make_optimizer,
+    schedule_factor,
+    set_rate,
+)
+from aligners.fitting.products import Products, check_products, products_in
+from aligners.fitting.validating import validate_now
+from aligners.maps.base import Aligner
+from aligners.maps.inn import INN
+from aligners.maps.linear import Linear, Procrustes
+from aligners.storage import KEY, check_names, describe_aligner, different_models
+from frozen.loading.precision import check_precision
+from similarity.functional.moments import Moments
+from similarity.moments import MomentsMetric
+
+__all__ = ["AlignerFactory", "Alignment", "Direction", "Fit"]
+
+AlignerFactory = Callable[[int, int, int], Aligner]
+Direction = Literal["forward", "backward"]
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_ALIGNERS: dict[str, AlignerFactory] = {"linear": Linear, "procrustes": Procrustes, "inn": INN}
+
+
+class Fit(NamedTuple):
+    """One aligner of a run: its name, whether it maps X to Y or Y to X, and the bank itself."""
+
+    name: str
+    direction: Direction
+    aligner: Aligner
+
+    @property
+    def key(self) -> str:
+        """A name that no other fit of the run has."""
+        return f"{self.direction}.{self.name}"
+
+    def orient(self, x: Any, y: Any) -> tuple[Any, Any]:
+        """(source, target) of this fit."""
+        return (x, y) if self.direction == "forward" else (y, x)
+
+
+class _Anchor(nn.Module):
+    """A parameter that is neither trained nor saved: data-parallel training refuses a module without any."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.Parameter(torch.zeros(()))
+
+    def _save_to_state_dict(self, *args: Any) -> None:
+        """Leave no trace in a checkpoint."""
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        """Expect none."""
+
+
+class Alignment(pl.LightningModule):
+    """Fits aligners on paired activations; each sees the same rows in the same order.
+
+    The first epoch reads the moments of all rows, summed over ranks, and ends with every closed-form aligner
+    solved and every trained one at its starting point. The epochs after it train the latter. The frozen
+    models live in the data module: they are never in train mode and never in a checkpoint.
+
+    Args:
+        aligners: name in the report -> the aligner.
+        both_directions: fit the aligners that are not bijective from Y to X as well; a bijective one is its own
+            way back.
+        optimizer: one optimiser for all trained aligners. Its learning rate is that of matrices of up to 64 inputs; a
+            wider one has proportionally less, so that the rate need not be changed with the width.
+        schedule: how the learning rate moves over the training steps: constant, linear, cosine or one_cycle.
+        rows: how many paired rows are trained on, whatever the number of texts and the size of a batch: there are as
+            many steps as that takes. Where `trainer.max_epochs` or `trainer.max_steps` is set, it decides instead.
+        most_steps: the most steps that `rows` may take; with `mean` rows a step has few.
+        warmup: share of the steps over which it rises.
+        gradient_clip: largest gradient norm of a site of an aligner; 0 turns clipping off.
+        products: precision of the networks' matrix products while they train: float32; tf32, which only GPUs have; or
+            bfloat16. What an inverse rests on, rotations and closed forms, stays in float32, as do validation and use.
+        seed: seed of every aligner's starting weights. Each starts from the same draw whatever else is in the run.
+    """
+
+    automatic_optimization = False
+
+    def __init__(
+        self,
+        aligners: dict[str, AlignerFactory] | None = None,
+        both_directions: bool = False,
+        optimizer: OptimizerCallable = lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.0, fused=True),
+        schedule: Schedule = "one_cycle",
+        rows: int = 1_500_000,
+        most_steps: int = 2000,
+        warmup: float = 0.15,
+        gradient_clip: float = 1.0,
+        products: Products = "float32",
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.factories = dict(aligners) if aligners else dict(DEFAULT_ALIGNERS)
+        check_names(self.factories, "aligners")
+        if not 0 <= warmup < 1:
+            raise ValueError(f"Expected `warmup` to be a share of the steps in [0, 1), but got {warmup}.")
+        for name, value in (("rows", rows), ("most_steps", most_steps)):
+            if value < 1:
+                raise ValueError(f"Expected `{name}` to be at least 1, but got {value}.")
+        self.both_directions, self.seed = both_directions, seed
+        self.rows, self.most_steps = rows, most_steps
+        self.optimizer_factory, self.schedule, self.warmup = optimizer, schedule, warmup
+        self.gradient_clip, self.products = gradient_clip, check_products(products)
+        self.forward_maps, self.backward_maps = nn.ModuleDict(), nn.ModuleDict()
+        self.moments: Moments | None = None
+        self.data: dict[str, Any] = {}
+        self.data_config: dict[str, Any] = {}
+        self.divergence = Divergence()
+        self.training_record: dict[str, dict[str, Any]] = {}
+        self.validated_at: int | None = None
+        self._course: Callable[[int], float] | None = None
+
+    # ------------------------------------------------------------------ setting up
+
+    @property
+    def _stream(self) -> Any:
+        """The data module of the run."""
+        return self.trainer.datamodule  # type: ignore[attr-defined]
+
+    def setup(self, stage: str) -> None:
+        """Build the banks for the data module's sites and widths."""
+        check_precision(self.trainer)
+        reader = self._stream.reader
+        self.data = self._stream.describe()
+        self.data_config = self._stream.config()
+        self.sites = reader.sites
+        if not self.fits():
+            self.build(len(reader.sites), reader.model_x.width, reader.model_y.width)
+        trained = [fit.name for fit in self.fits() if not fit.aligner.closed_form]
+        if stage == "fit" and trained and self.trainer.max_epochs == 1:
+            raise ValueError(
+                "`trainer.max_epochs` is 1, but the first epoch only reads moments, and "
+                f"{', '.join(sorted(set(trained)))} need training after it. Set it to 2 or more."
+            )
+
+    def build(self, sites: int, d_x: int, d_y: int) -> None:
+        """Make the banks, every one from the same seed."""
+        for name, factory in self.factories.items():
+            aligner = self._seeded(factory, sites, d_x, d_y)
+            self.forward_maps[name] = aligner
+            if self.both_directions and not aligner.bijective:
+                self.backward_maps[name] = self._seeded(factory, sites, d_y, d_x)
+        self._moments = MomentsMetric(sites, d_x, d_y)
+        if not self.trained():
+            self._anchor = _Anchor()
+
+    def one_site_each(self, d_x: int, d_y: int) -> Iterator[Aligner]:
+        """Each of the aligners that `build` makes, for one site: to know how large they are."""
+        for factory in self.factories.values():
+            aligner = self._seeded(factory, 1, d_x, d_y)
+            yield aligner
+            if self.both_directions and not aligner.bijective:
+                yield self._seeded(factory, 1, d_y, d_x)
+
+    def _seeded(self, factory: AlignerFactory, sites: int, d_x: int, d_y: int) -> Aligner:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            return factory(sites, d_x, d_y)
+
+    def _maps(self) -> dict[Direction, nn.ModuleDict]:
+        return {"forward": self.forward_maps, "backward": self.backward_maps}
+
+    def fits(self) -> list[Fit]:
+        """Every aligner of the run, in a stable order."""
+        return [
+            Fit(name, direction, cast(Aligner, aligner))
+            for direction, maps in self._maps().items()
+            for name, aligner in maps.items()
+        ]
+
+    def trained(self) -> list[Fit]:
+        """The fits that need gradient steps."""
+        return [fit for fit in self.fits() if not fit.aligner.closed_form]
+
+    def site_names(self) -> list[str]:
+        """`i-j` for each site pair."""
+        return [f"{i}-{j}" for i, j in self.sites]
+
+    # ------------------------------------------------------------------ training
+
+    def configure_optimizers(self) -> Any:
+        """One optimiser over the steps that follow the epoch of moments."""
+        return make_optimizer(self.optimizer_factory, [fit.aligner for fit in self.trained()])
+
+    @cached_property
+    def _batches(self) -> int:
+        """Batches of an epoch, counted without the Trainer's loader.
+
+        The Trainer would build it before a checkpoint says where a resumed run has to begin.
+        """
+        batches, limit = len(self._stream.loader("fit")), self.trainer.limit_train_batches
+        return int(batches * limit) if isinstance(limit, float) else min(batches, limit)
+
+    @cached_property
+    def training_steps(self) -> int:
+        """Training steps of the whole run: as the Trainer has it where it has a limit, else as many as `rows` takes."""
+        if self.moments is None:
+            raise RuntimeError("How many rows a step has is known when the moments are.")
+        batches, epochs, steps = self._batches, self.trainer.max_epochs, self.trainer.max_steps
+        if epochs is not None and epochs >= 0:
+            in_epochs = batches * (epochs - 1)
+            return in_epochs if steps < 0 else min(in_epochs, steps)
+        return min(math.ceil(self.rows * batches / int(self.moments.n)), self.most_steps) if steps < 0 else steps
+
+    def on_train_start(self) -> None:
+        """After an interruption between a step and its validation, that validation comes first."""
+        self._validate_if_due()
+
+    def on_train_epoch_start(self) -> None:
+        """Validate the starts before the first step, if that has not been done: they are what training has to beat."""
+        self._validate_if_due()
+
+    def _validate_if_due(self) -> None:
+        trainer, step = cast(Any, self.trainer), self.global_step
+        if self.moments is None or self.validated_at == step or not self.trained() or not trainer.enable_validation:
+            return
+        epoch, inside = divmod(step, self._batches)  # epoch 0 read the moments
+        if step == 0 or (inside == 0 and (epoch + 1) % (trainer.check_val_every_n_epoch or 1) == 0):
+            validate_now(trainer)
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        """Add to the moments in the first epoch, take one optimiser step in the others."""
+        if self.moments is None:
+            self._moments.update(batch.x, batch.y)
+            if self.trainer.is_last_batch:
+                self.fit_moments(self._moments.compute())
+                if not self.trained():
+                    self.trainer.should_stop = True
+            return
+        if self._course is None:
+            self._course = schedule_factor(self.schedule, self.training_steps, self.warmup)
+        optimizer = cast(Any, self.optimizers())
+        set_rate(optimizer, self._course(self.global_step))
+        optimizer.zero_grad(set_to_none=True)
+        share = self._share_of_rows(batch)
+        with products_in(self.products):
+            losses = {fit: fit.aligner.loss(*fit.orient(batch.x, batch.y)) for fit in self.trained()}
+            self.manual_backward(share * torch.stack([loss.sum() for loss in losses.values()]).sum())
+        self._guard(self._over_ranks(share, losses))
+        optimizer.step()
+        if self.global_step >= self.training_steps:
+            self.trainer.should_stop = True  # Lightning then validates: without it the steps since would not count
+
+    def _guard(self, losses: dict[Fit, Tensor]) -> None:
+        """Clip every site's gradient, stop the sites that diverge, and log the losses."""
+        step = self.global_step + 1
+        for fit, loss in losses.items():
+            parameters = [p for p in fit.aligner.parameters() if p.requires_grad]
+            self.divergence.watch(fit.key, loss, step)
+            norms = gradient_norms(parameters)
+            clip_per_site(parameters, self.gradient_clip, norms, self.divergence.watch_gradient(fit.key, norms, step))
+            if (step - 1) % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+                self.log_dict(self._keys("step", fit, "loss", loss), rank_zero_only=True)
+
+    def _over_ranks(self, share: Tensor | float, losses: dict[Fit, Tensor]) -> dict[Fit, Tensor]:
+        """The losses of all ranks' rows."""
+        every = torch.stack([loss.detach() for loss in losses.values()])
+        if self.trainer.world_size > 1:
+            every = cast(Tensor, self.trainer.strategy.reduce(share * every, reduce_op="mean"))
+        return dict(zip(losses, every, strict=True))
+
+    def _share_of_rows(self, batch: Any) -> Tensor | float:
+        """This rank's rows over the mean of all ranks': with it, ranks' mean gradient is that of all rows."""
+        if self.trainer.world_size == 1:
+            return 1.0
+        mine = torch.tensor(float(batch.x.shape[1]), device=self.device)
+        return mine / self.trainer.strategy.reduce(mine.clone(), reduce_op="mean")
+
+    def on_train_epoch_end(self) -> None:
+        """Look at the last batch's states too."""
+        self._stream.reader.check.flush()
+
+    def fit_moments(self, moments: Moments) -> None:
+        """Solve the closed-form aligners and start the trained ones from the moments of all fitting rows.
+
+        Raises:
+            ValueError: there are fewer rows than an aligner needs, or the states of a site are constant.
+        """
+        for fit in self.fits():
+            fit_map(fit.name, fit.aligner, moments if fit.direction == "forward" else moments.swap())
+        self.moments = moments
+
+    # ------------------------------------------------------------------ validation
+
+    def on_validation_epoch_start(self) -> None:
+        """Fresh errors for the validation texts and for the fitting texts beside them."""
+        self._errors: dict[tuple[str, Fit], MapErrors] = {}
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Errors of every aligner on one batch."""
+        if self.moments is None:
+            return
+        split = ("validation", "train")[dataloader_idx]
+        for fit in self.fits():
+            if (split, fit) not in self._errors:
+                means = fit.orient(self.moments.mean_x, self.moments.mean_y)
+                self._errors[split, fit] = MapErrors(*means).to(self.device)
+            self._errors[split, fit].update(fit.aligner, *fit.orient(batch.x, batch.y), batch.rows.unseen)
+
+    def on_validation_epoch_end(self) -> None:
+        """Log every figure of every aligner and site, and keep those of the validation texts."""
+        self._stream.reader.check.flush()
+        self.validated_at = self.global_step
+        self.validation_figures: dict[Fit, dict[str, Tensor]] = {}
+        for (split, fit), errors in self._errors.items():
+            # torchmetrics makes a scalar of a bank of one site.
+            figures = {name: values.reshape(-1) for name, values in errors.compute().items()}
+            if split == "validation":
+                self.validation_figures[fit] = figures
+            for figure, values in figures.items():
+                if not values.isnan().all():
+                    # The metric has already been reduced over ranks.
+                    self.log_dict(self._keys(split, fit, figure, values.float()), rank_zero_only=True)
+
+    def banks(self) -> dict[str, Aligner]:
+        """Each trained bank by a name of its own."""
+        return {fit.key: fit.aligner for fit in self.trained()}
+
+    @rank_zero_only
+    def warn_of_divergence(self, key: str, sites: Tensor, best: Tensor) -> None:
+        """Say which sites of a bank were set back: sites (S,) bool, and the step of each one's best (S,)."""
+        direction, name = key.split(".")
+        step = self.divergence.step[key]
+        found = [
+            f"{site} at step {int(step[s])} (set back to step {int(best[s])})"
+            for s, site in enumerate(self.site_names())
+            if bool(sites[s])
+        ]
+        logger.warning(
+            "%s (%s) diverged at site pair %s. It is frozen there, the others go on. %s",
+            name, direction, ", ".join(found), self._advice(),
+        )  # fmt: skip
+
+    @rank_zero_only
+    def warn_of_untrained(self) -> None:
+        """Say which sites ended at their start."""
+        for key, record in self.training_record.items():
+            sites = [s for s, best in enumerate(record["best_step"]) if best == 0]
+            if not sites or record["steps"] == 0:
+                continue
+            direction, name = key.split(".")
+            logger.warning(
+                "%s (%s) learned nothing at site pair %s: no step did better on the validation texts than the "
+                "untrained start (%s), which is what is kept. %s",
+                name, direction, ", ".join(self.site_names()[s] for s in sites),
+                ", ".join(dict.fromkeys(record["start"][s] for s in sites)), self._advice(),
+            )  # fmt: skip
+
+    def _advice(self) -> str:
+        rate = max(group["initial_lr"] for group in self.trainer.optimizers[0].param_groups)
+        return f"The learning rate is {rate:g}: try another, or more `rows`."
+
+    def criteria(self) -> dict[str, Tensor]:
+        """What the last validation says of each site of each trained bank, (S,): less is better."""
+        found = {}
+        for fit in self.trained() if self.moments is not None else []:
+            figures = self.validation_figures[fit]
+            both = fit.aligner.both_ways
+            criterion = figures["fvu"] + figures["fvu_inverse"] if both else figures["fvu"]
+            found[fit.key] = criterion
+        return found
+
+    def _keys(self, split: str, fit: Fit, figure: str, values: Tensor) -> dict[str, Tensor]:
+        name = fit.name if fit.direction == "forward" else f"{fit.name}_backward"
+        return {f"{split}/{name}/{site}/{figure}": value for site, value in zip(self.site_names(), values, strict=True)}
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add what another process needs to use the maps: how to build them, on what they were fitted."""
+        if self.moments is None:
+            raise RuntimeError("A checkpoint was asked for before the moments were complete; nothing is fitted yet.")
+        checkpoint[KEY] = {
+            "aligners": {
+                direction: {name: describe_aligner(cast(Aligner, aligner)) for name, aligner in maps.items()}
+                for direction, maps in self._maps().items()
+            },
+            "moments": {name: value.cpu() for name, value in self.moments._asdict().items()},
+            "data": self.data,
+            "data_config": self.data_config,
+            "training": self.training_record,
+            "divergence": self.divergence.state_dict(),
+            "validated_at": self.validated_at,
+            "seen": self._stream.seen.state(),
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take the moments back.
+
+        Raises:
+            ValueError: the checkpoint was fitted on other models.
+        """
+        stored = checkpoint[KEY]
+        differences = different_models(stored["data"]["models"], self.data["models"])
+        if differences:
+            raise ValueError("The checkpoint was fitted on other models: " + "; ".join(differences) + ".")
+        self.moments = Moments(**{name: value.to(self.device) for name, value in stored["moments"].items()})
+        self.training_record = stored.get("training", {})  # earlier checkpoints have none of these
+        if "divergence" in stored:
+            self.divergence.load_state_dict(stored["divergence"], self.device)
+        self.validated_at = stored.get("validated_at")

@@ -1,0 +1,78 @@
+"""How far a map is from what it should give, on held-out rows, per site."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from aligners.maps.base import Aligner
+
+__all__ = ["MapErrors"]
+
+
+class MapErrors(Metric):
+    """mse, l2, relative error, FVU and cosine of g(X) against Y; round trip and FVU of the inverse.
+
+    `fvu_unseen` is the FVU on the rows whose types fitting did not see; NaN where there are none.
+
+    The round trip is ‖g⁻¹(g(x)) − x‖∞ / ‖x‖∞, both norms over all rows.
+
+    FVU takes Y's mean from the fitting rows, so that it is 1 for the map that always answers that mean.
+    Sums are in float64 and add over batches and ranks, maxima likewise: any split gives the same figures.
+
+    Args:
+        mean_x: (S, d_x) mean of X's states on the fitting rows.
+        mean_y: (S, d_y) the same for Y.
+    """
+
+    full_state_update = False
+    mean_x: Tensor
+    mean_y: Tensor
+    sums: Tensor
+    worst: Tensor
+
+    def __init__(self, mean_x: Tensor, mean_y: Tensor, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        sites, self.d_y = mean_y.shape
+        self.register_buffer("mean_x", mean_x[:, None].double(), persistent=False)
+        self.register_buffer("mean_y", mean_y[:, None].double(), persistent=False)
+        self.add_state("sums", torch.zeros(9, sites, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("worst", torch.zeros(2, sites, dtype=torch.float64), dist_reduce_fx="max")
+
+    def update(self, aligner: Aligner, x: Tensor, y: Tensor, unseen: Tensor | None = None) -> None:
+        """Add paired rows x (S, N, d_x), y (S, N, d_y), mapped by `aligner` here; `unseen` (N,): by their types."""
+        mapped = aligner(x)
+        residual = (mapped - y).double()
+        squares = residual.square().sum(-1)
+        cosine = torch.nn.functional.cosine_similarity(mapped.double(), y.double(), dim=-1)
+        totals = (y.double() - self.mean_y).square().sum(-1)
+        total = totals.sum(-1)
+        marked = totals.new_zeros(x.shape[1], dtype=torch.bool) if unseen is None else unseen
+        back = back_total = torch.full_like(total, torch.nan)
+        if aligner.invertible:
+            back = (aligner.inverse(y) - x).double().square().sum((1, 2))
+            back_total = (x.double() - self.mean_x).square().sum((1, 2))
+            # An inverse that overflows gives inf or NaN: the worst there is, not a figure that does not apply.
+            gap = (aligner.inverse(mapped) - x).abs().amax((1, 2)).nan_to_num(torch.inf, torch.inf)
+            self.worst = torch.maximum(self.worst, torch.stack([gap, x.abs().amax((1, 2))]).double())
+        rows = torch.full_like(total, x.shape[1])
+        sums = [rows, squares.sum(-1), squares.sqrt().sum(-1), cosine.sum(-1), total, back, back_total]
+        self.sums += torch.stack([*sums, *(values.where(marked, 0).sum(-1) for values in (squares, totals))])
+
+    def compute(self) -> dict[str, Tensor]:
+        """Each figure as (S,); those of the inverse are NaN where there is none."""
+        rows, squares, norms, cosine, total, back, back_total, squares_unseen, total_unseen = self.sums
+        fvu = squares / total
+        return {
+            "mse": squares / (rows * self.d_y),
+            "l2": norms / rows,
+            "fvu": fvu,
+            "fvu_unseen": squares_unseen / total_unseen,
+            "relative_error": fvu.sqrt(),
+            "cosine": cosine / rows,
+            "fvu_inverse": back / back_total,
+            "round_trip": self.worst[0] / self.worst[1],  # 0/0, so NaN, without an inverse
+        }

@@ -1,0 +1,123 @@
+"""What stands between a loss and a step: each parameter's rate, the rate's course, and clipping site by site."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Literal, get_args
+
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+
+from aligners.maps.base import Aligner
+
+__all__ = [
+    "REFERENCE_WIDTH",
+    "Schedule",
+    "clip_per_site",
+    "gradient_norms",
+    "make_optimizer",
+    "schedule_factor",
+    "set_rate",
+]
+
+Schedule = Literal["constant", "linear", "cosine", "one_cycle"]
+
+REFERENCE_WIDTH = 64
+
+
+def make_optimizer(factory: OptimizerCallable, aligners: Iterable[Aligner]) -> torch.optim.Optimizer | None:
+    """One optimiser for all aligners, whose step changes a matrix by as much at any width.
+
+    A step of Adam changes every entry by about the learning rate, whatever the gradient. Summed over n inputs that
+    moves an output n times as far, while the entries themselves are of size 1/√n: one rate that suits width 64 makes
+    width 768 diverge. So the rate of a matrix with n inputs is divided by n / 64; biases, and matrices with 64 inputs
+    or fewer, keep the full rate. The step of SGD follows the gradient, and its rate is left alone.
+
+    Reference: Yang et al. 2022, "Tensor Programs V", arXiv 2203.03466, Table 3: under Adam the rate of hidden weights
+    goes with 1/fan-in, under SGD it does not.
+
+    Args:
+        factory: makes the optimiser of parameter groups, all with the full rate.
+        aligners: what is trained.
+
+    Returns:
+        None where nothing has parameters.
+    """
+    groups: dict[float, list[nn.Parameter]] = {}
+    for aligner in aligners:
+        for name, parameter in aligner.named_parameters():
+            if parameter.requires_grad:
+                share = min(1.0, REFERENCE_WIDTH / aligner.fan_in(name, parameter))
+                groups.setdefault(share, []).append(parameter)
+    if not groups:
+        return None
+    optimizer = factory([{"params": parameters} for parameters in groups.values()])
+    for share, group in zip(groups, optimizer.param_groups, strict=True):
+        if not isinstance(optimizer, torch.optim.SGD):
+            group["lr"] *= share
+        group["initial_lr"] = group["lr"]
+    return optimizer
+
+
+def schedule_factor(schedule: Schedule, steps: int, warmup: float) -> Callable[[int], float]:
+    """Factor of the learning rate as a function of the step.
+
+    Args:
+        schedule: after a linear warm-up, `constant` stays, `linear` and `cosine` fall to zero; `one_cycle` rises
+            and falls along a cosine (Smith and Topin 2017), its momentum left alone.
+        steps: all training steps.
+        warmup: share of them over which the factor rises to 1.
+    """
+    if schedule not in get_args(Schedule):
+        raise ValueError(f"Expected `schedule` to be one of {', '.join(get_args(Schedule))}, but got {schedule!r}.")
+    rising = warmup * steps
+
+    def factor(step: int) -> float:
+        if step < rising:
+            risen = (step + 1) / (rising + 1)
+            return (1 - math.cos(math.pi * risen)) / 2 if schedule == "one_cycle" else risen
+        done = min(1.0, (step - rising) / max(1.0, steps - rising))
+        if schedule == "constant":
+            return 1.0
+        return 1 - done if schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+
+    return factor
+
+
+def set_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    """Set every group's rate to so much of its own, `initial_lr`."""
+    for group in optimizer.param_groups:
+        group["lr"] = factor * group["initial_lr"]
+
+
+@torch.no_grad()
+def gradient_norms(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """Norm of each site's gradient over all parameters (S, ...) together: (S,)."""
+    return torch.stack([p.grad.flatten(1).square().sum(1) for p in parameters if p.grad is not None]).sum(0).sqrt()
+
+
+@torch.no_grad()
+def clip_per_site(
+    parameters: Iterable[nn.Parameter], largest: float, norms: Tensor | None = None, alive: Tensor | None = None
+) -> Tensor:
+    """Scale each site's gradient, over all parameters (S, ...) together, down to norm `largest`.
+
+    Args:
+        parameters: of one bank.
+        largest: norm; 0: any.
+        norms: `gradient_norms` of them, where they are known.
+        alive: (S,) sites that train; the gradient of the others becomes zero, whatever it was.
+
+    Returns:
+        (S,) the norms before.
+    """
+    parameters = list(parameters)
+    norms = gradient_norms(parameters) if norms is None else norms
+    factor = (largest / (norms + 1e-12)).clamp(max=1) if largest else torch.ones_like(norms)
+    for g in (p.grad for p in parameters if p.grad is not None):
+        g.mul_(factor.view(-1, *[1] * (g.ndim - 1)))
+        if alive is not None:
+            g.copy_(torch.where(alive.view(-1, *[1] * (g.ndim - 1)), g, 0))
+    return norms

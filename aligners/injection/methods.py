@@ -1,0 +1,224 @@
+"""What is injected: the maps of the checkpoints, the closed forms, the floors, and in which direction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from aligners.fitting.alignment import Alignment, Direction
+from aligners.fitting.fit_map import fit_map
+from aligners.fitting.outcomes import outcomes
+from aligners.maps.base import Aligner
+from aligners.maps.baselines import GaussianStates
+from aligners.maps.canonical import CCA, PWCCA, SVCCA
+from aligners.maps.linear import Identity, Linear, Mean, Procrustes
+from aligners.maps.permutation import Permutation
+from aligners.storage import StoredAlignment
+from datamodules.reading import RowKind
+from frozen.model import FrozenModel
+from similarity.functional.moments import Moments
+
+__all__ = [
+    "BOTH_WAYS",
+    "CLOSED",
+    "CLOSED_FORMS",
+    "TRAINED",
+    "WHOLE",
+    "ClosedForms",
+    "Method",
+    "Route",
+    "build_floors",
+    "build_route",
+    "stored_kind",
+]
+
+CLOSED_FORMS: dict[str, Callable[[int, int, int], Aligner]] = {
+    "linear": Linear,
+    "procrustes": Procrustes,
+    "permutation": Permutation,
+    "cca": CCA,
+    "svcca": SVCCA,
+    "pwcca": PWCCA,
+}
+CLOSED, TRAINED, BOTH_WAYS = "closed form", "trained", "trained both ways"
+INVERSE_OF_ONE_WAY = "inverse of a map trained one way"
+WHOLE = ("native_x", "native_y", "random_classifier", "random_label", "constant_label")
+FLOORS = ("mean", "identity", "random_embedding")
+
+
+class ClosedForms(Alignment):
+    """An alignment of closed forms only, without those that the fitting rows do not determine.
+
+    `build_route` asks for them once more, and then says why they are not there.
+    """
+
+    def fit_moments(self, moments: Moments) -> None:
+        """Fit what can be fitted."""
+        self.moments = moments
+        for name, direction, aligner in self.fits():
+            try:
+                fit_map(name, aligner, moments if direction == "forward" else moments.swap())
+            except ValueError:
+                del self._maps()[direction][name]
+
+
+class Method(NamedTuple):
+    """A way to get a state for Y: `map` takes source rows (S, N, d) and the batch; `inverse` target rows."""
+
+    name: str
+    role: str
+    map: Callable[[Tensor, Any], Tensor]
+    inverse: Callable[[Tensor], Tensor] | None
+    about: dict[str, Any]
+    aligner: Aligner | None = None
+
+
+class Route(NamedTuple):
+    """One direction of an evaluation: from which model into which, its maps, and why some could not be fitted."""
+
+    direction: Direction
+    source: FrozenModel
+    target: FrozenModel
+    methods: list[Method]
+    refusals: dict[str, str]
+
+    def orient(self, x: Any, y: Any) -> tuple[Any, Any]:
+        """(source, target)."""
+        return (x, y) if self.direction == "forward" else (y, x)
+
+
+def build_route(
+    direction: Direction,
+    source: FrozenModel,
+    target: FrozenModel,
+    *,
+    stored: Sequence[StoredAlignment],
+    closed_form: Sequence[str],
+) -> Route:
+    """The maps of one direction: closed forms that no checkpoint holds, then those of the checkpoints.
+
+    Args:
+        direction: forward from X into Y, backward from Y into X.
+        source: the model whose states are mapped.
+        target: the model that they are put into.
+        stored: the checkpoints; closed forms are fitted on the moments of the first.
+        closed_form: names out of `CLOSED_FORMS`.
+    """
+    moments = stored[0].moments
+    moments = moments if direction == "forward" else moments.swap()
+    fitted = _fitted(direction, stored)
+    held = {name for name, _, _, _ in fitted}
+    methods, refusals = [], {}
+    for name in closed_form:
+        if name in held:
+            continue
+        aligner = CLOSED_FORMS[name](len(stored[0].site_pairs), source.width, target.width)
+        try:
+            fit_map(name, aligner, moments)
+        except ValueError as error:
+            refusals[name] = str(error)
+        else:
+            methods.append(_method(name, aligner, "method", _about(aligner, stored[0], None)))
+    for name, checkpoint, aligner, turned in fitted:
+        about = _about(aligner, checkpoint, checkpoint.path, turned)
+        about["training"] = _outcomes(direction, name, aligner, checkpoint, turned)
+        methods.append(_method(name, aligner, "method", about, turned=turned))
+    return Route(direction, source, target, methods, refusals)
+
+
+def build_floors(route: Route, moments: Moments, seed: int) -> list[Method]:
+    """What is measured beside the maps of a route, on one kind of rows: mean, identity, states drawn at random.
+
+    Args:
+        route: the maps.
+        moments: of the fitting rows of that kind, in the route's direction.
+        seed: of the random states.
+    """
+    sizes = len(moments.mean_x), route.source.width, route.target.width
+    floors: dict[str, Aligner] = {"mean": Mean(*sizes)}
+    if route.source.width == route.target.width:
+        floors["identity"] = Identity(*sizes)
+    methods = []
+    for name, aligner in floors.items():
+        aligner.fit(moments)
+        methods.append(_method(name, aligner, "floor", _what(aligner)))
+    about = {"class": "GaussianStates", "fit": CLOSED, "bijective": False}
+    return [*methods, Method("random_embedding", "floor", _drawn(GaussianStates(moments, seed)), None, about)]
+
+
+def stored_kind(checkpoint: StoredAlignment) -> RowKind:
+    """The rows that the maps of a checkpoint were fitted on."""
+    return RowKind(checkpoint.data["rows"], checkpoint.data["special_tokens"])
+
+
+def _fitted(
+    direction: Direction, stored: Sequence[StoredAlignment]
+) -> list[tuple[str, StoredAlignment, Aligner, bool]]:
+    """The checkpoints' aligners that map in this direction, and whether that is through their inverse."""
+    found: list[tuple[str, StoredAlignment, Aligner, bool]] = []
+    for checkpoint in stored:
+        maps = {name: (aligner, False) for name, aligner in checkpoint.maps[direction].items()}
+        if direction == "backward":
+            forward = checkpoint.maps["forward"].items()
+            maps.update({name: (aligner, True) for name, aligner in forward if aligner.bijective})
+        for name, (aligner, turned) in maps.items():
+            taken = {*FLOORS, *WHOLE, *(known for known, _, _, _ in found)}
+            found.append((_free_name(name, taken), checkpoint, aligner, turned))
+    return found
+
+
+def _method(name: str, aligner: Aligner, role: str, about: dict[str, Any], turned: bool = False) -> Method:
+    there, back = (aligner.inverse, aligner) if turned else (aligner, aligner.inverse)
+    return Method(name, role, lambda rows, batch: there(rows), back if aligner.invertible else None, about, aligner)
+
+
+def _drawn(gaussian: GaussianStates) -> Callable[[Tensor, Any], Tensor]:
+    def draw(rows: Tensor, batch: Any) -> Tensor:
+        return gaussian(batch.texts.text_numbers, batch.rows.counts, rows.device)
+
+    return draw
+
+
+def _free_name(name: str, taken: set[str]) -> str:
+    """`name`, or `name_2`, `name_3` ... where another checkpoint holds one of that name, or a floor bears it."""
+    free, number = name, 1
+    while free in taken:
+        number += 1
+        free = f"{name}_{number}"
+    return free
+
+
+def _outcomes(
+    direction: Direction, name: str, aligner: Aligner, checkpoint: StoredAlignment, turned: bool
+) -> list[str | None]:
+    """What became of the map at each site; `name` may have been changed to be free."""
+    fitted = "forward" if turned else direction
+    own = next(own for own, held in checkpoint.maps[fitted].items() if held is aligner)
+    return outcomes(checkpoint.training.get(f"{fitted}.{own}"), aligner.sites)
+
+
+def _about(aligner: Aligner, checkpoint: StoredAlignment, path: Path | None, turned: bool = False) -> dict[str, Any]:
+    """What a report says of a map, also on which rows it was fitted, and where it is kept."""
+    what = _what(aligner, turned)
+    return {**what, "fitted_on": str(stored_kind(checkpoint)), "checkpoint": None if path is None else str(path)}
+
+
+def _what(aligner: Aligner, turned: bool = False) -> dict[str, Any]:
+    """Class, options, findings, `parameters` of one site, and how it was fitted."""
+    if aligner.closed_form:
+        fit = CLOSED
+    elif aligner.both_ways:
+        fit = BOTH_WAYS
+    else:
+        fit = INVERSE_OF_ONE_WAY if turned else TRAINED
+    return {
+        "class": type(aligner).__name__,
+        "options": aligner.options(),
+        **aligner.findings(),
+        "parameters": sum(p.numel() for p in aligner.parameters()) // aligner.sites or None,
+        "fit": fit,
+        "bijective": aligner.bijective,
+    }

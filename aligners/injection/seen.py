@@ -1,0 +1,51 @@
+"""What the maps of an evaluation have seen: which types, and which texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from aligners.storage import StoredAlignment
+from datamodules.row_types import SeenTypes
+from datamodules.text.sources import TextSource
+from datamodules.text.texts import load_texts
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+__all__ = ["fitted_texts", "seen_by_any"]
+
+
+def seen_by_any(stored: Sequence[StoredAlignment], data: Any) -> SeenTypes:
+    """The types that were among the fitting rows of at least one checkpoint.
+
+    Args:
+        stored: the checkpoints. One that was made before types were kept held none out; its types are those of its
+            fitting texts, and known where these are the run's.
+        data: the data module of the run.
+
+    Returns:
+        The types, of no kind where they are not known of every checkpoint, or are not of one kind.
+    """
+    each = [_seen(checkpoint, data) for checkpoint in stored]
+    kinds = {seen.kind for seen in each}
+    if len(kinds) > 1:
+        return SeenTypes(None, frozenset())
+    return SeenTypes(kinds.pop(), frozenset().union(*(seen.names for seen in each)))
+
+
+def fitted_texts(stored: Sequence[StoredAlignment], data: Any) -> list[Dataset]:
+    """The texts that the maps of each checkpoint were fitted on; those of another source than the run's are loaded."""
+    found = []
+    for checkpoint in stored:
+        text = checkpoint.data_config["text"]
+        found.append(data.texts.fit if text == data.config()["text"] else load_texts(TextSource(**text)).fit)
+    return found
+
+
+def _seen(checkpoint: StoredAlignment, data: Any) -> SeenTypes:
+    if checkpoint.seen is not None:
+        return checkpoint.seen
+    rows, present = checkpoint.data_config, data.config()
+    same = all(rows[name] == present[name] for name in ("text", "rows", "special_tokens", "max_length"))
+    return data.seen if same else SeenTypes(None, frozenset())

@@ -1,0 +1,168 @@
+"""The contract that every aligner keeps, and the two pieces that trained aligners share."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from aligners.fitting.products import bank_product
+from similarity.functional.moments import Moments
+
+__all__ = ["Aligner", "BankLinear", "Scaling"]
+
+
+class Aligner(nn.Module, ABC):
+    """A bank of S independent maps g from X's space to Y's, one per site pair.
+
+    Every parameter, buffer and input carries the sites on its leading axis, and nothing is shared between
+    sites: fitting a bank gives, site by site, what fitting each site alone would give.
+
+    Args:
+        sites: S, the number of site pairs.
+        d_x: width of X's states.
+        d_y: width of Y's states.
+
+    Attributes:
+        bijective: `inverse` is the exact inverse of `forward`.
+        invertible: `inverse` exists, exactly or as a pseudo-inverse.
+        closed_form: `fit` is the whole fit; nothing is left to train.
+        needs_equal_width: the map exists only for d_x = d_y.
+        both_ways: trained as a map from X to Y and, through its inverse, from Y to X.
+        registry: every aligner class by its name, which is how a checkpoint refers to it.
+    """
+
+    registry: ClassVar[dict[str, type[Aligner]]] = {}
+    bijective: bool = False
+    invertible: bool = False
+    closed_form: bool = False
+    needs_equal_width: bool = False
+    both_ways: bool = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        Aligner.registry[cls.__name__] = cls
+
+    def __init__(self, sites: int, d_x: int, d_y: int) -> None:
+        super().__init__()
+        if self.needs_equal_width and d_x != d_y:
+            raise ValueError(
+                f"{type(self).__name__} expects equal widths, but `d_x` is {d_x} and `d_y` is {d_y}. "
+                "A map between spaces of different dimension cannot be a bijection: use Linear or MLP."
+            )
+        self.sites, self.d_x, self.d_y = sites, d_x, d_y
+
+    @abstractmethod
+    def forward(self, x: Tensor) -> Tensor:
+        """Map states of X: (S, N, d_x) -> (S, N, d_y)."""
+
+    @property
+    def rows_needed(self) -> int:
+        """Fewest fitting rows from which `fit` is determined."""
+        return 2
+
+    def inverse(self, y: Tensor) -> Tensor:
+        """Map states of Y back: (S, N, d_y) -> (S, N, d_x). Only where `invertible`."""
+        raise NotImplementedError(f"{type(self).__name__} has no inverse.")
+
+    @abstractmethod
+    def fit(self, moments: Moments) -> None:
+        """Set the parameters from the moments of the fitting rows.
+
+        A closed-form aligner is solved by this; a trained one takes its scaling and its starting point.
+        """
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """Training loss of each site, (S,), in units of FVU. Only for aligners that are not closed-form."""
+        raise NotImplementedError(f"{type(self).__name__} is fitted in closed form and has no loss.")
+
+    def start_names(self) -> Sequence[str]:
+        """What a trained aligner is before its first step, site by site: the name of a closed form, or "random"."""
+        return ["random"] * self.sites
+
+    def fan_in(self, name: str, parameter: Tensor) -> int:
+        """How many inputs a parameter adds up, by which its learning rate is divided: see `rate_groups`.
+
+        Args:
+            name: of the parameter in this module.
+            parameter: (S, ..., fan-in, fan-out), or (S, ...) with fewer than three axes, which counts as 1.
+        """
+        return parameter.shape[-2] if parameter.ndim > 2 else 1
+
+    def findings(self) -> dict[str, Any]:
+        """What a report should say of this fit beyond its errors, as plain values."""
+        return {}
+
+    def options(self) -> dict[str, Any]:
+        """The constructor's arguments beyond (sites, d_x, d_y), as plain values: enough to build it again."""
+        return {}
+
+
+class BankLinear(nn.Module):
+    """S affine layers at once: (S, N, d_in) -> (S, N, d_out).
+
+    Every site starts from the same draw, so that a site's result does not depend on which others are in its
+    bank. The draw is that of `torch.nn.Linear`, uniform within ±1/√d_in.
+    """
+
+    def __init__(self, sites: int, d_in: int, d_out: int) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(d_in)
+        weight = torch.empty(d_in, d_out).uniform_(-bound, bound)
+        bias = torch.empty(1, d_out).uniform_(-bound, bound)
+        self.weight = nn.Parameter(weight.expand(sites, -1, -1).clone())
+        self.bias = nn.Parameter(bias.expand(sites, -1, -1).clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(S, N, d_in) -> (S, N, d_out)."""
+        return bank_product(x, self.weight, self.bias)
+
+
+class Scaling(nn.Module):
+    """Centres states and divides them by one number per site and model, their root mean variance.
+
+    One number, not one per dimension: an L2 fit on the scaled states is then the same fit as on the raw ones,
+    and the mean square of a scaled residual of Y is the FVU. The inverse is exact.
+    """
+
+    mean_x: Tensor
+    mean_y: Tensor
+    scale_x: Tensor
+    scale_y: Tensor
+
+    def __init__(self, sites: int, d_x: int, d_y: int) -> None:
+        super().__init__()
+        self.register_buffer("mean_x", torch.zeros(sites, 1, d_x))
+        self.register_buffer("mean_y", torch.zeros(sites, 1, d_y))
+        self.register_buffer("scale_x", torch.ones(sites, 1, 1))
+        self.register_buffer("scale_y", torch.ones(sites, 1, 1))
+
+    def fit(self, moments: Moments) -> None:
+        """Take means and scales from the fitting rows."""
+        for mean, scale, fitted, scatter in (
+            (self.mean_x, self.scale_x, moments.mean_x, moments.xx),
+            (self.mean_y, self.scale_y, moments.mean_y, moments.yy),
+        ):
+            mean.copy_(fitted[:, None])
+            variance = scatter.diagonal(dim1=-2, dim2=-1).mean(-1) / moments.n
+            scale.copy_(variance.sqrt()[:, None, None])
+
+    def scale(self, x: Tensor) -> Tensor:
+        """States of X, centred and scaled."""
+        return (x - self.mean_x) / self.scale_x
+
+    def scale_target(self, y: Tensor) -> Tensor:
+        """States of Y, centred and scaled."""
+        return (y - self.mean_y) / self.scale_y
+
+    def unscale(self, x: Tensor) -> Tensor:
+        """The inverse of `scale`."""
+        return x * self.scale_x + self.mean_x
+
+    def unscale_target(self, y: Tensor) -> Tensor:
+        """The inverse of `scale_target`."""
+        return y * self.scale_y + self.mean_y

@@ -1,0 +1,341 @@
+"""Maps along canonical directions: CCA, SVCCA, PWCCA.
+
+With canonical directions aᵢ, bᵢ of centred rows (aᵢᵀXᵀXaᵢ = bᵢᵀYᵀYbᵢ = 1, aᵢᵀXᵀYbᵢ = ρᵢ), all three are
+
+    g(x) = ȳ + Σᵢ sᵢ · aᵢᵀ(x − x̄) · YᵀYbᵢ   over the directions that are kept.
+
+YᵀYbᵢ is the regression of Y on its own canonical variate Ybᵢ, so that Σᵢ bᵢᵀ(y − ȳ) · YᵀYbᵢ is the y nearest to y
+with these variates alone: the rows of that matrix are the pseudo-inverse of W_Y = (b₁ …) in the metric of Y's
+covariance, and W_Y⁻¹ itself where Y has full rank and all directions are kept. With sᵢ = 1 the map is W_X W_Y⁻¹ of
+Ren et al. (eq. 6): the variates of X are put in the place of those of Y. A direction then adds 1 − 2ρᵢ times what it
+holds of Y's variance to the error, so that those with ρᵢ < ½ do harm. With `shrink`, sᵢ = ρᵢ: the least-squares map
+from these variates of X, which no direction harms on the fitting rows.
+
+Whitening needs no ridge: directions in which the states do not vary (behind a LayerNorm there is always one) are
+dropped, by the option `tolerance`. Signs, and the choice of basis among equal correlations, cancel in the product.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from aligners.maps.linear import Affine, deviations
+from similarity.functional.canonical import canonical, whitening
+from similarity.functional.moments import Moments
+
+__all__ = ["CCA", "PWCCA", "SVCCA"]
+
+
+class CCA(Affine):
+    """The canonical variates of X in the place of those of Y (Hotelling 1936; Ren et al. §3.3, eq. 3 to 6).
+
+    With all directions and `shrink` it is least squares, whatever the rank of X. Without `shrink` it keeps the
+    spread of Y and is its own way back: `inverse` is the map that the same fit gives from Y to X, exact where both
+    have full rank and equal widths and all directions are kept, which states after a LayerNorm never have. A shrunk
+    map is a regression, and the way back is another one: it has no inverse. Both commute with invertible linear maps
+    of X and of Y. Whitening weighs a direction of tiny variance like any other (Ren et al., Table 2: not robust).
+
+    Args:
+        sites: S, the number of site pairs.
+        d_x: width of X's states.
+        d_y: width of Y's states.
+        directions: c, how many canonical directions to keep, those of the largest correlations; None: all.
+        shrink: scale each direction by its correlation.
+        tolerance: eigenvalues of a correlation matrix of states below this share of the largest count as zero.
+
+    Attributes:
+        correlations: (S, min(d_x, d_y)) canonical correlations, descending; NaN where a direction is not kept.
+    """
+
+    correlations: Tensor
+
+    def __init__(
+        self,
+        sites: int,
+        d_x: int,
+        d_y: int,
+        *,
+        directions: int | None = None,
+        shrink: bool = False,
+        tolerance: float = 1e-10,
+    ) -> None:
+        super().__init__(sites, d_x, d_y)
+        _check_directions(directions, d_x, d_y)
+        self.directions, self.shrink, self.tolerance = directions, shrink, tolerance
+        self.invertible = not shrink
+        self.register_buffer("correlations", torch.full((sites, min(d_x, d_y)), float("nan")))
+
+    @property
+    def rows_needed(self) -> int:
+        """One more than X and Y have directions together, at full rank."""
+        return self.d_x + self.d_y + 1
+
+    def fit(self, moments: Moments) -> None:
+        """Solve from moments, in float64.
+
+        Raises:
+            ValueError: a neuron is constant, there are too few rows, or fewer directions than asked for.
+        """
+        found = _solve(moments, 1.0, self.tolerance)
+        kept = _first(found, self.directions)
+        _store(self.correlations, found, kept)
+        self.set_map(moments, *_weights(found, kept, self.shrink))
+
+    def findings(self) -> dict[str, Any]:
+        """How many directions each site keeps, and their mean correlation on the fitting rows."""
+        return _said(self.correlations)
+
+    def options(self) -> dict[str, Any]:
+        """Directions, shrinkage and tolerance."""
+        return {"directions": self.directions, "shrink": self.shrink, "tolerance": self.tolerance}
+
+
+class SVCCA(Affine):
+    """CCA between the principal components of X and of Y, mapped back to the full space.
+
+    Principal components that hold a stated share of the variance are kept, in each model by itself (Raghu et al.
+    2017; Ren et al. §3.3), so that its error compares with that of the other maps: what of Y lies outside its kept
+    components is unexplained. Ren et al. (§4.1) report the error within them; it is among the findings. The map
+    commutes with orthogonal maps and with one scale of X and of Y; with a share below 1, not with other linear maps.
+
+    Args:
+        sites: S, the number of site pairs.
+        d_x: width of X's states.
+        d_y: width of Y's states.
+        share: share of the variance to keep, in (0, 1]; of the eigenvalues, not of the singular values. 1 is CCA.
+        directions: how many canonical directions to keep, those of the largest correlations; None: all.
+        shrink: scale each direction by its correlation; there is then no inverse.
+        tolerance: eigenvalues below this share of the largest count as zero.
+
+    Attributes:
+        correlations: (S, min(d_x, d_y)) canonical correlations, descending; NaN where a direction is not kept.
+        components: (S, 2) number of principal components kept of X and of Y.
+        reduced_mse: (S,) squared error of the fitting rows within Y's components, mean over rows and components.
+        reduced_fvu: (S,) the same as share of the variance within them.
+    """
+
+    correlations: Tensor
+    components: Tensor
+    reduced_mse: Tensor
+    reduced_fvu: Tensor
+
+    def __init__(
+        self,
+        sites: int,
+        d_x: int,
+        d_y: int,
+        *,
+        share: float = 0.99,
+        directions: int | None = None,
+        shrink: bool = False,
+        tolerance: float = 1e-10,
+    ) -> None:
+        super().__init__(sites, d_x, d_y)
+        _check_share(share)
+        _check_directions(directions, d_x, d_y)
+        self.share, self.directions, self.shrink, self.tolerance = share, directions, shrink, tolerance
+        self.invertible = not shrink
+        self.register_buffer("correlations", torch.full((sites, min(d_x, d_y)), float("nan")))
+        self.register_buffer("components", torch.zeros(sites, 2))
+        self.register_buffer("reduced_mse", torch.full((sites,), float("nan")))
+        self.register_buffer("reduced_fvu", torch.full((sites,), float("nan")))
+
+    def fit(self, moments: Moments) -> None:
+        """Solve from moments, in float64.
+
+        Raises:
+            ValueError: a site is constant, there are too few rows, or fewer directions than asked for.
+        """
+        found = _solve(moments, self.share, self.tolerance)
+        kept = _first(found, self.directions)
+        _store(self.correlations, found, kept)
+        self.components.copy_(torch.stack([found.rank_x, found.rank_y], -1))
+        # Canonical variates are uncorrelated, so that the error is a sum over directions.
+        factor = found.rho if self.shrink else torch.ones_like(found.rho)
+        lost = kept * (factor**2 - 2 * factor * found.rho) * found.onto_y.square().sum(-1)
+        error = found.within_y + lost.sum(-1)
+        self.reduced_mse.copy_(error / (moments.n * found.rank_y))
+        self.reduced_fvu.copy_(error / found.within_y)
+        self.set_map(moments, *_weights(found, kept, self.shrink))
+
+    def findings(self) -> dict[str, Any]:
+        """Directions, components, correlation, and the error in the reduced space, all on the fitting rows."""
+        return {
+            **_said(self.correlations),
+            "components_x": self.components[:, 0].int().tolist(),
+            "components_y": self.components[:, 1].int().tolist(),
+            "reduced_mse": self.reduced_mse.tolist(),
+            "reduced_fvu": self.reduced_fvu.tolist(),
+        }
+
+    def options(self) -> dict[str, Any]:
+        """Share of variance, directions, shrinkage and tolerance."""
+        return {
+            "share": self.share,
+            "directions": self.directions,
+            "shrink": self.shrink,
+            "tolerance": self.tolerance,
+        }
+
+
+class PWCCA(Affine):
+    """CCA along the fewest directions that carry a stated share of the projection weight.
+
+    The weight of direction i is αᵢ = Σⱼ |⟨Xaᵢ, xⱼ⟩| over the centred columns xⱼ of X (Morcos et al. 2018; Ren et al.
+    eq. 8 and 9). Both papers use α in a weighted mean of correlations and define no map by it; Ren et al. tabulate
+    PWCCA with CCA's error. Keeping the directions that carry α is this project's reading of it as a map.
+
+    The weights depend on the basis of X, and the map back has others: a fit from Y to X may keep other directions.
+
+    Args:
+        sites: S, the number of site pairs.
+        d_x: width of X's states.
+        d_y: width of Y's states.
+        share: share of Σαᵢ to keep, in (0, 1]. 1 is CCA.
+        shrink: scale each direction by its correlation; there is then no inverse.
+        tolerance: eigenvalues of a correlation matrix of states below this share of the largest count as zero.
+
+    Attributes:
+        correlations: (S, min(d_x, d_y)) canonical correlations, descending; NaN where a direction is not kept.
+        carried: (S,) share of Σαᵢ that the kept directions carry.
+    """
+
+    correlations: Tensor
+    carried: Tensor
+
+    def __init__(
+        self, sites: int, d_x: int, d_y: int, *, share: float = 0.99, shrink: bool = False, tolerance: float = 1e-10
+    ) -> None:
+        super().__init__(sites, d_x, d_y)
+        _check_share(share)
+        self.share, self.shrink, self.tolerance = share, shrink, tolerance
+        self.invertible = not shrink
+        self.register_buffer("correlations", torch.full((sites, min(d_x, d_y)), float("nan")))
+        self.register_buffer("carried", torch.full((sites,), float("nan")))
+
+    @property
+    def rows_needed(self) -> int:
+        """One more than X and Y have directions together, at full rank."""
+        return self.d_x + self.d_y + 1
+
+    def fit(self, moments: Moments) -> None:
+        """Solve from moments, in float64.
+
+        Raises:
+            ValueError: a neuron is constant, or there are too few rows.
+        """
+        found = _solve(moments, 1.0, self.tolerance)
+        alpha = found.onto_x.abs().sum(-1)
+        kept = found.exists & _heaviest(alpha, self.share)
+        _store(self.correlations, found, kept)
+        self.carried.copy_((alpha * kept).sum(-1) / alpha.sum(-1))
+        self.set_map(moments, *_weights(found, kept, self.shrink))
+
+    def findings(self) -> dict[str, Any]:
+        """How many directions each site keeps, their mean correlation, and the share of Σα that they carry."""
+        return {**_said(self.correlations), "alpha_share": self.carried.tolist()}
+
+    def options(self) -> dict[str, Any]:
+        """Share of α, shrinkage and tolerance."""
+        return {"share": self.share, "shrink": self.shrink, "tolerance": self.tolerance}
+
+
+class _Solved(NamedTuple):
+    """Canonical directions of a bank, the last axis padded with zeros to the largest rank c of any site.
+
+    Attributes:
+        rho: (S, c) correlations, descending.
+        exists: (S, c) which are directions and not padding.
+        a: (S, d_x, c), b: (S, d_y, c).
+        onto_x: AᵀXᵀX, (S, c, d_x); onto_y: BᵀYᵀY, (S, c, d_y).
+        rank_x: (S,) whitened directions of X; rank_y: of Y.
+        within_y: (S,) sum of squares of Y along its whitened directions.
+    """
+
+    rho: Tensor
+    exists: Tensor
+    a: Tensor
+    b: Tensor
+    onto_x: Tensor
+    onto_y: Tensor
+    rank_x: Tensor
+    rank_y: Tensor
+    within_y: Tensor
+
+
+def _solve(moments: Moments, share: float, tolerance: float) -> _Solved:
+    """Canonical directions from moments, refused where rows are too few for them to mean anything."""
+    deviations(moments, constant_neurons=share < 1)
+    white_x = whitening(moments.xx, share=share, tolerance=tolerance)
+    white_y = whitening(moments.yy, share=share, tolerance=tolerance)
+    together = white_x.rank + white_y.rank
+    surplus = together - (moments.n - 1)
+    if (surplus > 0).any():
+        site = int(surplus.argmax())
+        raise ValueError(
+            f"Expected at least {int(together[site]) + 1} fitting rows, one more than X and Y have directions at site "
+            f"pair number {site}, but got {int(moments.n)}: {int(surplus[site])} canonical correlations would be 1 "
+            "whatever the states are. Give more texts, use `rows` 'tokens', or SVCCA with a smaller `share`."
+        )
+    found = canonical(white_x, white_y, moments.xy)
+    exists = torch.arange(found.rho.shape[-1], device=found.rho.device) < found.rank[:, None]
+    within_y = (moments.yy @ white_y.weight).square().sum((1, 2))
+    onto_x, onto_y = found.a.mT @ moments.xx, found.b.mT @ moments.yy
+    return _Solved(found.rho, exists, found.a, found.b, onto_x, onto_y, white_x.rank, white_y.rank, within_y)
+
+
+def _first(found: _Solved, directions: int | None) -> Tensor:
+    """The first `directions` of each site, or all, (S, c)."""
+    if directions is None:
+        return found.exists
+    there = found.exists.sum(-1)
+    if (there < directions).any():
+        site = int(there.argmin())
+        raise ValueError(
+            f"Expected states with at least `directions` = {directions} canonical directions, but site pair number "
+            f"{site} has {int(there[site])}. Ask for fewer, or for all with None."
+        )
+    return found.exists & (torch.arange(found.rho.shape[-1], device=found.rho.device) < directions)
+
+
+def _heaviest(alpha: Tensor, share: float) -> Tensor:
+    """The fewest directions whose weights add up to `share` of Σα, the heaviest first, (S, c)."""
+    weight, order = alpha.sort(dim=-1, descending=True)
+    rest = weight.flip(-1).cumsum(-1).flip(-1)  # of this direction and all that are lighter
+    kept = rest > (1 - share) * weight.sum(-1, keepdim=True)
+    return torch.zeros_like(kept).scatter(-1, order, kept)
+
+
+def _weights(found: _Solved, kept: Tensor, shrink: bool) -> tuple[Tensor, Tensor | None]:
+    """W (S, d_x, d_y), and the way back (S, d_y, d_x) unless `shrink`."""
+    factor = (kept * found.rho if shrink else kept.double())[:, None]
+    back = None if shrink else (found.b * factor) @ found.onto_x
+    return (found.a * factor) @ found.onto_y, back
+
+
+def _store(correlations: Tensor, found: _Solved, kept: Tensor) -> None:
+    correlations.fill_(float("nan"))
+    correlations[:, : kept.shape[-1]] = torch.where(kept, found.rho, float("nan"))
+
+
+def _said(correlations: Tensor) -> dict[str, Any]:
+    return {
+        "directions": correlations.isfinite().sum(-1).tolist(),
+        "mean_correlation": correlations.nanmean(-1).tolist(),
+    }
+
+
+def _check_directions(directions: int | None, d_x: int, d_y: int) -> None:
+    if directions is not None and not 1 <= directions <= min(d_x, d_y):
+        raise ValueError(
+            f"Expected `directions` to be at least 1 and at most {min(d_x, d_y)}, the smaller width, but got "
+            f"{directions}. None keeps all."
+        )
+
+
+def _check_share(share: float) -> None:
+    if not 0 < share <= 1:
+        raise ValueError(f"Expected `share` in (0, 1], but got {share:g}.")

@@ -1,0 +1,278 @@
+"""The invertible network: the bijection hypothesis as a map."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, cast, get_args
+
+import torch
+from torch import Tensor, nn
+
+from aligners.maps.base import Aligner, Scaling
+from aligners.maps.couplings import AffineCoupling
+from aligners.maps.invertible_starts import START_NAMES, Start, invertible_start
+from aligners.maps.rotations import ShuffledHadamard
+from aligners.maps.solving import batch_inverse, batch_log_det, batch_solve
+from aligners.maps.triangular import TriangularPair
+from similarity.functional.moments import Moments
+
+__all__ = ["INN"]
+
+Mixing = Literal["none", "rotation", "linear"]
+
+
+class INN(Aligner):
+    """Affine couplings on alternating halves, with learned linear maps between them or by themselves.
+
+    g(x) = (P_0 R_1 C_1 P_1 R_2 C_2 ... R_K C_K M P_K)(x), read from left to right: C_k are couplings. Under mixing
+    "rotation" R_k are fixed rotations, so that each coupling sees other halves; P_k are learned products of two
+    triangular matrices, the identity at the start; and M is the fixed d × d matrix that makes the untrained network
+    the starting map. Nothing is inverted in a step: the inverse of a rotation is its transpose, that of a triangular
+    matrix a substitution, and that of M is formed once. Under "linear" there is a learned d × d matrix before the
+    first and after every coupling, and `inverse` inverts them all. Under "none" there are couplings only.
+
+    The paper's network is `mixing="none", start="identity", both_ways=False`. Training in
+    one direction leaves an inverse that is exact and, as a map from Y to X, of no use; so both directions is the
+    default.
+
+    References: Dinh, Sohl-Dickstein and Bengio 2016, "Density estimation using Real NVP", arXiv 1605.08803;
+    Ren et al., eq. 11 and 12; learned matrices between couplings: Kingma and Dhariwal 2018, "Glow", arXiv 1807.03039.
+
+    Args:
+        sites: S, the number of site pairs.
+        d_x: width of X's states, at least 2; an odd width is split unevenly.
+        d_y: width of Y's states, equal to `d_x`.
+        couplings: K, the number of couplings; from 2 on every dimension is changed.
+        hidden: width of the hidden layers of a coupling's network. Default: 3/2 · d_x, and 9/4 · d_x under mixing
+            "none", which makes networks of equal size.
+        depth: number of those hidden layers.
+        mixing: what stands between the couplings: "rotation", "linear" or "none".
+        start: the map before training, on centred and scaled states: "identity"; "procrustes"; "linear", least
+            squares with its smallest singular values raised to 3 % of the largest; "covariance", the closest of the
+            maps that turn X's covariance into Y's; or "best", whichever of these promises least, site by site. Mixing
+            "none" can only start at the identity, which is its default.
+        both_ways: train g as a map from X to Y and g⁻¹ as a map from Y to X, not g alone.
+
+    Raises:
+        ValueError: unequal widths, a width under 2, an unknown or an impossible option.
+    """
+
+    bijective = invertible = True
+    needs_equal_width = True
+    matrices: nn.Parameter | None
+    started: Tensor
+    last: Tensor
+    last_inverse: Tensor
+
+    def __init__(
+        self,
+        sites: int,
+        d_x: int,
+        d_y: int,
+        *,
+        couplings: int = 8,
+        hidden: int | None = None,
+        depth: int = 1,
+        mixing: Mixing = "rotation",
+        start: Start | None = None,
+        both_ways: bool = True,
+    ) -> None:
+        super().__init__(sites, d_x, d_y)
+        if hidden is None:
+            hidden = 9 * d_x // 4 if mixing == "none" else 3 * d_x // 2
+        start = start or ("identity" if mixing == "none" else "best")
+        _check_sizes(d_x=d_x, couplings=couplings, hidden=hidden, depth=depth)
+        _check_start(mixing, start)
+        self.hidden, self.depth, self.both_ways = hidden, depth, both_ways
+        self.mixing: Mixing = mixing
+        self.start: Start = start
+        self.scaling = Scaling(sites, d_x, d_y)
+        self.widths = (d_x // 2, d_x - d_x // 2)
+        self.couplings = nn.ModuleList(
+            AffineCoupling(sites, self.widths[k % 2], self.widths[1 - k % 2], hidden, depth) for k in range(couplings)
+        )
+        self.register_buffer("started", torch.zeros(sites, dtype=torch.long))
+        matrices = _telescope(couplings, d_x).repeat(sites, 1, 1, 1) if mixing == "linear" else None
+        self.matrices = None if matrices is None else nn.Parameter(matrices)
+        rotated = mixing == "rotation"
+        self.rotations = nn.ModuleList(ShuffledHadamard(d_x, k) for k in range(couplings * rotated))
+        self.pairs = nn.ModuleList(TriangularPair(sites, d_x) for _ in range((couplings + 1) * rotated))
+        if rotated:
+            back = self._turned_back(torch.eye(d_x))
+            self.register_buffer("last", back.repeat(sites, 1, 1))
+            self.register_buffer("last_inverse", back.mT.repeat(sites, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(S, N, d) -> (S, N, d)."""
+        with torch.autocast(x.device.type, enabled=False):
+            return self.scaling.unscale_target(self._map(self.scaling.scale(_precise(x))))
+
+    def inverse(self, y: Tensor) -> Tensor:
+        """(S, N, d) -> (S, N, d), the exact inverse of `forward`."""
+        with torch.autocast(y.device.type, enabled=False):
+            return self.scaling.unscale(self._map_back(self.scaling.scale_target(_precise(y))))
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """FVU of g on the batch, plus that of g⁻¹ under `both_ways`: (S,)."""
+        with torch.autocast(x.device.type, enabled=False):
+            x, y = self.scaling.scale(_precise(x)), self.scaling.scale_target(_precise(y))
+            loss = (self._map(x) - y).square().mean((1, 2))
+            return loss + (self._map_back(y) - x).square().mean((1, 2)) if self.both_ways else loss
+
+    def log_det(self, x: Tensor) -> Tensor:
+        """The logarithm of |det ∂g/∂x| at each row: (S, N, d) -> (S, N)."""
+        with torch.autocast(x.device.type, enabled=False):
+            constant = self.d_x * (self.scaling.scale_y / self.scaling.scale_x).log().squeeze(-1)
+            if self.matrices is not None:
+                constant = constant + batch_log_det(self.matrices).sum(1, keepdim=True)
+            if self.mixing == "rotation":
+                constant = constant + batch_log_det(self.last)[:, None]
+                constant = constant + torch.stack([pair.log_det() for pair in self._pairs()]).sum(0)[:, None]
+            log_scales: list[Tensor] = []
+            self._map(self.scaling.scale(_precise(x)), log_scales)
+            return constant + torch.stack(log_scales).sum(0)
+
+    @torch.no_grad()
+    def fit(self, moments: Moments) -> None:
+        """Set the scaling, and the matrices so that the untrained network is the starting map."""
+        self.scaling.fit(moments)
+        if self.mixing == "none":
+            return
+        start, inverse, taken = invertible_start(moments, self.start, self.both_ways)
+        self.started.copy_(taken)
+        if self.matrices is None:
+            self.last.copy_(self._turned_back(start))
+            self.last_inverse.copy_(self._turned(inverse))
+            return
+        first, *rest = self.matrices.double().unbind(1)
+        for matrix in rest:
+            first = first @ matrix
+        # the draws' product, the identity until now, could have been moved by an earlier fit
+        self.matrices[:, -1] = self.matrices[:, -1].double() @ batch_solve(first, start)
+
+    def start_names(self) -> Sequence[str]:
+        """What was taken as `start`, site by site."""
+        return [START_NAMES[number] for number in self.started.tolist()]
+
+    def _turned(self, x: Tensor) -> Tensor:
+        """All rotations one after the other: x R_1 ... R_K."""
+        for rotation in self.rotations:
+            x = rotation(x)
+        return x
+
+    def _turned_back(self, matrix: Tensor) -> Tensor:
+        """(R_1 ... R_K)ᵀ A for a matrix A: the transpose of Aᵀ R_1 ... R_K."""
+        return self._turned(matrix.mT).mT
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """A checkpoint of before there was a choice of starts says which one it had in its options.
+
+        One of before there were triangular pairs has what they are at the start, the identity.
+        """
+        if f"{prefix}started" not in state_dict:
+            state_dict[f"{prefix}started"] = torch.full_like(self.started, START_NAMES.index(self.start))
+        for k, pair in enumerate(self._pairs()):
+            state_dict.setdefault(f"{prefix}pairs.{k}.entries", torch.zeros_like(pair.entries))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def options(self) -> dict[str, Any]:
+        """Everything that shapes the network and its loss."""
+        return {
+            "couplings": len(self.couplings),
+            "hidden": self.hidden,
+            "depth": self.depth,
+            "mixing": self.mixing,
+            "start": self.start,
+            "both_ways": self.both_ways,
+        }
+
+    def _coupling(self, k: int) -> AffineCoupling:
+        return cast(AffineCoupling, self.couplings[k])
+
+    def _pairs(self) -> Sequence[TriangularPair]:
+        return cast(Sequence[TriangularPair], self.pairs)
+
+    def _map(self, x: Tensor, log_scales: list[Tensor] | None = None) -> Tensor:
+        """Apply g to scaled states; appends each coupling's log-determinant (S, N) to `log_scales`.
+
+        The halves stay apart where nothing stands between the couplings, or a matrix that takes them apart: joining
+        them each time would cost as much as the couplings' own arithmetic.
+        """
+        matrices = None if self.matrices is None else self.matrices.unbind(1)
+        x_a, x_b = self._halves(x if matrices is None else x @ matrices[0])
+        for k in range(len(self.couplings)):
+            if self.rotations:
+                x = self.pairs[k](torch.cat((x_a, x_b), -1))
+                x_a, x_b = self._halves(self.rotations[k](x))
+            coupling = self._coupling(k)
+            if log_scales is not None:
+                log_scales.append(coupling.log_scale(x_b if k % 2 else x_a).sum(-1))
+            if k % 2:
+                x_a = coupling(x_b, x_a)
+            else:
+                x_b = coupling(x_a, x_b)
+            if matrices is not None:
+                x_a, x_b = self._mix(x_a, x_b, matrices[k + 1])
+        x = torch.cat((x_a, x_b), -1)
+        return self.pairs[-1](x @ self.last) if self.rotations else x
+
+    def _map_back(self, y: Tensor) -> Tensor:
+        """Apply g⁻¹ to scaled states."""
+        matrices = None if self.matrices is None else batch_inverse(self.matrices).unbind(1)
+        if self.rotations:
+            y = self._pairs()[-1].inverse(y) @ self.last_inverse
+        y_a, y_b = self._halves(y)
+        for k in reversed(range(len(self.couplings))):
+            if matrices is not None:
+                y_a, y_b = self._mix(y_a, y_b, matrices[k + 1])
+            if k % 2:
+                y_a = self._coupling(k).inverse(y_b, y_a)
+            else:
+                y_b = self._coupling(k).inverse(y_a, y_b)
+            if self.rotations:
+                rotation = cast(ShuffledHadamard, self.rotations[k])
+                y_a, y_b = self._halves(self._pairs()[k].inverse(rotation.inverse(torch.cat((y_a, y_b), -1))))
+        y = torch.cat((y_a, y_b), -1)
+        return y if matrices is None else y @ matrices[0]
+
+    def _halves(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x_a, x_b = x.split(self.widths, dim=-1)
+        return x_a, x_b
+
+    def _mix(self, x_a: Tensor, x_b: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        top, bottom = matrix.split(self.widths, dim=-2)
+        return self._halves(torch.baddbmm(x_a @ top, x_b, bottom))
+
+
+def _telescope(couplings: int, width: int) -> Tensor:
+    """Orthogonal matrices Q_1, Q_1ᵀQ_2, ..., Q_Kᵀ: each coupling sees other halves, and the product is the identity.
+
+    Returns:
+        (couplings + 1, width, width)
+    """
+    draws = torch.linalg.qr(torch.randn(couplings, width, width)).Q
+    return torch.cat((draws[:1], draws[:-1].mT @ draws[1:], draws[-1:].mT))
+
+
+def _precise(x: Tensor) -> Tensor:
+    """Float32 at least: in half precision no inverse is exact."""
+    return x.float() if x.dtype.itemsize < 4 else x
+
+
+def _check_sizes(d_x: int, **sizes: int) -> None:
+    if d_x < 2:
+        raise ValueError(f"INN expects states that can be split in two halves, but `d_x` is {d_x}. Use Linear or MLP.")
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"INN expects `{name}` to be at least 1, but got {size}.")
+
+
+def _check_start(mixing: str, start: str) -> None:
+    for name, value, known in (("mixing", mixing, get_args(Mixing)), ("start", start, get_args(Start))):
+        if value not in known:
+            raise ValueError(f"INN expects `{name}` to be one of {', '.join(known)}, but got {value!r}.")
+    if mixing == "none" and start != "identity":
+        raise ValueError(
+            f"INN with nothing between its couplings can only start at the identity, but `start` is {start!r} and "
+            '`mixing` is "none". Leave `start` out, or set `mixing` to "rotation".'
+        )

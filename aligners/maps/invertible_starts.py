@@ -1,0 +1,125 @@
+"""Where an invertible network starts: the linear bijections that moments give, and which of them is best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from aligners.maps.linear import least_squares, procrustes_rotation
+from aligners.maps.solving import batch_inverse
+from similarity.functional.moments import Moments
+
+__all__ = ["START_NAMES", "Start", "invertible_start"]
+
+Start = Literal["identity", "procrustes", "linear", "covariance", "best"]
+
+RIDGE = 1e-4
+# Least squares shrinks what it cannot predict, in the limit to nothing; the start must have a sane inverse.
+SMALLEST_SINGULAR_VALUE = 0.03
+# States behind a LayerNorm do not vary in one direction: their covariance has no inverse square root without a floor.
+SMALLEST_VARIANCE = 1e-4
+
+
+def invertible_start(moments: Moments, start: Start, both_ways: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The starting map of each site between centred states, each model's divided by its root mean variance.
+
+    `best` takes, site by site, the candidate with the least error expected on other rows: FVU, plus that of the
+    inverse under `both_ways`, each as moments give it on the fitting rows times (n / (n − p))², the correction of
+    generalised cross-validation (Golub, Heath and Wahba 1979) for p fitted numbers an output.
+
+    Args:
+        moments: of the fitting rows, of equal widths.
+        start: which map.
+        both_ways: whether the inverse counts.
+
+    Returns:
+        M (S, d, d), M⁻¹ (S, d, d), and the number in `START_NAMES` of what was taken (S,).
+    """
+    moments = _scaled(moments)
+    names = START_NAMES if start == "best" else (start,)
+    maps = torch.stack([_MAPS[name](moments) for name in names])
+    inverses = batch_inverse(maps)
+    chosen = torch.zeros(maps.shape[1], dtype=torch.long, device=maps.device)
+    if start == "best":
+        chosen = torch.stack(
+            [
+                _expected(moments, there, back, name, both_ways)
+                for name, there, back in zip(names, maps, inverses, strict=True)
+            ]
+        ).argmin(0)
+    sites = torch.arange(maps.shape[1], device=maps.device)
+    known = torch.tensor([START_NAMES.index(name) for name in names], device=maps.device)
+    return maps[chosen, sites], inverses[chosen, sites], known[chosen]
+
+
+def _scaled(moments: Moments) -> Moments:
+    """Moments of states divided by their root mean variance."""
+    scale_x, scale_y = (
+        (scatter.diagonal(dim1=-2, dim2=-1).mean(-1) / moments.n).sqrt()[:, None, None]
+        for scatter in (moments.xx, moments.yy)
+    )
+    return moments._replace(
+        xx=moments.xx / scale_x.square(), yy=moments.yy / scale_y.square(), xy=moments.xy / (scale_x * scale_y)
+    )
+
+
+def _identity(moments: Moments) -> Tensor:
+    return torch.eye(moments.xx.shape[-1], dtype=moments.xx.dtype, device=moments.xx.device).expand_as(moments.xx)
+
+
+def _procrustes(moments: Moments) -> Tensor:
+    return procrustes_rotation(moments)[0]
+
+
+def _linear(moments: Moments) -> Tensor:
+    """Least squares with its smallest singular values raised."""
+    u, s, vh = torch.linalg.svd(least_squares(moments, RIDGE))
+    return u * s.clamp(min=SMALLEST_SINGULAR_VALUE * s[:, :1])[:, None] @ vh
+
+
+def _covariance(moments: Moments) -> Tensor:
+    """Of the maps under which X's covariance becomes Y's, the one with the least error both ways.
+
+    M = Σ_x^(−1/2) R Σ_y^(1/2), R orthogonal. The cross terms of both errors, each relative to its total variance (d on
+    scaled states), are linear in R: R = U Vᵀ of the SVD of Σ_x^(−1/2) Σ_xy Σ_y^(1/2) + Σ_x^(1/2) Σ_xy Σ_y^(−1/2).
+    """
+    (root_x, inverse_x), (root_y, inverse_y) = (_roots(scatter / moments.n) for scatter in (moments.xx, moments.yy))
+    cross = moments.xy / moments.n
+    u, _, vh = torch.linalg.svd(inverse_x @ cross @ root_y + root_x @ cross @ inverse_y)
+    return inverse_x @ u @ vh @ root_y
+
+
+def _roots(covariance: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ^(1/2) and Σ^(−1/2), small variances raised."""
+    values, vectors = torch.linalg.eigh(covariance)
+    root = values.clamp(min=SMALLEST_VARIANCE * values.mean(-1, keepdim=True)).sqrt()[:, None]
+    return vectors * root @ vectors.mT, vectors / root @ vectors.mT
+
+
+_MAPS: dict[Start, Callable[[Moments], Tensor]] = {
+    "identity": _identity,
+    "procrustes": _procrustes,
+    "linear": _linear,
+    "covariance": _covariance,
+}
+START_NAMES: tuple[Start, ...] = tuple(_MAPS)
+_FITTED = {"identity": 0.0, "procrustes": 0.5, "linear": 1.0, "covariance": 1.0}  # numbers an output, as shares of d
+
+
+def _expected(moments: Moments, there: Tensor, back: Tensor, name: Start, both_ways: bool) -> Tensor:
+    """The criterion of `invertible_start`, (S,); infinite where there are no more rows than fitted numbers."""
+    left = moments.n - 1 - _FITTED[name] * moments.xx.shape[-1]
+    error = _fvu(there, moments.xx, moments.yy, moments.xy)
+    if both_ways:
+        error = error + _fvu(back, moments.yy, moments.xx, moments.xy.mT)
+    inflation = torch.where(left > 0, (moments.n / left).square(), torch.inf)
+    return error * inflation
+
+
+def _fvu(weight: Tensor, xx: Tensor, yy: Tensor, xy: Tensor) -> Tensor:
+    """FVU of x ↦ x W from moments, (S,)."""
+    total = yy.diagonal(dim1=-2, dim2=-1).sum(-1)
+    return 1 + ((weight * (xx @ weight)).sum((1, 2)) - 2 * (weight * xy).sum((1, 2))) / total

@@ -1,0 +1,266 @@
+"""Maps with a closed form: identity, mean, least squares, orthogonal Procrustes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aligners.maps.base import Aligner
+from similarity.functional.moments import Moments
+
+__all__ = [
+    "Affine",
+    "Identity",
+    "Linear",
+    "Mean",
+    "Procrustes",
+    "deviations",
+    "least_squares",
+    "predictive_least_squares",
+    "procrustes_rotation",
+]
+
+# A neuron whose deviation is below this share of its mean's size differs from a constant by rounding alone.
+ROUNDING = 1e-12
+RIDGES = (1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
+
+
+def least_squares(moments: Moments, ridge: float) -> Tensor:
+    """argmin_W ‖XW − Y‖² + λ‖W‖² on centred rows, (S, d_x, d_y), with λ = `ridge` · tr(XᵀX)/d_x.
+
+    Raises:
+        ValueError: the system cannot be solved (constant or non-finite states).
+    """
+    d = moments.xx.shape[-1]
+    weight = ridge * moments.xx.diagonal(dim1=-2, dim2=-1).mean(-1)
+    system = moments.xx + weight[:, None, None] * torch.eye(d, dtype=torch.float64, device=weight.device)
+    factor, failed = torch.linalg.cholesky_ex(system)
+    if failed.any():
+        raise ValueError(
+            "Least squares expects states of X that vary in every direction or a positive `ridge`; "
+            f"the system of site pair number {int(failed.nonzero()[0])} is singular at ridge {ridge:g}. "
+            "Leave that site out where X's states are constant (site 0 with `rows` 'cls'); elsewhere raise `ridge`."
+        )
+    return torch.cholesky_solve(moments.xy, factor)
+
+
+def predictive_least_squares(moments: Moments) -> Tensor:
+    """Least squares under the ridge that promises least on other rows, (S, d_x, d_y); rows can be few.
+
+    Site by site the ridge out of `RIDGES` with the smallest residual / (n − 1 − degrees of freedom)², the criterion of
+    generalised cross-validation (Golub, Heath and Wahba 1979), each ridge relative to tr(XᵀX)/d_x.
+    """
+    values, vectors = torch.linalg.eigh(moments.xx)
+    level = values.mean(-1, keepdim=True)
+    varies = values > 1e-12 * level
+    values = torch.where(varies, values, level)
+    projected = vectors.mT @ moments.xy * varies[..., None]
+    explained = projected.square().sum(-1) / values
+    total = moments.yy.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True)
+    kept = values / (values + torch.tensor(RIDGES, dtype=values.dtype, device=values.device)[:, None, None] * level)
+    residual = total - (explained * (2 * kept - kept.square())).sum(-1, keepdim=True)
+    left = moments.n - 1 - (kept * varies).sum(-1, keepdim=True)
+    criterion = torch.where(left > 0, residual / left.square(), torch.inf)
+    kept = kept.take_along_dim(criterion.argmin(0, keepdim=True), 0)[0]
+    return vectors @ (projected * (kept / values)[..., None])
+
+
+def procrustes_rotation(moments: Moments) -> tuple[Tensor, Tensor]:
+    """Argmin ‖XR − Y‖ over (semi-)orthogonal R: U Vᵀ of the SVD of XᵀY (Schönemann 1966).
+
+    Returns:
+        R (S, d_x, d_y), and the singular values of XᵀY (S, min(d_x, d_y)).
+    """
+    u, s, vh = torch.linalg.svd(moments.xy, full_matrices=False)
+    return u @ vh, s
+
+
+def deviations(moments: Moments, *, constant_neurons: bool = False) -> tuple[Tensor, Tensor]:
+    """Standard deviation of every neuron of X (S, d_x) and of Y (S, d_y).
+
+    Args:
+        moments: of the fitting rows.
+        constant_neurons: let some neurons be constant, as long as not all of a site are.
+
+    Raises:
+        ValueError: a neuron, or all of a site, is constant over the rows or not finite.
+    """
+    found = []
+    for name, mean, scatter in (("X", moments.mean_x, moments.xx), ("Y", moments.mean_y, moments.yy)):
+        deviation = (scatter.diagonal(dim1=-2, dim2=-1) / moments.n).sqrt()
+        constant = ~(deviation > ROUNDING * mean.abs())  # true of what is no number, too
+        bad = (constant.all(-1) | ~deviation.isfinite().all(-1)) if constant_neurons else constant.any(-1)
+        if bad.any():
+            site = int(bad.nonzero()[0])
+            raise ValueError(
+                f"Expected {'states' if constant_neurons else 'every neuron'} of {name} to vary over the fitting rows, "
+                f"but {int(constant[site].sum())} of {constant.shape[-1]} neurons are constant or not finite at site "
+                f"pair number {site}. Leave that site out (site 0 with `rows` 'cls'), or this map."
+            )
+        found.append(deviation)
+    return found[0], found[1]
+
+
+class Affine(Aligner):
+    """y = (x − x̄) W + ȳ, and back through a pseudo-inverse: what every linear closed form boils down to.
+
+    A map is fitted by `set_map`, from the two matrices that its own definition gives.
+
+    Args:
+        sites: S, the number of site pairs.
+        d_x: width of X's states.
+        d_y: width of Y's states.
+    """
+
+    closed_form = True
+    mean_x: Tensor
+    mean_y: Tensor
+    weight: Tensor
+    weight_back: Tensor
+
+    def __init__(self, sites: int, d_x: int, d_y: int) -> None:
+        super().__init__(sites, d_x, d_y)
+        self.register_buffer("mean_x", torch.zeros(sites, 1, d_x))
+        self.register_buffer("mean_y", torch.zeros(sites, 1, d_y))
+        self.register_buffer("weight", torch.zeros(sites, d_x, d_y))
+        self.register_buffer("weight_back", torch.zeros(sites, d_y, d_x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(S, N, d_x) -> (S, N, d_y)."""
+        return torch.baddbmm(self.mean_y, x - self.mean_x, self.weight)
+
+    def inverse(self, y: Tensor) -> Tensor:
+        """(S, N, d_y) -> (S, N, d_x)."""
+        if not self.invertible:
+            return super().inverse(y)
+        return torch.baddbmm(self.mean_x, y - self.mean_y, self.weight_back)
+
+    def set_map(self, moments: Moments, weight: Tensor, weight_back: Tensor | None = None) -> None:
+        """Take W (S, d_x, d_y), the way back (S, d_y, d_x) where there is one, and the fitting rows' means."""
+        self.mean_x.copy_(moments.mean_x[:, None])
+        self.mean_y.copy_(moments.mean_y[:, None])
+        self.weight.copy_(weight)
+        if weight_back is not None:
+            self.weight_back.copy_(weight_back)
+
+
+class Linear(Affine):
+    """Least squares with an intercept (Ren et al. §3.3; Wu et al. A.2).
+
+    Its inverse goes through the pseudo-inverse of W: exact only where W has full rank, which states after a
+    LayerNorm never give, so the map is called invertible and not bijective.
+
+    Args:
+        sites: S, the number of site pairs.
+        d_x: width of X's states.
+        d_y: width of Y's states.
+        ridge: λ relative to the mean variance of X, tr(XᵀX)/d_x.
+        inverse_tolerance: singular values of W below this share of the largest are dropped by the inverse.
+
+    Attributes:
+        condition: (S,) largest over smallest singular value of W.
+    """
+
+    condition: Tensor
+
+    def __init__(self, sites: int, d_x: int, d_y: int, *, ridge: float = 1e-6, inverse_tolerance: float = 1e-6) -> None:
+        super().__init__(sites, d_x, d_y)
+        if ridge < 0:
+            raise ValueError(f"Expected `ridge` to be zero or positive, but got {ridge:g}.")
+        self.ridge, self.inverse_tolerance = ridge, inverse_tolerance
+        self.invertible = d_x == d_y
+        self.register_buffer("condition", torch.full((sites,), float("nan")))
+
+    @property
+    def rows_needed(self) -> int:
+        """One more than there are unknowns for each output."""
+        return self.d_x + 1
+
+    def fit(self, moments: Moments) -> None:
+        """Solve from moments, in float64."""
+        weight = least_squares(moments, self.ridge)
+        singular = torch.linalg.svdvals(weight)
+        self.condition.copy_(singular[:, 0] / singular[:, -1])
+        self.set_map(moments, weight, torch.linalg.pinv(weight, rtol=self.inverse_tolerance))
+
+    def findings(self) -> dict[str, Any]:
+        """The condition number of W at each site: how far its inverse can be trusted."""
+        return {"condition_number": self.condition.tolist()}
+
+    def options(self) -> dict[str, Any]:
+        """Ridge and the inverse's tolerance."""
+        return {"ridge": self.ridge, "inverse_tolerance": self.inverse_tolerance}
+
+
+class Procrustes(Affine):
+    """Rotation (or reflection) of the centred states, with one scale on request (Schönemann 1966).
+
+    Bijective at equal widths. At unequal widths R is semi-orthogonal: going up and back is exact, going down
+    loses what is outside its range.
+
+    Args:
+        sites: S, the number of site pairs.
+        d_x: width of X's states.
+        d_y: width of Y's states.
+        scale: also fit one factor per site, tr(Σ)/tr(XᵀX) with Σ the singular values of XᵀY.
+    """
+
+    invertible = True
+
+    def __init__(self, sites: int, d_x: int, d_y: int, *, scale: bool = False) -> None:
+        super().__init__(sites, d_x, d_y)
+        self.bijective = d_x == d_y
+        self.scale = scale
+
+    def fit(self, moments: Moments) -> None:
+        """Solve from moments, in float64."""
+        rotation, singular = procrustes_rotation(moments)
+        factor = torch.ones_like(singular[:, 0])
+        if self.scale:
+            factor = singular.sum(-1) / moments.xx.diagonal(dim1=-2, dim2=-1).sum(-1)
+        factor = factor[:, None, None]
+        self.set_map(moments, rotation * factor, rotation.mT / factor)
+
+    def options(self) -> dict[str, Any]:
+        """Whether a scale is fitted."""
+        return {"scale": self.scale}
+
+
+class Mean(Aligner):
+    """The mean of Y's states whatever x is: the floor, FVU 1 on the fitting rows."""
+
+    closed_form = True
+    mean_y: Tensor
+
+    def __init__(self, sites: int, d_x: int, d_y: int) -> None:
+        super().__init__(sites, d_x, d_y)
+        self.register_buffer("mean_y", torch.zeros(sites, 1, d_y))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(S, N, d_x) -> (S, N, d_y)."""
+        return self.mean_y.expand(-1, x.shape[1], -1)
+
+    def fit(self, moments: Moments) -> None:
+        """Take Y's mean."""
+        self.mean_y.copy_(moments.mean_y[:, None])
+
+
+class Identity(Aligner):
+    """x as it is: the identity stitching of Brown et al. (§4), and the control that shows what aligning adds."""
+
+    bijective = invertible = True
+    closed_form = True
+    needs_equal_width = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(S, N, d) -> (S, N, d)."""
+        return x
+
+    def inverse(self, y: Tensor) -> Tensor:
+        """(S, N, d) -> (S, N, d)."""
+        return y
+
+    def fit(self, moments: Moments) -> None:
+        """Nothing to fit."""

@@ -1,0 +1,79 @@
+"""The best matching of neurons, one to one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from aligners.maps.linear import Affine, deviations
+from similarity.functional.moments import Moments
+
+__all__ = ["Permutation", "neuron_correlations"]
+
+
+class Permutation(Affine):
+    """y_j = ȳ_j + (x_π(j) − x̄_π(j)): every neuron of Y gets the neuron of X that is matched to it.
+
+    π maximises the sum of the Pearson correlations over all one-to-one matchings (the assignment problem, solved
+    exactly). Renaming the neurons of a hidden layer changes no network's output, so two models can differ by no
+    more than that (Hecht-Nielsen 1990; Ren et al. §1). Nothing is scaled: neurons are renamed, and centred on
+    Y's means. The matching does not depend on the scale or the offset of any neuron.
+
+    Bijective at equal widths. At unequal widths the wider side's neurons without a partner are left out: those of
+    Y get their mean, those of X get theirs on the way back.
+
+    Args:
+        sites: S, the number of site pairs.
+        d_x: width of X's states.
+        d_y: width of Y's states.
+        signed: match by absolute correlation and turn the sign of partners that are correlated negatively.
+
+    Attributes:
+        correlation: (S,) mean over the matched pairs of the correlation (of its absolute value where `signed`).
+    """
+
+    invertible = True
+    correlation: Tensor
+
+    def __init__(self, sites: int, d_x: int, d_y: int, *, signed: bool = False) -> None:
+        super().__init__(sites, d_x, d_y)
+        self.bijective = d_x == d_y
+        self.signed = signed
+        self.register_buffer("correlation", torch.full((sites,), float("nan")))
+
+    def fit(self, moments: Moments) -> None:
+        """Match neurons by their correlations, in float64; the assignment itself runs on the CPU.
+
+        Raises:
+            ValueError: a neuron is constant over the fitting rows, or not finite.
+        """
+        correlations = neuron_correlations(moments)
+        ones = torch.ones_like(correlations)
+        signs = ones.copysign(correlations) if self.signed else ones
+        weight = torch.zeros_like(correlations)
+        for site, value in enumerate((signs * correlations).cpu().numpy()):
+            i, j = (torch.from_numpy(index) for index in linear_sum_assignment(value, maximize=True))
+            weight[site, i, j] = signs[site, i, j]
+        self.correlation.copy_((weight * correlations).sum((1, 2)) / min(self.d_x, self.d_y))
+        self.set_map(moments, weight, weight.mT)
+
+    def findings(self) -> dict[str, Any]:
+        """How well partners correlate at each site, on the fitting rows."""
+        return {"mean_correlation": self.correlation.tolist()}
+
+    def options(self) -> dict[str, Any]:
+        """Whether signs may turn."""
+        return {"signed": self.signed}
+
+
+def neuron_correlations(moments: Moments) -> Tensor:
+    """Pearson correlation of every neuron of X with every neuron of Y: (S, d_x, d_y).
+
+    Raises:
+        ValueError: a neuron is constant over the rows, or not finite.
+    """
+    x, y = deviations(moments)
+    return moments.xy / moments.n / (x[:, :, None] * y[:, None, :])

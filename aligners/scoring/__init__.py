@@ -1,0 +1,1 @@
+"""How well a model answers: losses, scores and their intervals, kept text by text."""

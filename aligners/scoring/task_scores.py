@@ -1,0 +1,161 @@
+"""The score of a task, from the answer to each text: accuracy, Matthews' correlation, F1, Pearson's and Spearman's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor
+from torchmetrics.functional import pearson_corrcoef, spearman_corrcoef
+from torchmetrics.functional.classification import binary_f1_score
+
+from aligners.maps.baselines import random_labels
+from aligners.scoring.scores import percentile_interval, resampled
+from datamodules.text.sources import GLUE_SCORES, Score, TextSource
+
+if TYPE_CHECKING:
+    from datamodules.text_stream import TextStream
+
+__all__ = ["OF_CLASSES", "OF_NUMBERS", "ScoredTask", "choose_score", "resampled_scores", "score_interval", "task_score"]
+
+OF_CLASSES: tuple[Score, ...] = ("accuracy", "mcc", "f1")
+OF_NUMBERS: tuple[Score, ...] = ("pearson", "spearman")
+OF_TWO: tuple[Score, ...] = ("mcc", "f1")
+CELLS = 2**17  # answers that are resampled at a time: what fits a processor's cache
+
+
+@dataclass(frozen=True)
+class ScoredTask:
+    """What the held-out texts ask, and what is answered without reading them.
+
+    Attributes:
+        score: by what the task is measured.
+        regression: whether numbers are predicted.
+        labels: (n,) of the held-out texts.
+        random: (n,) a class for each, uniformly at random; of numbers the labels themselves in a random order.
+        constant: the most frequent class of the fitting texts, or the mean of their numbers.
+    """
+
+    score: Score
+    regression: bool
+    labels: Tensor
+    random: Tensor
+    constant: float
+
+    @classmethod
+    def of(cls, data: TextStream, *, regression: bool, seed: int) -> ScoredTask:
+        """The task of a data module's texts for heads that predict numbers or answer classes.
+
+        Raises:
+            ValueError: the score that is asked for does not fit.
+        """
+        labels = cast(Tensor, data.split("test").labels)
+        classes = 0 if regression else data.texts.classes
+        score = choose_score(data.text, regression=regression, classes=classes)
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+        random = labels.float()[order] if regression else random_labels(len(labels), classes, seed)
+        constant = data.texts.constant_label(regression=regression)
+        return cls(score, regression, labels.float() if regression else labels, random, constant)
+
+    def constant_score(self) -> float:
+        """The score of the answer that is the same for every text."""
+        return float(task_score(self.score, torch.full(self.labels.shape, self.constant), self.labels))
+
+
+def choose_score(text: TextSource, *, regression: bool, classes: int) -> Score:
+    """By what a task is measured: as `score` says; as GLUE does (`GLUE_SCORES`); accuracy, or Pearson's correlation.
+
+    Args:
+        text: of the task.
+        regression: whether numbers are predicted.
+        classes: how many there are otherwise.
+
+    Raises:
+        ValueError: `score` does not fit the task.
+    """
+    usual: Score = "pearson" if regression else "accuracy"
+    score = text.score or GLUE_SCORES.get(text.source, usual)
+    known = OF_NUMBERS if regression else OF_CLASSES if classes == 2 else ("accuracy",)
+    if score not in known:
+        what = "numbers to predict" if regression else f"{classes} classes"
+        raise ValueError(f"Expected `score` out of {', '.join(known)} for texts with {what}, but got {score!r}.")
+    return score
+
+
+def task_score(score: Score, answers: Tensor, labels: Tensor) -> Tensor:
+    """The score of each row of answers; NaN where one of them is.
+
+    An answer that is the same for every text has no correlation: that is 0, of Pearson, Spearman and Matthews. F1 is
+    that of class 1.
+
+    Args:
+        score: which.
+        answers: (..., n) classes or numbers.
+        labels: (n,) likewise.
+    """
+    rows = answers.double().reshape(-1, answers.shape[-1])
+    found = _FUNCTIONS[score](rows.nan_to_num().T, labels.double()[:, None].expand(-1, len(rows)))
+    return found.where(rows.isfinite().all(-1), torch.nan).reshape(answers.shape[:-1])
+
+
+def score_interval(score: Score, answers: Tensor, labels: Tensor, *, seed: int) -> tuple[Tensor, Tensor]:
+    """Lower and upper end of the 95 % percentile interval of a score over resampled texts, each (...).
+
+    The arguments are those of `resampled_scores`.
+    """
+    return percentile_interval(resampled_scores(score, answers, labels, seed=seed))
+
+
+def resampled_scores(score: Score, answers: Tensor, labels: Tensor, *, seed: int) -> Tensor:
+    """A score over resampled texts, the draws of `scores.bootstrap_interval`: (..., resamples), NaN where an answer is.
+
+    Args:
+        score: which.
+        answers: (..., n) classes or numbers.
+        labels: (n,) likewise.
+        seed: of the resampling.
+    """
+    drawn = resampled(answers.shape[-1], seed)
+    rows = answers.double().reshape(-1, answers.shape[-1])
+    parts = drawn.split(max(1, CELLS // answers.shape[-1]))
+    found = [
+        torch.cat([_FUNCTIONS[score](row[part].T, labels.double()[part].T) for part in parts])
+        if bool(row.isfinite().all())
+        else torch.full((len(drawn),), torch.nan, dtype=torch.float64)
+        for row in rows
+    ]
+    return torch.stack(found).reshape(*answers.shape[:-1], len(drawn))
+
+
+def _accuracy(answers: Tensor, labels: Tensor) -> Tensor:
+    return (answers == labels).double().mean(0)
+
+
+def _f1(answers: Tensor, labels: Tensor) -> Tensor:
+    whole = answers.T.long(), labels.T.long()
+    return binary_f1_score(*whole, multidim_average="samplewise", validate_args=False).double()
+
+
+def _correlation(function: Callable[[Tensor, Tensor], Tensor], answers: Tensor, labels: Tensor) -> Tensor:
+    """Of each column of (n, R) and (n, R); 0 where one is constant, of which torchmetrics makes NaN and a warning."""
+    spread = torch.stack([each.amax(0) - each.amin(0) for each in (answers, labels)])
+    constant = (spread == 0).any(0)
+    ramp = torch.arange(len(answers), dtype=torch.float64)[:, None].expand_as(answers)
+    # No correlation depends on the unit, but torchmetrics warns of numbers that are close to each other.
+    scaled = [
+        torch.where(constant, ramp, (each - each.amin(0)) / own)
+        for each, own in zip((answers, labels), spread, strict=True)
+    ]
+    return function(*scaled).reshape(-1).double().where(~constant, 0.0)
+
+
+_FUNCTIONS: dict[Score, Callable[[Tensor, Tensor], Tensor]] = {
+    "accuracy": _accuracy,
+    "mcc": partial(_correlation, pearson_corrcoef),  # of two classes, 0 and 1, they are one and the same
+    "f1": _f1,
+    "pearson": partial(_correlation, pearson_corrcoef),
+    "spearman": partial(_correlation, spearman_corrcoef),
+}

@@ -1,0 +1,1 @@
+"""Layers trained through frozen tails."""

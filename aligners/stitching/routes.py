@@ -1,0 +1,112 @@
+"""Which routes a run stitches, and what makes one impossible: said before anything is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+from torch import Tensor
+
+from aligners.scoring.tasks import check_labels
+from aligners.stitching.stitched import Route
+from datamodules.model_texts import route_sites
+from frozen.architectures import Component
+from frozen.model import FrozenModel
+
+__all__ = ["Routes", "build_routes", "check_routes"]
+
+Routes = Literal["all", "different", "forward"]
+
+
+def build_routes(
+    models: Sequence[FrozenModel],
+    sites: str | Sequence[str | int],
+    wanted: Routes,
+    component: Component = "residual",
+) -> list[Route]:
+    """The routes between models, none of them twice.
+
+    Args:
+        models: in the order of the run; one that is named twice is one object, and a route to it leads to itself.
+        sites: as the user wrote them.
+        wanted: `all`: every ordered pair, each model to itself among them; `different`: without those; `forward`: from
+            the first model into each other one.
+        component: what is read and replaced at a site.
+
+    Raises:
+        ValueError: `wanted` is none of these, or the sites do not fit the models.
+    """
+    if wanted not in get_args(Routes):
+        raise ValueError(f"Expected `routes` to be one of {', '.join(get_args(Routes))}, but got {wanted!r}.")
+    depths = [model.depth for model in models]
+    numbers = range(len(models))
+    pairs = [(0, b) for b in numbers[1:]] if wanted == "forward" else [(a, b) for a in numbers for b in numbers]
+    if wanted == "different":
+        pairs = [(a, b) for a, b in pairs if a != b]
+    routes: list[Route] = []
+    taken = set()
+    for a, b in sorted_last(pairs):
+        own = [(models[a], models[b], pair) for pair in route_sites(sites, depths, a, b, component)]
+        new = tuple(place[-1] for place in own if place not in taken)
+        if new:
+            routes.append(Route(f"{a}_{b}", models[a], models[b], new, component))
+        taken.update(own)
+    return routes
+
+
+def sorted_last(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Different models first, then the baselines."""
+    return sorted(pairs, key=lambda pair: pair[0] == pair[1])
+
+
+def check_routes(
+    routes: Sequence[Route], labels: Tensor | None, source: str, *, allow_mixed: bool, gradients: bool
+) -> None:
+    """Refuse what cannot be stitched, or would measure something else.
+
+    Args:
+        routes: of the run.
+        labels: (n,) classes of the held-out texts; None: they have none.
+        source: name of the texts, for messages.
+        allow_mixed: let a model that sees the next token feed one that has to predict it.
+        gradients: whether gradients must pass through the targets.
+
+    Raises:
+        ValueError: targets have no head, one that predicts a number, or heads of different tasks; a classification
+            without labels or with labels that the head does not have; a bidirectional head before a causal tail;
+            quantised weights.
+    """
+    targets = list(dict.fromkeys(route.target for route in routes))
+    for target in targets:
+        if target.task is None:
+            raise ValueError(
+                f"Stitching needs a model with a classification head or a language modelling head to stitch into, but "
+                f"{target.name} has none. Name a model with its head."
+            )
+        if target.regression:
+            raise ValueError(
+                f"A penalty is in nats, of a classifier or of a language model, but the head of {target.name} predicts "
+                "a number. Evaluate it with `evaluate.py inject`."
+            )
+        if target.task == "classification":
+            check_labels(target, labels, source)
+        if gradients and target.quantised is not None:
+            raise ValueError(
+                f"Expected weights that gradients can pass through, but {target.name} is quantised "
+                f"({target.quantised}). Load it unquantised; `data.dtype` 'bfloat16' halves its memory."
+            )
+    tasks = {str(target.task): target.name for target in targets}
+    if len(tasks) > 1:
+        listed = ", ".join(f"{name}: {task}" for task, name in tasks.items())
+        raise ValueError(
+            f"Expected models with the same task to stitch into, but got {listed}. Their losses cannot stand side by "
+            "side: stitch them in runs of their own, with `routes` 'forward'."
+        )
+    mixed = next((route for route in routes if route.target.causal and not route.source.causal), None)
+    if mixed is not None and not allow_mixed:
+        raise ValueError(
+            f"{mixed.source.name} sees the whole text and {mixed.target.name} only what comes before a position: "
+            "behind such a head the tail is told what comes next, the very token where it is asked for that, and a low "
+            "loss says nothing. Stitch models of one kind, or set `allow_mixed` to true if this is what you want to "
+            "measure."
+        )

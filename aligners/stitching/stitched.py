@@ -1,0 +1,166 @@
+"""The stitched forward g_{>m} ∘ φ ∘ f_{≤l} of a whole bank, and the gradients of its losses.
+
+Sites never meet: each is run through its own tail and its graph is dropped before the next is built, so a bank needs
+the memory of one site. X's head is run once for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from aligners.scoring.tasks import chosen
+from datamodules.model_texts import TaskBatch
+from datamodules.reading import Rows, read_rows
+from frozen.architectures import Component
+from frozen.model import FrozenModel
+
+__all__ = [
+    "ReadStates",
+    "Route",
+    "bank_gradients",
+    "bank_logits",
+    "mapped_rows",
+    "own_logits",
+    "read_all",
+    "stitched_logits",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class Route:
+    """From which model into which, and where.
+
+    Attributes:
+        key: numbers of the two models in the run, `0_1`.
+        source: the model that is read, f.
+        target: the model that is run from there, g.
+        pairs: site pairs (l, m): the state of f at l goes in at m of g.
+        component: what a state is: the residual stream, or what a sub-layer adds to it.
+    """
+
+    key: str
+    source: FrozenModel
+    target: FrozenModel
+    pairs: tuple[tuple[int, int], ...]
+    component: Component = "residual"
+
+    @property
+    def name(self) -> str:
+        """As a report writes it."""
+        return f"{self.source.name} → {self.target.name}"
+
+    @property
+    def same(self) -> bool:
+        """Whether a model is stitched to itself, the baseline that tells optimisation from difference."""
+        return self.source is self.target
+
+    def site_names(self) -> list[str]:
+        """`l-m` for each site pair."""
+        return [f"{i}-{j}" for i, j in self.pairs]
+
+
+def mapped_rows(layer: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+    """φ of the rows (S, N, d_x), in full precision whatever the models around it run in: (S, N, d_y)."""
+    with torch.autocast(rows.device.type, enabled=False):
+        return layer(rows)
+
+
+def stitched_logits(
+    target: FrozenModel,
+    inputs: Mapping[str, Tensor],
+    site: int,
+    rows: Rows,
+    mapped: Tensor,
+    component: Component = "residual",
+) -> Tensor:
+    """What the target answers when its real tokens have these states at a site.
+
+    Args:
+        target: the frozen model; no block up to `site` is run.
+        inputs: the batch, (B, T).
+        site: m.
+        rows: where the states belong.
+        mapped: (N, d) states. Gradients flow to them. Padding gets zeros, which nothing sees.
+        component: what the states are. Of a sub-layer nothing but its own output is left out of the run.
+    """
+    blank = mapped.new_zeros(*inputs["input_ids"].shape, target.width)
+    return target.tail(inputs, site, rows.scatter(mapped, blank), component)
+
+
+def bank_logits(route: Route, batch: TaskBatch, mapped: Tensor) -> Iterator[Tensor]:
+    """What the target answers with the mapped rows (S, N, d_y) at each site in turn: (U, C)."""
+    for (_, site), rows in zip(route.pairs, mapped, strict=True):
+        logits = stitched_logits(route.target, batch.inputs, site, batch.rows, rows, route.component)
+        yield chosen(logits, batch.targets, route.target.class_map)
+
+
+def bank_gradients(mapped: Tensor, loss: Callable[[int, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """The loss of each site and its gradient with respect to the mapped rows, one site after another.
+
+    Args:
+        mapped: (S, N, d) outputs of a bank; its own graph is not touched.
+        loss: (number of the site pair, rows (N, d)) -> a scalar.
+
+    Returns:
+        Losses (S,) without a graph, and gradients (S, N, d), for `mapped.backward(gradients)`.
+    """
+    losses, gradients = [], torch.empty_like(mapped)
+    for s, rows in enumerate(mapped.detach()):
+        leaf = rows.requires_grad_()
+        with torch.enable_grad():
+            value = loss(s, leaf)
+        (gradients[s],) = torch.autograd.grad(value, leaf)
+        losses.append(value.detach())
+    return torch.stack(losses), gradients
+
+
+class ReadStates:
+    """Rows of several models at the sites that some routes need.
+
+    Args:
+        rows: model -> (its sites, their rows (S, N, d) float32).
+    """
+
+    def __init__(self, rows: Mapping[FrozenModel, tuple[list[int], Tensor]]) -> None:
+        self._rows = rows
+
+    def sources(self, route: Route) -> Tensor:
+        """(S, N, d_x) what the route reads."""
+        return self._at(route.source, [i for i, _ in route.pairs])
+
+    def targets(self, route: Route) -> Tensor:
+        """(S, N, d_y) the target's own states where the route puts others."""
+        return self._at(route.target, [j for _, j in route.pairs])
+
+    def _at(self, model: FrozenModel, sites: list[int]) -> Tensor:
+        held, rows = self._rows[model]
+        # one by one: a list as index would have to be copied to the device, which waits for it
+        return rows if sites == held else torch.stack([rows[held.index(site)] for site in sites])
+
+
+def read_all(routes: Sequence[Route], batch: TaskBatch, *, targets: bool = False) -> ReadStates:
+    """Run each model's head once, as far as any route needs it.
+
+    Args:
+        routes: of the run, all of one component.
+        batch: on the run's device.
+        targets: also read the targets' own states at the sites where others go in.
+    """
+    wanted: dict[FrozenModel, set[int]] = {}
+    component = routes[0].component
+    for route in routes:
+        wanted.setdefault(route.source, set()).update(i for i, _ in route.pairs)
+        if targets:
+            wanted.setdefault(route.target, set()).update(j for _, j in route.pairs)
+    sites = {model: sorted(each) for model, each in wanted.items()}
+    return ReadStates({m: (each, read_rows(m, batch.inputs, each, batch.rows, component)) for m, each in sites.items()})
+
+
+@torch.no_grad()
+def own_logits(target: FrozenModel, batch: TaskBatch) -> Tensor:
+    """What the target answers by itself, (U, C), without gradients."""
+    return chosen(target.logits(batch.inputs), batch.targets, target.class_map)

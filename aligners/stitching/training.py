@@ -1,0 +1,363 @@
+"""The LightningModule that trains stitching layers through frozen tails."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, cast
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+from rich.progress import track
+from torch import Tensor, nn
+
+from aligners.fitting.alignment import AlignerFactory
+from aligners.fitting.optimisation import Schedule, clip_per_site, make_optimizer, schedule_factor
+from aligners.fitting.validating import validate_now
+from aligners.maps.affine import AffineLayer
+from aligners.maps.base import Aligner
+from aligners.scoring.answers import match_heads
+from aligners.scoring.scores import UnitMeans
+from aligners.scoring.tasks import unit_losses
+from aligners.stitching.loss import LossWeights, RouteLoss
+from aligners.stitching.routes import Routes, build_routes, check_routes
+from aligners.stitching.stitched import (
+    Route,
+    bank_gradients,
+    bank_logits,
+    mapped_rows,
+    own_logits,
+    read_all,
+)
+from aligners.stitching.storage import (
+    KEY,
+    describe_layers,
+    fitted_layers,
+    refuse_other_component,
+    refuse_other_layers,
+    refuse_other_models,
+)
+from aligners.storage import check_names
+from datamodules.model_texts import TaskBatch
+from frozen.finite import FiniteCheck
+from frozen.loading.precision import check_precision
+from frozen.model import FrozenModel
+from similarity.functional.moments import Moments
+from similarity.moments import MomentsMetric
+
+__all__ = ["Stitching"]
+
+PRECISIONS = ("32-true", "bf16-mixed")
+
+
+class Stitching(pl.LightningModule):
+    """Trains banks of stitching layers: every route, every layer, every site pair, on the same batches.
+
+    Each model's head is run once a batch for all routes that leave it. The models live in the data module: they are
+    never in train mode and never in a checkpoint. What is trained is a site's own affair, clipping included, so a bank
+    gives each site what it would get alone.
+
+    Args:
+        layers: name in the report -> the stitching layer, any aligner that can be trained. Default: affine with a
+            LayerNorm (Brown et al., App. C.1), started at the closed-form map.
+        routes: `all`: every ordered pair of models, each model to itself among them; `different`: without those;
+            `forward`: from the first model into the others.
+        loss: what the layers are trained on.
+        fitted: file aligners.ckpt of `train.py fit` on the first two models at the same sites: each of its maps is
+            trained on, from where it stands.
+        start_batches: batches of fitting texts from whose states the layers start; 0: no layer needs any.
+        allow_mixed: let a model that sees the next token feed one that has to predict it.
+        optimizer: one optimiser for all layers.
+        schedule: how the learning rate moves over the training steps: constant, linear, cosine or one_cycle.
+        warmup: share of the steps over which it rises.
+        gradient_clip: largest gradient norm of a site of a layer; 0 turns clipping off.
+        seed: of every layer's starting weights.
+    """
+
+    automatic_optimization = False
+
+    def __init__(
+        self,
+        layers: dict[str, AlignerFactory] | None = None,
+        routes: Routes = "all",
+        loss: LossWeights = LossWeights(),  # noqa: B008  (frozen)
+        fitted: Path | None = None,
+        start_batches: int = 50,
+        allow_mixed: bool = False,
+        optimizer: OptimizerCallable = lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.0, fused=True),
+        schedule: Schedule = "linear",
+        warmup: float = 0.1,
+        gradient_clip: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.factories = {"affine_norm": partial(AffineLayer, norm=True)} if layers is None else dict(layers)
+        check_names(self.factories, "layers")
+        if not self.factories and fitted is None:
+            raise ValueError("Expected at least one of `layers`, or `fitted` maps to train on, but got neither.")
+        if not 0 <= warmup < 1:
+            raise ValueError(f"Expected `warmup` to be a share of the steps in [0, 1), but got {warmup}.")
+        if start_batches < 0 or (start_batches == 0 and loss.activation > 0):
+            raise ValueError(
+                "Expected `start_batches` to be at least 1, or 0 where neither a layer's start nor the activation loss "
+                f"needs the models' states, but got {start_batches}."
+            )
+        self.wanted_routes, self.weights, self.fitted = routes, loss, fitted
+        self.start_batches, self.allow_mixed, self.seed = start_batches, allow_mixed, seed
+        self.optimizer_factory, self.schedule, self.warmup = optimizer, schedule, warmup
+        self.gradient_clip = gradient_clip
+        self.maps = nn.ModuleDict()
+        self.spread: dict[str, dict[str, Tensor]] = {}
+        self.curves: list[dict[str, Any]] = []
+        self._losses: dict[tuple[Route, str], Tensor] = {}
+        self._check = FiniteCheck()
+
+    # ------------------------------------------------------------------ setting up
+
+    @property
+    def _stream(self) -> Any:
+        """The data module of the run."""
+        return self.trainer.datamodule  # type: ignore[attr-defined]
+
+    def setup(self, stage: str) -> None:
+        """Every check, and the banks of each route."""
+        check_precision(self.trainer, PRECISIONS)
+        if stage == "fit" and self.trainer.max_steps < 1:
+            raise ValueError(
+                f"Expected `trainer.max_steps` to be at least 1, but got {self.trainer.max_steps}: it says for how "
+                "many steps the layers are trained, and the learning rate follows it."
+            )
+        data = self._stream
+        self.routes = build_routes(data.frozen, data.sites, self.wanted_routes, data.component)
+        for split in ("fit", "validation", "test"):  # also what is measured in the end: not after hours of training
+            labels = data.split(split).labels
+            check_routes(self.routes, labels, data.text.source, allow_mixed=self.allow_mixed, gradients=True)
+        if data.task == "classification":
+            match_heads(data, self._targets())
+        if not len(self.maps):
+            further = fitted_layers(self.fitted, self.routes, data.frozen)
+            for route in self.routes:
+                made = {name: self._made(factory, route) for name, factory in self.factories.items()}
+                self.maps[route.key] = nn.ModuleDict({**made, **further.get(route.key, {})})
+        if not list(self.maps.parameters()):
+            raise ValueError("Expected `layers` that can be trained, but none of them has a parameter.")
+
+    def _made(self, factory: AlignerFactory, route: Route) -> Aligner:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            return factory(len(route.pairs), route.source.width, route.target.width)
+
+    def layers_of(self, route: Route) -> dict[str, Aligner]:
+        """Name -> bank of a route."""
+        return {name: cast(Aligner, layer) for name, layer in cast(nn.ModuleDict, self.maps[route.key]).items()}
+
+    def on_fit_start(self) -> None:
+        """Start every layer from the states of some fitting texts, unless a checkpoint says where to go on."""
+        if self.start_batches == 0 or self.spread:
+            return
+        found = {
+            r.key: MomentsMetric(len(r.pairs), r.source.width, r.target.width).to(self.device) for r in self.routes
+        }
+        loader = self._stream.loader("fit", shuffle=True)
+        count, shown = min(len(loader), self.start_batches), self._shows_progress()
+        for texts in track(islice(loader, count), "Reading states", count, transient=True, disable=not shown):
+            batch = self._stream.prepare(texts).to(self.device)
+            states = read_all(self.routes, batch, targets=True)
+            for route in self.routes:
+                found[route.key].update(states.sources(route), states.targets(route))
+        for route in self.routes:
+            moments = found[route.key].compute()
+            variance = moments.yy.diagonal(dim1=-2, dim2=-1).sum(-1) / moments.n
+            self.spread[route.key] = {"mean": moments.mean_y.cpu(), "variance": variance.cpu()}
+            for name, layer in self.layers_of(route).items():
+                if name in self.factories:
+                    self._start(layer, f"{name} from {route.name}", moments)
+
+    @staticmethod
+    def _start(layer: Aligner, name: str, moments: Moments) -> None:
+        if moments.n < layer.rows_needed:
+            raise ValueError(
+                f"{name} expects at least {layer.rows_needed} rows to start from, but got {int(moments.n)}. Give more "
+                "texts, a larger `start_batches`, or another `start`."
+            )
+        layer.fit(moments)
+
+    def _shows_progress(self) -> bool:
+        return self.trainer.is_global_zero and self.trainer.progress_bar_callback is not None
+
+    # ------------------------------------------------------------------ training
+
+    def configure_optimizers(self) -> Any:
+        """One optimiser and one schedule over all steps."""
+        layers = [layer for route in self.routes for layer in self.layers_of(route).values()]
+        optimizer = cast(torch.optim.Optimizer, make_optimizer(self.optimizer_factory, layers))
+        factor = schedule_factor(self.schedule, self.trainer.max_steps, self.warmup)
+        return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, factor)]
+
+    def on_train_start(self) -> None:
+        """After an interruption between a step and its validation, that validation comes first."""
+        trainer = cast(Any, self.trainer)
+        step, interval = trainer.global_step, trainer.val_check_batch
+        if not self.curves or self.curves[-1]["step"] == step or step % interval or trainer.check_val_every_n_epoch:
+            return
+        validate_now(self.trainer)
+
+    def training_step(self, batch: TaskBatch, batch_idx: int) -> None:
+        """One step of every layer at every site."""
+        optimizer, scheduler = cast(Any, self.optimizers()), cast(Any, self.lr_schedulers())
+        optimizer.zero_grad(set_to_none=True)
+        units, rows = self._shares(batch)
+        states = read_all(self.routes, batch, targets=self.weights.activation > 0)
+        own = self._own(batch)
+        surrogates, losses = [], {}
+        for route in self.routes:
+            source = states.sources(route)
+            loss = RouteLoss(self.weights, route, batch, units, rows, own.get(route.target))
+            if self.weights.activation:
+                variance = self.spread[route.key]["variance"]
+                loss = replace(loss, states=states.targets(route), variance=variance)
+            for name, layer in self.layers_of(route).items():
+                mapped = mapped_rows(layer, source)
+                losses[route, name], gradients = bank_gradients(mapped, loss)
+                surrogates.append((mapped * gradients).sum())
+        self.manual_backward(torch.stack(surrogates).sum())
+        if self.gradient_clip:
+            for route, name in losses:
+                clip_per_site(self.layers_of(route)[name].parameters(), self.gradient_clip)
+        optimizer.step()
+        scheduler.step()
+        self._watch(losses, batch_idx)
+        if self.global_step >= self.trainer.max_steps:
+            self.trainer.should_stop = True  # Lightning then validates: without it the steps since would not count
+
+    def _targets(self) -> list[FrozenModel]:
+        """Each once, and on every rank in the same order, in which their sums are added over ranks."""
+        return list(dict.fromkeys(route.target for route in self.routes))
+
+    def _own(self, batch: TaskBatch) -> dict[FrozenModel, Tensor]:
+        """What the targets answer by themselves, where that is part of the loss."""
+        if not self.weights.distillation:
+            return {}
+        return {target: own_logits(target, batch) for target in self._targets()}
+
+    def _shares(self, batch: TaskBatch) -> tuple[Tensor | float, Tensor | float]:
+        """Units and rows of this batch, the mean over ranks: with it, ranks' mean gradient is that of all units."""
+        units, rows = len(batch.targets), len(batch.rows)
+        if self.trainer.world_size == 1:
+            return float(units), float(rows)
+        # filled on the device: numbers that are copied there would wait for it
+        counts = torch.stack([torch.full((), float(count), device=self.device) for count in (units, rows)])
+        counts = cast(Tensor, self.trainer.strategy.reduce(counts, reduce_op="mean"))
+        return counts[0], counts[1]
+
+    def _watch(self, losses: dict[tuple[Route, str], Tensor], batch_idx: int) -> None:
+        log = (self.global_step - 1) % self.trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
+        for (route, name), loss in losses.items():
+            names = [f"{name}, {route.name}, site pair {site}" for site in route.site_names()]
+            self._check.watch(loss, names, "training loss", batch_idx)
+            if log:
+                self.log_dict(self._keys("step", route, name, "loss", loss))
+
+    def on_train_epoch_end(self) -> None:
+        """Look at the last losses too."""
+        self._check.flush()
+
+    def _keys(self, split: str, route: Route, name: str, figure: str, values: Tensor) -> dict[str, Tensor]:
+        return {
+            f"{split}/{route.key}/{name}/{site}/{figure}": value
+            for site, value in zip(route.site_names(), values, strict=True)
+        }
+
+    # ------------------------------------------------------------------ validation: the learning curves
+
+    def on_validation_epoch_start(self) -> None:
+        """Fresh sums; and what is not finite is found before a checkpoint is written."""
+        self._check.flush()
+        self._means = {
+            (route, name): UnitMeans(len(route.pairs)).to(self.device)
+            for route in self.routes
+            for name in self.layers_of(route)
+        }
+        self._natives = {target: UnitMeans(1).to(self.device) for target in self._targets()}
+
+    def validation_step(self, batch: TaskBatch, batch_idx: int) -> None:
+        """Losses of every layer and of the targets by themselves."""
+        for target, means in self._natives.items():
+            means.update(unit_losses(own_logits(target, batch), batch.targets)[None])
+        states = read_all(self.routes, batch)
+        for (route, name), means in self._means.items():
+            mapped = mapped_rows(self.layers_of(route)[name], states.sources(route))
+            logits = bank_logits(route, batch, mapped)
+            means.update(torch.stack([unit_losses(each, batch.targets) for each in logits]))
+
+    def on_validation_epoch_end(self) -> None:
+        """One point of every learning curve: the penalty on the validation texts."""
+        natives = {target: means.compute() for target, means in self._natives.items()}
+        self._losses = {place: means.compute() for place, means in self._means.items()}
+        for (route, name), losses in self._losses.items():
+            penalty = (losses - natives[route.target]).cpu()
+            if not self.trainer.sanity_checking:
+                self.log_dict(self._keys("validation", route, name, "penalty", penalty.float()), rank_zero_only=True)
+            for (i, j), value in zip(route.pairs, penalty.tolist(), strict=True):
+                self.curves.append(
+                    {
+                        "step": self.global_step,
+                        "model_x": route.source.name,
+                        "model_y": route.target.name,
+                        "method": name,
+                        "site_x": i,
+                        "site_y": j,
+                        "penalty": value,
+                    }
+                )
+
+    def banks(self) -> dict[str, Aligner]:
+        """Each bank by a name of its own."""
+        return {f"{r.key}.{name}": layer for r in self.routes for name, layer in self.layers_of(r).items()}
+
+    def criteria(self) -> dict[str, Tensor]:
+        """The last validation's loss at each site of each bank, (S,)."""
+        return {f"{route.key}.{name}": losses for (route, name), losses in self._losses.items()}
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add what another process needs to use the layers."""
+        checkpoint[KEY] = {
+            **self._described(),
+            "spread": self.spread,
+            "curves": self.curves,
+            "loss": asdict(self.weights),
+            "data": self._stream.describe(),
+            "data_config": self._stream.config(),
+        }
+
+    def _described(self) -> dict[str, Any]:
+        return {
+            "layers": {route.key: describe_layers(self.layers_of(route)) for route in self.routes},
+            "pairs": {route.key: [list(pair) for pair in route.pairs] for route in self.routes},
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take back where the layers started and the curves so far.
+
+        Raises:
+            ValueError: it is no checkpoint of stitching, or was trained on other models, at other site pairs, along
+                other routes or with other layers.
+        """
+        if KEY not in checkpoint:
+            raise ValueError("Expected `ckpt_path` to be a last.ckpt of `train.py stitch`, but it is another file.")
+        stored = checkpoint[KEY]
+        refuse_other_models(stored["data"]["models"], self._stream.describe()["models"], "the checkpoint")
+        refuse_other_component(stored["data"], self._stream.component, "the checkpoint")
+        refuse_other_layers(stored, self._described())
+        if checkpoint["global_step"] >= self.trainer.max_steps:
+            raise ValueError(
+                f"Nothing is left to train: the checkpoint has {checkpoint['global_step']} steps, and "
+                f"`trainer.max_steps` is {self.trainer.max_steps}. Measure its layers with `evaluate.py stitch "
+                "--checkpoint`, or train for more steps."
+            )
+        self.spread, self.curves = stored["spread"], stored["curves"]

@@ -1,0 +1,120 @@
+"""A bank that does not fit in memory is trained in parts: ordinary runs of a few sites, joined at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aligners.fitting.alignment import Alignment
+from aligners.maps.base import Aligner, BankLinear
+from aligners.storage import KEY
+
+__all__ = ["bytes_a_site", "find_part", "free_memory", "join_parts", "sites_at_once"]
+
+COPIES = 5  # of a weight: itself, its gradient, Adam's two averages, the best so far
+FILLED = 0.8  # share of the free memory that a plan uses
+
+
+def bytes_a_site(module: Alignment, d_x: int, d_y: int, rows: int) -> int:
+    """What one site of all maps of a run takes while it is trained.
+
+    Args:
+        module: not yet built: each of its aligners is built once, for one site.
+        d_x: width of X's states.
+        d_y: width of Y's states.
+        rows: most rows in a step.
+    """
+    moments = 3 * 8 * (d_x * d_x + d_y * d_y + d_x * d_y)  # the metric, its reset value, the result
+    return moments + sum(_bytes(aligner, rows) for aligner in module.one_site_each(d_x, d_y))
+
+
+def _bytes(aligner: Aligner, rows: int) -> int:
+    weights = sum(weight.numel() for weight in aligner.parameters())
+    fixed = sum(buffer.numel() for buffer in aligner.buffers())
+    layers = [part.weight.shape[-2:] for part in aligner.modules() if isinstance(part, BankLinear)]
+    kept = rows * sum(d_in + 3 * d_out for d_in, d_out in layers)  # what the backward pass needs
+    return 4 * (COPIES * weights + 2 * fixed + kept * (2 if aligner.both_ways else 1))
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that are free on a device."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    lines = Path("/proc/meminfo")
+    if not lines.is_file():  # not Linux: nothing is known, and nothing limited
+        return 2**62
+    found = dict(line.split(":") for line in lines.read_text().splitlines())
+    return 1024 * int(found["MemAvailable"].split()[0])
+
+
+def sites_at_once(sites: int, bytes_each: int, free: int) -> int:
+    """How many sites of a bank fit in the free memory.
+
+    Raises:
+        ValueError: not even one does.
+    """
+    most = int(FILLED * free / bytes_each)
+    if most < 1:
+        raise ValueError(
+            f"Expected memory for at least one site, but training one takes about {bytes_each / 2**30:.1f} GiB and "
+            f"{free / 2**30:.1f} GiB are free. Name fewer or smaller `aligners`, or a smaller `data.batch_size`."
+        )
+    return min(sites, most)
+
+
+def find_part(folder: Path, number: int) -> tuple[Path, Path | None, Path | None]:
+    """What there is of a part of a run: a new folder for it, its aligners.ckpt, and its last.ckpt to go on from."""
+    tries = sorted(folder.glob(f"part-{number}-*"), key=lambda path: int(path.name.split("-")[2]))
+
+    def newest(name: str) -> Path | None:
+        return next((path / name for path in reversed(tries) if (path / name).is_file()), None)
+
+    return folder / f"part-{number}-{len(tries) + 1}", newest("aligners.ckpt"), newest("last.ckpt")
+
+
+def join_parts(files: Sequence[Path], folder: Path) -> Path:
+    """One checkpoint of all parts' sites, in the order of the parts, at `folder`/aligners.ckpt."""
+    parts = [torch.load(file, map_location="cpu", weights_only=True) for file in files]
+    first = parts[0]
+    stored = [part[KEY] for part in parts]
+    joined = {name: first[name] for name in ("pytorch-lightning_version", "epoch", "global_step") if name in first}
+    joined["state_dict"] = _join(part["state_dict"] for part in parts)
+    moments = _join({name: value for name, value in each["moments"].items() if name != "n"} for each in stored)
+    joined[KEY] = {
+        **stored[0],
+        "aligners": {
+            direction: {
+                name: {**described, "sites": sum(each["aligners"][direction][name]["sites"] for each in stored)}
+                for name, described in every.items()
+            }
+            for direction, every in stored[0]["aligners"].items()
+        },
+        "moments": {"n": stored[0]["moments"]["n"], **moments},
+        "data": {**stored[0]["data"], "sites": [pair for each in stored for pair in each["data"]["sites"]]},
+        "data_config": {
+            **stored[0]["data_config"],
+            "sites": ",".join(each["data_config"]["sites"] for each in stored),
+        },
+        "training": {key: _records([each["training"][key] for each in stored]) for key in stored[0]["training"]},
+    }
+    path, half = folder / "aligners.ckpt", folder / "aligners.ckpt.part"
+    torch.save(joined, half)
+    half.replace(path)
+    return path
+
+
+def _join(states: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Every tensor of a bank carries its sites on the leading axis."""
+    each = list(states)
+    return {name: torch.cat([state[name] for state in each]) for name in each[0]}
+
+
+def _records(each: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    joined: dict[str, Any] = {"steps": max(record["steps"] for record in each)}
+    for name in ("best_step", "diverged_step", "start"):
+        joined[name] = [value for record in each for value in record[name]]
+    return joined

@@ -1,0 +1,1 @@
+"""Text: where it comes from, how it is split, labelled and tokenised."""

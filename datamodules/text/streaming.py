@@ -1,0 +1,93 @@
+"""The first texts of a stream, as many as are asked for, as an ordinary table: nothing is read beyond them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from datamodules.text.sources import TextSource
+from datamodules.text.splitting import split_of, split_shares, text_key
+
+if TYPE_CHECKING:
+    from datasets import Dataset, IterableDataset
+
+__all__ = ["first_rows", "first_texts", "wanted_texts"]
+
+PEEKED = 100  # rows that show which columns there are and what they hold
+
+
+def first_rows(stream: IterableDataset, source: TextSource) -> Dataset:
+    """A few rows from the stream's beginning, with all columns."""
+    return _table([row for _, row in zip(range(PEEKED), _rows(stream, source), strict=False)], stream)
+
+
+def wanted_texts(source: TextSource, *, draw_test: bool) -> dict[str, int]:
+    """How many texts each split takes: the largest `max_texts`, the others in proportion, rounded up, within limits."""
+    shares = split_shares(source, draw_test=draw_test)
+    largest = max(shares.values())
+    return {
+        name: min(math.ceil((source.max_texts or 0) * share / largest), source.most(name) or 0)
+        for name, share in shares.items()
+    }
+
+
+def first_texts(
+    stream: IterableDataset,
+    texts: list[str],
+    label: str | None,
+    source: TextSource,
+    *,
+    held: set[int] | None,
+    official: bool = False,
+) -> tuple[Dataset, int]:
+    """The first texts of a stream that each split takes; the rest is not read.
+
+    A row that repeats a text that was taken, or one of `held`, counts for no split; it is kept, so that who drops
+    it can say how many there were.
+
+    Args:
+        stream: rows with these columns, and others, which are dropped.
+        texts: columns of the text, one or two.
+        label: column of the class; None: there is none.
+        source: number and shares of the texts.
+        held: keys of the official held-out texts; None where test texts are drawn.
+        official: whether this stream is the official held-out split: all that is taken is test text.
+
+    Returns:
+        The rows, in the stream's order, and how many rows were read.
+    """
+    shares = split_shares(source, draw_test=held is None)
+    wanted = {"test": source.most("test") or 0} if official else wanted_texts(source, draw_test=held is None)
+    place: Callable[[int], str] = (lambda key: "test") if official else (lambda key: split_of(key, shares))
+    columns = [*texts, *([] if label is None else [label])]
+    taken, rows, read = set(held or ()), [], 0
+    for row in _rows(stream, source):
+        read += 1
+        key = text_key([row[name] for name in texts], source.seed)
+        if key not in taken:
+            name = place(key)
+            if wanted[name] == 0:
+                continue
+            wanted[name] -= 1
+            taken.add(key)
+        rows.append({name: row[name] for name in columns})
+        if not any(wanted.values()):
+            break
+    return _table(rows, stream), read
+
+
+def _rows(stream: IterableDataset, source: TextSource) -> Iterator[dict[str, Any]]:
+    try:
+        yield from stream
+    except (ValueError, OSError) as error:  # what the readers of datasets raise for a damaged file
+        raise ValueError(f"`source` {source.source!r} cannot be read to where `max_texts` asks: {error}") from error
+
+
+def _table(rows: list[dict[str, Any]], stream: IterableDataset) -> Dataset:
+    from datasets import Dataset, Features
+
+    if not rows:
+        return Dataset.from_dict({})
+    known = stream.features  # of Parquet and of most data sets on the Hub; not of CSV and JSON
+    return Dataset.from_list(rows, None if known is None else Features({name: known[name] for name in rows[0]}))

@@ -1,0 +1,249 @@
+"""Labelled or plain text, divided into fit, validation and test by text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from datamodules.text.labels import LabelColumn, known_labels, read_labels
+from datamodules.text.sources import EMBEDDED, GLUE, TextSource, fitting_split, held_out_split, open_source
+from datamodules.text.splitting import split_of, split_shares, text_key
+from datamodules.text.streaming import first_rows, first_texts
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+__all__ = ["TextSource", "Texts", "load_texts", "without_texts"]
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Three splits that share no text, up to case and white space.
+
+    Attributes:
+        fit: texts to fit on. Every split has the columns text (str), text_pair (str, sentence pairs only),
+            label (labelled text only: int64 for a class, -1 where there is none; float64 for a number to predict, NaN
+            where there is none) and id (int64, the row's number in its split).
+        validation: texts that watch the fit.
+        test: texts that only the evaluation sees.
+        label_names: names of the classes in the order of their numbers, where known.
+        origin: how the splits came about, for `describe`.
+    """
+
+    fit: Dataset
+    validation: Dataset
+    test: Dataset
+    label_names: list[str] | None
+    origin: dict[str, Any]
+
+    @property
+    def regression(self) -> bool:
+        """Whether the labels are numbers to predict."""
+        return "label" in self.test.column_names and self.test.features["label"].dtype == "float64"
+
+    @property
+    def classes(self) -> int:
+        """How many classes there are: those that are named, or one more than the largest label of any split."""
+        if self.label_names is not None:
+            return len(self.label_names)
+        return 1 + max(max(split["label"][:]) for split in (self.fit, self.validation, self.test))
+
+    def constant_label(self, *, regression: bool) -> float:
+        """The best answer that is the same for all texts: the most frequent class of the fitting texts, or their mean.
+
+        Of the held-out texts where no fitting text has a label.
+        """
+        splits = (torch.tensor(split["label"][:]) for split in (self.fit, self.test))
+        known = next(own for own in (labels[known_labels(labels)] for labels in splits) if len(own))
+        return float(known.double().mean() if regression else known.bincount().argmax())
+
+    def describe(self) -> dict[str, Any]:
+        """What a report says about the data, as plain values."""
+        sizes = {name: len(getattr(self, name)) for name in ("fit", "validation", "test")}
+        return {**self.origin, "label_names": self.label_names, "n_texts": sizes}
+
+
+def without_texts(table: Dataset, known: Sequence[Dataset]) -> Dataset:
+    """The texts of a split, without their labels, that are in none of the known ones up to case and white space."""
+    columns = [name for name in ("text", "text_pair") if name in table.column_names]
+    keys = {key for other in known for key in _keys(other, [c for c in columns if c in other.column_names], 0)}
+    rows = [row for row, key in enumerate(_keys(table, columns, 0)) if key not in keys]
+    if not rows:
+        return table.select([])
+    return table.select(rows).select_columns(columns).add_column("id", list(range(len(rows))))
+
+
+def load_texts(source: TextSource) -> Texts:
+    """Read the texts and divide them.
+
+    A text's split follows from a keyed hash of the text itself (case folded, white space collapsed), so it
+    depends on neither the order nor the number of the other texts, and copies of a text end up in one split,
+    where the first is kept. Texts of an official held-out split are removed from the others.
+
+    A stream is read only as far as it must: see `TextSource.streaming`.
+
+    Raises:
+        ValueError: the source cannot be found or reached; a column is missing, empty or not of text; labels are neither
+            names nor numbers; a split would be empty. A text without a label is no error: see `labels`.
+    """
+    splits, held_out = open_source(source)
+    pool = fitting_split(splits, source)
+    held = None if held_out is None else held_out_split(splits, held_out, source)
+    beginning = first_rows(pool, source) if source.streaming else pool
+    columns = _text_columns(beginning, source)
+    label = _label_column(beginning, source)
+    read: dict[str, int] = {}
+    if source.streaming:
+        _check_columns(beginning, columns, label, source)
+        if held is not None:
+            _check_columns(first_rows(held, source), columns, label, source)
+            held, read["test"] = first_texts(held, columns, label, source, held=set(), official=True)
+        known = None if held is None else set(_keys(held, columns, source.seed))
+        pool, read["fit"] = first_texts(pool, columns, label, source, held=known)
+    tables = [pool] if held is None else [pool, held]
+    for table in tables:
+        _check_columns(table, columns, label, source)
+    labels = read_labels(tables, label, source.source)
+
+    keys = [_keys(table, columns, source.seed) for table in tables]
+    held_keys = set(keys[1]) if held is not None else set()
+    members = _divide(keys[0], held_keys, source, draw_test=held is None)
+    if held is not None:
+        members["test"] = _first_of_each(keys[1])
+    chosen = {}
+    for name, rows in members.items():
+        official = name == "test" and held is not None
+        table, key = (tables[1], keys[1]) if official else (tables[0], keys[0])
+        if not rows:
+            raise ValueError(
+                f"The split {name!r} of `source` {source.source!r} has no texts: {len(pool)} rows are too "
+                f"few for `validation_share` {source.validation_share} and `test_share` {source.test_share}."
+            )
+        most = source.most(name)
+        if most is not None:
+            rows = sorted(sorted(rows, key=key.__getitem__)[:most])
+        chosen[name] = _normalised(table.select(rows), columns, labels)
+    origin = {
+        "source": source.source,
+        "subset": source.subset,
+        "revision": source.revision,
+        "text_columns": columns,
+        "label_column": label,
+        "split": "by a keyed hash of the text" if held is None else f"test: {held_out}; rest by hash",
+        "seed": source.seed,
+        **({"streamed_rows_read": read} if source.streaming else {}),
+        "duplicates_dropped": sum(len(k) - len(set(k)) for k in keys),
+        "dropped_as_held_out": len(set(keys[0]) & held_keys),
+    }
+    names = None if labels is None else labels.names
+    if names is None and source.source in EMBEDDED:
+        names = ["negative", "positive"]
+    return Texts(chosen["fit"], chosen["validation"], chosen["test"], names, origin)
+
+
+def _text_columns(table: Dataset, source: TextSource) -> list[str]:
+    """The named columns, the known ones, or the only one that holds text."""
+    if source.text_columns is not None:
+        return list(source.text_columns)
+    if source.source in EMBEDDED:
+        return ["text"]
+    if source.source in GLUE:
+        return GLUE[source.source]
+    label = _label_column(table, source)
+    found = [name for name in table.column_names if name != label and _is_text(table, name)]
+    if len(found) != 1:
+        raise ValueError(
+            f"Expected one column of text in `source` {source.source!r}, but {len(found)} of its columns "
+            f"hold text. Name one, or two for sentence pairs, in `text_columns`: it has "
+            f"{', '.join(table.column_names)}."
+        )
+    return found
+
+
+def _label_column(table: Dataset, source: TextSource) -> str | None:
+    if source.label_column is None and "label" in table.column_names:
+        return "label"
+    return source.label_column
+
+
+def _is_text(table: Dataset, name: str) -> bool:
+    return getattr(table.features[name], "dtype", None) in ("string", "large_string")
+
+
+def _check_columns(table: Dataset, columns: list[str], label: str | None, source: TextSource) -> None:
+    """Every column exists, and every row has a text."""
+    missing = [name for name in [*columns, label] if name is not None and name not in table.column_names]
+    if missing:
+        raise ValueError(
+            f"`text_columns` or `label_column` name {', '.join(missing)}, but `source` {source.source!r} has "
+            f"the columns {', '.join(table.column_names)}."
+        )
+    if len(table) == 0:
+        raise ValueError(f"`source` {source.source!r} has no rows.")
+    for name in columns:
+        if not _is_text(table, name):
+            raise ValueError(
+                f"Expected text in column {name!r} (`text_columns`) of {source.source!r}, but it holds "
+                f"{table.features[name]}."
+            )
+    empty = [row for row, text in enumerate(_rows(table, columns)) if not any(t and t.strip() for t in text)]
+    if empty:
+        raise ValueError(
+            f"{len(empty)} of {len(table)} rows of `source` {source.source!r} have an empty text in "
+            f"{', '.join(columns)}, first row {empty[0]} (counting from 0). Remove them from the data."
+        )
+
+
+def _rows(table: Dataset, columns: list[str]) -> list[tuple[str | None, ...]]:
+    return list(zip(*(table[name][:] for name in columns), strict=True))
+
+
+def _keys(table: Dataset, columns: list[str], seed: int) -> list[int]:
+    """The key of each row's text."""
+    return [text_key(text, seed) for text in _rows(table, columns)]
+
+
+def _first_of_each(keys: list[int]) -> list[int]:
+    first: dict[int, int] = {}
+    for row, key in enumerate(keys):
+        first.setdefault(key, row)
+    return list(first.values())
+
+
+def _divide(keys: list[int], held: set[int], source: TextSource, *, draw_test: bool) -> dict[str, list[int]]:
+    """Row numbers of each split, in order."""
+    shares = split_shares(source, draw_test=draw_test)
+    members: dict[str, list[int]] = {name: [] for name in shares}
+    for row in _first_of_each(keys):
+        if keys[row] not in held:
+            members[split_of(keys[row], shares)].append(row)
+    return members
+
+
+def _normalised(table: Dataset, columns: list[str], labels: LabelColumn | None) -> Dataset:
+    """The table under the names that the rest of the project knows."""
+    from datasets import Features, Value
+
+    features = {"text": Value("string"), "id": Value("int64")}
+    if len(columns) == 2:
+        features["text_pair"] = Value("string")
+    renamed = table.map(
+        _rename,
+        batched=True,
+        with_indices=True,
+        remove_columns=table.column_names,
+        features=Features(features),
+        fn_kwargs={"columns": columns},
+        desc="Reading texts",
+    )
+    if labels is None:
+        return renamed
+    return renamed.add_column("label", labels.labels(table[labels.column][:]), feature=Value(labels.dtype))
+
+
+def _rename(batch: dict[str, list[Any]], rows: list[int], columns: list[str]) -> dict[str, list[Any]]:
+    texts = [[text or "" for text in batch[column]] for column in columns]
+    return {**dict(zip(("text", "text_pair"), texts, strict=False)), "id": rows}

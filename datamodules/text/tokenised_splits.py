@@ -1,0 +1,94 @@
+"""The splits of the texts as the models of a run read them: tokenised once for equal tokenizers, packed where asked."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from transformers import PreTrainedTokenizerBase
+
+from datamodules.text.packing import Packed, pack
+from datamodules.text.text_bytes import bytes_per_token
+from datamodules.text.texts import Texts
+from datamodules.text.tokens import TokenisedTexts, same_tokenizer, tokenise
+
+if TYPE_CHECKING:
+    import datasets
+
+__all__ = ["Split", "TokenisedSplits"]
+
+logger = logging.getLogger(__name__)
+
+Split = Literal["fit", "validation", "test", "other"]  # other: of another source, where an evaluation reads one
+
+
+class TokenisedSplits:
+    """Three splits, each tokenised when it is first asked for.
+
+    Args:
+        texts: the splits as text.
+        tokenizers: of each model.
+        max_length: longest text in tokens, or the length of all packed sequences.
+        words: whether the word of each token is needed.
+        packed: whether texts are laid end to end.
+    """
+
+    def __init__(
+        self,
+        texts: Texts,
+        tokenizers: Sequence[PreTrainedTokenizerBase],
+        max_length: int,
+        *,
+        words: bool = False,
+        packed: bool = False,
+    ) -> None:
+        self.texts, self.tokenizers, self.max_length = texts, list(tokenizers), max_length
+        self.words, self.packed = words, packed
+        self._made: dict[Split, TokenisedTexts] = {}
+        self._packed: dict[Split, Packed] = {}
+
+    def __getitem__(self, name: Split) -> TokenisedTexts:
+        if name not in self._made:
+            # Equal tokenizers share one table, and thereby all that is made of it.
+            first = [next(i for i, b in enumerate(self.tokenizers) if same_tokenizer(a, b)) for a in self.tokenizers]
+            tables = {i: self._table(name, self.tokenizers[i]) for i in sorted(set(first))}
+            data = TokenisedTexts([tables[i] for i in first], self.tokenizers)
+            if data.words is not None and data.words_used != data.words:
+                logger.warning(
+                    "%s of %d words of the %s texts are there in full for every model; the others are no rows.",
+                    data.words_used, data.words, name,
+                )  # fmt: skip
+            self._made[name] = data
+        return self._made[name]
+
+    def _table(self, name: Split, tokenizer: PreTrainedTokenizerBase) -> datasets.Dataset:
+        texts = getattr(self.texts, name)
+        if not self.packed:
+            return tokenise(texts, tokenizer, self.max_length, words=self.words)
+        self._packed[name] = pack(texts, tokenizer, self.max_length, name=name)
+        return self._packed[name].sequences
+
+    def describe(self) -> dict[str, Any]:
+        """Of the splits read so far, as plain values: how many words all models have in full, and what was packed."""
+        coverage = {
+            name: {"words": data.words, "used": data.words_used}
+            for name, data in self._made.items()
+            if data.words is not None and data.words_used is not None
+        }
+        return {
+            **({"words": coverage} if self.words else {}),
+            **({"packed": {name: made.describe() for name, made in self._packed.items()}} if self.packed else {}),
+        }
+
+    def bytes_per_token(self, name: Split) -> float:
+        """Bytes of UTF-8 per token of a split: bits per byte are nats per token / ln 2 / bytes per token.
+
+        See Gao et al. 2020, The Pile, section 3.1. Packed, these are the bytes of all texts over all their tokens, the
+        end-of-text token after each counted as one; otherwise those of what was not cut over the tokens that are not
+        special, as the last model's tokenizer makes them.
+        """
+        data = self[name]
+        if self.packed:
+            return self._packed[name].bytes_per_token
+        return bytes_per_token(getattr(self.texts, name), data.tables[-1], self.tokenizers[-1], self.max_length)

@@ -1,0 +1,258 @@
+"""Texts as tokens of every model: tokenised once, laid end to end, padded batch by batch."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from datamodules.batches import TextBatch
+from datamodules.text.words import number_words
+
+if TYPE_CHECKING:
+    import datasets
+    from transformers import PreTrainedTokenizerBase
+
+    from datamodules.reading import RowKind
+    from datamodules.row_types import Marks
+
+__all__ = ["TokenisedTexts", "describe_tokenizer", "flatten_column", "same_tokenizer", "tokenise"]
+
+logger = logging.getLogger(__name__)
+
+
+def tokenise(
+    split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, *, words: bool = False
+) -> datasets.Dataset:
+    """Tokenise a split, through the cache of `datasets`.
+
+    Args:
+        split: the columns text and id, and text_pair and label where there are such.
+        tokenizer: of the model.
+        max_length: tokens beyond this are cut. How many texts reach it is said once, in the log.
+        words: also number the words of each text; see `datamodules.text.words`.
+
+    Returns:
+        The columns input_ids, special_tokens_mask, length, id, token_type_ids and label where there are
+        such, and, with `words`, words (of each token) and word_count, in the split's order.
+
+    Raises:
+        ValueError: words are asked for of a tokenizer that does not say where in the text its tokens lie.
+    """
+    from datasets.fingerprint import Hasher
+
+    if words and not tokenizer.is_fast:
+        raise ValueError(
+            f"Words are found through the places of tokens in the text, but the tokenizer of "
+            f"{tokenizer.name_or_path!r}, a {type(tokenizer).__name__}, does not know them. Use a fast tokenizer, or "
+            "`rows` 'mean' or 'cls' without attention."
+        )
+    # Named by content: pickled tokenizers differ with what they were last used for.
+    name = Hasher.hash([split._fingerprint, describe_tokenizer(tokenizer), type(tokenizer).__name__, max_length, words])
+    tokens = split.map(
+        _tokens,
+        batched=True,
+        remove_columns=[column for column in split.column_names if column not in ("id", "label")],
+        fn_kwargs={"tokenizer": tokenizer, "max_length": max_length, "words": words},
+        new_fingerprint=name,
+        desc="Tokenising",
+    )
+    cut = int((np.asarray(tokens["length"][:]) >= max_length).sum())
+    if cut:
+        logger.warning("%d of %d texts reach %d tokens: what is beyond is cut.", cut, len(tokens), max_length)
+    return tokens
+
+
+def _tokens(
+    batch: dict[str, list[Any]], tokenizer: PreTrainedTokenizerBase, max_length: int, words: bool
+) -> dict[str, list[Any]]:
+    parts = [batch[name] for name in ("text", "text_pair") if name in batch]
+    encoded = tokenizer(
+        *parts, truncation=True, max_length=max_length, return_attention_mask=False, return_special_tokens_mask=True
+    )
+    lengths = [len(ids) for ids in encoded["input_ids"]]
+    columns = {**encoded, "length": lengths}
+    if words:
+        kept, whole = encoded.encodings, list(encoded.encodings)
+        full = [i for i, length in enumerate(lengths) if length >= max_length]
+        if full:
+            again = tokenizer(*([part[i] for i in full] for part in parts), truncation=False, verbose=False)
+            for i, encoding in zip(full, again.encodings, strict=True):
+                whole[i] = encoding
+        columns["words"], columns["word_count"] = number_words(list(zip(*parts, strict=True)), kept, whole)
+    return columns
+
+
+def same_tokenizer(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase) -> bool:
+    """Whether two tokenizers turn every text into the same inputs."""
+    return a is b or describe_tokenizer(a) == describe_tokenizer(b)
+
+
+def describe_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
+    """All that decides what a tokenizer makes of a text."""
+    if tokenizer.is_fast:
+        inner = json.loads(tokenizer.backend_tokenizer.to_str())
+        # How the last call padded and cut, not a property of the tokenizer.
+        del inner["padding"], inner["truncation"]
+    else:
+        inner = {"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}
+    outer = {
+        name: getattr(tokenizer, name)
+        for name in (
+            "padding_side",
+            "truncation_side",
+            "pad_token_id",
+            "pad_token_type_id",
+            "model_input_names",
+        )
+    }
+    return json.dumps([inner, outer], sort_keys=True)
+
+
+class _Tokens:
+    """The tokenised texts of one model, laid end to end: a batch is then one gather per input."""
+
+    def __init__(self, tokens: datasets.Dataset, tokenizer: PreTrainedTokenizerBase) -> None:
+        # Tokenizers of causal models often have none. The attention mask says what is padding: any token will do.
+        padding = 0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        self.left = tokenizer.padding_side == "left"
+        self.lengths = torch.as_tensor(np.asarray(tokens["length"][:], dtype=np.int64))
+        self.starts = self.lengths.cumsum(0) - self.lengths
+        table = tokens.with_format("arrow")[:]
+        self.padding = {"input_ids": padding, "special_tokens_mask": 1}
+        if "token_type_ids" in tokens.column_names:
+            self.padding["token_type_ids"] = tokenizer.pad_token_type_id
+        if "words" in tokens.column_names:
+            self.padding["words"] = -1
+        self.flat = {name: flatten_column(table.column(name)) for name in self.padding}
+
+    def batch(self, rows: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor | None]:
+        """The model's inputs for these rows, where special tokens and padding are, and words where there are."""
+        lengths = self.lengths[rows]
+        longest = int(lengths.max())
+        column = torch.arange(longest)[None]
+        if self.left:
+            column = column - (longest - lengths)[:, None]
+        real = (column >= 0) & (column < lengths[:, None])
+        place = torch.where(real, self.starts[rows][:, None] + column, 0)
+        padded = {name: torch.where(real, flat[place], self.padding[name]).long() for name, flat in self.flat.items()}
+        special = padded.pop("special_tokens_mask").bool()
+        words = padded.pop("words", None)
+        return {**padded, "attention_mask": real.long()}, special, words
+
+
+def flatten_column(column: Any) -> Tensor:
+    """All lists of an Arrow column end to end, as int32 (by chunk: the offsets of all could overflow)."""
+    parts = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in column.chunks]
+    return torch.from_numpy(np.concatenate(parts).astype(np.int32))
+
+
+class TokenisedTexts(Dataset):
+    """A split, tokenised for each of M models, that answers a list of row numbers with a `TextBatch`.
+
+    Args:
+        tokens: what `tokenise` made for each model; one and the same object for models of equal tokenizers.
+        tokenizers: of each model: they say how to pad.
+
+    Attributes:
+        tables: `tokens`.
+        words: number of words of all texts, counted in each model's tokens; None where `tokenise` was not asked
+            for them.
+        words_used: number of those that every model has in full.
+        words_in_common: (words,) which words those are, text by text; None likewise.
+        word_counts: (n,) how many each text has; None likewise.
+        marks: kind of rows -> which are of unseen types, once that is known; every batch then says so in `unseen`.
+        leave_out: whether these are texts to fit on, without the rows that are marked.
+    """
+
+    def __init__(self, tokens: Sequence[datasets.Dataset], tokenizers: Sequence[PreTrainedTokenizerBase]) -> None:
+        if not tokens or len(tokens) != len(tokenizers):
+            raise ValueError(
+                "Expected `tokens` and `tokenizers` of the same models, one or more, but received "
+                f"{len(tokens)} and {len(tokenizers)}."
+            )
+        if any(other["id"][:] != tokens[0]["id"][:] for other in tokens if other is not tokens[0]):
+            raise ValueError("Expected `tokens` of the same texts for every model, but their ids differ.")
+        first = [next(i for i, other in enumerate(tokens) if other is table) for table in tokens]
+        # What models share is laid out, and later padded, once.
+        self.tables = list(tokens)
+        self.marks: dict[RowKind, Marks] = {}
+        self.leave_out = False
+        self._laid = {i: _Tokens(tokens[i], tokenizers[i]) for i in sorted(set(first))}
+        self._models = first
+        self.words = self.words_used = self.word_counts = self.words_in_common = None
+        if all("words" in table.column_names for table in tokens):
+            every = torch.as_tensor(tokens[0]["word_count"][:], dtype=torch.int64)
+            self.word_counts, self.words_in_common = _number_common_words(list(self._laid.values()), every)
+            self.words, self.words_used = int(every.sum()), int(self.word_counts.sum())
+        self.lengths = torch.stack([laid.lengths for laid in self._laid.values()]).amax(0)
+        self.ids = torch.as_tensor(tokens[0]["id"][:], dtype=torch.int64)
+        self.labels = _labels(tokens[0])
+
+    def __len__(self) -> int:
+        """Number of texts."""
+        return len(self.ids)
+
+    def first_tokens(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The first model's tokens of all texts end to end, (T,), which are special, and how many each text has."""
+        laid = self._laid[0]
+        return laid.flat["input_ids"], laid.flat["special_tokens_mask"].bool(), laid.lengths
+
+    def __getitem__(self, rows: Sequence[int]) -> TextBatch:
+        """The texts with these row numbers, as one batch."""
+        index = torch.as_tensor(rows)
+        found = {i: laid.batch(index) for i, laid in self._laid.items()}
+        inputs, special, words = zip(*(found[i] for i in self._models), strict=True)
+        return TextBatch(
+            inputs,
+            special,
+            self.ids[index],
+            labels=None if self.labels is None else self.labels[index],
+            words=None if self.word_counts is None else words,
+            word_count=None if self.word_counts is None else self.word_counts[index],
+            unseen={kind: marks.of(index) for kind, marks in self.marks.items()},
+            leave_out=self.leave_out,
+            number=getattr(rows, "number", 0),
+        )
+
+
+def _labels(table: datasets.Dataset) -> Tensor | None:
+    """The labels of a split, (n,): classes as int64, numbers to predict as float32; None for plain text."""
+    if "label" not in table.column_names:
+        return None
+    whole = table.features["label"].dtype == "int64"
+    return torch.as_tensor(table["label"][:], dtype=torch.int64 if whole else torch.float32)
+
+
+def _number_common_words(laid: Sequence[_Tokens], counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Number the words of each text anew, in place: 0, 1, ... over those that all models have, -1 elsewhere.
+
+    Args:
+        laid: the tokens of each model.
+        counts: (n,) words of each text.
+
+    Returns:
+        (n,) words of each text that all models have, and (W,) which of all words these are.
+    """
+    base = counts.cumsum(0) - counts
+    total = int(counts.sum())
+    common, places = torch.ones(total, dtype=torch.bool), []
+    for one in laid:
+        words = one.flat["words"].long()
+        place = torch.where(words < 0, total, words + base.repeat_interleave(one.lengths))
+        has = torch.zeros(total + 1, dtype=torch.bool)
+        has[place] = True
+        common &= has[:-1]
+        places.append(place)
+    before = torch.cat([torch.zeros(1, dtype=torch.int64), common.cumsum(0)])
+    common = torch.cat([common, torch.zeros(1, dtype=torch.bool)])
+    for one, place in zip(laid, places, strict=True):
+        number = before[place] - before[base].repeat_interleave(one.lengths)
+        one.flat["words"] = torch.where(common[place], number, -1).int()
+    return before[base + counts] - before[base], common[:-1]

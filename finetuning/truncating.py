@@ -1,0 +1,275 @@
+"""The LightningModule that measures truncated and skipping classifiers: Phang et al. 2021, Figures 3 and 4."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+
+from aligners.scoring.answers import in_data_order, match_heads, one_after_another
+from aligners.scoring.scores import TextScores, UnitMeans, bootstrap_interval, percentile_interval
+from aligners.scoring.task_scores import choose_score, resampled_scores, task_score
+from aligners.scoring.tasks import check_labels, unit_answers, unit_scores
+from datamodules.batches import TextBatch
+from datamodules.targets import classification_targets
+from finetuning.heads import HeadBank
+from finetuning.training import FinetuningRecipe, mean_loss, optimisation
+from frozen.finite import FiniteCheck
+from frozen.loading.precision import check_precision
+from frozen.model import FrozenModel
+from frozen.truncation import skipping, truncated
+
+__all__ = ["HEADS", "MEAN", "Condition", "SurgeryEvaluation", "conditions"]
+
+Kind = Literal["native", "untuned", "tuned", "tuned_orig", "skip"]
+MEAN = "mean of the models"
+QUANTITIES = ("correct", "loss", "answer")
+HEADS = FinetuningRecipe(learning_rate=1e-3, warmup=0.1)  # a head alone stands, and needs, larger steps than a model
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One way in which a model answers.
+
+    Attributes:
+        kind: native: the whole model; untuned: its own head on the state of `site`; tuned: a head trained there;
+            tuned_orig: a head trained on the base model's state; skip: without blocks first..last.
+        site: of the state that the head reads; None for skip.
+        first: first block that is not run, counted from 1; None where all are.
+        last: last such block.
+    """
+
+    kind: Kind
+    site: int | None = None
+    first: int | None = None
+    last: int | None = None
+
+
+def conditions(depth: int, *, base: bool, heads: bool) -> list[Condition]:
+    """Everything that is measured of a model of L = `depth` blocks, in the order of its table."""
+
+    def cut(kind: Kind) -> list[Condition]:
+        gone = [(site + 1, depth) if site < depth else (None, None) for site in range(depth + 1)]
+        return [Condition(kind, site, *ends) for site, ends in enumerate(gone)]
+
+    if base:
+        return cut("tuned_orig")
+    spans = [Condition("skip", None, i, j) for i in range(1, depth + 1) for j in range(i, depth + 1)]
+    return [Condition("native", depth), *cut("untuned"), *spans, *(cut("tuned") if heads else [])]
+
+
+class SurgeryEvaluation(pl.LightningModule):
+    """Trains heads on the states of all sites at once, then measures every truncation and every skipped span.
+
+    All states of a batch come from one pass through each model; none is kept longer than that. Heads on fine-tuned
+    models start as their own head and are trained on (TUNED), those on base models start from the seed of the data
+    module (TUNEDORIG). The table is kept text by text, so that the figures are the same for any number of ranks.
+
+    Args:
+        recipe: how the heads are trained.
+        heads: whether heads are trained; without, only what needs none is measured, and no base.
+        seed: of the resampling of texts.
+
+    Attributes:
+        rows: after a test, one for each model and condition, and for the mean over several models of equal depth.
+        meta: what holds for all rows.
+    """
+
+    def __init__(
+        self,
+        recipe: FinetuningRecipe = HEADS,
+        heads: bool = True,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.recipe, self.heads, self.seed = recipe, heads, seed
+        self.banks = nn.ModuleList()
+        self.rows: list[dict[str, Any]] = []
+        self.meta: dict[str, Any] = {}
+        self._check = FiniteCheck()
+
+    # ------------------------------------------------------------------ before
+
+    @property
+    def _stream(self) -> Any:
+        """The data module of the run."""
+        return self.trainer.datamodule  # type: ignore[attr-defined]
+
+    def setup(self, stage: str) -> None:
+        """Every check, and a head for every site of every model."""
+        check_precision(self.trainer)
+        data = self._stream
+        if data.bases and not self.heads:
+            raise ValueError(
+                "Expected no `bases` where no heads are trained, but got some: what they know shows there."
+            )
+        self.models: list[FrozenModel] = [m.to(self.trainer.strategy.root_device) for m in data.frozen]
+        self.is_base = [place >= len(data.models) for place in range(len(self.models))]
+        for model in self.models:
+            for split in ("fit", "test") if self.heads else ("test",):
+                check_labels(model, data.split(split).labels, data.text.source)
+        tuned = self.models[: len(data.models)]
+        self.matched = match_heads(data, tuned)
+        self.regression = tuned[0].regression
+        self.score = choose_score(data.text, regression=self.regression, classes=data.classes)
+        for base in self.models[len(tuned) :]:
+            base.class_map = one_after_another(tuned[0].class_map)
+        if self.heads and not len(self.banks):
+            self.banks.extend(HeadBank(model, model.depth + 1) for model in self.models)
+
+    def _states(self, batch: TextBatch, place: int) -> list[Tensor]:
+        """The states of all sites of a model, from one pass."""
+        model = self.models[place]
+        with torch.no_grad():
+            return model.head(batch.inputs[place], range(model.depth + 1))
+
+    # ------------------------------------------------------------------ heads
+
+    def configure_optimizers(self) -> Any:
+        """One AdamW for all heads: it treats every weight by itself."""
+        return optimisation(self, list(self.banks.parameters()), self.recipe)
+
+    def _answers(self, batch: TextBatch, place: int, states: list[Tensor]) -> Tensor:
+        """Of the trained heads, (S, B, C)."""
+        model = self.models[place]
+        logits = cast(HeadBank, self.banks[place]).logits(model, batch.inputs[place], states)
+        return in_data_order(logits, model.class_map)
+
+    def training_step(self, batch: TextBatch, batch_idx: int) -> Tensor:
+        """The sum over all heads of their mean loss: each gets the gradient of its own."""
+        labels, losses, log = cast(Tensor, batch.labels), [], self.global_step % self.trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
+        for place, model in enumerate(self.models):
+            loss = mean_loss(self, self._answers(batch, place, self._states(batch, place)), labels)
+            names = [f"{model.name}, site {site}" for site in range(model.depth + 1)]
+            self._check.watch(loss.detach(), names, "training loss", batch_idx)
+            if log:
+                self.log_dict(self._keys(place, "train_loss", loss.detach()))
+            losses.append(loss.sum())
+        return torch.stack(losses).sum()
+
+    def on_train_epoch_end(self) -> None:
+        """Look at the last batch's losses too."""
+        self._check.flush()
+
+    def on_validation_epoch_start(self) -> None:
+        """Fresh sums."""
+        self._means = [UnitMeans(model.depth + 1).to(self.device) for model in self.models]
+
+    def validation_step(self, batch: TextBatch, batch_idx: int) -> None:
+        """Accuracy of every head on one batch, or squared errors."""
+        for place, means in enumerate(self._means):
+            logits = self._answers(batch, place, self._states(batch, place))
+            found = unit_scores(logits, classification_targets(cast(Tensor, batch.labels)))
+            means.update(found["loss" if self.regression else "correct"])
+
+    def on_validation_epoch_end(self) -> None:
+        """Log it; it has been added over ranks."""
+        for place, means in enumerate(self._means):
+            figure = "validation_loss" if self.regression else "validation_accuracy"
+            self.log_dict(self._keys(place, figure, means.compute().float()), rank_zero_only=True)
+
+    def _keys(self, place: int, figure: str, values: Tensor) -> dict[str, Tensor]:
+        kind = "tuned_orig" if self.is_base[place] else "tuned"
+        return {f"{kind}/{place}/{site}/{figure}": value for site, value in enumerate(values)}
+
+    # ------------------------------------------------------------------ the one pass over the held-out texts
+
+    def on_test_start(self) -> None:
+        """The self-test of every model, and its table."""
+        data, texts = self._stream, len(self._stream.split("test"))
+        few = data.split("test")[list(range(min(8, texts)))].to(self.device)
+        self.tables = nn.ModuleList()
+        self._conditions = []
+        for place, model in enumerate(self.models):
+            model.self_test(few.inputs[place])
+            wanted = conditions(model.depth, base=self.is_base[place], heads=self.heads)
+            self._conditions.append(wanted)
+            self.tables.append(TextScores(list(QUANTITIES), 1, len(wanted), texts).to(self.device))
+
+    def test_step(self, batch: TextBatch, batch_idx: int) -> None:
+        """Every condition of every model on one batch."""
+        for place, wanted in enumerate(self._conditions):
+            states = self._states(batch, place)
+            trained = self._answers(batch, place, states) if self.heads else None
+            logits = torch.stack([self._answer(batch, place, condition, states, trained) for condition in wanted])
+            found = unit_scores(logits, classification_targets(cast(Tensor, batch.labels)))
+            found["answer"] = unit_answers(logits, regression=self.regression)
+            scores = {name: values[None] for name, values in found.items()}
+            cast(TextScores, self.tables[place]).update(batch.text, scores)
+
+    def _answer(
+        self, batch: TextBatch, place: int, condition: Condition, states: list[Tensor], trained: Tensor | None
+    ) -> Tensor:
+        """(B, C) float32."""
+        model, inputs = self.models[place], batch.inputs[place]
+        if condition.kind == "native":
+            return in_data_order(model.logits(inputs).float(), model.class_map)
+        if condition.kind in ("tuned", "tuned_orig"):
+            return cast(Tensor, trained)[cast(int, condition.site)]
+        if condition.kind == "untuned":
+            view = truncated(model, cast(int, condition.site))
+        else:
+            view = skipping(model, cast(int, condition.first), cast(int, condition.last))
+        return in_data_order(view.logits_from(inputs, states[view.first - 1]).float(), model.class_map)
+
+    # ------------------------------------------------------------------ after
+
+    def on_test_epoch_end(self) -> None:
+        """One row for every model and condition, and for the mean of the fine-tuned models."""
+        tables = [cast(TextScores, table).compute() for table in self.tables]
+        self.rows = []
+        for model, wanted, table in zip(self.models, self._conditions, tables, strict=True):
+            self.rows += self._rows(model.name, wanted, [table])
+        for base in (False, True):
+            places = [place for place, is_base in enumerate(self.is_base) if is_base == base]
+            if len(places) > 1 and len({self.models[place].depth for place in places}) == 1:
+                self.rows += self._rows(MEAN, self._conditions[places[0]], [tables[place] for place in places])
+        data = self._stream
+        self.meta = {
+            **data.describe(),
+            "labels": {model.name: words for model, words in self.matched.items()},
+            "score": self.score,
+            "majority_score": float(task_score(self.score, data.constant_answers(), data.answers("test"))),
+            "seed": self.seed,
+            "split": "test",
+        }
+
+    def _rows(self, name: str, wanted: Sequence[Condition], tables: list[dict[str, Tensor]]) -> list[dict[str, Any]]:
+        """Of one model, or the means over several."""
+        every = {quantity: torch.stack([table[quantity][0] for table in tables]) for quantity in QUANTITIES}
+        correct = every["correct"].mean(0)
+        low, high = bootstrap_interval(correct, seed=self.seed)
+        columns = {
+            "accuracy": correct.mean(-1),
+            "accuracy_low": low,
+            "accuracy_high": high,
+            "loss": every["loss"].mean(0).mean(-1),
+            **self._score_columns(every["answer"]),
+        }
+        about = {"score_name": self.score, "n_texts": correct.shape[-1]}
+        return [
+            {
+                "model": name,
+                **vars(condition),
+                **{column: _finite(values[number]) for column, values in columns.items()},
+                **about,
+            }
+            for number, condition in enumerate(wanted)
+        ]
+
+    def _score_columns(self, answers: Tensor) -> dict[str, Tensor]:
+        """The task's score from answers (models, conditions, texts), the mean over models, with its interval."""
+        labels = cast(Tensor, self._stream.answers("test"))
+        drawn = resampled_scores(self.score, answers, labels, seed=self.seed).mean(0)
+        low, high = percentile_interval(drawn)
+        return {"score": task_score(self.score, answers, labels).mean(0), "score_low": low, "score_high": high}
+
+
+def _finite(value: Tensor) -> float | None:
+    """A number that JSON knows; None where some text had no answer, because logits were not finite."""
+    return float(value) if math.isfinite(float(value)) else None

@@ -1,0 +1,238 @@
+"""Embedded language models: a small GPT-2 and a small masked BERT, trained from a seed on plain text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    DataCollatorForLanguageModeling,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerBase,
+)
+
+from frozen.embedded.making import alone, family_folder, keep_model, train
+from frozen.embedded.tokenizers import byte_pairs, word_pieces
+from frozen.solu import register_solu
+
+__all__ = ["GPTRecipe", "LanguageRecipe", "MaskedRecipe", "causal_model", "masked_model"]
+
+ACTIVATIONS = ("gelu_new", "solu")
+TOKENIZER_CHARACTERS = 5_000_000  # of the 25 million of the IMDB reviews: the rest makes no better tokenizer
+
+
+@dataclass(frozen=True)
+class LanguageRecipe:
+    """How an embedded language model is built and trained.
+
+    Texts are laid end to end, the end-of-text token after each, and cut into sequences of one length: the first
+    `steps` · `batch` of them, each read once, in an order drawn by the seed; where there are fewer, again.
+
+    Args:
+        vocabulary: number of pieces of the tokenizer.
+        layers: number of blocks, L.
+        width: of the states, d; the feed-forward layers are four times as wide.
+        heads: attention heads per block.
+        max_length: tokens of a training sequence, and positions that the model has.
+        steps: of the optimiser.
+        batch: sequences per step.
+        learning_rate: of AdamW, reached after the warm-up and then falling linearly to 0.
+        warm_up: share of the steps in which the learning rate rises.
+        weight_decay: of AdamW.
+    """
+
+    vocabulary: int = 1536
+    layers: int = 3
+    width: int = 64
+    heads: int = 2
+    max_length: int = 128
+    steps: int = 2400
+    batch: int = 4
+    learning_rate: float = 2e-3
+    warm_up: float = 0.1
+    weight_decay: float = 0.01
+
+
+@dataclass(frozen=True)
+class GPTRecipe(LanguageRecipe):
+    """How an embedded GPT-2 is built and trained, on the next token.
+
+    Args:
+        activation: of the feed-forward layers: gelu_new (GPT-2's own) or solu (Elhage et al. 2022).
+    """
+
+    vocabulary: int = 2048
+    learning_rate: float = 6e-3
+    activation: str = "gelu_new"
+
+
+@dataclass(frozen=True)
+class MaskedRecipe(LanguageRecipe):
+    """How an embedded masked BERT is built and trained: [CLS], packed text, [SEP].
+
+    Args:
+        masked_share: share of the tokens that it has to find. As in BERT, 80 % of them are masked, 10 % replaced by
+            another token, and 10 % left. Twice BERT's share, because the training is short.
+        initial: standard deviation of the initial weights. BERT's .02 is meant for widths of 768; at 64 the model does
+            not get beyond the frequencies of the tokens with it.
+    """
+
+    masked_share: float = 0.3
+    initial: float = 0.08
+
+
+def causal_model(seed: int, texts: list[str], recipe: GPTRecipe, cache: Path | None, progress: bool) -> Path:
+    """The folder of the GPT-2 with this seed; see `frozen.embedded.recipes.embedded_model`."""
+    if recipe.activation not in ACTIVATIONS:
+        raise ValueError(f"Expected `activation` to be one of {', '.join(ACTIVATIONS)}, but got {recipe.activation!r}.")
+    register_solu()
+    kind = f"gpt2-{recipe.activation}"
+    said = f"GPT-2 with {recipe.activation}, {recipe.layers} blocks, {recipe.width} wide"
+    return _model(seed, texts, recipe, cache, progress, kind, said, byte_pairs, _train_causal)
+
+
+def masked_model(seed: int, texts: list[str], recipe: MaskedRecipe, cache: Path | None, progress: bool) -> Path:
+    """The folder of the masked BERT with this seed; see `frozen.embedded.recipes.embedded_model`."""
+    said = f"masked BERT, {recipe.layers} blocks, {recipe.width} wide"
+    return _model(seed, texts, recipe, cache, progress, "bert-mlm", said, word_pieces, _train_masked)
+
+
+def _model(
+    seed: int,
+    texts: list[str],
+    recipe: LanguageRecipe,
+    cache: Path | None,
+    progress: bool,
+    kind: str,
+    said: str,
+    pieces: Callable[[list[str], int, int], PreTrainedTokenizerBase],
+    trained: Callable[..., Any],
+) -> Path:
+    if not texts:
+        raise ValueError("Expected `texts` to train on, but received none.")
+    said = f"{said}, on {recipe.steps} batches of {recipe.batch} x {recipe.max_length} tokens"
+    return keep_model(
+        family_folder(kind, recipe, [texts], cache),
+        seed,
+        lambda: pieces(_first(texts, TOKENIZER_CHARACTERS), recipe.vocabulary, recipe.max_length),
+        lambda tokenizer: trained(seed, texts, tokenizer, recipe, f"Seed {seed}" if progress else None),
+        said if progress else None,
+    )
+
+
+def _first(texts: list[str], characters: int) -> list[str]:
+    """The first texts, up to and with the one that makes them so long together."""
+    found, size = [], 0
+    for text in texts:
+        found.append(text)
+        size += len(text)
+        if size >= characters:
+            break
+    return found
+
+
+# ---------------------------------------------------------------------- training
+
+
+def _train_causal(
+    seed: int, texts: list[str], tokenizer: PreTrainedTokenizerBase, recipe: GPTRecipe, bar: str | None
+) -> GPT2LMHeadModel:
+    end = tokenizer.eos_token_id
+    with alone(seed):
+        model = GPT2LMHeadModel(
+            GPT2Config(
+                vocab_size=len(tokenizer),
+                n_positions=recipe.max_length,
+                n_embd=recipe.width,
+                n_layer=recipe.layers,
+                n_head=recipe.heads,
+                activation_function=recipe.activation,
+                # Every sequence is read once or a few times: there is nothing that dropout would keep from overfitting.
+                resid_pdrop=0.0,
+                embd_pdrop=0.0,
+                attn_pdrop=0.0,
+                bos_token_id=end,
+                eos_token_id=end,
+            )
+        )
+        rows = _sequences(texts, tokenizer, end, recipe.max_length, recipe)
+        batches = _batches(rows, recipe, seed, lambda each: {"input_ids": torch.stack(each)})
+        train(model, batches, recipe, epochs=1, bar=bar, loss=_next_token)
+    model.config.pad_token_id = end  # not before: transformers would take ends of text for padding, and say so
+    return model
+
+
+def _next_token(model: GPT2LMHeadModel, batch: dict[str, Tensor]) -> Tensor:
+    logits = model(**batch, use_cache=False).logits[:, :-1]
+    return cross_entropy(logits.flatten(0, 1), batch["input_ids"][:, 1:].flatten())
+
+
+def _train_masked(
+    seed: int, texts: list[str], tokenizer: PreTrainedTokenizerBase, recipe: MaskedRecipe, bar: str | None
+) -> BertForMaskedLM:
+    with alone(seed):
+        model = BertForMaskedLM(
+            BertConfig(
+                vocab_size=len(tokenizer),
+                hidden_size=recipe.width,
+                num_hidden_layers=recipe.layers,
+                num_attention_heads=recipe.heads,
+                intermediate_size=4 * recipe.width,
+                max_position_embeddings=recipe.max_length,
+                hidden_dropout_prob=0.0,
+                attention_probs_dropout_prob=0.0,
+                initializer_range=recipe.initial,
+            )
+        )
+        rows = _sequences(texts, tokenizer, tokenizer.sep_token_id, recipe.max_length - 2, recipe)
+        mask = DataCollatorForLanguageModeling(tokenizer, mlm_probability=recipe.masked_share, seed=seed)
+        first, last = torch.tensor([tokenizer.cls_token_id]), torch.tensor([tokenizer.sep_token_id])
+        batches = _batches(
+            rows, recipe, seed, lambda each: dict(mask([{"input_ids": torch.cat([first, row, last])} for row in each]))
+        )
+        train(model, batches, recipe, epochs=1, bar=bar, loss=_masked_tokens)
+    return model
+
+
+def _masked_tokens(model: BertForMaskedLM, batch: dict[str, Tensor]) -> Tensor:
+    """Mean over the masked tokens. The head runs on them alone: that is a third of the time of all."""
+    asked = batch["labels"] != -100
+    states = model.bert(input_ids=batch["input_ids"]).last_hidden_state[asked]
+    return cross_entropy(model.cls(states), batch["labels"][asked])
+
+
+def _sequences(
+    texts: list[str], tokenizer: PreTrainedTokenizerBase, end: int, length: int, recipe: LanguageRecipe
+) -> Tensor:
+    """The first packed sequences, (n, length) with n at most as many as the training reads."""
+    wanted, ids = recipe.steps * recipe.batch, []
+    for first in range(0, len(texts), 1000):
+        for one in tokenizer(texts[first : first + 1000], add_special_tokens=False, verbose=False)["input_ids"]:
+            ids += [*one, end]
+        if len(ids) >= wanted * length:
+            break
+    count = min(wanted, len(ids) // length)
+    if count == 0:
+        raise ValueError(
+            f"Expected `texts` of at least {length} tokens together, one training sequence, but received {len(ids)}. "
+            "Use more text, or a smaller `max_length`."
+        )
+    return torch.tensor(ids[: count * length]).view(count, length)
+
+
+def _batches(
+    rows: Tensor, recipe: LanguageRecipe, seed: int, collate: Callable[[list[Tensor]], dict[str, Tensor]]
+) -> DataLoader:
+    """`steps` batches of the sequences, each sequence as often as any other, in an order that follows from the seed."""
+    wanted, draw = recipe.steps * recipe.batch, torch.Generator().manual_seed(seed)
+    order = torch.cat([torch.randperm(len(rows), generator=draw) for _ in range(-(-wanted // len(rows)))])[:wanted]
+    return DataLoader(rows, recipe.batch, sampler=order.tolist(), collate_fn=collate)  # type: ignore[arg-type]

@@ -1,0 +1,208 @@
+"""What all embedded models share: a cache that holds whole models only, and a training that gives the same every time.
+
+What is made is an ordinary folder of `transformers`, read by the code that reads any other model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from filelock import FileLock
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import RichProgressBar
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.utilities.seed import isolate_rng
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor
+from torch.utils.data import DataLoader
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, get_linear_schedule_with_warmup
+
+from frozen.loading.saving import save_model, whole_folder
+
+__all__ = ["Size", "alone", "cache_folder", "family_folder", "keep_model", "train"]
+
+
+class Size(Protocol):
+    """What every recipe says; see `frozen.embedded.classifier.Recipe`."""
+
+    @property
+    def layers(self) -> int: ...  # noqa: D102
+    @property
+    def width(self) -> int: ...  # noqa: D102
+    @property
+    def learning_rate(self) -> float: ...  # noqa: D102
+    @property
+    def warm_up(self) -> float: ...  # noqa: D102
+    @property
+    def weight_decay(self) -> float: ...  # noqa: D102
+
+
+def cache_folder(cache: Path | None = None) -> Path:
+    """Where what is made here is kept: `cache`, else $ALIGNERS_CACHE, else ~/.cache/aligners."""
+    return Path(cache or os.environ.get("ALIGNERS_CACHE") or "~/.cache/aligners").expanduser()
+
+
+def family_folder(kind: str, recipe: Any, data: list[Any], cache: Path | None) -> Path:
+    """The folder of all seeds of a recipe, named by everything that they are made from.
+
+    Args:
+        kind: how the name begins.
+        recipe: a dataclass with `layers` and `width`.
+        data: what is trained on, as JSON can hold it.
+        cache: see `cache_folder`.
+    """
+    made_from = json.dumps([asdict(recipe), *data]).encode()
+    digest = hashlib.blake2b(made_from, digest_size=6).hexdigest()
+    return cache_folder(cache) / "embedded" / f"{kind}-{recipe.layers}x{recipe.width}-{digest}"
+
+
+def keep_model(
+    family: Path,
+    seed: int,
+    make_tokenizer: Callable[[], PreTrainedTokenizerBase],
+    make_model: Callable[[PreTrainedTokenizerBase], PreTrainedModel],
+    said: str | None,
+) -> Path:
+    """The folder of one seed, made now if it is not there, whole or not at all.
+
+    Several processes may ask at once: one makes it, the others wait. All seeds share the tokenizer.
+
+    Args:
+        family: see `family_folder`.
+        seed: which one.
+        make_tokenizer: called if the family has none yet.
+        make_model: called with the family's tokenizer.
+        said: what is being made, said on the screen before it is; None: nothing is said.
+    """
+    folder = family / f"seed-{seed}"
+    if folder.is_dir():
+        return folder
+    family.mkdir(parents=True, exist_ok=True)
+    with FileLock(family / ".lock"):
+        if not (family / "tokenizer").is_dir():
+            with whole_folder(family / "tokenizer") as unfinished:
+                make_tokenizer().save_pretrained(unfinished)
+        if not folder.is_dir():
+            if said is not None:
+                print(
+                    f"Training the embedded model of seed {seed} ({said}), which is not yet in the cache: {folder}",
+                    flush=True,
+                )
+            tokenizer = AutoTokenizer.from_pretrained(family / "tokenizer")
+            with whole_folder(folder) as unfinished:
+                save_model(unfinished, make_model(tokenizer), tokenizer)
+    return folder
+
+
+@contextmanager
+def alone(seed: int) -> Iterator[None]:
+    """Seeded, on one thread and quiet: a training that leaves the run around it as it was, and gives what it gives.
+
+    One thread, because more would gain so small a model little, and the weights would depend on their number.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with isolate_rng(), _quiet_lightning():
+            torch.manual_seed(seed)
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def train(
+    model: PreTrainedModel,
+    batches: DataLoader,
+    recipe: Size,
+    *,
+    epochs: int,
+    bar: str | None,
+    loss: Callable[[Any, dict[str, Tensor]], Tensor] | None = None,
+) -> None:
+    """Train a model with AdamW, warm-up and linear decay; inside `alone`.
+
+    Args:
+        model: changed in place.
+        batches: keyword arguments of the model's forward.
+        recipe: learning rate, warm-up and weight decay.
+        epochs: passes over the batches.
+        bar: how the progress bar begins; None: no bar.
+        loss: of the model on a batch, a scalar; default: the model's own.
+    """
+    # On the CPU and alone, whatever the run around this one uses: the models are small, and the same seed must give
+    # the same weights.
+    trainer = Trainer(
+        strategy=SingleDeviceStrategy(torch.device("cpu")),
+        accelerator="cpu",
+        devices=1,
+        max_epochs=epochs,
+        gradient_clip_val=1.0,
+        logger=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=bar is not None,
+        callbacks=[] if bar is None else [_Bar(bar)],
+    )
+    trainer.fit(_Training(model, recipe, epochs * len(batches), loss or _own_loss), batches)
+    if trainer.interrupted:
+        raise KeyboardInterrupt
+
+
+def _own_loss(model: Any, batch: dict[str, Tensor]) -> Tensor:
+    return model(**batch).loss
+
+
+class _Training(LightningModule):
+    """AdamW, warm-up, linear decay."""
+
+    def __init__(
+        self, model: PreTrainedModel, recipe: Size, steps: int, loss: Callable[[Any, dict[str, Tensor]], Tensor]
+    ) -> None:
+        super().__init__()
+        self.model, self.recipe, self.steps, self.loss = model, recipe, steps, loss
+
+    def training_step(self, batch: dict[str, Tensor], _: int) -> Tensor:
+        """Loss of the batch."""
+        return self.loss(self.model, batch)
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """AdamW with a learning rate that rises, then falls to 0 at the last step."""
+        recipe = self.recipe
+        optimizer = torch.optim.AdamW(self.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
+        schedule = get_linear_schedule_with_warmup(optimizer, int(recipe.warm_up * self.steps), self.steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class _Bar(RichProgressBar):
+    """Lightning's bar, naming what is trained."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def _get_train_description(self, current_epoch: int) -> str:
+        return f"{self.name}, {super()._get_train_description(current_epoch).lower()}"
+
+
+@contextmanager
+def _quiet_lightning() -> Iterator[None]:
+    """Keeps devices, tips and advice on workers off the screen: this run is not the user's."""
+    logger = logging.getLogger("lightning.pytorch")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"lightning\.")
+            yield
+    finally:
+        logger.setLevel(level)

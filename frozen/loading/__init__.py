@@ -1,0 +1,1 @@
+"""Loading and keeping pretrained models."""

@@ -1,0 +1,110 @@
+"""Loading a pretrained model from the Hub or a folder, whole or not at all."""
+
+from __future__ import annotations
+
+from logging import getLogger
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from frozen.architectures import Architecture, Task, architecture_of
+from frozen.hooks import blocks_of
+from frozen.loading.files import dtype_of, listed, quiet, read_config, read_tokenizer, read_weights
+from frozen.loading.placement import DeviceMap, check_device_map
+from frozen.model import FrozenModel
+
+__all__ = ["load_frozen"]
+
+logger = getLogger(__name__)
+_HEADS: dict[Task, Any] = {
+    "classification": AutoModelForSequenceClassification,
+    "masked": AutoModelForMaskedLM,
+    "causal": AutoModelForCausalLM,
+}
+
+
+def load_frozen(
+    name: str | Path,
+    *,
+    revision: str | None = None,
+    dtype: str | torch.dtype = "float32",
+    attn_implementation: str | None = None,
+    trust_remote_code: bool = False,
+    device: str | torch.device = "cpu",
+    device_map: DeviceMap | None = None,
+    tokenizer: bool = True,
+) -> FrozenModel:
+    """Load a model, with its classification or language modelling head where the checkpoint names one.
+
+    Weights come from safetensors where there are any; an older `pytorch_model.bin` is read as tensors only
+    and cannot run code. What lies above the last site of a bare encoder (a pooler) is not loaded. A checkpoint that
+    names a language modelling head and has no weights for it is loaded without, and that is said.
+
+    Args:
+        name: Hub id, or a folder that `save_pretrained` wrote.
+        revision: branch, tag or commit on the Hub.
+        dtype: of the weights: float32, bfloat16 or float16.
+        attn_implementation: "sdpa", "eager", ...; None: what transformers prefers.
+        trust_remote_code: whether code from the Hub may run.
+        device: where the weights go, all of them.
+        device_map: which part goes where instead: "auto", or a mapping from modules to devices. For a model that is
+            too large for one device; needs accelerate.
+        tokenizer: whether to load the tokenizer too.
+
+    Raises:
+        ValueError: if there is no such model, its architecture is not registered, a file is damaged or
+            missing, weights are missing or of another shape, the tokenizer is missing or knows more tokens
+            than the model, or the device map splits a block or leaves weights where they are not used.
+    """
+    source = {"revision": revision, "trust_remote_code": trust_remote_code}
+    with quiet():
+        config = read_config(str(name), source)
+        architecture = architecture_of(config.model_type)
+        tasks = (architecture.task(kind) for kind in config.architectures or ())
+        task = next((task for task in tasks if task is not None), None)
+        options: dict[str, Any] = {**source, "dtype": dtype_of(dtype)}
+        if attn_implementation is not None:
+            options["attn_implementation"] = attn_implementation
+        if device_map is not None:
+            _check_map(device_map, config, task, architecture, trust_remote_code)
+            options["device_map"] = device_map
+        model = _model(str(name), task, architecture, options)
+        words = read_tokenizer(str(name), source, config) if tokenizer else None
+    frozen = FrozenModel(model, words, name=str(name), revision=revision)
+    return frozen if device_map is not None else frozen.to(device)
+
+
+def _check_map(
+    device_map: DeviceMap, config: PreTrainedConfig, task: Task | None, architecture: Architecture, trust: bool
+) -> None:
+    loader, options = (architecture.bare_class, architecture.bare) if task is None else (_HEADS[task], {})
+    with torch.device("meta"):
+        skeleton = loader.from_config(config, trust_remote_code=trust, **options)
+    check_device_map(device_map, skeleton, blocks_of(skeleton))
+
+
+def _model(name: str, task: Task | None, architecture: Architecture, options: dict[str, Any]) -> PreTrainedModel:
+    if task is None:
+        model, unfit = read_weights(name, architecture.bare_class, {**options, **architecture.bare})
+    else:
+        model, unfit = read_weights(name, _HEADS[task], options)
+        inside = f"{model.base_model_prefix}."
+        # Sentence encoders often name the language model that they were made from, and have thrown its head away.
+        if task != "classification" and unfit and not any(key.startswith(inside) for key in unfit):
+            logger.warning("%s has no weights for the head of a %s: it is loaded without.", name, type(model).__name__)
+            return _model(name, None, architecture, options)
+    if unfit:
+        raise ValueError(
+            f"Expected all weights of a {type(model).__name__} in {name!r}, received none, or none of the "
+            f"right shape, for {listed(unfit)}. They would be random: fine-tune the model first, or name a "
+            "checkpoint that has them."
+        )
+    return model

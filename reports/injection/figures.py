@@ -1,0 +1,149 @@
+"""Figures of a report: error and accuracy, site by site."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from aligners.fitting.outcomes import TRAINED_WELL
+from reports.injection.words import panel_title, panels
+from reports.score_words import score_words
+
+__all__ = ["accuracy_figure", "fvu_figure"]
+
+# Okabe and Ito's colours, which colour-blind readers can tell apart, then grey for floors.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
+FVU_TOP = 10.0  # an inverse can be worse than the mean by any factor; the lines below 1 are what one wants to see
+FVU_LABELS = {
+    "fvu": "FVU: share of variance left unexplained",
+    "fvu_unseen": "FVU on types that no map saw",
+    "fvu_other": "FVU on the other text",
+}
+LEVELS: dict[str, dict[str, Any]] = {
+    "native_y": {"color": "0.1", "linestyle": "-"},
+    "native_x": {"color": "0.1", "linestyle": "--"},
+    "random_classifier": {"color": "0.5", "linestyle": "-."},
+    "random_label": {"color": "0.5", "linestyle": (0, (1, 3))},
+    "constant_label": {"color": "0.5", "linestyle": (0, (6, 3))},
+}
+MARKERS = "osD^vPX*h"  # one more than colours: their pairs repeat late
+
+
+def fvu_figure(rows: Sequence[dict[str, Any]]) -> Figure:
+    """FVU against site, one line for each method, one panel for each direction; logarithmic.
+
+    Below it, where they are known: FVU on the rows of unseen types, and on another source of text.
+    """
+    heights = [name for name in FVU_LABELS if name == "fvu" or any(row.get(name) is not None for row in rows)]
+    figure, axes = _panels(rows, len(heights))
+    styles = _styles(rows)
+    beyond: dict[str, None] = {}
+    starts: set[str] = set()
+    for axis, (height, panel) in zip(axes, product(heights, panels(rows)), strict=True):
+        for name, style, line in _lines(panel, styles):
+            values = [row.get(height) for row in line]
+            shown = [value if value is not None and value < FVU_TOP else math.nan for value in values]
+            axis.plot(range(len(line)), shown, label=name if any(map(math.isfinite, shown)) else None, **style)
+            unlearned = [s for s, row in enumerate(line) if row.get("training") not in (None, TRAINED_WELL)]
+            hollow = {"linestyle": "none", "markerfacecolor": "white", "markersize": 8}
+            axis.plot(unlearned, [shown[s] for s in unlearned], **{**style, **hollow})
+            starts |= {name} if unlearned else set()
+            if not all(map(math.isfinite, shown)):
+                beyond[f"{name} into {line[0]['model_y']}"] = None
+        axis.axhline(1, color="0.6", linewidth=0.8, zorder=0)
+        axis.set_yscale("log")
+        _label(axis, panel_title(panel) if height == "fvu" else "", _sites(panel), FVU_LABELS[height])
+    _legend(axes)
+    notes = [f"above {FVU_TOP:g}, off the scale: {', '.join(beyond)}"] if beyond else []
+    notes += [f"hollow: untrained start, or set back ({', '.join(sorted(starts))})"] if starts else []
+    if notes:
+        figure.supxlabel("; ".join(notes), fontsize=7.5, color="0.35")
+    return figure
+
+
+def accuracy_figure(rows: Sequence[dict[str, Any]]) -> Figure:
+    """The task's score after injection against site, with intervals, between the ceiling and the floors.
+
+    Panels without any score, where nothing was injected, are left out.
+    """
+    rows = [row for panel in panels(rows) if any(row["score"] is not None for row in panel) for row in panel]
+    figure, axes = _panels(rows)
+    styles = _styles(rows)
+    for axis, panel in zip(axes, panels(rows), strict=True):
+        lines = _lines(panel, styles)
+        for number, (name, style, every) in enumerate(lines):
+            line = [row for row in every if row["score"] is not None]
+            sites = [every.index(row) for row in line]
+            places = [place + min(0.06, 0.6 / len(lines)) * (number - (len(lines) - 1) / 2) for place in sites]
+            # A percentile interval need not hold the estimate: the bar then ends at it.
+            low = [100 * max(0.0, row["score"] - row["score_low"]) for row in line]
+            high = [100 * max(0.0, row["score_high"] - row["score"]) for row in line]
+            heights = [100 * row["score"] for row in line]
+            axis.errorbar(places, heights, yerr=[low, high], label=name, elinewidth=0.8, **style)
+        for row in panel:
+            if row["site_x"] is None and row["score"] is not None:
+                axis.axhline(100 * row["score"], label=row["method"], linewidth=1, zorder=0, **LEVELS[row["method"]])
+        _label(axis, panel_title(panel), _sites(panel), f"after injection: {score_words(rows)}")
+    _legend(axes)
+    return figure
+
+
+def _panels(rows: Sequence[dict[str, Any]], over: int = 1) -> tuple[Figure, list[Axes]]:
+    """A figure with a column of `over` panels for each direction and kind of rows; its panels row by row."""
+    count = len(panels(rows))
+    with mpl.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 9}):
+        figure = Figure(figsize=(4.6 * count + 1.9, 1.1 + 3.1 * over), layout="constrained")
+        axes = figure.subplots(over, count, sharey=True, squeeze=False)
+    return figure, list(axes.flat)
+
+
+def _styles(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """How each method with sites is drawn in every panel: trained maps solid, closed forms dashed, floors dotted."""
+    roles = {row["method"]: row["role"] for row in rows if row["site_x"] is not None}
+    solved = {row["method"] for row in rows if row.get("fit") == "closed form"}
+    styles: dict[str, dict[str, Any]] = {}
+    for name in sorted(roles, key=lambda name: roles[name] == "floor"):
+        number = len(styles)
+        look = {"color": COLOURS[number % len(COLOURS)], "linestyle": "--" if name in solved else "-"}
+        if roles[name] == "floor":
+            look = {"color": "0.6", "linestyle": ":"}
+        styles[name] = {"markersize": 4.5, "linewidth": 1.3, "marker": MARKERS[number % len(MARKERS)], **look}
+    return styles
+
+
+def _lines(
+    panel: list[dict[str, Any]], styles: dict[str, dict[str, Any]]
+) -> list[tuple[str, dict[str, Any], list[dict[str, Any]]]]:
+    """(name, style, rows by site) of every method that has sites, in the order of the styles."""
+    lines = [(name, style, [row for row in panel if row["method"] == name]) for name, style in styles.items()]
+    return [entry for entry in lines if entry[2]]
+
+
+def _sites(panel: list[dict[str, Any]]) -> list[str]:
+    pairs = dict.fromkeys((row["site_x"], row["site_y"]) for row in panel if row["site_x"] is not None)
+    return [str(i) if i == j else f"{i}→{j}" for i, j in pairs]
+
+
+def _label(axis: Axes, title: str, sites: list[str], height: str) -> None:
+    axis.set_title(title, fontsize=10)
+    axis.set_xticks(range(len(sites)), sites)
+    axis.set_xlabel("site (layer)")
+    if axis.get_subplotspec().is_first_col():  # type: ignore[union-attr]
+        axis.set_ylabel(height)
+
+
+def _legend(axes: Sequence[Axes]) -> None:
+    """One legend for all panels, of every line that any of them shows."""
+    shown: dict[str, Any] = {}
+    for axis in axes:
+        for handle, name in zip(*axis.get_legend_handles_labels(), strict=True):
+            shown.setdefault(name, handle)
+    axes[-1].legend(
+        list(shown.values()), list(shown), loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=8
+    )

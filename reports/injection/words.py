@@ -1,0 +1,193 @@
+"""What a report says, in two sentences computed from its numbers, and the price of bijectivity."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from aligners.fitting.outcomes import what_did_not_train
+from aligners.injection.methods import BOTH_WAYS, TRAINED
+from reports.score_words import score_name, score_words
+
+__all__ = ["below_chance", "panel_title", "panels", "price_of_bijectivity", "reading"]
+
+ALIKE = 0.05  # networks count as equally large within this share
+KEPT = 0.015  # an accuracy counts as kept within this share of the texts
+VOCABULARY = 2.0  # a map whose FVU is so many times higher on unseen types is called partly a vocabulary
+ALL_TOKENS = "tokens"
+
+
+def price_of_bijectivity(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """FVU of each trained bijection over that of an equally large network that is free, at each site.
+
+    A bijection is compared in the directions in which it was trained, each time with a network trained that
+    way. 1 means that being invertible cost nothing.
+    """
+    place = ("model_x", "model_y", "direction", "rows", "site_x", "site_y")
+    free = [row for row in rows if row["fit"] == TRAINED and not row["bijective"]]
+    return [
+        {
+            **{key: row[key] for key in place},
+            "method": row["method"],
+            "fit": row["fit"],
+            "against": other["method"],
+            "ratio": row["fvu"] / other["fvu"],
+        }
+        for row in rows
+        if row["bijective"] and row["fit"] in (TRAINED, BOTH_WAYS) and row["fvu"] is not None
+        for other in free
+        if other["fvu"]
+        and all(other[key] == row[key] for key in place)
+        and abs(other["parameters"] - row["parameters"]) <= ALIKE * row["parameters"]
+    ]
+
+
+def below_chance(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The models that answer worse by themselves than random labels: below the interval of these."""
+    found = []
+    for panel in panels(rows):
+        chance = next((row["score_low"] for row in panel if row["method"] == "random_label"), None)
+        for row in panel:
+            native = row["method"] in ("native_x", "native_y") and row["score"] is not None
+            if native and chance is not None and row["score"] < chance:
+                model = row["model_x" if row["method"] == "native_x" else "model_y"]
+                found.append({"model": model, "method": row["method"], "score": row["score"], "chance_low": chance})
+    return list({entry["model"]: entry for entry in found}.values())
+
+
+def reading(rows: Sequence[dict[str, Any]]) -> str:
+    """What each panel says: does Y still do its task, how exact is the map, and does it know more than a vocabulary."""
+    said = [line for panel in panels(rows) for line in (_reading(panel), *what_did_not_train(panel))]
+    return "\n".join([*said, *map(_warning, below_chance(rows))])
+
+
+def _warning(entry: dict[str, Any]) -> str:
+    return (
+        f"Caution: {entry['model']} by itself scores {100 * entry['score']:.1f}, below what random labels get (from "
+        f"{100 * entry['chance_low']:.1f}). Its classes may be in another order than the texts' (see `labels` in "
+        "report.json; `--data.labels` says which are which), or it was trained on another task."
+    )
+
+
+def panels(rows: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The rows of each pair of models, direction and kind of rows, in the order in which they first come."""
+    found: dict[tuple[str | None, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        key = tuple(row.get(name) for name in ("model_x", "model_y", "direction", "rows"))
+        found.setdefault(key, []).append(row)
+    return list(found.values())
+
+
+def panel_title(panel: Sequence[dict[str, Any]]) -> str:
+    """From which model into which, and on which rows where they are not all tokens."""
+    first = panel[0]
+    kind = first.get("rows", ALL_TOKENS)
+    return f"{first['model_x']} → {first['model_y']}" + ("" if kind == ALL_TOKENS else f", rows: {kind}")
+
+
+def _reading(panel: list[dict[str, Any]]) -> str:
+    methods = _by_method(panel)
+    exactness = _exactness(panel, methods) + _elsewhere(methods)
+    if all(row["score"] is None for row in panel):
+        return f"{panel_title(panel)}: {exactness}"
+    return f"{_behaviour(panel, methods)}. {exactness}"
+
+
+def _behaviour(panel: list[dict[str, Any]], methods: dict[str, list[dict[str, Any]]]) -> str:
+    source, target = panel[0]["model_x"], panel[0]["model_y"]
+    native = next(row["score"] for row in panel if row["method"] == "native_y")
+    if native is None:
+        return f"{target}'s own answers are not finite, so that there is nothing to keep"
+    form = ".1%" if score_name(panel) == "accuracy" else ".3f"
+    behaviour = f"{target} has a {score_words(panel).split(' × ')[0]} of {native:{form}} on its own"
+    if form == ".1%":
+        behaviour = f"{target} answers {native:.1%} of the held-out texts rightly on its own"
+    accuracies = {name: [row["score"] for row in line] for name, line in methods.items()}
+    kept = {name: values for name, values in accuracies.items() if None not in values}
+    if "identity" in kept:
+        behaviour += f" and {_range(kept['identity'], form)} when {source}'s states are put in as they are"
+    gaps = {name: min(kept[name]) - native for name in kept if methods[name][0]["role"] == "method"}
+    good = [name for name, gap in gaps.items() if gap >= -KEPT]
+    worse = [f"{name} {100 * gap:.1f}" for name, gap in gaps.items() if gap < -KEPT]
+    if good:
+        behaviour += f"; mapped by {_list(good)} they keep it within {100 * KEPT:g} points of that at every site"
+    if worse:
+        behaviour += f"; in points, the worst site loses with {_list(worse)}"
+    lost = [name for name in accuracies if name not in kept]
+    return behaviour + (f"; {_list(lost)} overflowed at some site" if lost else "")
+
+
+def _exactness(rows: list[dict[str, Any]], methods: dict[str, list[dict[str, Any]]]) -> str:
+    mapped = {
+        name: line
+        for name, line in methods.items()
+        if line[0]["role"] == "method" and all(row["fvu"] is not None for row in line)
+    }
+    if not mapped:
+        return "No map was evaluated."
+    best = min(mapped, key=lambda name: sum(row["fvu"] for row in mapped[name]))
+    sentence = (
+        f"The closest map, {best}, leaves {_range([r['fvu'] for r in mapped[best]], '.1%')} of the variance unexplained"
+    )
+    if "linear" in mapped and best != "linear":
+        sentence += f", where linear leaves {_range([r['fvu'] for r in mapped['linear']], '.1%')}"
+    prices: dict[tuple[str, str], list[float]] = {}
+    for entry in price_of_bijectivity(rows):
+        prices.setdefault((entry["method"], entry["against"]), []).append(entry["ratio"])
+    said = [f"{name} {_range(ratios, '.2f')} times {against}" for (name, against), ratios in prices.items()]
+    if said:
+        sentence += f"; the price of bijectivity, FVU against a free network of the same size, is {_list(said)}"
+    return sentence + "."
+
+
+def _elsewhere(methods: dict[str, list[dict[str, Any]]]) -> str:
+    """Sentences on rows of types that no map saw, and on other text, as far as there are numbers."""
+    said = ""
+    if told := _measured(methods, "fvu_seen", "fvu_unseen"):
+        best = min(told, key=lambda name: _total(told[name], "fvu_unseen"))
+        share = told[best][0]["n_unseen"] / told[best][0]["n_rows"]
+        said += (
+            f" On types that no map saw, {share:.1%} of the rows, {best} is closest and leaves "
+            f"{_percentages(told[best], 'fvu_unseen')}."
+        )
+        words = [
+            f"{name}, {_percentages(line, 'fvu_unseen')} there and {_percentages(line, 'fvu_seen')} on types it saw"
+            for name, line in told.items()
+            if _total(line, "fvu_unseen") >= VOCABULARY * _total(line, "fvu_seen")
+        ]
+        said += f" Partly a vocabulary: {'; '.join(words)}." if words else ""
+    if told := _measured(methods, "fvu_other"):
+        best = min(told, key=lambda name: _total(told[name], "fvu_other"))
+        said += f" On the other text {best} is closest and leaves {_percentages(told[best], 'fvu_other')}."
+    return said
+
+
+def _measured(methods: dict[str, list[dict[str, Any]]], *figures: str) -> dict[str, list[dict[str, Any]]]:
+    """The maps of which these figures are known at every site."""
+    return {
+        name: line
+        for name, line in methods.items()
+        if line[0]["role"] == "method" and all(row.get(figure) is not None for row in line for figure in figures)
+    }
+
+
+def _total(line: list[dict[str, Any]], figure: str) -> float:
+    return sum(row[figure] for row in line)
+
+
+def _percentages(line: list[dict[str, Any]], figure: str) -> str:
+    return _range([row[figure] for row in line], ".1%")
+
+
+def _by_method(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    names = dict.fromkeys(row["method"] for row in rows if row["site_x"] is not None)
+    return {name: [row for row in rows if row["method"] == name] for name in names}
+
+
+def _range(values: Sequence[float], form: str) -> str:
+    low, high = format(min(values), form), format(max(values), form)
+    return low if low == high else f"{low} to {high}"
+
+
+def _list(items: Sequence[str]) -> str:
+    return items[0] if len(items) == 1 else ", ".join(items[:-1]) + " and " + items[-1]

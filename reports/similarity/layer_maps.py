@@ -1,0 +1,171 @@
+"""Figures of a comparison layer by layer: heat maps of all layer pairs, and lines along matching layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from reports.heat import heat_map
+from similarity.controls import matching_layers
+
+__all__ = ["block_map", "heat_maps", "layer_lines"]
+
+Row = dict[str, Any]
+PANELS_ABREAST = 5
+LINES: dict[str, dict[str, Any]] = {
+    "value": {"color": "#0072B2", "marker": "o", "linewidth": 1.6},
+    "held_out": {"color": "#D55E00", "marker": "s", "linewidth": 1.3, "linestyle": "--"},
+    "standardised": {"color": "#009E73", "marker": "D", "linewidth": 1.3, "linestyle": "-."},
+    "untrained": {"color": "#E69F00", "marker": "^", "linewidth": 1.1},
+    "null": {"color": "0.5", "marker": "x", "linewidth": 1.1, "linestyle": ":"},
+    "ceiling": {"color": "0.75", "linewidth": 1.0},
+}
+SAID = {
+    "value": "value",
+    "held_out": "fitted on other texts",
+    "standardised": "features standardised",
+    "untrained": "untrained twins",
+    "null": "null: texts permuted",
+    "ceiling": "same model",
+}
+
+
+def heat_maps(rows: Sequence[Row]) -> Figure:
+    """Every measure of one pair of models, all layer pairs; X's layers up, Y's across; one colour scale from 0 to 1.
+
+    Args:
+        rows: of one pair of models, on features as they are.
+    """
+    measures = list(dict.fromkeys(row["label"] for row in rows))
+    layers_x, layers_y = (sorted({row[f"layer_{side}"] for row in rows}) for side in "xy")
+    across = min(PANELS_ABREAST, len(measures))
+    down = -(-len(measures) // across)
+    width, height = (max(1.9, 0.42 * len(layers)) for layers in (layers_y, layers_x))
+    with mpl.rc_context({"font.size": 8}):
+        figure = Figure(figsize=((width + 0.55) * across + 1.1, (height + 0.75) * down + 0.5), layout="constrained")
+        axes = list(figure.subplots(down, across, squeeze=False).flat)
+    for axis, measure in zip(axes, measures, strict=False):
+        grid = _grid([row for row in rows if row["label"] == measure], layers_x, layers_y)
+        image = heat_map(axis, grid, layers_x, layers_y)
+        axis.set_title(measure, fontsize=9)
+    for axis in axes[len(measures) :]:
+        axis.set_axis_off()
+    figure.colorbar(image, ax=axes, shrink=0.6, pad=0.01, label="similarity")
+    figure.supylabel(f"layer of {rows[0]['model_x']}", fontsize=9)
+    figure.supxlabel(f"layer of {rows[0]['model_y']}", fontsize=9)
+    return figure
+
+
+def block_map(rows: Sequence[Row]) -> Figure:
+    """One measure between all layers of all models: a block for each pair, as in Wu et al. 2020, Figure 1.
+
+    Entry (a, b) is the similarity of a to b, also where the measure is not symmetric.
+
+    Args:
+        rows: of one measure, all pairs of models, on features as they are.
+    """
+    layers: dict[str, list[int]] = {}
+    for row in rows:
+        for side in "xy":
+            layers[row[f"model_{side}"]] = sorted({*layers.get(row[f"model_{side}"], []), row[f"layer_{side}"]})
+    place = {entry: i for i, entry in enumerate((model, layer) for model in layers for layer in layers[model])}
+    grid = np.full((len(place), len(place)), np.nan)
+    for row in rows:
+        a, b = (place[row[f"model_{side}"], row[f"layer_{side}"]] for side in "xy")
+        if row["direction"] != "backward":
+            grid[a, b] = row["value"]
+        if row["direction"] != "forward":
+            grid[b, a] = row["value"]
+    size = max(3.5, 0.3 * len(place))
+    with mpl.rc_context({"font.size": 8}):
+        figure = Figure(figsize=(size + 1.6, size + 1.0), layout="constrained")
+        axis = figure.subplots()
+    numbers = [layer for _, layer in place]
+    image = heat_map(axis, grid, numbers, numbers)
+    ends = np.cumsum([len(own) for own in layers.values()])
+    for end in ends[:-1]:
+        axis.axhline(end - 0.5, color="w", linewidth=1.5)
+        axis.axvline(end - 0.5, color="w", linewidth=1.5)
+    middles = ends - np.array([len(own) for own in layers.values()]) / 2 - 0.5
+    above = axis.secondary_xaxis("top")
+    above.set_xticks(middles, list(layers))
+    right = axis.secondary_yaxis("right")
+    right.set_yticks(middles, list(layers), rotation=90, va="center")
+    for names in (above, right):
+        names.tick_params(length=0)
+    axis.set_title(rows[0]["measure"], fontsize=10, pad=22)
+    figure.colorbar(image, ax=axis, shrink=0.6, pad=0.08, label="similarity of the row's layer to the column's")
+    return figure
+
+
+def layer_lines(rows: Sequence[Row]) -> Figure:
+    """Every measure along matching layers: value with its interval, and the controls that were asked for.
+
+    Args:
+        rows: of one pair of models.
+    """
+    raw = [row for row in rows if row["features"] == "raw"]
+    measures = list(dict.fromkeys(row["label"] for row in raw))
+    pairs = matching_layers(*(sorted({row[f"layer_{side}"] for row in rows}) for side in "xy"))
+    across = min(PANELS_ABREAST, len(measures))
+    down = -(-len(measures) // across)
+    with mpl.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 8}):
+        figure = Figure(figsize=(2.5 * across + 1.6, 2.1 * down + 0.4), layout="constrained")
+        axes = list(figure.subplots(down, across, squeeze=False, sharey=True, sharex=True).flat)
+    shown: dict[str, Any] = {}
+    for axis, measure in zip(axes, measures, strict=False):
+        line = _line(rows, measure, pairs)
+        for name, handle in _draw(axis, line).items():
+            shown.setdefault(name, handle)
+        axis.set_title(measure, fontsize=9)
+        axis.set_xticks(range(len(pairs)), [str(i) if i == j else f"{i}→{j}" for i, j in pairs])
+        axis.axhline(0, color="0.85", linewidth=0.8, zorder=0)
+    for axis in axes[len(measures) :]:
+        axis.set_axis_off()
+    figure.supxlabel("layer", fontsize=9)
+    figure.supylabel("similarity", fontsize=9)
+    with_intervals = any(row["low"] is not None for row in rows)
+    said = [SAID[name] + (", 95 % interval" if name == "value" and with_intervals else "") for name in shown]
+    figure.legend(list(shown.values()), said, loc="outside right center", frameon=False)
+    figure.suptitle(f"{rows[0]['model_x']} and {rows[0]['model_y']}", fontsize=10)
+    return figure
+
+
+def _grid(rows: Sequence[Row], layers_x: list[int], layers_y: list[int]) -> NDArray[np.float64]:
+    grid = np.full((len(layers_x), len(layers_y)), np.nan)
+    for row in rows:
+        if row["value"] is not None:
+            grid[layers_x.index(row["layer_x"]), layers_y.index(row["layer_y"])] = row["value"]
+    return grid
+
+
+def _line(rows: Sequence[Row], measure: str, pairs: list[tuple[int, int]]) -> dict[str, NDArray[np.float64]]:
+    """Each quantity along the matching layers; NaN where a row has none."""
+    by_place = {
+        (row["layer_x"], row["layer_y"], row["features"]): row for row in rows if row["label"] == measure
+    }  # fmt: skip
+
+    def along(column: str, features: str = "raw") -> NDArray[np.float64]:
+        cells = [by_place.get((*pair, features), {}).get(column) for pair in pairs]
+        return np.array([np.nan if cell is None else cell for cell in cells], dtype=float)
+
+    line = {name: along(name) for name in ("value", "low", "high", "held_out", "null", "untrained", "ceiling")}
+    return {**line, "standardised": along("value", "standardised")}
+
+
+def _draw(axis: Axes, line: dict[str, NDArray[np.float64]]) -> dict[str, Any]:
+    """Draw what there is; handles by name."""
+    places = np.arange(len(line["value"]))
+    if np.isfinite(line["low"]).any():
+        axis.fill_between(places, line["low"], line["high"], color=LINES["value"]["color"], alpha=0.2, linewidth=0)
+    return {
+        name: axis.plot(places, line[name], markersize=3.5, **style)[0]
+        for name, style in LINES.items()
+        if np.isfinite(line[name]).any()
+    }

@@ -1,0 +1,226 @@
+"""Figures of stitching: what it costs site by site, while it is trained, and over all site pairs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from reports.heat import heat_map
+from reports.injection.figures import COLOURS, MARKERS
+from reports.score_words import score_words
+from reports.stitching.lines import (
+    Line,
+    averaged,
+    is_grid,
+    lines_of,
+    matching_pairs,
+    methods_of,
+    site_name,
+    what_intervals_are,
+)
+
+__all__ = ["accuracy_figure", "curve_figures", "penalty_figure", "penalty_map"]
+
+Row = dict[str, Any]
+Groups = Mapping[str, Sequence[str]] | None
+PANELS_ABREAST = 4
+LINEAR_UP_TO = 0.01  # nats: what stitching a model to itself may cost
+PENALTY = "penalty: stitched minus native loss, nats"
+
+
+def penalty_figure(rows: Sequence[Row], groups: Groups = None) -> Figure:
+    """Penalty against site, a panel for each method and a line for each route (Brown et al. 2023, Figure 1).
+
+    Linear up to .01 nats and logarithmic beyond, so that a state that is put in without a map fits on the scale.
+    Colours are targets, markers sources, dashed lines models stitched to themselves.
+
+    Args:
+        rows: of all routes.
+        groups: see `pair_intervals.over_pairs`; with groups or many models lines are means over routes.
+    """
+    lines = lines_of(rows, groups)
+    figure, axes = _panels(methods_of(rows))
+    pairs = matching_pairs(rows)
+    for method, axis in axes.items():
+        _draw(axis, lines, method, pairs, "penalty", 1)
+        _penalty_scale(axis)
+        axis.set_xticks(range(len(pairs)), [site_name(pair) for pair in pairs])
+    _dress(figure, axes.values(), _site_label(rows), PENALTY, f"bars: {what_intervals_are(rows, groups)}")
+    return figure
+
+
+def accuracy_figure(rows: Sequence[Row], groups: Groups = None) -> Figure:
+    """The task's score against site below the target's own; of groups, how much of it is lost.
+
+    Args:
+        rows: of all routes.
+        groups: see `penalty_figure`.
+    """
+    lines = lines_of(rows, groups)
+    figure, axes = _panels(methods_of(rows))
+    pairs = matching_pairs(rows)
+    column = "score_penalty" if averaged(rows, groups) else "score"
+    natives = {row["model_y"]: row["score"] for row in rows if row["method"] == "native"}
+    colours = {line.model_y: look["color"] for line, look in zip(lines, _looks(lines), strict=True)}
+    for method, axis in axes.items():
+        _draw(axis, lines, method, pairs, column, 100)
+        if column == "score_penalty":
+            axis.axhline(0, color="0.6", linewidth=0.8, zorder=0)
+        for target in colours.keys() & natives.keys():
+            axis.axhline(100 * natives[target], color=colours[target], linewidth=0.8, alpha=0.6, zorder=0)
+        axis.set_xticks(range(len(pairs)), [site_name(pair) for pair in pairs])
+    height = f"{score_words(rows)}; thin: the target by itself" if column == "score" else f"lost {score_words(rows)}"
+    _dress(figure, axes.values(), _site_label(rows), height, f"bars: {what_intervals_are(rows, groups)}")
+    return figure
+
+
+def curve_figures(curves: Sequence[Row], groups: Groups = None) -> dict[str, Figure]:
+    """For each trained method the penalty on validation texts while it is trained (Brown et al. 2023, Figure 6).
+
+    A panel for each site, a line for each route or the mean over a group.
+
+    Args:
+        curves: step, model_x, model_y, method, site_x, site_y, penalty.
+        groups: see `penalty_figure`.
+    """
+    figures = {}
+    for method in dict.fromkeys(point["method"] for point in curves):
+        own = [point for point in curves if point["method"] == method]
+        lines = lines_of(own, groups, quantities=("penalty",), by=("site_x", "site_y", "step"))
+        pairs = matching_pairs(own)
+        figure, axes = _panels([f"site {site_name(pair)}" for pair in pairs])
+        for pair, axis in zip(pairs, axes.values(), strict=True):
+            for line, look in zip(lines, _looks(lines), strict=True):
+                here = [row for row in line.rows if (row["site_x"], row["site_y"]) == pair]
+                points = sorted((row["step"], _number(row["penalty"])) for row in here)
+                if points:
+                    axis.plot(*zip(*points, strict=True), label=line.name, **look, markevery=-(-len(points) // 12))
+            _penalty_scale(axis)
+        _dress(figure, axes.values(), "step", PENALTY, "")
+        figure.suptitle(method, fontsize=10)
+        figures[method] = figure
+    return figures
+
+
+def penalty_map(rows: Sequence[Row], groups: Groups = None) -> Figure | None:
+    """Penalty over all site pairs, a row of panels for each method with one scale, a column for each route.
+
+    Args:
+        rows: of all routes.
+        groups: see `penalty_figure`.
+
+    Returns:
+        None where no route has more site pairs than sites.
+    """
+    if not is_grid(rows):
+        return None
+    lines, methods = lines_of(rows, groups), methods_of(rows)
+    layers = [sorted({row[f"site_{side}"] for row in rows if row["site_x"] is not None}) for side in "xy"]
+    height, width = (max(1.9, 0.42 * len(own)) for own in layers)
+    with mpl.rc_context({"font.size": 8}):
+        size = ((width + 0.45) * len(lines) + 1.3, (height + 0.7) * len(methods) + 0.4)
+        figure = Figure(figsize=size, layout="constrained")
+        panels = figure.subplots(len(methods), len(lines), squeeze=False)
+    for method, across in zip(methods, panels, strict=True):
+        grids = [_grid([row for row in line.rows if row["method"] == method], layers) for line in lines]
+        known = np.concatenate([grid[np.isfinite(grid)] for grid in grids])
+        low, high = (0.0, 1.0) if not known.size else (min(0.0, float(known.min())), float(known.max()))
+        for axis, grid, line in zip(across, grids, lines, strict=True):
+            image = heat_map(axis, grid, layers[0], layers[1], low, max(high, LINEAR_UP_TO))
+            if method == methods[0]:
+                axis.set_title(line.name, fontsize=9)
+        across[0].set_ylabel(method, fontsize=9)
+        figure.colorbar(image, ax=list(across), shrink=0.8, pad=0.01, label="penalty, nats")
+    figure.supylabel("site of the source", fontsize=9)
+    figure.supxlabel("site of the target", fontsize=9)
+    return figure
+
+
+def _panels(titles: Sequence[str]) -> tuple[Figure, dict[str, Axes]]:
+    across = min(PANELS_ABREAST, len(titles))
+    down = -(-len(titles) // across)
+    with mpl.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 9}):
+        figure = Figure(figsize=(3.3 * across + 2.0, 2.9 * down + 0.6), layout="constrained")
+        panels = list(figure.subplots(down, across, squeeze=False, sharey=True).flat)
+    for axis in panels[len(titles) :]:
+        axis.set_axis_off()
+    for title, axis in zip(titles, panels, strict=False):
+        axis.set_title(title, fontsize=10)
+    return figure, dict(zip(titles, panels, strict=False))
+
+
+def _looks(lines: Sequence[Line]) -> list[dict[str, Any]]:
+    """Colours are targets and markers sources; of groups each has its own. Dashed: models stitched to themselves."""
+    targets = list(dict.fromkeys(line.model_y or line.name for line in lines))
+    sources = list(dict.fromkeys(line.model_x or line.name for line in lines))
+    return [
+        {
+            "color": COLOURS[targets.index(line.model_y or line.name) % len(COLOURS)],
+            "marker": MARKERS[sources.index(line.model_x or line.name) % len(MARKERS)],
+            "linestyle": "--" if line.same else "-",
+            "markersize": 4.5,
+            "linewidth": 1.3,
+        }
+        for line in lines
+    ]
+
+
+def _draw(
+    axis: Axes, lines: Sequence[Line], method: str, pairs: list[tuple[int, int]], column: str, scale: float
+) -> None:
+    """Every line of one method with its intervals, beside each other so that these can be told apart."""
+    for number, (line, look) in enumerate(zip(lines, _looks(lines), strict=True)):
+        cells = {(row["site_x"], row["site_y"]): row for row in line.rows if row["method"] == method}
+        here = [(place, cells[pair]) for place, pair in enumerate(pairs) if pair in cells]
+        if not here:
+            continue
+        aside = min(0.07, 0.5 / len(lines)) * (number - (len(lines) - 1) / 2)
+        heights, low, high = (
+            np.array([_number(row[column + end]) * scale for _, row in here]) for end in ("", "_low", "_high")
+        )
+        # A percentile interval need not hold the estimate: the bar then ends at it.
+        ends = np.maximum([heights - low, high - heights], 0)
+        axis.errorbar([place + aside for place, _ in here], heights, yerr=ends, label=line.name, elinewidth=0.8, **look)
+
+
+def _penalty_scale(axis: Axes) -> None:
+    axis.axhline(0, color="0.6", linewidth=0.8, zorder=0)
+    axis.set_yscale("symlog", linthresh=LINEAR_UP_TO, linscale=0.6)
+    axis.yaxis.set_major_formatter("{x:g}")
+
+
+def _dress(figure: Figure, axes: Iterable[Axes], across: str, up: str, note: str) -> None:
+    """Names of the axes, and one legend for all panels of every line that any of them shows."""
+    figure.supxlabel(across, fontsize=9)
+    figure.supylabel(up, fontsize=9)
+    shown: dict[str, Any] = {}
+    for axis in axes:
+        for handle, name in zip(*axis.get_legend_handles_labels(), strict=True):
+            shown.setdefault(name, handle)
+    figure.legend(
+        list(shown.values()), list(shown), loc="outside right center", frameon=False, fontsize=8,
+        title=note or None, title_fontsize=7.5,
+    )  # fmt: skip
+
+
+def _grid(rows: Sequence[Row], layers: Sequence[Sequence[int]]) -> np.ndarray:
+    grid = np.full([len(own) for own in layers], np.nan)
+    for row in rows:
+        if row["site_x"] is not None:
+            grid[layers[0].index(row["site_x"]), layers[1].index(row["site_y"])] = _number(row["penalty"])
+    return grid
+
+
+def _number(value: float | None) -> float:
+    """NaN, which is not drawn, for a figure that is not there."""
+    return math.nan if value is None else value
+
+
+def _site_label(rows: Sequence[Row]) -> str:
+    return "site (matching layers)" if is_grid(rows) else "site (layer)"

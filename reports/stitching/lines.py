@@ -1,0 +1,116 @@
+"""What a report of stitching shows as one line: a route, or the mean over the routes of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from aligners.scoring.pair_intervals import over_pairs
+from reports.names import short_names
+from similarity.controls import matching_layers
+
+__all__ = [
+    "Line",
+    "averaged",
+    "is_grid",
+    "lines_of",
+    "matching_pairs",
+    "methods_of",
+    "site_name",
+    "what_intervals_are",
+]
+
+Row = dict[str, Any]
+Pair = tuple[int, int]
+MOST_MODELS = 3  # whose routes are still told apart in one panel
+
+
+class Line(NamedTuple):
+    """One line of a figure or table.
+
+    Attributes:
+        name: `X → Y`, or the name of a group.
+        model_x: the source; None for a group.
+        model_y: the target; None for a group.
+        same: whether models are stitched to themselves.
+        rows: of all methods and site pairs; of a route also "native".
+    """
+
+    name: str
+    model_x: str | None
+    model_y: str | None
+    same: bool
+    rows: list[Row]
+
+
+def averaged(rows: Sequence[Row], groups: Mapping[str, Sequence[str]] | None) -> bool:
+    """Whether lines are means over the routes of groups: where there are groups, or too many models."""
+    return groups is not None or len({row[f"model_{side}"] for row in rows for side in "xy"}) > MOST_MODELS
+
+
+def lines_of(
+    rows: Sequence[Row],
+    groups: Mapping[str, Sequence[str]] | None = None,
+    **averaging: Sequence[str],
+) -> list[Line]:
+    """The lines, models stitched to themselves last.
+
+    Args:
+        rows: of all routes.
+        groups: as in `over_pairs`.
+        averaging: other arguments of `over_pairs`.
+    """
+    found: dict[Any, list[Row]] = {}
+    if averaged(rows, groups):
+        for row in over_pairs(rows, groups, **averaging):
+            found.setdefault(row["group"], []).append(row)
+        lines = [Line(name, None, None, name == "same model", own) for name, own in found.items()]
+    else:
+        names = short_names(row[f"model_{side}"] for row in rows for side in "xy")
+        for row in rows:
+            found.setdefault((row["model_x"], row["model_y"]), []).append(row)
+        lines = [Line(f"{names[x]} → {names[y]}", x, y, x == y, own) for (x, y), own in found.items()]
+    return sorted(lines, key=lambda line: line.same)
+
+
+def methods_of(rows: Sequence[Row]) -> list[str]:
+    """Methods that have sites, floors last."""
+    roles = {row["method"]: row["role"] for row in rows if row["site_x"] is not None}
+    return sorted(roles, key=lambda method: roles[method] == "floor")
+
+
+def is_grid(rows: Sequence[Row]) -> bool:
+    """Whether some route has a site of its source at more than one site of its target."""
+    return any(len(set(own)) > max(len({pair[side] for pair in own}) for side in (0, 1)) for own in _pairs(rows))
+
+
+def matching_pairs(rows: Sequence[Row]) -> list[Pair]:
+    """The site pairs of all routes in order of depth; of a grid those of equal relative depth alone."""
+    found: set[Pair] = set()
+    for own in _pairs(rows):
+        depths = [sorted({pair[side] for pair in own}) for side in (0, 1)]
+        along = set(own) & set(matching_layers(*depths)) if len(set(own)) > max(map(len, depths)) else set(own)
+        found |= along
+    return sorted(found, key=lambda pair: (sum(pair), pair))
+
+
+def site_name(pair: Pair) -> str:
+    """`2`, or `2→3` where source and target differ."""
+    return str(pair[0]) if pair[0] == pair[1] else f"{pair[0]}→{pair[1]}"
+
+
+def what_intervals_are(rows: Sequence[Row], groups: Mapping[str, Sequence[str]] | None = None) -> str:
+    """Over what the ends of the lines' intervals are taken."""
+    if not averaged(rows, groups):
+        return "95 % interval over texts"
+    return " or ".join(sorted({row["interval"] for line in lines_of(rows, groups) for row in line.rows}))
+
+
+def _pairs(rows: Sequence[Row]) -> list[list[Pair]]:
+    """The site pairs of each route or group."""
+    found: dict[Any, list[Pair]] = {}
+    for row in rows:
+        if row["site_x"] is not None:
+            route = row.get("group") or (row["model_x"], row["model_y"])
+            found.setdefault(route, []).append((row["site_x"], row["site_y"]))
+    return list(found.values())

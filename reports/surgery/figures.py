@@ -1,0 +1,99 @@
+"""The figures of surgery: accuracy by layer of truncation, and by span of layers that is skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from finetuning.truncating import MEAN
+from reports.heat import heat_map
+from reports.score_words import floor_words, score_words
+
+__all__ = ["skipping_figure", "truncation_figure"]
+
+Row = dict[str, Any]
+ABREAST = 4
+HEADS: dict[str, dict[str, Any]] = {  # Okabe and Ito's green, blue and orange: the paper's colours for the same lines
+    "untuned": {"color": "#009E73", "marker": "s", "label": "untuned: the model's own head"},
+    "tuned": {"color": "#0072B2", "marker": "o", "label": "tuned: a head trained there"},
+    "tuned_orig": {"color": "#E69F00", "marker": "^", "label": "tuned_orig: the same on the base model"},
+}
+
+
+def truncation_figure(rows: Sequence[Row], majority: float) -> Figure:
+    """The score against the site whose state the head reads, as Phang et al. 2021, Figure 3.
+
+    Each model a thin line; the mean of several, or the only one, thick, with its interval over texts.
+    """
+    with mpl.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 9}):
+        figure = Figure(figsize=(7.6, 3.9), layout="constrained")
+        axis = figure.subplots()
+    for kind, style in HEADS.items():
+        own = [row for row in rows if row["kind"] == kind]
+        models = list(dict.fromkeys(row["model"] for row in own))
+        for model in models:
+            main = model == MEAN or len(models) == 1
+            line = [row for row in own if row["model"] == model and row["score"] is not None]
+            _line(axis, line, style, main=main)
+            if line and not main and MEAN not in models:  # models of different depths have no mean
+                axis.annotate(model, (line[-1]["site"], 100 * line[-1]["score"]), fontsize=6)
+        if models and MEAN not in models and len(models) > 1:
+            axis.plot([], [], linewidth=0.8, markersize=4, **style)
+    axis.axhline(100 * majority, color="#D55E00", linestyle=":", linewidth=1.3, label=floor_words(rows), zorder=0)
+    axis.set_xticks(sorted({row["site"] for row in rows if row["site"] is not None}))
+    axis.set_xlabel("site after which the model is truncated; the last is the whole model")
+    axis.set_ylabel(f"held-out texts: {score_words(rows)}")
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=8)
+    return figure
+
+
+def _line(axis: Axes, line: Sequence[Row], style: dict[str, Any], *, main: bool) -> None:
+    sites = [row["site"] for row in line]
+    heights = [100 * row["score"] for row in line]
+    if not main:
+        axis.plot(sites, heights, color=style["color"], linewidth=0.7, alpha=0.5, zorder=1)
+        return
+    low, high = ([100 * row[f"score_{end}"] for row in line] for end in ("low", "high"))
+    axis.fill_between(sites, low, high, color=style["color"], alpha=0.15, linewidth=0)
+    axis.plot(sites, heights, linewidth=1.7, markersize=4.5, **style)
+
+
+def skipping_figure(rows: Sequence[Row], majority: float) -> Figure:
+    """The score without every span of blocks, as Phang et al. 2021, Figure 4: first block up, last block across.
+
+    One panel for the mean of several models, and one for each.
+    """
+    spans = [row for row in rows if row["kind"] == "skip"]
+    models = sorted(dict.fromkeys(row["model"] for row in spans), key=lambda name: name != MEAN)
+    native = {row["model"]: row["score"] for row in rows if row["kind"] == "native"}
+    values = [row["score"] for row in spans if row["score"] is not None]
+    ends = [min([*values, majority]), max([*values, *(v for v in native.values() if v is not None)])]
+    across = min(ABREAST, len(models))
+    down = -(-len(models) // across)
+    size = max(2.4, 0.42 * max(row["last"] for row in spans))
+    with mpl.rc_context({"font.size": 8}):
+        figure = Figure(figsize=((size + 0.5) * across + 1.2, (size + 0.7) * down + 0.4), layout="constrained")
+        axes = list(figure.subplots(down, across, squeeze=False).flat)
+    for axis, model in zip(axes, models, strict=False):
+        own = [row for row in spans if row["model"] == model]
+        depth = max(row["last"] for row in own)
+        grid = np.full((depth, depth), np.nan)
+        for row in own:
+            if row["score"] is not None:
+                grid[row["first"] - 1, row["last"] - 1] = row["score"]
+        blocks = range(1, depth + 1)
+        image = heat_map(axis, grid, blocks, blocks, *ends)
+        whole = "" if native[model] is None else f"\nwhole: {native[model]:.3f}"
+        axis.set_title(f"{model}{whole}", fontsize=8)
+    for axis in axes[len(models) :]:
+        axis.set_axis_off()
+    bar = figure.colorbar(image, ax=axes, shrink=0.7, pad=0.02, label=f"held-out texts: {rows[0]['score_name']}")
+    bar.ax.axhline(majority, color="#D55E00", linestyle=":", linewidth=1.5)
+    figure.supylabel("first block skipped", fontsize=9)
+    figure.supxlabel(f"last block skipped (dotted on the scale: {floor_words(rows)})", fontsize=9)
+    return figure

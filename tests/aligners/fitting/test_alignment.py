@@ -1,0 +1,353 @@
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from aligners.fitting.alignment import Alignment
+from aligners.maps.inn import INN
+from aligners.maps.linear import Identity, Linear, Mean, Procrustes
+from aligners.maps.mlp import MLP
+from callbacks.best import BestPerSite
+from datamodules.reading import PairedBatch
+from datamodules.text.sources import TextSource
+from similarity.functional.moments import moments_of
+from tests.references.maps import fvu, ridge_regression
+from tests.runs import activations, quiet_trainer
+from tests.tiny import tiny_folder
+from tests.world import World
+
+TRAINED = {
+    "mlp": partial(MLP, hidden=[8], skip=False),
+    "inn": partial(INN, couplings=2, hidden=8),
+    "inn_one_way": partial(INN, couplings=2, hidden=8, mixing="none", start="identity", both_ways=False),
+}
+SITES = [0, "1:2", 3]
+FAST = {"optimizer": partial(torch.optim.AdamW, lr=1e-2)}
+
+
+def split_rows(world: World, split: str, **options: Any) -> tuple[Tensor, Tensor]:
+    """All rows of a split, (S, N, d) in float64."""
+    data = activations(world, **options)
+    found = [data.reader.read(data.reader.prepare(texts)) for texts in data.loader(split)]  # type: ignore[arg-type]
+    return torch.cat([batch.x for batch in found], 1).double(), torch.cat([batch.y for batch in found], 1).double()
+
+
+def fit(world: World, aligners: dict[str, Any], *, epochs: int = 1, callbacks: Any = None, **options: Any) -> Alignment:
+    """Fit on the tiny world; options of `Alignment` by its names, the rest are the data module's."""
+    names = ("both_directions", "optimizer", "schedule", "warmup", "gradient_clip", "seed")
+    module = Alignment(aligners, **{name: options.pop(name) for name in names if name in options})
+    data = activations(world, **{"sites": SITES} | options)
+    quiet_trainer(max_epochs=epochs, callbacks=callbacks).fit(module, datamodule=data)
+    return module
+
+
+@pytest.fixture(scope="module")
+def bank(world: World) -> Alignment:
+    """Three sites, every trained aligner, clipped hard, and closed forms beside them."""
+    return fit(world, TRAINED | {"linear": Linear}, epochs=4, gradient_clip=0.05, **FAST)
+
+
+def test_closed_forms_are_solved_in_one_pass_in_both_directions(world: World) -> None:
+    aligners = {"linear": Linear, "procrustes": Procrustes, "mean": Mean, "identity": Identity}
+    module = fit(world, aligners, both_directions=True)
+    x, y = split_rows(world, "fit", sites=SITES)
+    held_x, held_y = split_rows(world, "validation", sites=SITES)
+    assert module.moments is not None
+    assert module.moments.n == x.shape[1]
+    torch.testing.assert_close(module.moments.xy, moments_of(x, y).xy, rtol=1e-4, atol=1e-4)
+    found = [(f.name, f.direction) for f in module.fits()]
+    # a bijection is its own way back
+    assert found == [(name, "forward") for name in aligners] + [("linear", "backward"), ("mean", "backward")]
+    for f in module.fits():
+        if f.name == "linear":
+            source, target = f.orient(x, y)
+            held_source, held_target = f.orient(held_x, held_y)
+            for site in range(3):
+                a, b = source[site].numpy(), target[site].numpy()
+                weight, bias = ridge_regression(a, b, 1e-6)
+                mapped = held_source[site].numpy() @ weight + bias
+                expected = fvu(mapped, held_target[site].numpy(), b.mean(0))
+                assert module.validation_figures[f]["fvu"][site].item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_training_leads_somewhere_and_is_watched(world: World, bank: Alignment) -> None:
+    x, y = split_rows(world, "validation", sites=SITES)
+    for f in bank.trained():
+        figures = bank.validation_figures[f]
+        start = f.aligner.__class__(3, 16, 16, **f.aligner.options())
+        assert bank.moments is not None
+        start.fit(bank.moments)
+        assert (f.aligner.loss(x.float(), y.float()) < start.loss(x.float(), y.float())).all()
+        assert figures["round_trip"].isnan().all() == (not f.aligner.bijective)
+        for s, site in enumerate(("0-0", "1-2", "3-3")):
+            logged = bank.trainer.callback_metrics
+            assert logged[f"validation/{f.name}/{site}/fvu"].item() == pytest.approx(figures["fvu"][s].item())
+            assert logged[f"train/{f.name}/{site}/mse"] > 0
+            assert logged[f"step/{f.name}/{site}/loss"] > 0
+
+
+def test_a_bank_gives_each_site_what_it_would_get_alone(world: World, bank: Alignment) -> None:
+    alone = fit(world, TRAINED | {"linear": Linear}, epochs=4, gradient_clip=0.05, sites=["1:2"], **FAST)
+    for f, single in zip(bank.fits(), alone.fits(), strict=True):
+        for name, value in single.aligner.state_dict().items():
+            torch.testing.assert_close(f.aligner.state_dict()[name][1:2], value, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_an_aligner_is_the_same_whatever_else_is_in_the_run_and_again(world: World, bank: Alignment) -> None:
+    torch.manual_seed(7)  # the run's own seed decides, not the global one
+    alone = fit(world, {"inn": TRAINED["inn"]}, epochs=4, gradient_clip=0.05, **FAST).fits()[0].aligner.state_dict()
+    together = bank.forward_maps["inn"].state_dict()
+    assert all(torch.equal(alone[name], together[name]) for name in alone)
+    other = fit(world, {"inn": TRAINED["inn"]}, epochs=2, seed=1, **FAST).fits()[0].aligner.state_dict()
+    assert any(not torch.equal(other[name], together[name]) for name in other if "hidden" in name)
+
+
+def test_frozen_models_stay_frozen_and_out_of_checkpoints(world: World, tmp_path: Path) -> None:
+    modes: list[bool] = []
+
+    class Watching(Alignment):
+        def training_step(self, batch: PairedBatch, batch_idx: int) -> None:
+            reader = self.trainer.datamodule.reader  # type: ignore[attr-defined]
+            for model in (reader.model_x, reader.model_y):
+                modes.extend(part.training for part in model.model.modules())
+                modes.extend(weight.requires_grad for weight in model.model.parameters())
+            assert self.training
+            super().training_step(batch, batch_idx)
+
+    module, data = Watching(TRAINED), activations(world, sites=SITES)
+    before = [model.fingerprint for model in (data.reader.model_x, data.reader.model_y)]
+    trainer = quiet_trainer(max_epochs=2)
+    trainer.fit(module, datamodule=data)
+    assert modes
+    assert not any(modes)
+    for model, fingerprint in zip((data.reader.model_x, data.reader.model_y), before, strict=True):
+        del model.fingerprint  # computed anew
+        assert model.fingerprint == fingerprint
+    trainer.save_checkpoint(tmp_path / "some.ckpt")
+    state = torch.load(tmp_path / "some.ckpt", weights_only=True)["state_dict"]
+    assert {name.split(".")[0] for name in state} == {"forward_maps"}
+    assert sum(value.numel() for value in state.values()) == sum(
+        value.numel() for f in module.fits() for value in f.aligner.state_dict().values()
+    )
+
+
+def test_both_directions_train_what_is_no_bijection_from_y_to_x(world: World) -> None:
+    module = fit(world, {"mlp": TRAINED["mlp"], "inn": TRAINED["inn"]}, epochs=3, both_directions=True, **FAST)
+    assert [(f.name, f.direction) for f in module.fits()] == [
+        ("mlp", "forward"),
+        ("inn", "forward"),
+        ("mlp", "backward"),
+    ]
+    turned = fit(
+        world,
+        {"mlp": TRAINED["mlp"]},
+        epochs=3,
+        model_x=world.model_y,
+        model_y=world.model_x,
+        sites=[0, "2:1", 3],
+        **FAST,
+    )
+    for name, value in turned.forward_maps["mlp"].state_dict().items():
+        torch.testing.assert_close(module.backward_maps["mlp"].state_dict()[name], value, rtol=1e-3, atol=1e-4)
+
+
+def test_schedule_covers_the_steps_that_train(world: World) -> None:
+    rates: list[float] = []
+
+    class Watching(Alignment):
+        def training_step(self, batch: PairedBatch, batch_idx: int) -> None:
+            training = self.moments is not None
+            super().training_step(batch, batch_idx)
+            if training:
+                rates.append(self.optimizers().param_groups[0]["lr"])  # type: ignore[union-attr]
+
+    for options in ({"max_epochs": 3}, {"max_epochs": 9, "max_steps": 12}, {"max_epochs": -1, "max_steps": 12}):
+        rates.clear()
+        rate = partial(torch.optim.AdamW, lr=3e-3)
+        module = Watching({"mlp": TRAINED["mlp"]}, optimizer=rate, schedule="linear", warmup=0.0)
+        trainer = quiet_trainer(**options, limit_train_batches=5)
+        trainer.fit(module, datamodule=activations(world, sites=[1]))
+        steps = 10 if options["max_epochs"] == 3 else 12
+        assert len(rates) == trainer.global_step == steps
+        assert rates == pytest.approx([3e-3 * (1 - step / steps) for step in range(steps)])
+
+
+def test_batches_of_no_meaning_stop_the_run(world: World, tmp_path: Path) -> None:
+    bad = str(tiny_folder(tmp_path, seed=1))
+    data = activations(world, model_y=bad, sites=SITES)
+    data.reader.model_y.blocks[0].output.dense.weight[0, 0] = torch.nan  # type: ignore[union-attr, index]
+    trainer = quiet_trainer(max_epochs=2)
+    with pytest.raises(ValueError, match=r"(?s)finite states.*batch 0.*site 2 of Y.*site 3 of Y"):
+        trainer.fit(Alignment(TRAINED), datamodule=data)
+
+
+def test_a_last_validation_batch_of_no_meaning_is_not_passed_over(world: World) -> None:
+    module = fit(world, {"linear": Linear})
+    data = activations(world, sites=SITES)
+
+    class Spoilt(Alignment):
+        def validation_step(self, batch: PairedBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
+            super().validation_step(batch, batch_idx, dataloader_idx)
+            data.reader.model_x.blocks[2].output.dense.weight[0, 0] = torch.nan  # type: ignore[union-attr, index]
+
+    spoilt = Spoilt({"linear": Linear})
+    spoilt.moments = module.moments
+    trainer = quiet_trainer(limit_val_batches=1)  # one batch of each loader: nothing comes after the second
+    with pytest.raises(ValueError, match=r"finite states.*batch 1.*site 3 of X"):
+        trainer.validate(spoilt, datamodule=data, verbose=False)
+
+
+class BreaksAtSiteTwo(MLP):
+    """Loses the second of three sites after some steps; whatever its loss was, no gradient of it is finite then."""
+
+    made_of = torch.inf
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.calls = 0
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        self.calls += 1
+        factor = self.made_of if self.calls > 5 else 1.0
+        return super().loss(x, y) * torch.tensor([1.0, factor, 1.0])
+
+
+class Explodes(BreaksAtSiteTwo):
+    made_of = 1e4
+
+
+class BreaksAtOnce(BreaksAtSiteTwo):
+    made_of = torch.nan
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        self.calls = 10
+        return super().loss(x, y)
+
+
+@pytest.mark.parametrize("broken", [BreaksAtSiteTwo, Explodes, BreaksAtOnce])
+def test_a_site_that_diverges_is_set_back_and_the_others_go_on(
+    world: World, broken: type[BreaksAtSiteTwo], caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {"epochs": 3, "callbacks": [BestPerSite()], **FAST}
+    module = fit(world, {"mlp": partial(broken, hidden=[8], skip=False), "inn": TRAINED["inn"]}, **options)
+    said = r"mlp \(forward\) diverged at site pair 1-2 at step \d+ \(set back to step \d+\).*0\.01"
+    assert len(re.findall(said, caplog.text)) == 1
+    sound = fit(world, {"mlp": TRAINED["mlp"], "inn": TRAINED["inn"]}, **options)
+    ours, theirs = (each.forward_maps["mlp"].state_dict() for each in (module, sound))
+    assert all(torch.equal(ours[name][[0, 2]], theirs[name][[0, 2]]) for name in ours)
+    assert all(value.isfinite().all() for value in ours.values())
+    inns = [each.forward_maps["inn"].state_dict() for each in (module, sound)]
+    assert all(torch.equal(inns[0][name], inns[1][name]) for name in inns[0])
+    record = module.training_record["forward.mlp"]
+    step = 1 if broken is BreaksAtOnce else 6
+    assert record["diverged_step"] == [0, step, 0]
+    assert record["best_step"][1] == 0  # the only validation before
+    assert sound.training_record["forward.mlp"]["diverged_step"] == [0, 0, 0]
+
+
+def test_a_run_in_which_every_site_diverges_ends(world: World) -> None:
+    class Breaks(MLP):
+        def loss(self, x: Tensor, y: Tensor) -> Tensor:
+            return super().loss(x, y) * torch.nan
+
+    module = fit(world, {"mlp": partial(Breaks, hidden=[8])}, epochs=9, callbacks=[BestPerSite()], sites=[1, 2])
+    assert module.trainer.current_epoch < 4
+    assert module.training_record["forward.mlp"]["best_step"] == [0, 0]
+
+
+def test_what_did_not_learn_is_called_its_start(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    module = fit(
+        world, {"inn": TRAINED["inn"]}, epochs=3, callbacks=[BestPerSite()],
+        optimizer=partial(torch.optim.AdamW, lr=0.3), gradient_clip=0.0,
+    )  # fmt: skip
+    assert re.search(r"inn \(forward\) learned nothing.*untrained start \(.*learning rate is 0.3", caplog.text)
+    bank = module.forward_maps["inn"]
+    start = INN(3, 16, 16, couplings=2, hidden=8)
+    assert module.moments is not None
+    start.fit(module.moments)
+    untrained = [s for s, step in enumerate(module.training_record["forward.inn"]["best_step"]) if step == 0]
+    x, _ = split_rows(world, "validation", sites=SITES)
+    torch.testing.assert_close(bank(x.float())[untrained], start(x.float())[untrained])
+    assert module.training_record["forward.inn"]["start"] == bank.start_names()
+
+
+@pytest.mark.parametrize("check", [1, 2])
+def test_the_starts_are_validated_before_the_first_step_once(world: World, check: int) -> None:
+    steps: list[int] = []
+
+    class Watching(Alignment):
+        def on_validation_epoch_end(self) -> None:
+            super().on_validation_epoch_end()
+            steps.append(self.global_step)
+
+    trainer = quiet_trainer(max_epochs=4, limit_train_batches=5, check_val_every_n_epoch=check)
+    trainer.fit(Watching({"mlp": TRAINED["mlp"]}), datamodule=activations(world, sites=[1]))
+    assert steps == {1: [0, 5, 10, 15], 2: [0, 5, 15]}[check]
+
+
+def test_steps_can_be_limited(world: World) -> None:
+    trainer = quiet_trainer(max_epochs=-1)
+    module = Alignment({"mlp": TRAINED["mlp"]}, most_steps=7)
+    trainer.fit(module, datamodule=activations(world, sites=[1]))
+    assert trainer.global_step == module.validated_at == 7
+
+
+def test_training_is_as_long_as_its_rows(world: World) -> None:
+    for options in ({}, {"batch_size": 8}):
+        data = activations(world, sites=[1], **options)
+        module = Alignment({"mlp": TRAINED["mlp"]}, rows=1000)
+        trainer = quiet_trainer(max_epochs=-1, max_steps=-1)
+        trainer.fit(module, datamodule=data)
+        assert module.moments is not None
+        a_step = int(module.moments.n) / len(data.loader("fit"))
+        assert trainer.global_step == math.ceil(1000 / a_step)
+        assert module.validated_at == trainer.global_step > 0  # and what the last steps reached counts
+
+
+@pytest.fixture
+def few(world: World, tmp_path: Path) -> Iterator[TextSource]:
+    lines = Path(world.fit).read_text().splitlines()
+    path = tmp_path / "few.csv"
+    path.write_text("\n".join(lines[:12]))
+    return TextSource(str(path), held_out=world.test, validation_share=0.3)  # type: ignore[return-value]
+
+
+def test_too_few_rows_are_refused(world: World, few: TextSource) -> None:
+    with pytest.raises(ValueError, match=r"linear expects at least 17 fitting rows.*but got \d+\..*'tokens'"):
+        fit(world, {"linear": Linear}, rows="cls", text=few, sites=[2])
+
+
+def test_trained_aligners_need_a_second_epoch(world: World) -> None:
+    with pytest.raises(ValueError, match=r"`trainer.max_epochs` is 1.*inn, mlp need.*2 or more"):
+        fit(world, {"mlp": MLP, "inn": TRAINED["inn"], "linear": Linear}, epochs=1)
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed", "64-true"])
+def test_aligners_stay_in_full_precision(world: World, precision: Any) -> None:
+    with pytest.raises(ValueError, match=rf"`trainer\.precision` 32-true, but got {precision}.*`data\.dtype`"):
+        quiet_trainer(max_epochs=1, precision=precision).fit(
+            Alignment({"linear": Linear}), datamodule=activations(world)
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"aligners": {"a.b": Linear}}, "letters, digits and underscores.*a.b"),
+        ({"aligners": {"items": Linear}}, "keeps for itself.*items"),
+        ({"warmup": 1.0}, "`warmup`.*1.0"),
+        ({"rows": 0}, "`rows`.*0"),
+        ({"most_steps": 0}, "`most_steps`.*0"),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Alignment(**options)

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import math
+from functools import partial
+from itertools import pairwise
+from typing import get_args
+
+import pytest
+import torch
+from torch import nn
+
+from aligners.fitting.optimisation import Schedule, clip_per_site, gradient_norms, make_optimizer, schedule_factor
+from aligners.maps.linear import Linear
+from aligners.maps.mlp import MLP
+
+
+@pytest.mark.parametrize("schedule", get_args(Schedule))
+@pytest.mark.parametrize("warmup", [0.0, 0.25])
+def test_the_rate_rises_to_one_and_then_keeps_its_course(schedule: Schedule, warmup: float) -> None:
+    steps = 100
+    factor = schedule_factor(schedule, steps, warmup)
+    course = [factor(step) for step in range(steps + 1)]
+    risen = int(warmup * steps)
+    assert all(a < b for a, b in pairwise(course[: risen + 1]))
+    assert course[risen] == 1
+    assert all(0 < value <= 1 for value in course[:steps])  # no step is wasted
+    if schedule == "constant":
+        assert course[risen:] == [1] * (steps + 1 - risen)
+    else:
+        assert all(a > b for a, b in pairwise(course[risen:]))
+        assert course[steps] == pytest.approx(0)
+        assert factor(10 * steps) == pytest.approx(0)
+
+
+def test_courses_are_those_of_their_names() -> None:
+    assert schedule_factor("linear", 100, 0.0)(25) == pytest.approx(0.75)
+    assert schedule_factor("cosine", 100, 0.0)(25) == pytest.approx((1 + math.cos(math.pi / 4)) / 2)
+    assert schedule_factor("linear", 100, 0.49)(24) == pytest.approx(0.5)
+    assert schedule_factor("one_cycle", 100, 0.49)(24) == pytest.approx(0.5)
+    assert schedule_factor("one_cycle", 100, 0.49)(11) < schedule_factor("linear", 100, 0.49)(11)
+
+
+def test_an_unknown_schedule_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"`schedule`.*constant, linear, cosine, one_cycle.*'step'"):
+        schedule_factor("step", 10, 0.1)  # type: ignore[arg-type]
+
+
+def test_each_site_is_clipped_by_its_own_norm() -> None:
+    draw = torch.Generator().manual_seed(0)
+    shapes = [(3, 4, 5), (3, 1, 5), (3, 2, 4, 4)]
+    weights = [nn.Parameter(torch.zeros(shape)) for shape in [*shapes, (3, 2)]]
+    gradients = [torch.randn(shape, generator=draw) for shape in shapes]
+    for weight, gradient in zip(weights, gradients, strict=False):  # the last one has none
+        gradient[0] *= 100
+        gradient[1] *= 1e-3
+        weight.grad = gradient.clone()
+    norms = torch.stack([torch.cat([g[site].flatten() for g in gradients]).norm() for site in range(3)])
+    torch.testing.assert_close(clip_per_site(iter(weights), 1.0), norms)
+    for weight, gradient in zip(weights, gradients, strict=False):
+        torch.testing.assert_close(weight.grad[0], gradient[0] / norms[0])
+        torch.testing.assert_close(weight.grad[1], gradient[1], rtol=0, atol=0)
+        torch.testing.assert_close(weight.grad[2], gradient[2] / norms[2])
+
+
+def test_a_site_whose_gradient_broke_spoils_no_other() -> None:
+    weight = nn.Parameter(torch.zeros(2, 3))
+    weight.grad = torch.tensor([[torch.nan, 1.0, 1.0], [3.0, 0.0, 4.0]])
+    clip_per_site([weight], 1.0)
+    torch.testing.assert_close(weight.grad[1], torch.tensor([0.6, 0.0, 0.8]))
+
+
+@pytest.mark.parametrize("width", [16, 64, 128, 768])
+def test_the_rate_of_a_matrix_follows_its_fan_in(width: int) -> None:
+    aligner = MLP(1, width, 8, hidden=[32])
+    optimizer = make_optimizer(partial(torch.optim.AdamW, lr=0.01), [aligner])
+    assert optimizer is not None
+    rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    assert len(rates) == len(list(aligner.parameters()))
+    first, second = aligner.layers
+    assert rates[id(first.weight)] == rates[id(aligner.skip)] == pytest.approx(0.01 * min(1, 64 / width))
+    assert rates[id(second.weight)] == rates[id(first.bias)] == 0.01
+
+
+def test_sgd_keeps_its_rate_and_nothing_makes_no_optimizer() -> None:
+    optimizer = make_optimizer(partial(torch.optim.SGD, lr=1.0), [MLP(1, 512, 8)])
+    assert optimizer is not None
+    assert {group["lr"] for group in optimizer.param_groups} == {1.0}
+    assert make_optimizer(torch.optim.AdamW, [Linear(1, 8, 8)]) is None
+
+
+def test_a_step_moves_the_output_as_far_at_any_width() -> None:
+    moved = []
+    for width in (64, 1024):
+        torch.manual_seed(0)
+        aligner = MLP(1, width, 8, hidden=[32], skip=False)
+        x, y = torch.randn(1, 200, width), torch.randn(1, 200, 8)
+        before = aligner(x).detach()
+        optimizer = make_optimizer(partial(torch.optim.AdamW, lr=1e-2), [aligner])
+        assert optimizer is not None
+        aligner.loss(x, y).sum().backward()
+        optimizer.step()
+        moved.append((aligner(x) - before).norm().item())
+    assert moved[1] == pytest.approx(moved[0], rel=1.0)
+
+
+def test_only_sites_that_are_alive_keep_their_gradient() -> None:
+    weight = nn.Parameter(torch.zeros(3, 2))
+    weight.grad = torch.tensor([[torch.nan, 1.0], [0.3, 0.4], [torch.inf, 0.0]])
+    norms = gradient_norms([weight])
+    clip_per_site([weight], 0.0, norms, norms.isfinite())
+    assert torch.equal(weight.grad, torch.tensor([[0.0, 0.0], [0.3, 0.4], [0.0, 0.0]]))

@@ -1,0 +1,417 @@
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import normalizers
+from torch import Tensor
+
+from aligners.fitting.alignment import Alignment
+from aligners.injection.evaluation import InjectionEvaluation
+from aligners.injection.methods import CLOSED_FORMS
+from aligners.maps.base import Aligner
+from aligners.maps.baselines import random_labels
+from aligners.maps.inn import INN
+from aligners.maps.linear import Identity, Linear, Mean
+from aligners.maps.mlp import MLP
+from aligners.storage import StoredAlignment, load_alignment
+from callbacks.checkpoint import SaveAligners
+from datamodules.text.sources import TextSource
+from frozen import FrozenModel
+from frozen.loading.models import load_frozen
+from reports.injection.report import write_report
+from reports.injection.words import reading
+from tests.references.maps import cosine, fvu, mse
+from tests.runs import activations, quiet_trainer
+from tests.tiny import tiny_folder, tiny_tokenizer
+from tests.world import TEST_TEXTS, World, sentences, write_texts
+
+Row = dict[str, Any]
+SITES = [0, "2:1", 3]
+PAIRS = [(0, 0), (2, 1), (3, 3)]
+COLUMNS = {
+    *("model_x", "model_y", "rows", "method", "site_x", "site_y", "n_texts", "n_rows"),
+    *("mse", "fvu", "fvu_inverse", "relative_error", "cosine", "round_trip"),
+    *("accuracy", "accuracy_low", "accuracy_high", "loss", "agreement"),
+}
+FLOORS = {"random_classifier": "floor", "random_label": "floor", "constant_label": "floor"}
+WHOLE = {"native_x": "ceiling", "native_y": "ceiling", **FLOORS}
+SITED = {"identity": "floor", "mean": "floor", "random_embedding": "floor"}
+
+
+def fit(world: World, folder: Path, aligners: dict[str, Any], epochs: int = 1, **options: Any) -> StoredAlignment:
+    module = Alignment(aligners, both_directions=True, optimizer=partial(torch.optim.AdamW, lr=1e-2))
+    trainer = quiet_trainer(max_epochs=epochs, limit_val_batches=0, callbacks=[SaveAligners(folder)])
+    trainer.fit(module, datamodule=activations(world, **{"sites": SITES} | options))
+    return load_alignment(folder / "aligners.ckpt")
+
+
+@pytest.fixture(scope="module")
+def stored(world: World, tmp_path_factory: pytest.TempPathFactory) -> StoredAlignment:
+    aligners = {"linear": Linear, "mlp": partial(MLP, hidden=[8]), "inn": partial(INN, couplings=2, hidden=8)}
+    return fit(world, tmp_path_factory.mktemp("stored"), aligners, epochs=3)
+
+
+def evaluate(
+    world: World, stored: list[StoredAlignment], *, closed_form: Sequence[str] = tuple(CLOSED_FORMS),
+    both: bool = False, seed: int = 0, **options: Any,
+) -> InjectionEvaluation:  # fmt: skip
+    module = InjectionEvaluation(stored, closed_form, both, seed)
+    data = activations(world, **{"sites": SITES} | options)
+    quiet_trainer().test(module, datamodule=data, verbose=False)
+    return module
+
+
+@pytest.fixture(scope="module")
+def both(world: World, stored: StoredAlignment) -> InjectionEvaluation:
+    return evaluate(world, [stored], both=True, batch_size=8)
+
+
+def rows_of(evaluation: InjectionEvaluation, method: str, direction: str = "forward") -> list[Row]:
+    return [row for row in evaluation.rows if row["method"] == method and row["direction"] == direction]
+
+
+class Directly:
+    """The held-out texts one by one, without padding, batches, or anything of `aligners`."""
+
+    def __init__(self, world: World) -> None:
+        self.x, self.y = load_frozen(world.model_x), load_frozen(world.model_y)
+        lines = [line.rsplit(",", 1) for line in Path(world.test).read_text().splitlines()[1:]]
+        self.labels = torch.tensor([int(label) for _, label in lines])
+        encoded = [self.x.tokenizer(text, return_tensors="pt") for text, _ in lines]  # type: ignore[misc]
+        self.inputs = [{name: one[name] for name in ("input_ids", "attention_mask")} for one in encoded]
+
+    def states(self, model: FrozenModel, site: int) -> list[Tensor]:
+        """(1, T, d) of each text."""
+        return [model.head(one, [site])[0] for one in self.inputs]
+
+    def behaviour(self, logits: list[Tensor], model: FrozenModel) -> dict[str, float]:
+        found, native = torch.cat(logits), torch.cat([model.logits(one) for one in self.inputs])
+        return {
+            "accuracy": (found.argmax(-1) == self.labels).double().mean().item(),
+            "loss": torch.nn.functional.cross_entropy(found, self.labels).item(),
+            "agreement": (found.argmax(-1) == native.argmax(-1)).double().mean().item(),
+        }
+
+
+@pytest.fixture(scope="module")
+def directly(world: World) -> Directly:
+    return Directly(world)
+
+
+def same(row: Row, expected: dict[str, float], tolerance: float = 1e-5) -> None:
+    for name, value in expected.items():
+        assert row[name] == pytest.approx(value, rel=tolerance, abs=tolerance), name
+
+
+def test_a_model_injected_into_itself_changes_nothing(world: World, tmp_path: Path) -> None:
+    twins = {"model_y": world.model_x, "sites": "all"}
+    stored = fit(world, tmp_path, {"linear": Linear}, **twins)
+    evaluation = evaluate(world, [stored], **twins)
+    (native,) = rows_of(evaluation, "native_y")
+    assert native["agreement"] == 1
+    found = rows_of(evaluation, "identity")
+    assert [row["site_x"] for row in found] == [0, 1, 2, 3]
+    for row in found:
+        for name in ("accuracy", "accuracy_low", "accuracy_high", "loss", "agreement"):
+            assert row[name] == native[name], (name, row["site_x"])
+        assert row["fvu"] == row["mse"] == row["round_trip"] == row["fvu_inverse"] == 0
+        assert row["cosine"] == pytest.approx(1)
+    for row in rows_of(evaluation, "linear"):
+        assert row["fvu"] < 1e-3
+        assert row["agreement"] == 1
+
+
+def test_every_row_has_every_column_and_every_site_every_method(both: InjectionEvaluation) -> None:
+    json.dumps({"meta": both.meta, "rows": both.rows}, allow_nan=False)
+    for row in both.rows:
+        assert set(row) >= COLUMNS
+        assert list(row) == list(both.rows[0])
+        assert row["n_texts"] == TEST_TEXTS
+        assert row["n_rows"] == both.rows[0]["n_rows"]
+    for direction in ("forward", "backward"):
+        for method, role in WHOLE.items():
+            (row,) = rows_of(both, method, direction)
+            assert (row["role"], row["site_x"], row["fvu"], row["round_trip"]) == (role, None, None, None)
+        for method in [*SITED, *CLOSED_FORMS, "mlp", "inn"]:
+            found = rows_of(both, method, direction)
+            pairs = PAIRS if direction == "forward" else [(j, i) for i, j in PAIRS]
+            assert [(row["site_x"], row["site_y"]) for row in found] == pairs, method
+            assert {row["role"] for row in found} == {SITED.get(method, "method")}
+            for row in found:
+                assert row["accuracy_low"] <= row["accuracy"] <= row["accuracy_high"]
+                assert row["fvu_low"] <= row["fvu"] <= row["fvu_high"]
+                inverse = method in ("identity", *CLOSED_FORMS, "inn")
+                assert (row["fvu_inverse"] is not None) == (row["round_trip"] is not None) == inverse, method
+
+
+def test_distances_are_those_of_the_maps(
+    both: InjectionEvaluation, stored: StoredAlignment, directly: Directly
+) -> None:
+    means = stored.moments.mean_x, stored.moments.mean_y
+    maps: list[tuple[str, str, Aligner]] = [
+        (name, direction, aligner) for direction, named in stored.maps.items() for name, aligner in named.items()
+    ]
+    assert len(maps) == 5
+    for name, direction, aligner in maps:
+        for site, pair in enumerate(PAIRS):
+            x, y = (
+                torch.cat([state[0] for state in directly.states(model, at)])
+                for model, at in zip((directly.x, directly.y), pair, strict=True)
+            )
+            source, target = (x, y) if direction == "forward" else (y, x)
+            mean_source, mean_target = means if direction == "forward" else means[::-1]
+            with torch.no_grad():
+                every = torch.stack([source] * 3)
+                mapped = aligner(every)[site].double().numpy()
+            expected = {
+                "mse": mse(mapped, target.double().numpy()),
+                "fvu": fvu(mapped, target.double().numpy(), mean_target[site].numpy()),
+                "cosine": cosine(mapped, target.double().numpy()),
+            }
+            expected["relative_error"] = expected["fvu"] ** 0.5
+            if aligner.invertible:
+                with torch.no_grad():
+                    back = aligner.inverse(torch.stack([target] * 3))[site].double().numpy()
+                    gap = aligner.inverse(aligner(every))[site] - source
+                expected["fvu_inverse"] = fvu(back, source.double().numpy(), mean_source[site].numpy())
+                assert rows_of(both, name, direction)[site]["round_trip"] == pytest.approx(
+                    (gap.abs().max() / source.abs().max()).item(), rel=0.9, abs=1e-6
+                )
+            same(rows_of(both, name, direction)[site], expected, 1e-4)
+
+
+def test_behaviour_is_that_of_the_tail(both: InjectionEvaluation, stored: StoredAlignment, directly: Directly) -> None:
+    for name in ("linear", "inn"):
+        aligner = stored.maps["forward"][name]
+        for site, (i, j) in enumerate(PAIRS):
+            with torch.no_grad():
+                logits = [
+                    directly.y.tail(one, j, aligner(torch.cat([state] * 3))[site][None])
+                    for one, state in zip(directly.inputs, directly.states(directly.x, i), strict=True)
+                ]
+            same(rows_of(both, name)[site], directly.behaviour(logits, directly.y), 1e-4)
+
+
+def test_backwards_a_bijection_is_its_own_inverse(both: InjectionEvaluation) -> None:
+    for there, back in zip(rows_of(both, "inn"), rows_of(both, "inn", "backward"), strict=True):
+        assert back["fit"] == "trained both ways"
+        assert (back["model_x"], back["model_y"]) == (there["model_y"], there["model_x"])
+        assert there["fvu_inverse"] == pytest.approx(back["fvu"], rel=1e-4)
+        assert back["fvu_inverse"] == pytest.approx(there["fvu"], rel=1e-4)
+        assert there["fvu"] != pytest.approx(back["fvu"], rel=1e-3)
+
+
+def test_ceilings_and_floors_are_what_they_say(
+    world: World, both: InjectionEvaluation, stored: StoredAlignment, directly: Directly
+) -> None:
+    with torch.no_grad():
+        native_y = [directly.y.logits(one) for one in directly.inputs]
+        native_x = [directly.x.logits(one) for one in directly.inputs]
+        with directly.y.fresh_head(0):
+            fresh = [directly.y.logits(one) for one in directly.inputs]
+    same(rows_of(both, "native_y")[0], directly.behaviour(native_y, directly.y))
+    same(rows_of(both, "native_x")[0], directly.behaviour(native_x, directly.y))
+    same(rows_of(both, "random_classifier")[0], directly.behaviour(fresh, directly.y))
+    assert rows_of(both, "native_x", "backward")[0]["accuracy"] == rows_of(both, "native_y")[0]["accuracy"]
+    (chance,) = rows_of(both, "random_label")
+    drawn = random_labels(TEST_TEXTS, 2, 0)
+    most = round(sum(int(line[-1]) for line in Path(world.fit).read_text().splitlines()[1:]) / 175)
+    assert chance["accuracy"] == pytest.approx((drawn == directly.labels).double().mean().item())
+    assert chance["loss"] is None
+    (constant,) = rows_of(both, "constant_label")
+    assert constant["accuracy"] == pytest.approx(float((directly.labels == most).double().mean()))
+    for site, pair in enumerate(PAIRS):
+        target = torch.cat([state[0] for state in directly.states(directly.y, pair[1])]).double()
+        mean, variance = stored.moments.mean_y[site], stored.moments.yy[site].diagonal().sum() / stored.moments.n
+        total = (target - mean).square().sum(-1).mean()
+        floors = {name: rows_of(both, name)[site] for name in SITED}
+        assert floors["mean"]["fvu"] == pytest.approx(1, rel=1e-5)
+        # two independent draws differ by the sum of their variances
+        assert floors["random_embedding"]["fvu"] == pytest.approx((1 + variance / total).item(), rel=0.2)
+        source = torch.cat([state[0] for state in directly.states(directly.x, pair[0])]).double()
+        same(floors["identity"], {"mse": mse(source.numpy(), target.numpy())}, 1e-4)
+
+
+def test_the_batch_size_changes_nothing(world: World, both: InjectionEvaluation, stored: StoredAlignment) -> None:
+    other = evaluate(world, [stored], both=True, batch_size=64)
+    assert len(other.rows) == len(both.rows)
+    for a, b in zip(both.rows, other.rows, strict=True):
+        for name, value in a.items():
+            if name == "round_trip" and value is not None:
+                assert value == pytest.approx(b[name], rel=0.9, abs=1e-6)
+            elif isinstance(value, float) and name not in ("accuracy", "agreement"):
+                assert value == pytest.approx(b[name], rel=1e-4), (a["method"], name)
+            else:
+                assert value == b[name], (a["method"], name)
+
+
+def test_seeds_move_the_random_floors_alone(world: World, both: InjectionEvaluation, stored: StoredAlignment) -> None:
+    other = evaluate(world, [stored], seed=2, batch_size=8)
+    for a in (row for row in both.rows if row["direction"] == "forward"):
+        b = rows_of(other, a["method"])[0 if a["site_x"] is None else PAIRS.index((a["site_x"], a["site_y"]))]
+        assert b["seed"] == 2
+        moved = any(a[name] != b[name] for name in ("accuracy", "loss", "agreement"))
+        assert moved == a["method"].startswith("random"), a["method"]
+
+
+def test_several_checkpoints_stand_side_by_side(world: World, stored: StoredAlignment, tmp_path: Path) -> None:
+    named = {"linear": partial(Linear, ridge=10.0), "identity": Identity, "mean": Mean}
+    second = fit(world, tmp_path, named, rows="mean")
+    evaluation = evaluate(world, [stored, second], closed_form=())
+    about = evaluation.meta["methods"]
+    assert about["forward.linear"]["fitted_on"] == "tokens"
+    assert about["forward.linear_2"]["fitted_on"] == "mean"
+    assert about["forward.linear_2"]["checkpoint"].endswith("aligners.ckpt")
+    assert rows_of(evaluation, "linear_2")[0]["fitted_on"] == "mean"
+    assert rows_of(evaluation, "linear_2")[0]["fvu"] > rows_of(evaluation, "linear")[0]["fvu"]
+    assert not rows_of(evaluation, "procrustes")
+    names = [(row["rows"], row["method"], row["site_x"]) for row in evaluation.rows]
+    assert len(set(names)) == len(names)  # also where an aligner bears a floor's name
+
+
+def errors_directly(
+    aligner: Aligner, pairs: list[tuple[Tensor, Tensor]], means: tuple[Tensor, Tensor], site: int
+) -> Row:
+    """Errors of one site from the rows of each text, (N, d) of X and of Y, in float64 and one text after the other."""
+    x, y = (torch.cat(rows) for rows in zip(*pairs, strict=True))
+    bank = torch.stack([x] * aligner.sites)
+    with torch.no_grad():
+        mapped, target = aligner(bank)[site].double().numpy(), y.double().numpy()
+        back = aligner.inverse(torch.stack([y] * aligner.sites))[site].double().numpy()
+    return {
+        "mse": mse(mapped, target),
+        "l2": float(((mapped - target) ** 2).sum(-1).__pow__(0.5).mean()),
+        "fvu": fvu(mapped, target, means[1][site].numpy()),
+        "fvu_inverse": fvu(back, x.double().numpy(), means[0][site].numpy()),
+        "cosine": cosine(mapped, target),
+    }
+
+
+@pytest.mark.parametrize("kind", ["mean", "cls", "words"])
+def test_errors_are_measured_on_the_rows_of_the_fit_and_states_injected_beside(
+    world: World, directly: Directly, tmp_path: Path, kind: str
+) -> None:
+    stored = fit(world, tmp_path, {"linear": Linear}, rows=kind, sites=[1, 3])
+    own, both = (evaluate(world, [stored], rows=rows, sites=[1, 3]) for rows in (kind, "tokens"))
+    assert {str(row["rows"]) for row in own.rows} == {kind, "tokens"}
+    key = ("rows", "method", "site_x")
+    assert {tuple(row[name] for name in key): row for row in own.rows} == {
+        tuple(row[name] for name in key): row for row in both.rows
+    }  # whatever rows the data module says
+    assert list(own.rows[0]) == list(own.rows[-1])
+    means = stored.moments.mean_x, stored.moments.mean_y
+    for row in own.rows:
+        if row["rows"] == "tokens":
+            assert row["accuracy"] is not None
+        else:
+            assert (row["accuracy"], row["loss"], row["agreement"]) == (None, None, None)
+    for site, at in enumerate((1, 3)):
+        pairs = [
+            tuple(_row(states[0], kind) for states in both)
+            for both in zip(directly.states(directly.x, at), directly.states(directly.y, at), strict=True)
+        ]
+        found = {row["method"]: row for row in own.rows if row["rows"] == kind and row["site_x"] == at}
+        same(found["linear"], errors_directly(stored.maps["forward"]["linear"], pairs, means, site), 1e-4)  # type: ignore[arg-type]
+        assert found["linear"]["n_rows"] == sum(len(x) for x, _ in pairs)
+        assert found["linear"]["fvu_low"] <= found["linear"]["fvu"] <= found["linear"]["fvu_high"]
+        assert found["mean"]["fvu"] == pytest.approx(1, rel=0.2)  # held-out rows vary about another mean
+        assert {found[name]["fitted_on"] for name in (*SITED, *CLOSED_FORMS)} == {kind}
+    write_report(tmp_path, {}, own.rows)
+    assert f"x → {world.model_y}, rows: {kind}: The closest map" in reading(own.rows)
+
+
+def _row(states: Tensor, kind: str) -> Tensor:
+    """The rows of a text of whole words, [CLS] and [SEP] around them: (T, d) -> (N, d)."""
+    return {"mean": states.mean(0, keepdim=True), "cls": states[:1], "words": states[1:-1]}[kind]
+
+
+def test_without_a_head_or_labels_the_errors_are_the_same(
+    world: World, stored: StoredAlignment, both: InjectionEvaluation, tmp_path: Path
+) -> None:
+    bare = tiny_folder(tmp_path / "y", seed=1, n_labels=None)
+    headless = copy.deepcopy(stored)
+    headless.data["models"]["y"]["fingerprint"] = load_frozen(str(bare)).fingerprint
+    plain = [tmp_path / "fit.csv", tmp_path / "test.csv"]
+    for path, labelled in zip(plain, (world.fit, world.test), strict=True):
+        path.write_text("\n".join(line.rsplit(",", 1)[0] for line in Path(labelled).read_text().splitlines()))
+    unlabelled = TextSource(str(plain[0]), held_out=str(plain[1]))
+    for found, why in (
+        (evaluate(world, [headless], both=True, model_y=str(bare)), {"forward": f"{bare} has no classification head"}),
+        (
+            evaluate(world, [stored], both=True, text=unlabelled),
+            dict.fromkeys(("forward", "backward"), f"the texts of {str(plain[0])!r} have no labels"),
+        ),
+    ):
+        assert found.meta["not_injected"] == why
+        for direction in why:
+            rows = [row for row in found.rows if row["direction"] == direction]
+            expected = [row for row in both.rows if row["direction"] == direction and row["site_x"] is not None]
+            assert len(rows) == len(expected)
+            for a, b in zip(rows, expected, strict=True):
+                assert a["accuracy"] is a["loss"] is a["agreement"] is None
+                same(a, {name: b[name] for name in ("mse", "l2", "fvu", "cosine") if b[name] is not None}, 1e-4)
+        folder = tmp_path / str(len(why))
+        written = write_report(folder, {}, found.rows)
+        assert [path.name for path in written] == ["fvu.png"] + ["accuracy.png"] * ("backward" not in why)
+        assert "The closest map" in reading(found.rows)
+
+
+def test_models_of_different_tokenizers_have_errors_only(world: World, tmp_path: Path) -> None:
+    other = tiny_folder(tmp_path / "other", seed=1)
+    tokenizer = tiny_tokenizer()
+    tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()  # as the texts are already
+    tokenizer.save_pretrained(other)
+    stored = fit(world, tmp_path, {"linear": Linear}, rows="words", model_y=str(other), sites=[2])
+    found = evaluate(world, [stored], rows="words", model_y=str(other), sites=[2])
+    assert {row["rows"] for row in found.rows} == {"words"}
+    assert "tokenizers of" in found.meta["not_injected"]["forward"]
+
+
+def test_what_cannot_be_evaluated_is_refused(world: World, stored: StoredAlignment, tmp_path: Path) -> None:
+    three = tmp_path / "three.csv"
+    write_texts(three, sentences(80), [i % 3 for i in range(80)])
+    for options, says in (
+        ({"text": TextSource(str(three))}, r"labels 0\.\.1.*three\.csv' have labels 0\.\.2"),
+        ({"model_x": world.model_y}, r"aligners\.ckpt was fitted on other models: X was .*/x .*and is .*/y "),
+        ({"sites": [1, 3]}, r"fitted at site pairs \[\(0, 0\), \(2, 1\), \(3, 3\)\].*`data\.sites`"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            evaluate(world, [stored], **options)
+    with pytest.raises(ValueError, match=r"`trainer\.precision` 32-true, but got bf16-mixed"):
+        quiet_trainer(precision="bf16-mixed").test(InjectionEvaluation([stored]), datamodule=activations(world))
+    with pytest.raises(ValueError, match=r"`closed_form` out of linear, procrustes, .*cca.*got pls"):
+        InjectionEvaluation([stored], ["pls"])
+    with pytest.raises(ValueError, match="at least one checkpoint"):
+        InjectionEvaluation([])
+
+
+def test_a_model_that_cannot_be_injected_into_is_not_measured(
+    world: World, stored: StoredAlignment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tail = FrozenModel.tail
+    monkeypatch.setattr(
+        FrozenModel, "tail", lambda self, inputs, site, states, *rest: tail(self, inputs, site, states * 1.001, *rest)
+    )
+    with pytest.raises(RuntimeError, match=r"site 0 of .*/y changes its logits"):
+        evaluate(world, [stored])
+
+
+def test_a_map_that_overflows_is_named_and_not_counted(world: World, stored: StoredAlignment, tmp_path: Path) -> None:
+    exploding = copy.deepcopy(stored)
+    exploding.maps["forward"]["linear"].weight[1] = 1e38  # type: ignore[index]
+    evaluation = evaluate(world, [exploding])
+    first, second, third = rows_of(evaluation, "linear")
+    assert [row["overflow"] for row in (first, second, third)] == [False, True, False]
+    assert second["fvu"] is None
+    assert second["accuracy"] is None
+    assert first["fvu"] is not None
+    write_report(tmp_path, {}, evaluation.rows)
+    assert reading(evaluation.rows)
+    assert not any(row["overflow"] for row in evaluation.rows if row["method"] != "linear")

@@ -1,0 +1,146 @@
+"""What an evaluation says where maps cannot be fitted, were fitted on other rows, or leave the range of numbers."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.aligners.injection.test_evaluation import evaluate, fit, rows_of
+
+from aligners.injection.evaluation import InjectionEvaluation
+from aligners.injection.methods import CLOSED_FORMS
+from aligners.maps.linear import Linear, Procrustes
+from aligners.storage import StoredAlignment, load_alignment
+from commands.inject import main
+from datamodules.reading import PairedBatch
+from datamodules.text.sources import TextSource
+from reports.injection.report import console_tables, left_out, write_report
+from reports.injection.words import reading
+from similarity.functional.moments import Moments, moments_of
+from tests.runs import activations
+from tests.world import TEST_TEXTS, World, sentences, write_texts
+
+SITES = [1, 3]
+WIDTH = 16
+FEW = 12  # fitting rows: enough for a rotation, too few for least squares
+
+
+@pytest.fixture(scope="module")
+def means(world: World, tmp_path_factory: pytest.TempPathFactory) -> StoredAlignment:
+    return fit(world, tmp_path_factory.mktemp("means"), {"linear": Linear}, rows="mean", sites=SITES)
+
+
+def token_moments(world: World) -> Moments:
+    """Of the fitting texts, read one by one in another way than the evaluation does."""
+    data = activations(world, sites=SITES)
+    found = [data.reader.read(data.reader.prepare(texts)) for texts in data.loader("fit", batch_size=7)]
+    return moments_of(*(torch.cat([getattr(batch, side) for batch in found], 1) for side in "xy"))
+
+
+def test_floors_are_of_the_rows_that_are_injected(world: World, means: StoredAlignment, tmp_path: Path) -> None:
+    found = evaluate(world, [means], both=True, sites=SITES)
+    on_tokens = fit(world, tmp_path, {"linear": Linear}, sites=SITES)
+    expected = evaluate(world, [on_tokens], both=True, sites=SITES)
+    assert found.meta["rows"] == "tokens"
+    for direction in ("forward", "backward"):
+        for name in ("mean", "random_embedding", "identity"):
+            pairs = [
+                [row for row in rows_of(evaluation, name, direction) if row["rows"] == "tokens"]
+                for evaluation in (found, expected)
+            ]
+            assert [len(rows) for rows in pairs] == [2, 2]
+            for a, b in zip(*pairs, strict=True):
+                assert a["fitted_on"] == "tokens"
+                for column in ("fvu", "mse", "loss", "cosine"):
+                    assert a[column] == pytest.approx(b[column], rel=1e-4), (name, column)
+                if name == "random_embedding":
+                    assert a["fvu"] > 1.5
+
+
+def test_moments_that_no_checkpoint_holds_are_those_of_the_fitting_texts(world: World, means: StoredAlignment) -> None:
+    found = evaluate(world, [means], sites=SITES)
+    expected = token_moments(world)
+    (panel,) = (panel for panel in found.panels if str(panel.kind) == "tokens")
+    torch.testing.assert_close(panel.mean_target[:, 0].double(), expected.mean_y.double())  # type: ignore[union-attr]
+    (mean,) = (m for m in panel.methods if m.name == "mean")  # type: ignore[union-attr]
+    torch.testing.assert_close(mean.map(torch.zeros(2, 1, WIDTH), None)[:, 0].double(), expected.mean_y.double())
+
+
+def test_a_closed_form_that_few_rows_do_not_determine_costs_its_own_rows(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    few = write_texts(tmp_path / "few.csv", sentences(TEST_TEXTS + 3 * FEW)[TEST_TEXTS:])
+    source = {"source": few, "held_out": world.test, "validation_share": 0.66}
+    data = activations(world, rows="mean", sites=SITES, text=TextSource(**source))  # type: ignore[arg-type]
+    rows = len(data.split("fit"))
+    assert 2 < rows < WIDTH + 1
+    stored = fit(world, tmp_path, {"procrustes": Procrustes}, rows="mean", sites=SITES, text=TextSource(**source))  # type: ignore[arg-type]
+    evaluation = evaluate(world, [stored], both=True, sites=SITES, rows="mean", text=TextSource(**source))  # type: ignore[arg-type]
+    options = [*(f"--data.text.{name}={value}" for name, value in source.items()), "--data.sites", "1,3"]
+    models = ["--data.model_x", world.model_x, "--data.model_y", world.model_y, "--data.max_length", "64"]
+    run = ["--data.rows", "mean", "--trainer.logger", "false", "--trainer.accelerator", "cpu", "--run", "spot"]
+    main(["inject", *models, *options, *run])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"Left out, forward.linear: linear expects at least {WIDTH + 1} fitting rows" in shown
+    assert set(load_alignment(tmp_path / "spot" / "aligners.ckpt").maps["forward"]) == {"procrustes", "permutation"}
+    for direction in ("forward", "backward"):
+        methods = {
+            row["method"] for row in evaluation.rows if row["role"] == "method" and row["direction"] == direction
+        }
+        assert methods == {"procrustes", "permutation"}
+    refused = {name for name in CLOSED_FORMS if name not in methods}
+    assert set(evaluation.meta["refusals"]) == {f"{way}.{name}" for way in ("forward", "backward") for name in refused}
+    assert f"but got {rows}" in evaluation.meta["refusals"]["backward.linear"]
+    assert any("backward.linear" in line for line in left_out(evaluation.meta))
+
+
+def exploding(world: World, means: StoredAlignment, **changes: Any) -> tuple[list[dict[str, Any]], InjectionEvaluation]:
+    """The rows of a linear map some of whose matrices hold other numbers at the second site."""
+    broken = copy.deepcopy(means)
+    for name, value in changes.items():
+        getattr(broken.maps["forward"]["linear"], name)[1] = value
+    evaluation = evaluate(world, [broken], closed_form=(), sites=SITES)
+    return [row for row in rows_of(evaluation, "linear") if row["rows"] == "tokens"], evaluation
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e38])
+def test_an_inverse_that_is_no_number_is_an_overflow(world: World, means: StoredAlignment, value: float) -> None:
+    rows, _ = exploding(world, means, weight_back=value)
+    assert [row["overflow"] for row in rows] == [False, True]
+    assert [row["fvu_inverse"] is None for row in rows] == [False, True]
+    assert all(row["fvu"] is not None for row in rows)
+
+
+def test_a_report_of_answers_that_are_no_numbers_is_shown(world: World, means: StoredAlignment, tmp_path: Path) -> None:
+    rows, evaluation = exploding(world, means, weight=torch.nan)
+    assert [row["accuracy"] is None for row in rows] == [False, True]
+    everything = evaluation.rows + [
+        row | {"direction": "backward", "accuracy": None, "score": None, "score_low": None, "score_high": None}
+        for row in evaluation.rows
+        if row["rows"] == "tokens"
+    ]  # not even the models' own answers, or those to their states as they are
+    lost = [dict(row) for row in evaluation.rows]
+    for row in lost:
+        if row["method"] in ("native_y", "identity"):
+            row.update(dict.fromkeys(("accuracy", "score", "score_low", "score_high", "fvu")))
+    for shown in (evaluation.rows, everything, lost):
+        write_report(tmp_path, {}, shown)
+        assert console_tables(shown)
+        assert reading(shown)
+    assert "linear overflowed at some site" in reading(evaluation.rows)
+    assert "own answers are not finite" in reading(lost)
+
+
+def test_random_states_ask_the_device_for_nothing(world: World, means: StoredAlignment) -> None:
+    data = activations(world, sites=SITES)
+    texts, rows, _ = data.reader.prepare(next(iter(data.loader("test"))))
+    assert rows.counts == tuple(texts.inputs_x["attention_mask"].sum(1).tolist())
+    there = PairedBatch(torch.empty(2, len(rows), WIDTH, device="meta"), *([torch.empty(0)] * 2), texts.to("meta"))  # type: ignore[arg-type]
+    there.rows = rows.to("meta")  # nothing can be copied from there
+    (panel, *_) = evaluate(world, [means], sites=SITES).panels
+    (drawn,) = (method for method in panel.methods if method.name == "random_embedding")  # type: ignore[union-attr]
+    assert drawn.map(there.x, there).shape == (2, len(rows), WIDTH)

@@ -1,0 +1,170 @@
+"""What an injection and a fit say of rows whose types no map was fitted on."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from aligners.fitting.alignment import Alignment
+from aligners.injection.evaluation import InjectionEvaluation
+from aligners.maps.linear import Linear, Procrustes
+from aligners.maps.mlp import MLP
+from aligners.scoring.scores import bootstrap_interval
+from aligners.storage import KEY, StoredAlignment, load_alignment
+from callbacks.checkpoint import SaveAligners
+from datamodules.row_types import is_held_out
+from datamodules.text.sources import TextSource
+from frozen.loading.models import load_frozen
+from tests.references.maps import fvu
+from tests.runs import activations, quiet_trainer
+from tests.tiny import WORDS
+from tests.world import World, write_texts
+
+SHARE = 0.25
+HELD = {word for word in WORDS if is_held_out(word, SHARE, 0)}
+SITES: list[str | int] = [1, "2:3"]
+
+
+def fit(world: World, folder: Path, aligners: dict[str, Any], **options: Any) -> StoredAlignment:
+    data = activations(world, **{"sites": SITES, "held_out_types": SHARE} | options)
+    trainer = quiet_trainer(max_epochs=1, limit_val_batches=0, callbacks=[SaveAligners(folder)])
+    trainer.fit(Alignment(aligners), datamodule=data)
+    return load_alignment(folder / "aligners.ckpt")
+
+
+def evaluate(
+    world: World, stored: list[StoredAlignment], other: TextSource | None = None, **options: Any
+) -> InjectionEvaluation:
+    module = InjectionEvaluation(stored, (), other_text=other)
+    data = activations(world, **{"sites": SITES, "batch_size": 8} | options)
+    quiet_trainer().test(module, datamodule=data, verbose=False)
+    return module
+
+
+def rows_of(evaluation: InjectionEvaluation, method: str) -> list[dict[str, Any]]:
+    return [row for row in evaluation.rows if row["method"] == method]
+
+
+@pytest.fixture(scope="module")
+def stored(world: World, tmp_path_factory: pytest.TempPathFactory) -> StoredAlignment:
+    return fit(world, tmp_path_factory.mktemp("stored"), {"linear": Linear, "procrustes": Procrustes})
+
+
+def test_seen_and_unseen_rows_are_told_apart(world: World, stored: StoredAlignment) -> None:
+    """Text by text, without batches or padding, by the words themselves."""
+    evaluation = evaluate(world, [stored], held_out_types=SHARE)
+    x, y = load_frozen(world.model_x), load_frozen(world.model_y)
+    texts = [line.rsplit(",", 1)[0] for line in Path(world.test).read_text().splitlines()[1:]]
+    unseen = torch.tensor([word in HELD for text in texts for word in ["<s>", *text.split(), "</s>"]])
+    encoded = [x.tokenizer(text, return_tensors="pt") for text in texts]  # type: ignore[misc]
+    inputs = [{name: one[name] for name in ("input_ids", "attention_mask")} for one in encoded]
+    for place, (i, j) in enumerate(((1, 1), (2, 3))):
+        source = torch.cat([x.head(one, [i])[0][0] for one in inputs])
+        target = torch.cat([y.head(one, [j])[0][0] for one in inputs]).double().numpy()
+        mapped = stored.maps["forward"]["linear"](torch.stack([source] * 2))[place].double().numpy()
+        mean = stored.moments.mean_y[place].numpy()
+        row = rows_of(evaluation, "linear")[place]
+        for name, rows in (("fvu_unseen", unseen.numpy()), ("fvu_seen", ~unseen.numpy())):
+            assert row[name] == pytest.approx(fvu(mapped[rows], target[rows], mean), rel=1e-4)
+            assert row[f"{name}_low"] < row[name] < row[f"{name}_high"]
+        assert (row["n_unseen"], row["n_rows"]) == (int(unseen.sum()), len(unseen))
+        assert row["fvu_seen"] < row["fvu"] < row["fvu_unseen"]
+
+
+def test_the_types_of_a_checkpoint_count_whatever_text_is_evaluated(
+    world: World, stored: StoredAlignment, tmp_path: Path
+) -> None:
+    other = write_texts(tmp_path / "other.csv", [" ".join(words) for words in permutations(WORDS[:8], 2)])
+    text = TextSource(other, held_out=world.test)  # fitting on it would see fewer types
+    expected = evaluate(world, [stored]).rows
+    assert [row["fvu_unseen"] for row in evaluate(world, [stored], text=text).rows] == [
+        row["fvu_unseen"] for row in expected
+    ]
+
+
+def test_unseen_is_what_none_of_several_checkpoints_has_seen(
+    world: World, stored: StoredAlignment, tmp_path: Path
+) -> None:
+    everything = fit(world, tmp_path, {"all": Linear}, held_out_types=0.0)
+    row = rows_of(evaluate(world, [stored, everything]), "linear")[0]
+    assert (row["n_unseen"], row["fvu_unseen"], row["fvu_unseen_low"]) == (0, None, None)
+    assert row["fvu_seen"] == pytest.approx(row["fvu"])
+
+
+def test_where_types_are_not_known_nothing_is_said_of_them(
+    world: World, stored: StoredAlignment, tmp_path: Path
+) -> None:
+    for number, rows in enumerate(("mean", "words")):
+        other = fit(world, tmp_path / str(number), {"linear": Linear}, rows=rows)
+        for checkpoints in ([other], [stored, other]):
+            for row in evaluate(world, checkpoints).rows:
+                if row["rows"] == "words" and len(checkpoints) == 1:  # the rows that it was fitted on
+                    assert row["n_unseen"] > 0
+                    assert row["fvu_unseen"] is not None
+                else:
+                    assert (row["fvu_seen"], row["fvu_unseen"], row["n_unseen"]) == (None, None, None)
+
+
+def test_an_earlier_checkpoint_has_seen_all_types_of_its_texts(world: World, tmp_path: Path) -> None:
+    fitted = fit(world, tmp_path, {"linear": Linear}, held_out_types=0.0)
+    content = torch.load(fitted.path, weights_only=True)
+    del content[KEY]["seen"], content[KEY]["data_config"]["held_out_types"]
+    torch.save(content, tmp_path / "old.ckpt")
+    old = load_alignment(tmp_path / "old.ckpt")
+    assert evaluate(world, [old]).rows[-1]["n_unseen"] == evaluate(world, [fitted]).rows[-1]["n_unseen"] == 0
+    elsewhere = TextSource(world.fit, held_out=world.test, seed=1)
+    assert evaluate(world, [old], text=elsewhere).rows[-1]["n_unseen"] is None
+
+
+def test_another_source_is_measured_without_the_texts_that_maps_were_fitted_on(
+    world: World, stored: StoredAlignment, tmp_path: Path
+) -> None:
+    fresh = [" ".join(words) for words in permutations(WORDS[8:12], 3)]
+    known = activations(world).texts.fit["text"][:5]
+    other = write_texts(tmp_path / "other.csv", [*fresh, *(text.upper() for text in known)], [7] * (len(fresh) + 5))
+    rest = write_texts(tmp_path / "rest.csv", [" ".join(two) for two in permutations(WORDS[:9], 2)])
+    split = TextSource(rest, held_out=other)
+    module = evaluate(world, [stored], other=split)
+    assert module.meta["other_text"]["dropped_as_fitted_on"] == 5
+    plain = evaluate(world, [stored], text=TextSource(world.fit, held_out=write_texts(tmp_path / "fresh.csv", fresh)))
+    for row, alone in zip(module.rows, plain.rows, strict=True):
+        assert row["n_texts_other"] == len(fresh)
+        assert (row["n_texts"], alone["n_texts_other"], alone["fvu_other"]) == (25, None, None)
+        for end in ("", "_low", "_high") if row["site_x"] is not None else ():
+            assert row[f"fvu_other{end}"] == pytest.approx(alone[f"fvu{end}"], rel=1e-3), row["method"]
+    first = evaluate(world, [stored])
+    for name in ("fvu", "fvu_unseen", "accuracy", "cosine"):
+        assert [row[name] for row in module.rows] == pytest.approx([row[name] for row in first.rows], nan_ok=True)
+    again = write_texts(tmp_path / "again.csv", known)
+    with pytest.raises(ValueError, match=r"maps were fitted on all 5 held-out texts"):
+        evaluate(world, [stored], other=TextSource(split.source, held_out=again))
+
+
+def test_validation_watches_unseen_types_beside_the_criterion(world: World) -> None:
+    module = Alignment({"linear": Linear, "mlp": MLP})
+    data = activations(world, sites=SITES, held_out_types=SHARE)
+    quiet_trainer(max_epochs=2).fit(module, datamodule=data)
+    logged = module.trainer.callback_metrics
+    batches = [data.reader.read(data.reader.prepare(texts)) for texts in data.loader("validation")]
+    x, y = (torch.cat([getattr(batch, name) for batch in batches], 1) for name in "xy")
+    unseen = torch.cat([batch.rows.unseen for batch in batches])  # type: ignore[misc]
+    assert module.moments is not None
+    for fitted in module.fits():
+        mapped, target = fitted.aligner(x)[0, unseen].detach().double(), y[0, unseen].double()
+        expected = fvu(mapped.numpy(), target.numpy(), module.moments.mean_y[0].numpy())
+        assert logged[f"validation/{fitted.name}/1-1/fvu_unseen"] == pytest.approx(expected, rel=1e-4)
+        assert f"train/{fitted.name}/1-1/fvu_unseen" not in logged  # no such rows there
+    assert torch.equal(module.criteria()["forward.mlp"], module.validation_figures[module.trained()[0]]["fvu"])
+
+
+def test_intervals_do_not_need_a_row_in_every_resample() -> None:
+    values, weights = torch.zeros(1, 20), torch.zeros(1, 20)
+    values[0, :2], weights[0, :2] = torch.tensor([1.0, 3.0]), 2.0  # absent from an eighth of the resamples
+    low, high = bootstrap_interval(values, weights, seed=0)
+    assert (low.item(), high.item()) == (0.5, 1.5)
+    values[0, 0] = torch.inf
+    assert all(end.isnan().all() for end in bootstrap_interval(values, weights, seed=0))

@@ -1,0 +1,321 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import layer_norm
+
+from aligners.maps.affine import AffineLayer, LowRank, Orthogonal, low_rank
+from aligners.maps.base import Aligner
+from aligners.maps.canonical import CCA
+from aligners.maps.linear import Affine, Identity, Linear, Procrustes
+from aligners.maps.mlp import MLP
+from aligners.maps.permutation import Permutation
+from similarity.functional.moments import Moments, moments_of
+from tests.runs import related_rows
+
+SITES, ROWS, WIDTH = 2, 400, 12
+
+
+def rows(d_x: int = WIDTH, d_y: int = WIDTH) -> tuple[Tensor, Tensor]:
+    return related_rows(SITES, ROWS, d_x, d_y)
+
+
+def started(aligner: Aligner, x: Tensor, y: Tensor) -> Aligner:
+    aligner = aligner.double()
+    aligner.fit(moments_of(x, y))
+    return aligner
+
+
+def fvu(mapped: Tensor, y: Tensor) -> Tensor:
+    return (mapped - y).square().sum((1, 2)) / (y - y.mean(1, keepdim=True)).square().sum((1, 2))
+
+
+def trained(aligner: Aligner, x: Tensor, y: Tensor, steps: int, rate: float = 3e-2) -> Aligner:
+    optimizer = torch.optim.Adam(aligner.parameters(), lr=rate)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        aligner.loss(x, y).sum().backward()
+        optimizer.step()
+    return aligner
+
+
+@pytest.mark.parametrize(("start", "like"), [("linear", Linear), ("procrustes", Procrustes), ("identity", Identity)])
+@pytest.mark.parametrize("kind", [AffineLayer, Orthogonal])
+def test_a_start_is_the_closed_form_of_its_name(start: Any, like: type[Aligner], kind: type[Any]) -> None:
+    x, y = rows()
+    if kind is Orthogonal and start == "linear":
+        with pytest.raises(ValueError, match=r"Orthogonal expects `start`.*identity, procrustes, random.*'linear'"):
+            kind(SITES, WIDTH, WIDTH, start=start)
+        return
+    layer = started(kind(SITES, WIDTH, WIDTH, start=start), x, y)
+    torch.testing.assert_close(layer(x), started(like(SITES, WIDTH, WIDTH), x, y)(x))
+
+
+def test_unequal_widths_start_too() -> None:
+    x, y = rows(WIDTH, 7)
+    for start, like in (("linear", Linear), ("procrustes", Procrustes)):
+        layer = started(AffineLayer(SITES, WIDTH, 7, start=start), x, y)  # type: ignore[arg-type]
+        torch.testing.assert_close(layer(x), started(like(SITES, WIDTH, 7), x, y)(x))
+
+
+def test_without_moments_the_identity_is_exact() -> None:
+    x, _ = rows()
+    for layer in (
+        AffineLayer(SITES, WIDTH, WIDTH, start="identity"),
+        Orthogonal(SITES, WIDTH, WIDTH, start="identity"),
+    ):
+        assert torch.equal(layer(x.float()), x.float())
+
+
+def test_a_random_start_is_one_draw_for_every_site_and_stays_it() -> None:
+    x, y = rows()
+    for layer in (
+        AffineLayer(SITES, WIDTH, WIDTH, start="random"),
+        LowRank(SITES, WIDTH, WIDTH, rank=3, start="random"),
+        Orthogonal(SITES, WIDTH, WIDTH, start="random"),
+    ):
+        drawn = {name: value.clone() for name, value in layer.named_parameters()}
+        alike = layer(x[:1].expand(SITES, -1, -1).float())
+        assert torch.equal(alike[0], alike[1])
+        layer.fit(moments_of(x, y))
+        assert all(torch.equal(value, drawn[name]) for name, value in layer.named_parameters())
+
+
+def test_random_rotations_turn_both_ways() -> None:
+    signs = set()
+    for seed in range(12):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            rotation = Orthogonal(1, 5, 5, start="random").rotation()[0]
+        torch.testing.assert_close(rotation @ rotation.T, torch.eye(5))
+        signs.add(round(torch.linalg.det(rotation).item()))
+    assert signs == {-1, 1}
+
+
+# ---------------------------------------------------------------------- norm
+
+
+@pytest.mark.parametrize(("start", "like"), [("linear", Linear), ("procrustes", Procrustes), ("identity", Identity)])
+def test_behind_a_norm_a_start_is_nearly_the_closed_form(start: Any, like: type[Aligner]) -> None:
+    """What is lost: two directions out of 48, of little variance in Y, and rows of unusual length."""
+    x, y = related_rows(SITES, 600, 48, 48)
+    closed = started(like(SITES, 48, 48), x, y)(x)
+    layer = started(AffineLayer(SITES, 48, 48, start=start, norm=True), x, y)
+    assert (fvu(layer(x), closed) < 0.07).all()
+    level = layer.affine.bias[:, 0]  # type: ignore[union-attr, index]
+    torch.testing.assert_close(level.amax(-1), level.abs().amax(-1))  # an eigenvector's sign is not left to chance
+
+
+def test_states_of_a_layer_norm_are_copied_almost_exactly() -> None:
+    x, _ = related_rows(SITES, 600, 48, 48)
+    gain, shift = torch.linspace(0.5, 2, 48).double(), torch.linspace(-1, 1, 48).double()
+    x = layer_norm(x, (48,)) * gain + shift
+    layer = started(AffineLayer(SITES, 48, 48, start="identity", norm=True), x, x)
+    assert (fvu(layer(x), x) < 0.02).all()
+    # and the family holds them exactly, as it holds nothing whose rows differ in length
+    with torch.no_grad():
+        layer.affine.weight.copy_(torch.diag(1 / gain))
+        layer.affine.bias.copy_((layer.scaling.mean_x - shift) / layer.scaling.scale_x / gain)
+        layer.gain.copy_(gain / layer.scaling.scale_y)
+        layer.shift.copy_((shift - layer.scaling.mean_y) / layer.scaling.scale_y)
+    assert (fvu(layer(x), x) < 1e-6).all()
+
+
+def test_rows_of_other_lengths_pass_a_norm_at_the_start() -> None:
+    """As in a residual stream before its norm: a LayerNorm by itself would give every row one length."""
+    x, _ = related_rows(SITES, 600, 48, 48)
+    x = x - x.mean(1, keepdim=True)
+    x = x * torch.exp(0.5 * torch.randn(1, 600, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
+    layer = started(AffineLayer(SITES, 48, 48, start="identity", norm=True), x, x)
+    alone = layer_norm(x, (48,))
+    alone = alone * (x * alone).sum((1, 2), keepdim=True) / alone.square().sum((1, 2), keepdim=True)
+    assert (fvu(layer(x), x) < 0.3 * fvu(alone, x)).all()
+
+
+def test_a_feature_that_never_varies_is_no_obstacle_to_a_norm() -> None:
+    x, y = rows()
+    y[..., 3] = 2.0
+    layer = started(AffineLayer(SITES, WIDTH, WIDTH, norm=True), x, y)
+    assert layer(x).isfinite().all()
+    assert (layer(x)[..., 3] - 2).abs().max() < 0.05
+    plain = started(AffineLayer(SITES, WIDTH, WIDTH), x, y)
+    torch.testing.assert_close(plain(x)[..., 3], y[..., 3])
+
+
+# ---------------------------------------------------------------------- low rank
+
+
+def numpy_reduced_rank(x: Tensor, y: Tensor, rank: int) -> np.ndarray:
+    """Fitted values of reduced-rank regression: the projection of Y on X, cut to its leading singular directions."""
+    a, b = x.numpy() - x.numpy().mean(0), y.numpy() - y.numpy().mean(0)
+    fitted = a @ np.linalg.lstsq(a, b, rcond=None)[0]
+    u, s, vh = np.linalg.svd(fitted, full_matrices=False)
+    return (u[:, :rank] * s[:rank]) @ vh[:rank] + y.numpy().mean(0)
+
+
+@pytest.mark.parametrize(("d_y", "rank"), [(WIDTH, 1), (WIDTH, 5), (7, 3), (7, 7), (15, 12)])
+def test_a_linear_start_of_low_rank_is_reduced_rank_regression(d_y: int, rank: int) -> None:
+    x, y = rows(WIDTH, d_y)
+    layer = started(LowRank(SITES, WIDTH, d_y, rank=rank, ridge=0.0), x, y)
+    for site, mapped in enumerate(layer(x).detach().numpy()):
+        np.testing.assert_allclose(mapped, numpy_reduced_rank(x[site], y[site], rank), atol=1e-6)
+
+
+def test_the_identity_of_low_rank_projects_on_the_leading_components() -> None:
+    x, y = rows()
+    layer = started(LowRank(SITES, WIDTH, WIDTH, rank=4, start="identity"), x, y)
+    for site in range(SITES):
+        np.testing.assert_allclose(layer(x)[site].detach(), numpy_reduced_rank(x[site], x[site], 4), atol=1e-6)
+
+
+def test_no_map_of_that_rank_is_nearer() -> None:
+    x, _ = rows()
+    x = x - x.mean(1, keepdim=True)
+    weight = torch.randn(SITES, WIDTH, 9, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    down, up = low_rank(weight, x.mT @ x, 3)
+    assert (down.shape, up.shape) == ((SITES, WIDTH, 3), (SITES, 3, 9))
+    singular = torch.linalg.svdvals(x @ weight)
+    torch.testing.assert_close((x @ weight - x @ down @ up).square().sum((1, 2)), singular[:, 3:].square().sum(-1))
+
+
+@pytest.mark.parametrize("rank", [0, -1, 8])
+def test_an_impossible_rank_is_refused(rank: int) -> None:
+    with pytest.raises(ValueError, match=rf"`rank`.*at least 1.*at most 7.*but got {rank}"):
+        LowRank(SITES, WIDTH, 7, rank=rank)
+
+
+def test_training_keeps_the_rank() -> None:
+    x, y = rows()
+    layer = trained(started(LowRank(SITES, WIDTH, WIDTH, rank=3, start="random"), x, y), x, y, 30)
+    mapped = layer(x)
+    assert (torch.linalg.matrix_rank(mapped - mapped.mean(1, keepdim=True)) == 3).all()
+
+
+# ---------------------------------------------------------------------- orthogonal
+
+
+def test_every_step_keeps_the_map_orthogonal() -> None:
+    x, y = rows()
+    layer = Orthogonal(SITES, WIDTH, WIDTH, start="random")
+    layer.fit(moments_of(x, y))
+    x, y = x.float(), y.float()
+    before = fvu(layer(x), y)
+    sign = torch.linalg.det(layer.rotation())
+    trained(layer, x, y, 200, rate=0.1)
+    rotation = layer.rotation()
+    assert layer.skew.abs().max() > 0.5  # it went far
+    torch.testing.assert_close(rotation @ rotation.mT, torch.eye(WIDTH).expand(SITES, -1, -1), rtol=0, atol=1e-5)
+    torch.testing.assert_close(torch.linalg.det(rotation), sign, rtol=0, atol=1e-4)
+    assert (fvu(layer(x), y) < before).all()
+    torch.testing.assert_close(layer.inverse(layer(x)), x, rtol=1e-4, atol=1e-4)
+
+
+def test_training_finds_the_rotation_that_procrustes_finds() -> None:
+    x, _ = rows()
+    drawn = torch.linalg.qr(torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(1)).double()).Q
+    drawn[:, 0] *= torch.linalg.det(drawn).sign()  # a rotation, as the start is one
+    y = x @ drawn + 1
+    best = started(Procrustes(SITES, WIDTH, WIDTH), x, y)
+    layer = trained(started(Orthogonal(SITES, WIDTH, WIDTH, start="identity"), x, y), x, y, 600, rate=0.1)
+    assert (fvu(best(x), y) < 1e-9).all()
+    assert (fvu(layer(x), y) < 0.01).all()
+
+
+def test_a_site_has_as_many_parameters_as_rotations_have_and_a_bias() -> None:
+    layer = Orthogonal(SITES, WIDTH, WIDTH)
+    assert sum(p.numel() for p in layer.parameters()) == SITES * (WIDTH * (WIDTH - 1) // 2 + WIDTH)
+
+
+# ---------------------------------------------------------------------- adopt
+
+
+@pytest.mark.parametrize("kind", [Linear, Procrustes, Permutation, CCA])
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("d_y", [WIDTH, 7])
+def test_a_fitted_map_is_taken_over(kind: type[Affine], given: bool, d_y: int) -> None:
+    x, y = rows(WIDTH, d_y)
+    fitted = started(kind(SITES, WIDTH, d_y), x, y)
+    others = moments_of(x[:, :200] + 0.5, y[:, :200] * 2)  # of rows with other means and scales
+    layer = AffineLayer(SITES, WIDTH, d_y, start="random").double()
+    layer.adopt(fitted, others if given else None)
+    torch.testing.assert_close(layer(x), fitted(x))
+
+
+@pytest.mark.parametrize("kind", [Procrustes, Permutation])
+def test_a_fitted_rotation_is_taken_over_by_a_rotation(kind: type[Affine]) -> None:
+    x, y = rows()
+    fitted = started(kind(SITES, WIDTH, WIDTH), x, y)
+    layer = Orthogonal(SITES, WIDTH, WIDTH).double()
+    layer.adopt(fitted)
+    torch.testing.assert_close(layer(x), fitted(x))
+    torch.testing.assert_close(layer.inverse(y), fitted.inverse(y))
+
+
+def test_what_is_taken_over_with_a_loss_is_what_a_start_gives() -> None:
+    x, y = rows()
+    moments = moments_of(x, y)
+    fitted = started(Linear(SITES, WIDTH, WIDTH), x, y)
+    for make in (lambda: LowRank(SITES, WIDTH, WIDTH, rank=5), lambda: AffineLayer(SITES, WIDTH, WIDTH, norm=True)):
+        layer, adopted = started(make(), x, y), make().double()
+        adopted.adopt(fitted, moments)
+        torch.testing.assert_close(adopted(x), layer(x))
+        torch.testing.assert_close(adopted.loss(x, y), layer.loss(x, y))
+
+
+def test_what_cannot_be_taken_over_is_refused() -> None:
+    x, y = rows()
+    linear = started(Linear(SITES, WIDTH, WIDTH), x, y)
+    for layer, aligner, says in (
+        (AffineLayer(SITES, WIDTH, WIDTH), MLP(SITES, WIDTH, WIDTH), r"`aligner`.*closed form.*but got MLP with"),
+        (AffineLayer(SITES, WIDTH, WIDTH), Identity(SITES, WIDTH, WIDTH), r"but got Identity.*set `start`"),
+        (AffineLayer(3, WIDTH, WIDTH), linear, r"= \(3, 12, 12\).*Linear with \(2, 12, 12\)"),
+        (AffineLayer(SITES, WIDTH, WIDTH, norm=True), linear, r"AffineLayer with `norm`.*expected `moments`.*got none"),
+        (LowRank(SITES, WIDTH, WIDTH, rank=2), linear, r"LowRank takes.*expected `moments`.*got none"),
+        (Orthogonal(SITES, WIDTH, WIDTH), linear, r"keeps lengths.*`aligner`'s WᵀW differs.*Use an AffineLayer"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            layer.adopt(aligner)
+
+
+# ---------------------------------------------------------------------- what is refused
+
+
+def test_impossible_options_are_refused() -> None:
+    for make, says in (
+        (lambda: AffineLayer(1, 4, 4, start="pca"), r"AffineLayer expects `start`.*identity, linear.*'pca'"),  # type: ignore[arg-type]
+        (lambda: AffineLayer(1, 4, 5, start="identity"), r"`d_x` is 4 and `d_y` is 5.*Set `start` to \"linear\""),
+        (lambda: LowRank(1, 4, 5, rank=2, start="identity"), r"LowRank can start at the identity only.*equal widths"),
+        (lambda: AffineLayer(1, 4, 4, ridge=-1.0), r"`ridge`.*-1"),
+        (lambda: Orthogonal(1, 4, 5), r"`d_x` is 4 and `d_y` is 5"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            make()
+
+
+def test_constant_states_are_refused() -> None:
+    x, y = rows()
+    constant: Moments = moments_of(torch.ones_like(x), y)
+    for layer in (AffineLayer(SITES, WIDTH, WIDTH), Orthogonal(SITES, WIDTH, WIDTH, start="random")):
+        with pytest.raises(ValueError, match=r"states of X to vary.*12 of 12 neurons.*site pair number 0"):
+            layer.fit(constant)
+
+
+def test_a_linear_start_needs_more_rows_than_unknowns() -> None:
+    assert AffineLayer(1, 9, 9).rows_needed == 10
+    assert AffineLayer(1, 9, 9, start="identity").rows_needed == 2
+
+
+def test_means_a_thousand_deviations_away_cost_nothing() -> None:
+    x, y = rows()
+    far_x, far_y = x + 1000 * x.std(), y - 1000 * y.std()
+    for make in (lambda: AffineLayer(SITES, WIDTH, WIDTH), lambda: AffineLayer(SITES, WIDTH, WIDTH, norm=True)):
+        near, far = make(), make()
+        near.fit(moments_of(x, y))
+        far.fit(moments_of(far_x, far_y))
+        torch.testing.assert_close(
+            far.loss(far_x.float(), far_y.float()), near.loss(x.float(), y.float()), rtol=1e-2, atol=1e-4
+        )

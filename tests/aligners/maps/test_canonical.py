@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from aligners.maps.canonical import CCA, PWCCA, SVCCA
+from aligners.maps.linear import Affine, Linear
+from similarity.functional.moments import moments_of
+from tests.references.maps import Canonical, canonical, canonical_map, carrying, components, fvu, mse
+from tests.runs import related_rows
+
+SITES = 2
+SHAPES = [(6, 6), (4, 7), (7, 4)]
+
+
+def fitted(aligner: Affine, x: Tensor, y: Tensor) -> Affine:
+    aligner.double().fit(moments_of(x, y))
+    return aligner
+
+
+def uneven_rows(d_x: int, d_y: int, n: int = 200) -> tuple[Tensor, Tensor]:
+    """Related rows whose principal components hold very unequal shares of the variance."""
+    x, y = related_rows(SITES, n, d_x, d_y)
+    return x * torch.logspace(1, -2, d_x).double(), y * torch.logspace(-2, 1, d_y).double()
+
+
+def agree(aligner: Affine, x: Tensor, y: Tensor, weights: list[np.ndarray]) -> None:
+    """The map is x ↦ (x − x̄) W + ȳ, site by site."""
+    mapped = aligner(x).numpy()
+    for site, weight in enumerate(weights):
+        a, b = x[site].numpy(), y[site].numpy()
+        expected = (a - a.mean(0)) @ weight + b.mean(0)
+        np.testing.assert_allclose(mapped[site], expected, rtol=0, atol=1e-8 * np.abs(b).max())
+
+
+def cut(found: Canonical, directions: int | None) -> Canonical:
+    return Canonical(found.h[:, :directions], found.k[:, :directions], found.rho[:directions])
+
+
+@pytest.mark.parametrize(("d_x", "d_y"), SHAPES)
+@pytest.mark.parametrize("directions", [None, 3])
+@pytest.mark.parametrize("shrink", [False, True])
+def test_cca_is_the_definition(d_x: int, d_y: int, directions: int | None, shrink: bool) -> None:
+    x, y = related_rows(SITES, 200, d_x, d_y)
+    aligner = fitted(CCA(SITES, d_x, d_y, directions=directions, shrink=shrink), x, y)
+    weights = []
+    for site in range(SITES):
+        a, b = x[site].numpy(), y[site].numpy()
+        found = cut(canonical(a, b), directions)
+        weights.append(canonical_map(a, b, found, shrink))
+        said = aligner.findings()
+        assert said["directions"][site] == len(found.rho)
+        assert said["mean_correlation"][site] == pytest.approx(found.rho.mean(), abs=1e-10)
+    agree(aligner, x, y, weights)
+    assert aligner.invertible == (not shrink)
+    assert not aligner.bijective
+
+
+@pytest.mark.parametrize(("d_x", "d_y"), SHAPES)
+@pytest.mark.parametrize(("share", "directions"), [(0.9, None), (0.99, None), (0.999, 1), (1.0, 3)])
+@pytest.mark.parametrize("shrink", [False, True])
+def test_svcca_is_cca_between_principal_components(
+    d_x: int, d_y: int, share: float, directions: int | None, shrink: bool
+) -> None:
+    x, y = uneven_rows(d_x, d_y)
+    aligner = fitted(SVCCA(SITES, d_x, d_y, share=share, directions=directions, shrink=shrink), x, y)
+    weights, said = [], aligner.findings()
+    for site in range(SITES):
+        a, b = x[site].numpy(), y[site].numpy()
+        axes_x, axes_y = components(a, share), components(b, share)
+        small_x, small_y = a @ axes_x, b @ axes_y
+        reduced = canonical_map(small_x, small_y, cut(canonical(small_x, small_y), directions), shrink)
+        weights.append(axes_x @ reduced @ axes_y.T)
+        mapped = (small_x - small_x.mean(0)) @ reduced + small_y.mean(0)
+        assert said["components_x"][site] == axes_x.shape[1]
+        assert said["components_y"][site] == axes_y.shape[1]
+        assert said["reduced_mse"][site] == pytest.approx(mse(mapped, small_y), rel=1e-8)
+        assert said["reduced_fvu"][site] == pytest.approx(fvu(mapped, small_y, small_y.mean(0)), rel=1e-8)
+    agree(aligner, x, y, weights)
+    if share == 0.9:
+        assert max(said["components_y"]) < d_y  # something was cut
+        assert min(said["components_x"]) >= 1
+
+
+@pytest.mark.parametrize(("d_x", "d_y"), SHAPES)
+@pytest.mark.parametrize(("share", "shrink"), [(0.5, False), (0.6, False), (0.7, False), (0.8, False), (0.8, True)])
+def test_pwcca_keeps_the_directions_that_carry_the_weight(d_x: int, d_y: int, share: float, shrink: bool) -> None:
+    x, y = uneven_rows(d_x, d_y)
+    aligner = fitted(PWCCA(SITES, d_x, d_y, share=share, shrink=shrink), x, y)
+    weights, said = [], aligner.findings()
+    for site in range(SITES):
+        a, b = x[site].numpy(), y[site].numpy()
+        every = canonical(a, b)
+        found = carrying(a, every, share)
+        assert len(found.rho) < len(every.rho)
+        weights.append(canonical_map(a, b, found, shrink))
+        assert said["directions"][site] == len(found.rho)
+        assert said["mean_correlation"][site] == pytest.approx(found.rho.mean(), abs=1e-10)
+        whole, kept = (np.abs(some.h.T @ (a - a.mean(0))).sum() for some in (every, found))
+        assert said["alpha_share"][site] == pytest.approx(kept / whole)
+        assert share <= said["alpha_share"][site] < 1
+    agree(aligner, x, y, weights)
+
+
+@pytest.mark.parametrize(("d_x", "d_y"), SHAPES)
+def test_shrunk_along_all_directions_is_least_squares(d_x: int, d_y: int) -> None:
+    x, y = related_rows(SITES, 200, d_x, d_y)
+    linear = fitted(Linear(SITES, d_x, d_y, ridge=0.0), x, y)
+    torch.testing.assert_close(fitted(CCA(SITES, d_x, d_y, shrink=True), x, y).weight, linear.weight)
+    best = (linear(x) - y).square().sum((1, 2))
+    for aligner in (CCA(SITES, d_x, d_y), CCA(SITES, d_x, d_y, directions=2, shrink=True), PWCCA(SITES, d_x, d_y)):
+        assert ((fitted(aligner, x, y)(x) - y).square().sum((1, 2)) > best).all()
+
+
+@pytest.mark.parametrize("shrink", [False, True])
+def test_all_of_the_variance_and_all_of_the_weight_are_cca(shrink: bool) -> None:
+    x, y = uneven_rows(6, 5)
+    cca = fitted(CCA(SITES, 6, 5, shrink=shrink), x, y)
+    for aligner in (SVCCA(SITES, 6, 5, share=1.0, shrink=shrink), PWCCA(SITES, 6, 5, share=1.0, shrink=shrink)):
+        assert torch.equal(fitted(aligner, x, y).weight, cca.weight)
+
+
+def test_a_linear_bijection_is_recovered_and_inverted() -> None:
+    x, _ = related_rows(SITES, 100, 6, 6)
+    y = x @ torch.randn(6, 6, generator=torch.Generator().manual_seed(5)).double() + 2
+    for aligner in (CCA(SITES, 6, 6), SVCCA(SITES, 6, 6, share=1.0), PWCCA(SITES, 6, 6, share=1.0)):
+        fitted(aligner, x, y)
+        torch.testing.assert_close(aligner(x), y)
+        torch.testing.assert_close(aligner.inverse(y), x)
+        assert aligner.findings()["mean_correlation"] == pytest.approx([1, 1])
+
+
+@pytest.mark.parametrize("options", [{}, {"directions": 1}])
+@pytest.mark.parametrize("kind", [CCA, SVCCA])
+def test_the_way_back_is_the_map_that_the_same_fit_gives_from_y_to_x(kind: Any, options: dict[str, int]) -> None:
+    x, y = uneven_rows(6, 5)
+    there, back = fitted(kind(SITES, 6, 5, **options), x, y), fitted(kind(SITES, 5, 6, **options), y, x)
+    torch.testing.assert_close(there.inverse(y), back(y), rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(there(x), back.inverse(x), rtol=1e-6, atol=1e-8)
+    again = there(there.inverse(there(x)))  # within the directions, back and forth changes nothing
+    torch.testing.assert_close(again, there(x))
+
+
+def test_a_direction_costs_what_the_docstring_says() -> None:
+    """Each adds 1 − 2ρ times what it holds of Y's variance, so that a correlation below one half does harm."""
+    draw = torch.Generator().manual_seed(2)
+    x, noise = torch.randn(2, 1, 400, 2, generator=draw).double()
+    y = torch.stack([x[..., 0] + 0.1 * noise[..., 0], noise[..., 1]], -1)
+    error = [
+        (fitted(CCA(1, 2, 2, directions=c), x, y)(x) - y).square().sum() / (y - y.mean(1)).square().sum()
+        for c in (1, 2)
+    ]
+    assert error[0] < 0.6
+    assert error[1] > error[0] + 0.3
+    assert fitted(CCA(1, 2, 2), x, y).findings()["mean_correlation"][0] == pytest.approx(0.5, abs=0.1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_states_on_a_hyperplane_lose_that_direction_alone(dtype: torch.dtype) -> None:
+    """Behind a LayerNorm, rows sum to zero; in single precision, up to rounding."""
+    x, y = (torch.nn.functional.layer_norm(rows.to(dtype), (8,)) for rows in related_rows(SITES, 300, 8, 8))
+    ridged = fitted(Linear(SITES, 8, 8, ridge=1e-10), x, y)
+    aligner = fitted(CCA(SITES, 8, 8, shrink=True), x, y)
+    assert aligner.findings()["directions"] == [7, 7]
+    torch.testing.assert_close(
+        aligner(x.double()), ridged(x.double()), atol=1e-6 if dtype == torch.float64 else 1e-4, rtol=0
+    )
+    for kept in (CCA(SITES, 8, 8), SVCCA(SITES, 8, 8), PWCCA(SITES, 8, 8)):
+        fitted(kept, x, y)
+        assert kept.weight.abs().max() < 10
+        assert kept.weight_back.abs().max() < 10
+    if dtype == torch.float64:
+        weights = [canonical_map(a, b, canonical(a, b), False) for a, b in zip(x.numpy(), y.numpy(), strict=True)]
+        agree(fitted(CCA(SITES, 8, 8), x, y), x, y, weights)
+
+
+def test_sites_of_unequal_rank_do_not_mix() -> None:
+    x, y = related_rows(3, 200, 6, 6)
+    x[1] = torch.nn.functional.layer_norm(x[1], (6,))
+    y[2, :, 3:] = y[2, :, :3] @ torch.tensor([[1.0, 2, 0], [0, 1, 1], [3, 0, 1]]).double()
+    for kind, options in ((CCA, {}), (SVCCA, {"share": 0.95}), (PWCCA, {"share": 0.9})):
+        bank = fitted(kind(3, 6, 6, **options), x, y)
+        if kind is CCA:
+            assert bank.findings()["directions"] == [6, 5, 3]
+        for site in range(3):
+            one = slice(site, site + 1)
+            alone = fitted(kind(1, 6, 6, **options), x[one], y[one])
+            torch.testing.assert_close(bank.weight[one], alone.weight, rtol=1e-9, atol=1e-10)
+            for name, value in alone.findings().items():
+                assert bank.findings()[name][site] == pytest.approx(value[0], rel=1e-9), name
+
+
+def test_means_a_thousand_deviations_away_cost_nothing() -> None:
+    x, y = related_rows(SITES, 300, 6, 6)
+    far_x, far_y = x + 1000 * x.std(), y - 1000 * y.std()
+    for aligner in (CCA(SITES, 6, 6), SVCCA(SITES, 6, 6), PWCCA(SITES, 6, 6)):
+        near = fitted(aligner, x, y)(x) - y
+        torch.testing.assert_close(fitted(aligner, far_x, far_y)(far_x) - far_y, near, atol=1e-7, rtol=0)
+
+
+@pytest.mark.parametrize("kind", [CCA, SVCCA, PWCCA])
+def test_too_few_rows_are_refused_with_their_number(kind: Any) -> None:
+    """X and Y of 6 and 5 directions in n − 1 dimensions: one more row than 11 keeps them apart."""
+    options: dict[str, Any] = {"share": 1.0} if kind is SVCCA else {}
+    x, y = related_rows(SITES, 12, 6, 5)
+    fitted(kind(SITES, 6, 5, **options), x, y)
+    for n, ones in ((11, 1), (6, 5)):
+        with pytest.raises(ValueError, match=rf"at least 1[12] fitting rows.*pair number 0, but got {n}: {ones} canon"):
+            fitted(kind(SITES, 6, 5, **options), x[:, :n], y[:, :n])
+    if kind is not SVCCA:
+        assert kind(SITES, 6, 5).rows_needed == 12
+
+
+def test_svcca_can_do_with_fewer_rows_than_dimensions() -> None:
+    x, y = uneven_rows(12, 12, n=10)
+    aligner = fitted(SVCCA(SITES, 12, 12, share=0.8), x, y)
+    assert max(aligner.findings()["components_x"]) <= 4
+    assert aligner(x).isfinite().all()
+
+
+def test_what_cannot_be_solved_is_refused() -> None:
+    x, y = related_rows(SITES, 50, 6, 6)
+    x[1, :, 2] = 0.1
+    for kind in (CCA, PWCCA):
+        with pytest.raises(ValueError, match=r"every neuron of X.*1 of 6 neurons are constant.*pair number 1"):
+            fitted(kind(SITES, 6, 6), x, y)
+    fitted(SVCCA(SITES, 6, 6), x, y)  # a principal component that holds nothing is left out
+    x[1] = 0.1
+    with pytest.raises(ValueError, match=r"states of X to vary.*6 of 6 neurons.*pair number 1"):
+        fitted(SVCCA(SITES, 6, 6), x, y)
+    x, y = related_rows(SITES, 50, 6, 6)
+    x[1] = torch.nn.functional.layer_norm(x[1], (6,))
+    with pytest.raises(ValueError, match=r"`directions` = 6 .* site pair number 1 has 5"):
+        fitted(CCA(SITES, 6, 6, directions=6), x, y)
+    y[0, 3, 1] = torch.inf
+    with pytest.raises(ValueError, match=r"states of Y to vary.*not finite at site pair number 0"):
+        fitted(SVCCA(SITES, 6, 6), x, y)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "says"),
+    [
+        (CCA, {"directions": 0}, r"`directions`.*at most 5.*got 0"),
+        (SVCCA, {"directions": 6}, r"`directions`.*at most 5.*got 6"),
+        (SVCCA, {"share": 0.0}, r"`share` in \(0, 1\], but got 0"),
+        (PWCCA, {"share": 1.5}, r"`share`.*1\.5"),
+    ],
+)
+def test_bad_options_are_refused(kind: Any, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        kind(1, 6, 5, **options)

@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from aligners.maps.couplings import AffineCoupling
+from aligners.maps.inn import INN
+from aligners.maps.linear import Procrustes, least_squares
+from similarity.functional.moments import Moments, moments_of
+from tests.runs import related_rows
+
+SITES, ROWS = 2, 40
+PLAIN: dict[str, Any] = {"mixing": "none", "start": "identity", "both_ways": False}
+LEARNED: dict[str, Any] = {"mixing": "linear", "start": "procrustes"}
+FORMS = [PLAIN, {}, {"couplings": 3, "depth": 2, "start": "linear", "both_ways": False}, LEARNED]
+NAMES = ["plain", "ours", "started linear", "learned matrices"]
+
+every_form = pytest.mark.parametrize("options", FORMS, ids=NAMES)
+every_width = pytest.mark.parametrize("width", [2, 3, 7, 8])
+
+
+def rows(width: int, sites: int = SITES) -> tuple[Moments, Tensor, Tensor]:
+    x, y = related_rows(sites, ROWS, width, width)
+    return moments_of(x, y), x, y
+
+
+def moved(width: int, options: dict[str, Any], by: float = 0.1) -> INN:
+    """Fitted, in float64, and every weight off its starting point."""
+    torch.manual_seed(0)
+    aligner = INN(SITES, width, width, **options).double()
+    aligner.fit(rows(width)[0])
+    with torch.no_grad():
+        for weight in aligner.parameters():
+            weight += by * torch.randn_like(weight)
+    return aligner
+
+
+@every_form
+@every_width
+def test_inverse_is_exact_on_both_sides(options: dict[str, Any], width: int) -> None:
+    aligner, (_, x, y) = moved(width, options), rows(width)
+    torch.testing.assert_close(aligner.inverse(aligner(x)), x, rtol=0, atol=1e-10)
+    torch.testing.assert_close(aligner(aligner.inverse(y)), y, rtol=0, atol=1e-10)
+    # the map is not a trivial one
+    assert (aligner(2 * x) - 2 * aligner(x) + aligner(0 * x)).abs().max() > 1e-3
+
+
+@every_form
+def test_inverse_in_single_and_half_precision(options: dict[str, Any]) -> None:
+    aligner, (_, x, _) = moved(9, options).float(), rows(9)
+    x = x.float()
+    torch.testing.assert_close(aligner.inverse(aligner(x)), x, rtol=0, atol=1e-3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mapped = aligner(x)
+        torch.testing.assert_close(mapped, aligner(x), rtol=0, atol=0)
+        torch.testing.assert_close(aligner.inverse(mapped), x, rtol=0, atol=1e-3)
+    assert mapped.dtype == aligner(x.bfloat16()).dtype == torch.float32
+
+
+@every_form
+@every_width
+def test_log_det_is_that_of_the_jacobian(options: dict[str, Any], width: int) -> None:
+    aligner, (_, x, _) = moved(width, options), rows(width)
+    found = aligner.log_det(x)
+    assert found.shape == (SITES, ROWS)
+    for row in range(3):
+        jacobian = torch.autograd.functional.jacobian(lambda v: aligner(v[:, None])[:, 0], x[:, row])
+        for site in range(SITES):
+            expected = torch.linalg.slogdet(jacobian[site, :, site]).logabsdet
+            assert found[site, row].item() == pytest.approx(expected.item(), abs=1e-9)
+
+
+@every_width
+@pytest.mark.parametrize("mixing", ["rotation", "linear"])
+def test_starts_exactly_at_the_closed_form_map(width: int, mixing: Any) -> None:
+    x = rows(width)[1]
+    near_identity = torch.eye(width, dtype=torch.float64) + 0.3 * torch.linalg.qr(x[:, :width]).Q
+    moments = moments_of(x, x @ near_identity + 2)  # well conditioned, so that nothing is raised
+    procrustes, ours = (
+        Procrustes(SITES, width, width).double(),
+        INN(SITES, width, width, mixing=mixing, start="procrustes").double(),
+    )
+    procrustes.fit(moments)
+    ours.fit(moments)
+    assert ours.start_names() == ["procrustes"] * SITES
+    scale = ours.scaling.scale_y / ours.scaling.scale_x
+    rotated = (procrustes(x) - procrustes.mean_y) * scale + procrustes.mean_y
+    torch.testing.assert_close(ours(x), rotated, rtol=0, atol=1e-10)
+    linear = INN(SITES, width, width, mixing=mixing, start="linear").double()
+    linear.fit(moments)
+    weight = least_squares(moments, 1e-4)
+    fitted = (x - moments.mean_x[:, None]) @ weight + moments.mean_y[:, None]
+    torch.testing.assert_close(linear(x), fitted, rtol=0, atol=1e-10)
+    plain = INN(SITES, width, width, **PLAIN).double()
+    plain.fit(moments)
+    torch.testing.assert_close(plain.scaling.scale_target(plain(x)), plain.scaling.scale(x), rtol=0, atol=1e-10)
+
+
+def test_the_linear_start_raises_what_regression_shrinks_to_nothing() -> None:
+    x, y = torch.randn(2, 1, 400, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    y[..., :2] = x[..., :2]
+    aligner = INN(1, 5, 5, start="linear").double()
+    aligner.fit(moments_of(x, torch.cat((y[..., :4], torch.zeros(1, 400, 1)), -1)))
+    jacobian = aligner(torch.eye(5, dtype=torch.float64)[None])[0] - aligner(torch.zeros(1, 1, 5).double())[0]
+    singular = torch.linalg.svdvals(jacobian)
+    assert (singular[-1] / singular[0]).item() == pytest.approx(0.03, rel=1e-6)
+
+
+def test_fitting_again_starts_again_at_the_closed_form_map() -> None:
+    moments, x, _ = rows(5)
+    once, twice = (INN(SITES, 5, 5, start="linear").double() for _ in range(2))
+    once.fit(moments)
+    twice.fit(moments.swap())
+    twice.fit(moments)
+    torch.testing.assert_close(once(x), twice(x), rtol=0, atol=1e-9)
+
+
+@every_form
+def test_states_on_a_hyperplane_leave_a_start_that_can_be_inverted(options: dict[str, Any]) -> None:
+    """Behind a LayerNorm the covariance is exactly singular."""
+    x, y = (torch.nn.functional.layer_norm(part, (8,)) for part in related_rows(SITES, 200, 8, 8))
+    aligner = INN(SITES, 8, 8, **options)
+    aligner.fit(moments_of(x, y))
+    x = x.float()
+    torch.testing.assert_close(aligner.inverse(aligner(x)), x, rtol=0, atol=1e-4)
+    assert aligner.inverse(y.float()).abs().max() < 100
+
+
+@pytest.mark.parametrize("both_ways", [False, True])
+@pytest.mark.parametrize("mixing", ["none", "rotation", "linear"])
+def test_loss_is_the_fvu_of_the_fitting_rows(both_ways: bool, mixing: str) -> None:
+    aligner = moved(6, {"couplings": 2, "mixing": mixing, "start": "identity", "both_ways": both_ways})
+    moments, x, y = rows(6)
+    expected = (aligner(x) - y).square().sum((1, 2)) / moments.yy.diagonal(dim1=1, dim2=2).sum(1)
+    if both_ways:
+        expected = expected + (aligner.inverse(y) - x).square().sum((1, 2)) / moments.xx.diagonal(dim1=1, dim2=2).sum(1)
+    torch.testing.assert_close(aligner.loss(x, y), expected, rtol=1e-9, atol=0)
+
+
+@every_form
+def test_the_gradient_reaches_every_parameter(options: dict[str, Any]) -> None:
+    aligner, (_, x, y) = moved(7, options), rows(7)
+    aligner.loss(x, y).sum().backward()
+    for name, weight in aligner.named_parameters():
+        assert weight.grad is not None, name
+        assert weight.grad.flatten(1).norm(dim=1).min() > 1e-8, name
+
+
+@pytest.mark.parametrize("way", ["forward", "inverse"])
+def test_gradients_of_a_coupling_are_those_of_finite_differences(way: str) -> None:
+    torch.manual_seed(0)
+    coupling = AffineCoupling(SITES, 3, 2, hidden=4, depth=1).double()
+    torch.nn.init.normal_(coupling.conditioner.last.weight)
+    kept = torch.randn(SITES, 5, 3, dtype=torch.float64, requires_grad=True)
+    changed = torch.randn(SITES, 5, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(getattr(coupling, way), (kept, changed))
+
+
+@every_form
+def test_a_bank_is_its_members(options: dict[str, Any]) -> None:
+    x, y = related_rows(3, ROWS, 6, 6)
+
+    def trained(x: Tensor, y: Tensor) -> INN:
+        torch.manual_seed(3)
+        aligner = INN(len(x), 6, 6, hidden=8, **options).double()
+        aligner.fit(moments_of(x, y))
+        optimizer = torch.optim.AdamW(aligner.parameters(), lr=1e-2)
+        for _ in range(10):
+            optimizer.zero_grad()
+            aligner.loss(x, y).sum().backward()
+            optimizer.step()
+        return aligner
+
+    bank = trained(x, y)
+    for site in range(3):
+        one = trained(x[site : site + 1], y[site : site + 1])
+        torch.testing.assert_close(bank(x)[site], one(x[site : site + 1])[0], rtol=0, atol=1e-8)
+
+
+def test_only_training_both_ways_makes_an_inverse_that_can_be_used() -> None:
+    """Y holds half of X, and noise for the rest: regression shrinks the noise, and its inverse blows it up."""
+    draw = torch.Generator().manual_seed(0)
+    common, mine, yours = torch.randn(3, 1, 500, 3, generator=draw)
+    x, y = torch.cat((common, mine), -1), torch.cat((common + 0.3 * common.square(), yours), -1)
+
+    def inverse_fvu(both_ways: bool) -> tuple[float, float]:
+        torch.manual_seed(0)
+        aligner = INN(1, 6, 6, couplings=2, hidden=16, both_ways=both_ways)
+        aligner.fit(moments_of(x, y))
+        optimizer = torch.optim.AdamW(aligner.parameters(), lr=1e-2, weight_decay=0)
+        for _ in range(150):
+            optimizer.zero_grad()
+            aligner.loss(x, y).sum().backward()
+            optimizer.step()
+        forward = (aligner(x) - y).square().sum() / (y - y.mean(1)).square().sum()
+        back = (aligner.inverse(y) - x).square().sum() / (x - x.mean(1)).square().sum()
+        return forward.item(), back.item()
+
+    forward, back = inverse_fvu(both_ways=True)
+    one_way, one_way_back = inverse_fvu(both_ways=False)
+    assert max(forward, back) < 1.2  # unrelated halves: about 1 at best for a map that must keep their variance
+    assert one_way < forward
+    assert one_way_back > 5 * back
+
+
+def test_nothing_overflows() -> None:
+    coupling = AffineCoupling(1, 4, 4, hidden=8, depth=1)
+    torch.nn.init.normal_(coupling.conditioner.last.weight, std=100)
+    kept, changed = 1e6 * torch.randn(1, 50, 4), torch.randn(1, 50, 4)
+    log_scale = coupling.log_scale(kept)
+    assert log_scale.abs().max() <= 1
+    assert log_scale.abs().max() > 0.99
+    assert coupling(kept, changed).isfinite().all()
+    stretched = (coupling(kept, changed + 1e9) - coupling(kept, changed)) / 1e9
+    assert stretched.max() < math.e * 1.01
+
+
+def test_the_options_build_it_again() -> None:
+    aligner = INN(SITES, 6, 6, couplings=5, hidden=9, depth=3, mixing="none", start="identity", both_ways=False)
+    again = INN(SITES, 6, 6, **aligner.options())
+    assert again.options() == aligner.options()
+    again.load_state_dict(aligner.state_dict())
+    assert INN(SITES, 6, 6, mixing="none").options()["hidden"] == 13
+    assert INN(SITES, 6, 6).options()["hidden"] == 9
+
+
+@pytest.mark.parametrize(
+    ("width", "options", "message"),
+    [
+        (1, {}, "`d_x` is 1"),
+        (4, {"couplings": 0}, "`couplings`.*0"),
+        (4, {"hidden": 0}, "`hidden`.*0"),
+        (4, {"depth": 0}, "`depth`.*0"),
+        (4, {"mixing": "lu"}, "`mixing`.*none, rotation, linear.*'lu'"),
+        (4, {"start": "cca"}, "`start`.*identity, procrustes, linear, covariance, best.*'cca'"),
+        (4, {"mixing": "none", "start": "procrustes"}, "`start` is 'procrustes'"),
+    ],
+)
+def test_what_makes_no_network_is_refused(width: int, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        INN(SITES, width, width, **options)

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from aligners.maps.invertible_starts import START_NAMES, Start, invertible_start
+from aligners.maps.linear import RIDGES, least_squares, predictive_least_squares
+from similarity.functional.moments import moments_of
+
+
+def draws(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def pair(n: int, d: int, noise: float, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Y a turned and stretched X with noise, both of unit variance on average, centred."""
+    x = draws(1, n, d, seed=seed) * torch.linspace(0.2, 2, d, dtype=torch.float64)
+    turn = torch.linalg.qr(draws(d, d, seed=99)).Q
+    y = x @ turn @ torch.diag(torch.linspace(2, 0.3, d, dtype=torch.float64)) + noise * draws(1, n, d, seed=seed + 1)
+    x, y = (part - part.mean(1, keepdim=True) for part in (x, y))
+    return x / x.square().mean().sqrt(), y / y.square().mean().sqrt()
+
+
+def errors(x: Tensor, y: Tensor, weight: Tensor, inverse: Tensor) -> tuple[float, float]:
+    forward = (x @ weight - y).square().sum() / y.square().sum()
+    return forward.item(), ((y @ inverse - x).square().sum() / x.square().sum()).item()
+
+
+@pytest.mark.parametrize("start", [*START_NAMES, "best"])
+def test_the_inverse_is_the_inverse(start: Start) -> None:
+    weight, inverse, taken = invertible_start(moments_of(*pair(500, 6, 0.5)), start, both_ways=True)
+    torch.testing.assert_close(weight @ inverse, torch.eye(6).double()[None], atol=1e-9, rtol=0)
+    if start != "best":
+        assert START_NAMES[int(taken)] == start
+
+
+def test_covariance_keeps_the_covariance_and_is_the_best_of_those() -> None:
+    x, y = pair(4000, 6, 0.6)
+    weight, inverse, _ = invertible_start(moments_of(x, y), "covariance", both_ways=True)
+    torch.testing.assert_close(weight.mT @ (x.mT @ x) @ weight, y.mT @ y, rtol=1e-8, atol=1e-8)
+    best = sum(errors(x, y, weight, inverse))
+    values, vectors = torch.linalg.eigh(x.mT @ x / x.shape[1])
+    root = vectors * values.sqrt()[:, None] @ vectors.mT
+    for seed in range(20):  # the same covariance, other rotations
+        skew = 0.1 * draws(1, 6, 6, seed=seed)
+        turned = torch.linalg.inv(root) @ torch.linalg.matrix_exp(skew - skew.mT) @ root @ weight
+        torch.testing.assert_close(turned.mT @ (x.mT @ x) @ turned, y.mT @ y, rtol=1e-8, atol=1e-8)
+        assert sum(errors(x, y, turned, torch.linalg.inv(turned))) > best
+
+
+def test_the_best_start_is_the_one_that_is_best_on_other_rows() -> None:
+    for n, noise, both_ways in ((5000, 0.3, True), (5000, 0.3, False), (9, 0.3, True), (5000, 3.0, True)):
+        fitting, other = moments_of(*pair(n, 8, noise)), pair(5000, 8, noise, seed=7)
+        found: dict[str, float] = {}
+        for name in START_NAMES:
+            forward, back = errors(*other, *invertible_start(fitting, name, both_ways)[:2])
+            found[name] = forward + back * both_ways
+        taken = START_NAMES[int(invertible_start(fitting, "best", both_ways)[2])]
+        assert found[taken] <= 1.1 * min(found.values()), (n, noise, both_ways, taken, found)
+
+
+def test_each_site_has_its_own_best_start() -> None:
+    x, y = pair(400, 5, 0.3)
+    x, y = torch.cat((x, x)), torch.cat((y, x + 0.01 * y))
+    _, _, taken = invertible_start(moments_of(x, y), "best", both_ways=True)
+    assert START_NAMES[int(taken[0])] == cast(str, "covariance")
+    one, _, _ = invertible_start(moments_of(x[1:], y[1:]), "best", both_ways=True)
+    both, _, _ = invertible_start(moments_of(x, y), "best", both_ways=True)
+    torch.testing.assert_close(both[1:], one)
+
+
+def test_a_direction_without_variance_leaves_a_start_that_can_be_inverted() -> None:
+    x, y = (torch.nn.functional.layer_norm(part, (8,)) for part in pair(300, 8, 0.5))
+    weight, inverse, _ = invertible_start(moments_of(x, y), "best", both_ways=True)
+    assert weight.abs().max() < 100
+    assert inverse.abs().max() < 100
+
+
+def test_ridges_adapt_to_the_number_of_rows() -> None:
+    x, y = pair(4000, 12, 0.5)
+    many = moments_of(x, y)
+    found = predictive_least_squares(many)
+    torch.testing.assert_close(found, least_squares(many, 1e-6), rtol=0, atol=1e-2)
+    gaps = [(found - least_squares(many, ridge)).abs().max().item() for ridge in RIDGES]
+    assert min(gaps) < 1e-10  # it is least squares under one of the ridges
+    few, other = moments_of(x[:, :14], y[:, :14]), (x[:, 2000:], y[:, 2000:])
+    error, plain = (
+        (other[0] @ weight - other[1]).square().sum() / other[1].square().sum()
+        for weight in (predictive_least_squares(few), least_squares(few, 1e-6))
+    )
+    assert error < 0.9
+    assert error < 0.5 * plain
+    fewer = predictive_least_squares(moments_of(x[:, :5], y[:, :5]))  # fewer rows than directions
+    assert (other[0] @ fewer - other[1]).square().sum() / other[1].square().sum() < 1.05

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from aligners.maps.linear import Identity, Linear, Mean, Procrustes
+from similarity.functional.moments import moments_of
+from tests.references.maps import fvu, procrustes, ridge_regression
+from tests.runs import related_rows
+
+SITES = 2
+
+
+def numpy_rows(x: Tensor, y: Tensor) -> list[tuple[np.ndarray, np.ndarray]]:
+    return [(a.numpy(), b.numpy()) for a, b in zip(x, y, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("n", "d_x", "d_y", "ridge"),
+    [
+        (6, 10, 10, 1e-2),  # fewer rows than dimensions: the ridge decides
+        (11, 10, 10, 0.0),  # just enough rows: the fit is exact
+        (400, 10, 10, 0.0),
+        (400, 10, 10, 1e-2),
+        (400, 10, 4, 1e-6),
+        (400, 4, 10, 1e-6),
+    ],
+)
+def test_linear_is_ridge_regression(n: int, d_x: int, d_y: int, ridge: float) -> None:
+    x, y = related_rows(SITES, n, d_x, d_y)
+    aligner = Linear(SITES, d_x, d_y, ridge=ridge).double()
+    aligner.fit(moments_of(x, y))
+    mapped = aligner(x).numpy()
+    for site, (a, b) in enumerate(numpy_rows(x, y)):
+        weight, bias = ridge_regression(a, b, ridge)
+        np.testing.assert_allclose(mapped[site], a @ weight + bias, atol=1e-7)
+        if n == d_x + 1:
+            np.testing.assert_allclose(mapped[site], b, atol=1e-6)
+
+
+def test_linear_on_a_hyperplane_maps_as_the_smallest_solution_does() -> None:
+    """Behind a LayerNorm, rows sum to zero: XᵀX has an exact null direction."""
+    x, y = related_rows(SITES, 500, 12, 12)
+    x = torch.nn.functional.layer_norm(x, (12,))
+    aligner = Linear(SITES, 12, 12, ridge=1e-9).double()
+    aligner.fit(moments_of(x, y))
+    for site, (a, b) in enumerate(numpy_rows(x, y)):
+        weight = np.linalg.pinv(a - a.mean(0), rcond=1e-8) @ (b - b.mean(0))
+        np.testing.assert_allclose(aligner(x)[site].numpy(), (a - a.mean(0)) @ weight + b.mean(0), atol=1e-5)
+        assert np.abs(aligner.weight[site].numpy()).max() < 10 * np.abs(weight).max()  # nothing blew up
+    assert aligner.condition.isfinite().all()
+
+
+def test_means_a_thousand_deviations_away_cost_nothing() -> None:
+    x, y = related_rows(SITES, 300, 8, 8)
+    far_x, far_y = x + 1000 * x.std(), y - 1000 * y.std()
+    for aligner in (Linear(SITES, 8, 8).double(), Procrustes(SITES, 8, 8).double()):
+        aligner.fit(moments_of(x, y))
+        near = aligner(x) - y
+        aligner.fit(moments_of(far_x, far_y))
+        torch.testing.assert_close(aligner(far_x) - far_y, near, atol=1e-8, rtol=0)
+
+
+def test_linear_inverse_undoes_it_where_it_can() -> None:
+    x, y = related_rows(SITES, 300, 8, 8)
+    aligner = Linear(SITES, 8, 8).double()
+    aligner.fit(moments_of(x, y))
+    assert aligner.invertible
+    assert not aligner.bijective
+    torch.testing.assert_close(aligner.inverse(aligner(x)), x)
+    weight = ridge_regression(*numpy_rows(x, y)[1], aligner.ridge)[0]
+    assert aligner.findings()["condition_number"][1] == pytest.approx(np.linalg.cond(weight), rel=1e-6)
+    assert not Linear(1, 8, 4).invertible
+
+
+@pytest.mark.parametrize(("d_x", "d_y"), [(8, 8), (5, 8), (8, 5)])
+@pytest.mark.parametrize("scale", [False, True])
+def test_procrustes_is_scipys(d_x: int, d_y: int, scale: bool) -> None:
+    x, y = related_rows(SITES, 300, d_x, d_y)
+    aligner = Procrustes(SITES, d_x, d_y, scale=scale).double()
+    aligner.fit(moments_of(x, y))
+    for site, (a, b) in enumerate(numpy_rows(x, y)):
+        if d_x == d_y:
+            rotation, factor = procrustes(a, b)
+        else:  # SciPy's is for equal widths: zeros beside the narrower side change no distance
+            wide = max(d_x, d_y)
+            pad = [np.pad(m, ((0, 0), (0, wide - m.shape[1]))) for m in (a, b)]
+            rotation, factor = procrustes(*pad)
+            rotation = rotation[:d_x, :d_y]
+        weight = rotation * (factor if scale else 1)
+        np.testing.assert_allclose(aligner.weight[site].numpy(), weight, atol=1e-9)
+    rotation = aligner.weight / aligner.weight.square().sum((1, 2), keepdim=True).div(min(d_x, d_y)).sqrt()
+    small = rotation @ rotation.mT if d_x <= d_y else rotation.mT @ rotation
+    torch.testing.assert_close(small, torch.eye(min(d_x, d_y)).double().expand_as(small))
+    assert aligner.bijective == (d_x == d_y)
+    if d_x <= d_y:
+        torch.testing.assert_close(aligner.inverse(aligner(x)), x)
+
+
+def test_mean_has_an_fvu_of_one_and_identity_changes_nothing() -> None:
+    x, y = related_rows(SITES, 100, 6, 6)
+    mean, identity = Mean(SITES, 6, 6).double(), Identity(SITES, 6, 6)
+    mean.fit(moments_of(x, y))
+    for site, (_, b) in enumerate(numpy_rows(x, y)):
+        assert fvu(mean(x)[site].numpy(), b, b.mean(0)) == pytest.approx(1)
+    assert identity(x) is x
+    assert identity.inverse(y) is y
+
+
+def test_what_cannot_be_solved_is_refused() -> None:
+    x, y = related_rows(SITES, 50, 6, 6)
+    x[1] = 2.0
+    with pytest.raises(ValueError, match=r"number 1 is singular at ridge 0\.01.*`ridge`"):
+        Linear(SITES, 6, 6, ridge=1e-2).fit(moments_of(x, y))
+    with pytest.raises(ValueError, match=r"`ridge`.*-1"):
+        Linear(1, 6, 6, ridge=-1.0)
+    with pytest.raises(ValueError, match=r"equal widths.*`d_x` is 6 and `d_y` is 5"):
+        Identity(1, 6, 5)

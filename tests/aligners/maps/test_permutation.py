@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from aligners.maps.permutation import Permutation
+from similarity.functional.moments import moments_of
+from tests.references.maps import best_matching
+from tests.runs import related_rows
+
+SITES = 2
+
+
+def shuffled(d: int, signed: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """X, its neurons in another order (and signs) with other offsets, and that order, each site its own."""
+    draw = torch.Generator().manual_seed(3)
+    x, _ = related_rows(SITES, 60, d, d)
+    order = torch.stack([torch.randperm(d, generator=draw) for _ in range(SITES)])
+    weight = torch.nn.functional.one_hot(order, d).double().mT
+    if signed:
+        weight = weight * (2 * torch.randint(0, 2, (SITES, 1, d), generator=draw) - 1)
+    return x, x @ weight + torch.randn(SITES, 1, d, generator=draw).double(), weight
+
+
+@pytest.mark.parametrize(("d_x", "d_y"), [(6, 6), (4, 6), (6, 4)])
+@pytest.mark.parametrize("signed", [False, True])
+def test_the_matching_is_the_best_of_all(d_x: int, d_y: int, signed: bool) -> None:
+    x, y = related_rows(SITES, 50, d_x, d_y)
+    aligner = Permutation(SITES, d_x, d_y, signed=signed).double()
+    aligner.fit(moments_of(x, y))
+    for site in range(SITES):
+        a, b = x[site].numpy(), y[site].numpy()
+        weight = best_matching(a, b, signed)
+        np.testing.assert_array_equal(aligner.weight[site].numpy(), weight)
+        np.testing.assert_allclose(aligner(x)[site].numpy(), (a - a.mean(0)) @ weight + b.mean(0), atol=1e-12)
+        pairs = [np.corrcoef(a[:, i], b[:, j])[0, 1] for i, j in zip(*weight.nonzero(), strict=True)]
+        expected = np.abs(pairs).mean() if signed else np.mean(pairs)
+        assert aligner.findings()["mean_correlation"][site] == pytest.approx(expected)
+    assert aligner.invertible
+    assert aligner.bijective == (d_x == d_y)
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_neurons_in_another_order_are_recovered_exactly(signed: bool) -> None:
+    x, y, weight = shuffled(12, signed)
+    for states, target in ((x, y), (x.float(), y.float())):
+        aligner = Permutation(SITES, 12, 12, signed=signed).double()
+        aligner.fit(moments_of(states, target))
+        assert torch.equal(aligner.weight, weight)
+        torch.testing.assert_close(aligner(x), y, atol=1e-5 if target.dtype == torch.float32 else 1e-12, rtol=0)
+        assert aligner.findings()["mean_correlation"] == pytest.approx([1, 1])
+
+
+def test_signs_turn_on_request_alone() -> None:
+    x, _ = related_rows(SITES, 60, 5, 5)
+    plain, signed = Permutation(SITES, 5, 5).double(), Permutation(SITES, 5, 5, signed=True).double()
+    for aligner in (plain, signed):
+        aligner.fit(moments_of(x, -x))
+    torch.testing.assert_close(signed(x), -x)
+    assert torch.equal(signed.weight, -torch.eye(5).double().expand(SITES, -1, -1))
+    assert (plain.weight >= 0).all()
+
+
+def test_scale_and_offset_of_a_neuron_do_not_change_the_matching() -> None:
+    x, y = related_rows(SITES, 60, 7, 7)
+    one, other = Permutation(SITES, 7, 7).double(), Permutation(SITES, 7, 7).double()
+    one.fit(moments_of(x, y))
+    factors = torch.logspace(-3, 3, 7).double()
+    other.fit(moments_of(x * factors + 1000 * factors, y / factors - 5))
+    assert torch.equal(one.weight, other.weight)
+
+
+def test_neurons_without_a_partner_get_their_mean() -> None:
+    x, y = related_rows(SITES, 50, 4, 6)
+    up, down = Permutation(SITES, 4, 6).double(), Permutation(SITES, 6, 4).double()
+    up.fit(moments_of(x, y))
+    down.fit(moments_of(y, x))
+    for site in range(SITES):
+        alone = up.weight[site].sum(0) == 0
+        assert alone.sum() == 2
+        mean = y[site].mean(0)[alone]
+        torch.testing.assert_close(up(x)[site][:, alone], mean.expand(50, -1))
+        torch.testing.assert_close(down.inverse(x)[site][:, alone], mean.expand(50, -1))
+    torch.testing.assert_close(up.inverse(up(x)), x)
+    torch.testing.assert_close(down(y), up.inverse(y))
+
+
+def test_constant_neurons_are_refused() -> None:
+    x, y = related_rows(SITES, 50, 6, 6)
+    x[1, :, 2] = 3.7
+    x[1, :, 4] = 0.0
+    assert moments_of(x, y).xx[1, 2, 2] > 0  # its mean is rounded
+    with pytest.raises(ValueError, match=r"every neuron of X to vary.*2 of 6 neurons are constant.*site pair number 1"):
+        Permutation(SITES, 6, 6).fit(moments_of(x, y))
+    x, y = related_rows(SITES, 50, 6, 6)
+    y[0, 3, 5] = torch.nan
+    with pytest.raises(ValueError, match=r"every neuron of Y to vary.*1 of 6 .* not finite at site pair number 0"):
+        Permutation(SITES, 6, 6).fit(moments_of(x, y))

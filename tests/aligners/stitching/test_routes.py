@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from aligners.stitching.routes import build_routes, check_routes
+from datamodules.model_texts import route_sites
+from frozen import FrozenModel
+from tests.tiny import tiny_frozen
+
+LABELS = torch.tensor([0, 1])
+
+
+def models(*depths: int) -> list[FrozenModel]:
+    return [tiny_frozen(seed=seed, layers=layers) for seed, layers in enumerate(depths)]
+
+
+def check(source: FrozenModel, target: FrozenModel, labels: Any = LABELS, **options: Any) -> None:
+    routes = build_routes([source, target], [1], options.pop("routes", "forward"))
+    check_routes(routes, labels, "some.csv", **{"allow_mixed": False, "gradients": True} | options)
+
+
+def test_every_ordered_pair_and_the_baselines_last() -> None:
+    a, b, c = models(3, 3, 3)
+    found = build_routes([a, b, c], "blocks", "all")
+    assert [route.key for route in found] == ["0_1", "0_2", "1_0", "1_2", "2_0", "2_1", "0_0", "1_1", "2_2"]
+    assert [route.same for route in found] == [False] * 6 + [True] * 3
+    assert (found[3].source, found[3].target) == (b, c)
+    assert {route.pairs for route in found} == {((1, 1), (2, 2), (3, 3))}
+    assert [route.key for route in build_routes([a, b, c], [1], "different")] == [r.key for r in found[:6]]
+    assert [route.key for route in build_routes([a, b, c], [1], "forward")] == ["0_1", "0_2"]
+
+
+def test_pairs_are_turned_on_the_way_back_and_a_baseline_has_its_own_ends() -> None:
+    pairs = {route.key: route.pairs for route in build_routes(models(3, 2), ["1:2", "3:2", "0:1"], "all")}
+    assert pairs["0_1"] == ((1, 2), (3, 2), (0, 1))
+    assert pairs["1_0"] == ((2, 1), (2, 3), (1, 0))
+    assert pairs["0_0"] == ((1, 1), (3, 3), (0, 0))
+    assert pairs["1_1"] == ((2, 2), (1, 1))
+
+
+def test_a_baseline_takes_the_end_that_the_model_has_with_the_first_of_the_others() -> None:
+    depths = [3, 3, 3]
+    assert route_sites("1:2", depths, 0, 0) == [(1, 1)]
+    assert route_sites("1:2", depths, 2, 2) == [(2, 2)]
+    assert route_sites("1:2", depths, 1, 2) == [(1, 2)]
+    assert route_sites("1:2", depths, 2, 1) == [(2, 1)]
+
+
+def test_a_grid_is_every_block_with_every_block() -> None:
+    pairs = {route.key: route.pairs for route in build_routes(models(3, 2), "grid", "all")}
+    assert {key: len(each) for key, each in pairs.items()} == {"0_1": 6, "1_0": 6, "0_0": 9, "1_1": 4}
+    assert set(pairs["1_0"]) == {(i, j) for i in (1, 2) for j in (1, 2, 3)}
+
+
+def test_a_model_that_is_named_twice_is_one_and_no_route_comes_twice() -> None:
+    (a,) = models(3)
+    (route,) = build_routes([a, a], "blocks", "all")
+    assert (route.key, route.same, len(route.pairs)) == ("0_1", True, 3)
+    found = build_routes([a, a], ["1:2", 3], "all")
+    pairs = {route.key: route.pairs for route in found}
+    assert pairs == {"0_1": ((1, 2), (3, 3)), "1_0": ((2, 1),), "0_0": ((1, 1),), "1_1": ((2, 2),)}
+    everywhere = [(r.source, r.target, pair) for r in found for pair in r.pairs]
+    assert len(set(everywhere)) == len(everywhere)
+
+
+def test_unknown_routes_are_refused() -> None:
+    wrong: Any = "backward"
+    with pytest.raises(ValueError, match="`routes` to be one of all, different, forward, but got 'backward'"):
+        build_routes(models(3, 3), "blocks", wrong)
+
+
+def test_what_can_be_stitched_is_not_refused() -> None:
+    bare, classifier = tiny_frozen(n_labels=None), tiny_frozen(seed=1)
+    causal = tiny_frozen("gpt2", task="causal")
+    check(bare, classifier)
+    check(causal, causal, labels=None, routes="all")
+    check(causal, tiny_frozen(task="masked"), labels=None)
+
+
+def test_a_target_without_a_head_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"stitch into, but tiny-bert has none. Name a model with its head"):
+        check(tiny_frozen(), tiny_frozen(n_labels=None))
+
+
+def test_a_classification_needs_labels_that_the_head_knows() -> None:
+    x, y = models(3, 3)
+    with pytest.raises(ValueError, match=r"needs labels, but the texts of 'some.csv' have none.*`label_column`"):
+        check(x, y, labels=None)
+    with pytest.raises(ValueError, match=r"labels 0\.\.1.*some\.csv' have labels 0\.\.2"):
+        check(x, y, labels=torch.tensor([0, 2]))
+
+
+def test_targets_of_several_tasks_are_refused() -> None:
+    causal, masked = tiny_frozen("gpt2", task="causal"), tiny_frozen(task="masked")
+    with pytest.raises(ValueError, match=r"same task.*tiny-bert: masked, tiny-gpt2: causal.*`routes` 'forward'"):
+        check(causal, masked, labels=None, routes="all")
+
+
+@pytest.mark.parametrize("task", ["causal", "classification"])
+def test_a_causal_tail_behind_a_bidirectional_head_must_be_asked_for(task: str) -> None:
+    both_ways, causal = tiny_frozen(), tiny_frozen("gpt2", task=task)
+    with pytest.raises(ValueError, match=r"tiny-bert sees the whole text and tiny-gpt2 only.*`allow_mixed` to true"):
+        check(both_ways, causal)
+    check(both_ways, causal, allow_mixed=True)
+    if task == "classification":
+        check(causal, both_ways)
+
+
+def test_quantised_weights_are_refused_where_gradients_must_pass() -> None:
+    x, y = models(3, 3)
+    y.quantised = "bitsandbytes"
+    check(x, y, gradients=False)
+    check(y, x)  # nothing passes through what is read
+    with pytest.raises(ValueError, match=r"gradients can pass.*tiny-bert is quantised \(bitsandbytes\).*`data.dtype`"):
+        check(x, y)

@@ -1,0 +1,284 @@
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from aligners.maps.affine import AffineLayer
+from aligners.scoring.tasks import chosen, unit_losses
+from aligners.stitching.stitched import (
+    Route,
+    bank_gradients,
+    bank_logits,
+    mapped_rows,
+    own_logits,
+    read_all,
+    stitched_logits,
+)
+from datamodules.batches import TextBatch
+from datamodules.model_texts import TaskBatch
+from datamodules.reading import select_rows
+from datamodules.targets import Targets, classification_targets, masked_targets, next_token_targets
+from frozen import FrozenModel
+from tests.tiny import reference, tiny_frozen, tokenised
+
+PAIRS = ((2, 1), (0, 2), (1, 0), (3, 1), (2, 2))
+# What is read (3 blocks of width 16), and what goes on from there (2 blocks of width 24).
+KINDS = [
+    ("bert", "bert", "classification"),
+    ("bert", "bert", "masked"),
+    ("gpt2", "gpt2", "causal"),
+    ("gpt2", "gpt2", "classification"),
+    ("albert", "albert", "classification"),
+    ("bert", "xlnet", "classification"),
+    ("xlnet", "bert", "masked"),
+]
+
+
+def make_route(source: str, target: str, task: str, pairs: Any = PAIRS) -> Route:
+    x = tiny_frozen(source, seed=0)
+    return Route("0_1", x, tiny_frozen(target, seed=1, layers=2, width=24, task=task), tuple(pairs))
+
+
+def make_batch(task: str | None, side: str = "right") -> TaskBatch:
+    inputs = tokenised(side=side)
+    mask = inputs["attention_mask"].bool()
+    texts = TextBatch((inputs, inputs), (~mask, ~mask), torch.arange(len(mask)))
+    return TaskBatch(texts, select_rows(inputs["attention_mask"], ~mask, "tokens"), make_targets(task, inputs))
+
+
+def make_targets(task: str | None, inputs: dict[str, Tensor]) -> Targets:
+    if task == "classification":
+        return classification_targets(torch.tensor([0, 1, 1, 0, 1]))
+    if task == "causal":
+        return next_token_targets(inputs)
+    asked = inputs["attention_mask"].bool() & (inputs["input_ids"] % 3 == 0)
+    return masked_targets(torch.where(asked, inputs["input_ids"], -100))
+
+
+def plainly(target: FrozenModel, batch: TaskBatch, site: int, mapped: Tensor) -> Tensor:
+    """The whole model under torch's own hooks, all of it run: logits of each unit."""
+    calls, turned = 0, target.model.config.model_type == "xlnet"
+
+    def put(states: Tensor) -> Tensor:
+        states = states.transpose(0, 1) if turned else states
+        new = states.flatten(0, 1).index_copy(0, batch.rows.index, mapped).view_as(states)
+        return new.transpose(0, 1) if turned else new
+
+    def before(block: Any, args: tuple[Any, ...]) -> Any:
+        return (put(args[0]), *args[1:]) if site == 0 and calls == 0 else None
+
+    def after(block: Any, args: Any, output: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls != site:
+            return None
+        return put(output) if isinstance(output, Tensor) else (put(output[0]), *output[1:])
+
+    handles = [block.register_forward_hook(after) for block in set(target.blocks)]
+    handles += [target.blocks[0].register_forward_pre_hook(before)]
+    logits = target.model(**batch.inputs).logits
+    for handle in handles:
+        handle.remove()
+    assert calls == target.depth
+    return chosen(logits, batch.targets)
+
+
+def task_loss(route: Route, batch: TaskBatch) -> Any:
+    def loss(pair: int, rows: Tensor) -> Tensor:
+        logits = stitched_logits(route.target, batch.inputs, route.pairs[pair][1], batch.rows, rows)
+        return unit_losses(chosen(logits, batch.targets), batch.targets).mean()
+
+    return loss
+
+
+def trained(route: Route, batch: TaskBatch) -> tuple[AffineLayer, Tensor]:
+    """A layer with gradients by the bank's own way, and the losses."""
+    torch.manual_seed(0)
+    layer = AffineLayer(len(route.pairs), route.source.width, route.target.width, start="random", norm=True)
+    mapped = mapped_rows(layer, read_all([route], batch).sources(route))
+    losses, gradients = bank_gradients(mapped, task_loss(route, batch))
+    mapped.backward(gradients)
+    return layer, losses
+
+
+@pytest.mark.parametrize(("source", "target", "task"), KINDS)
+def test_gradients_are_those_of_the_straightforward_way(source: str, target: str, task: str) -> None:
+    route = make_route(source, target, task)
+    # XLNet wants its padding on the left; plainly run, nobody turns it.
+    batch = without_padding(task) if "xlnet" in (source, target) else make_batch(task)
+    layer, losses = trained(route, batch)
+    plain = copy.deepcopy(layer)
+    plain.zero_grad()
+    states, _ = reference(route.source, batch.inputs)
+    for s, (i, j) in enumerate(route.pairs):
+        rows = states[i].flatten(0, 1)[batch.rows.index]
+        mapped = plain(rows.expand(len(route.pairs), -1, -1))[s]
+        loss = unit_losses(plainly(route.target, batch, j, mapped), batch.targets).mean()
+        assert losses[s].item() == pytest.approx(loss.item(), rel=1e-5)
+        loss.backward()
+    for found, expected in zip(layer.parameters(), plain.parameters(), strict=True):
+        assert found.grad is not None
+        assert expected.grad is not None
+        assert (expected.grad.flatten(1).norm(dim=1) > 0).all()
+        torch.testing.assert_close(found.grad, expected.grad, rtol=1e-5, atol=1e-5 * float(expected.grad.abs().max()))
+
+
+def without_padding(task: str) -> TaskBatch:
+    """Two texts of one length: models that pad on other sides see the very same tokens."""
+    inputs = tokenised(("the film is good", "a dull plot never"))
+    special = torch.zeros_like(inputs["input_ids"], dtype=torch.bool)
+    texts = TextBatch((inputs, inputs), (special, special), torch.arange(2))
+    rows = select_rows(inputs["attention_mask"], special, "tokens")
+    targets = classification_targets(torch.tensor([0, 1])) if task == "classification" else make_targets(task, inputs)
+    return TaskBatch(texts, rows, targets)
+
+
+def test_gradients_reach_the_layer_alone() -> None:
+    route, batch = make_route("bert", "bert", "classification"), make_batch("classification")
+    states = read_all([route], batch, targets=True)
+    for rows, width in ((states.sources(route), 16), (states.targets(route), 24)):
+        assert rows.shape == (len(PAIRS), len(batch.rows), width)
+        assert rows.dtype == torch.float32
+        assert not rows.requires_grad
+        assert not rows.is_inference()
+    trained(route, batch)
+    for model in (route.source, route.target):
+        assert all(weight.grad is None and not weight.requires_grad for weight in model.model.parameters())
+        assert not any(part.training for part in model.model.modules())
+
+
+class Kept:
+    """A tensor that autograd keeps for the way back."""
+
+    alive: ClassVar[weakref.WeakSet[Kept]] = weakref.WeakSet()
+    made = 0
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        Kept.alive.add(self)
+        Kept.made += 1
+
+
+@contextmanager
+def counting() -> Iterator[type[Kept]]:
+    Kept.alive, Kept.made = weakref.WeakSet(), 0
+    with torch.autograd.graph.saved_tensors_hooks(Kept, lambda kept: kept.tensor):
+        yield Kept
+
+
+def test_nothing_is_kept_of_heads_and_of_one_tail_at_a_time() -> None:
+    pairs = [(3, site) for site in range(3)]
+    route, batch = make_route("bert", "bert", "classification", pairs), make_batch("classification")
+    kept_by: list[int] = []
+    with counting() as kept:
+        rows = read_all([route], batch, targets=True).sources(route)
+        own_logits(route.target, batch)
+        assert kept.made == 0
+        mapped = rows[..., :1].expand(-1, -1, 24).clone().requires_grad_()
+        loss = task_loss(route, batch)
+
+        def watched(pair: int, leaf: Tensor) -> Tensor:
+            assert not len(kept.alive)  # the graph of the site before is gone
+            before = kept.made
+            value = loss(pair, leaf)
+            kept_by.append(kept.made - before)
+            return value
+
+        bank_gradients(mapped, watched)
+        assert not len(kept.alive)
+    # Every block that is not run keeps nothing: the same less for each.
+    steps = [a - b for a, b in pairwise(kept_by)]
+    assert steps[0] > 5
+    assert steps[0] == steps[1]
+
+
+def calls_of(model: FrozenModel) -> list[int]:
+    """Counts every run of a block from now on."""
+    count: list[int] = []
+    for block in set(model.blocks):
+        block.register_forward_hook(lambda *_: count.append(1))
+    return count
+
+
+@pytest.mark.parametrize("architecture", ["bert", "gpt2", "albert"])
+def test_only_the_blocks_that_matter_are_run(architecture: str) -> None:
+    batch = make_batch("classification")
+    for pairs, below, above in ((((2, 1),), 2, 1), ((((0, 2),)), 0, 0), (((1, 0), (2, 1), (3, 2)), 3, 2 + 1 + 0)):
+        route = make_route(architecture, architecture, "classification", pairs)
+        x, y = calls_of(route.source), calls_of(route.target)
+        trained(route, batch)
+        assert (len(x), len(y)) == (below, above)
+
+
+def test_a_head_is_run_once_for_all_routes_that_leave_it() -> None:
+    models = [tiny_frozen(seed=seed) for seed in range(3)]
+    routes = [Route(f"{a}_{b}", models[a], models[b], ((a + 1, 1),)) for a in range(3) for b in range(3)]
+    batch, counts = make_batch("classification"), [calls_of(model) for model in models]
+    read_all(routes, batch)
+    assert [len(count) for count in counts] == [1, 2, 3]
+
+
+def test_the_layer_stays_in_full_precision_under_autocast() -> None:
+    route, batch = make_route("bert", "bert", "classification"), make_batch("classification")
+    layer = AffineLayer(len(PAIRS), 16, 24, start="random")
+    with torch.autocast("cpu", torch.bfloat16):
+        rows = read_all([route], batch).sources(route)
+        mapped = mapped_rows(layer, rows)
+        dtypes = [logits.dtype for logits in bank_logits(route, batch, mapped)]
+        losses, gradients = bank_gradients(mapped, task_loss(route, batch))
+        mapped.backward(gradients)
+        assert torch.is_autocast_enabled("cpu")
+    assert rows.dtype == mapped.dtype == gradients.dtype == losses.dtype == torch.float32
+    assert dtypes == [torch.float32] * len(PAIRS)
+    assert torch.equal(mapped, layer(rows))
+    assert all(p.dtype == p.grad.dtype == torch.float32 for p in layer.parameters() if p.grad is not None)
+    _, full = bank_gradients(mapped, task_loss(route, batch))
+    assert not torch.equal(full, gradients)  # the models did run in half precision
+    torch.testing.assert_close(full, gradients, rtol=0.2, atol=0.1 * float(full.abs().max()))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(
+    ("architecture", "task"),
+    [("bert", "masked"), ("gpt2", "causal"), ("albert", "classification"), ("xlnet", "classification")],
+)
+def test_own_states_give_the_own_answers_bit_by_bit(architecture: str, task: str, side: str) -> None:
+    model = tiny_frozen(architecture, task=task)
+    route = Route("0_0", model, model, tuple((site, site) for site in range(4)))
+    assert route.same
+    batch = make_batch(task, side)
+    expected = own_logits(model, batch)
+    assert len(expected) == len(batch.targets)
+    for logits in bank_logits(route, batch, read_all([route], batch).sources(route)):
+        assert torch.equal(logits, expected)
+
+
+def test_the_side_of_the_padding_changes_nothing() -> None:
+    route = make_route("gpt2", "gpt2", "causal")
+    (left, of_left), (right, of_right) = (trained(route, make_batch("causal", side)) for side in ("left", "right"))
+    torch.testing.assert_close(of_left, of_right, rtol=1e-5, atol=1e-6)
+    for a, b in zip(left.parameters(), right.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_states_are_given_in_the_order_of_the_pairs() -> None:
+    route, batch = make_route("bert", "bert", "classification", ((3, 1), (0, 2), (3, 0))), make_batch("classification")
+    states = read_all([route], batch, targets=True)
+    for found, model, sites in (
+        (states.sources(route), route.source, [3, 0, 3]),
+        (states.targets(route), route.target, [1, 2, 0]),
+    ):
+        direct, _ = reference(model, batch.inputs)
+        for rows, site in zip(found, sites, strict=True):
+            torch.testing.assert_close(rows, direct[site].flatten(0, 1)[batch.rows.index])
+    assert route.site_names() == ["3-1", "0-2", "3-0"]
+    assert route.name == "tiny-bert → tiny-bert"
+    assert not route.same

@@ -1,0 +1,269 @@
+from __future__ import annotations
+
+import copy
+import signal
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+
+from aligners.maps.affine import AffineLayer, LowRank
+from aligners.maps.mlp import MLP
+from aligners.stitching.evaluation import StitchingEvaluation
+from aligners.stitching.storage import KEY, load_stitching
+from aligners.stitching.training import Stitching
+from callbacks.best import BestPerSite
+from callbacks.checkpoint import SaveStitching
+from tests.stitches import evaluate, masking_folder, model_texts, train
+from tests.world import World
+
+MIXED = {"mlp": partial(MLP, hidden=[8]), "low": partial(LowRank, rank=3), "norm": partial(AffineLayer, norm=True)}
+STEPS, INTERVAL, BATCHES = 9, 4, 6  # so that a validation lies in the middle of the first and of the second pass
+
+
+class Interrupt(pl.Callback):
+    """Ctrl-C at one place."""
+
+    def __init__(self, hook: str, after: int) -> None:
+        self.left = after
+        setattr(self, hook, self._count)
+
+    def _count(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
+        if not trainer.sanity_checking:
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+
+
+@pytest.fixture(autouse=True)
+def _ctrl_c() -> Iterator[None]:
+    """Lightning switches Ctrl-C off when it has seen one."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def run(
+    world: World, folder: Path, *callbacks: pl.Callback, resume: Path | None = None, layers: Any = MIXED, **given: Any
+) -> Stitching:
+    steps = {"max_steps": STEPS, "val_check_interval": INTERVAL}
+    watching = [BestPerSite(), SaveStitching(folder), *callbacks]
+    usual = {"routes": "different", "batch_size": 29}
+    module = train(world, layers, resume=resume, trainer={**steps, "callbacks": watching}, **usual | given)
+    assert module.trainer.num_training_batches == BATCHES
+    return module
+
+
+@pytest.fixture(scope="module")
+def whole(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nobody interrupted."""
+    folder = tmp_path_factory.mktemp("whole")
+    run(world, folder)
+    return folder
+
+
+def state(path: Path) -> dict[str, Any]:
+    return torch.load(path, weights_only=True)
+
+
+def same_end(folder: Path, expected: Path) -> None:
+    """Equal layers and equal learning curves."""
+    found, wanted = state(folder / "stitching.ckpt"), state(expected / "stitching.ckpt")
+    assert found["global_step"] == wanted["global_step"] == STEPS
+    assert [tuple(point.values())[:-1] for point in found[KEY]["curves"]] == [
+        tuple(point.values())[:-1] for point in wanted[KEY]["curves"]
+    ]
+    for a, b in zip(found[KEY]["curves"], wanted[KEY]["curves"], strict=True):
+        assert a["penalty"] == pytest.approx(b["penalty"], rel=1e-5, abs=1e-7), a
+    for name, value in wanted["state_dict"].items():
+        torch.testing.assert_close(found["state_dict"][name], value, rtol=1e-5, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("hook", "after", "steps"),
+    [
+        ("on_train_batch_end", 2, 2),
+        ("on_train_batch_end", INTERVAL, INTERVAL),  # before the validation
+        ("on_train_batch_end", BATCHES, BATCHES),
+        ("on_train_batch_end", 7, 7),
+        ("on_validation_batch_start", 1, INTERVAL),
+        ("on_validation_batch_end", 2, 2 * INTERVAL),
+        ("on_validation_end", 2, 2 * INTERVAL),
+    ],
+)
+def test_a_run_interrupted_by_ctrl_c_ends_where_it_would_have(
+    world: World, whole: Path, tmp_path: Path, hook: str, after: int, steps: int
+) -> None:
+    with pytest.raises(SystemExit):
+        run(world, tmp_path, Interrupt(hook, after))
+    assert not (tmp_path / "stitching.ckpt").exists()
+    stored = load_stitching(tmp_path / "last.ckpt")
+    assert set(stored.layers["1_0"]) == set(MIXED)
+    assert state(tmp_path / "last.ckpt")["global_step"] == steps
+    run(world, tmp_path, resume=tmp_path / "last.ckpt")
+    same_end(tmp_path, whole)
+
+
+def test_it_goes_on_from_the_last_validation_too(world: World, whole: Path, tmp_path: Path) -> None:
+    """As after a crash, when nothing could be written any more."""
+
+    class Break(pl.Callback):
+        def on_train_batch_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
+            if trainer.global_step == 6:
+                raise ValueError("broken on purpose")
+
+    with pytest.raises(ValueError, match="broken on purpose"):
+        run(world, tmp_path, Break())
+    assert state(tmp_path / "last.ckpt")["global_step"] == 4
+    run(world, tmp_path, resume=tmp_path / "last.ckpt")
+    same_end(tmp_path, whole)
+
+
+def test_masks_and_worker_processes_resume_too(world: World, tmp_path: Path) -> None:
+    models = [masking_folder(tmp_path / str(seed), seed=seed) for seed in range(2)]
+    layers = {"norm": MIXED["norm"]}
+    for folder, interrupted in ((tmp_path / "whole", False), (tmp_path / "broken", True)):
+        given = {"models": models, "layers": layers, "routes": "forward"}
+        if not interrupted:
+            run(world, folder, **given)
+            continue
+        with pytest.raises(SystemExit):
+            run(world, folder, Interrupt("on_train_batch_end", 8), **given)
+        run(world, folder, resume=folder / "last.ckpt", workers=1, **given)
+    same_end(tmp_path / "broken", tmp_path / "whole")
+
+
+def test_before_the_first_step_there_is_nothing_to_keep(world: World, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        run(world, tmp_path, Interrupt("on_train_batch_start", 1))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_while_measuring_leaves_the_trained_layers_alone(world: World, tmp_path: Path) -> None:
+    module = run(world, tmp_path, layers={"norm": MIXED["norm"]})
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert set(before) == {"last.ckpt", "stitching.ckpt"}
+    evaluation = StitchingEvaluation(load_stitching(tmp_path / "stitching.ckpt"))
+    module.trainer.callbacks.append(Interrupt("on_test_batch_end", 1))  # type: ignore[attr-defined]
+    with pytest.raises(SystemExit):
+        module.trainer.test(evaluation, datamodule=model_texts(world), verbose=False)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_state_of_no_meaning_is_not_written(world: World, tmp_path: Path) -> None:
+    """The last good file stays, although the step of a validation has gone wrong."""
+
+    class Spoil(pl.Callback):
+        def on_train_batch_start(self, trainer: pl.Trainer, module: Any, *_: Any) -> None:
+            if trainer.global_step == 7:
+                module.maps["0_1"]["norm"].affine.weight.data[0] = torch.nan
+
+    with pytest.raises(ValueError, match=r"training loss.*norm, .*site pair 1-2"):
+        run(world, tmp_path, Spoil())
+    content = state(tmp_path / "last.ckpt")
+    assert content["global_step"] == 4
+    assert all(value.isfinite().all() for value in content["state_dict"].values())
+
+
+def test_what_was_stored_comes_back(world: World, whole: Path) -> None:
+    stored, content = load_stitching(whole / "stitching.ckpt"), state(whole / "stitching.ckpt")
+    assert stored.pairs == {"0_1": [(1, 2), (3, 3)], "1_0": [(2, 1), (3, 3)]}
+    assert [model["name"] for model in stored.data["models"]] == [world.model_x, world.model_y]
+    assert stored.data_config["batch_size"] == 29
+    assert stored.loss == {"task": 1.0, "distillation": 0.0, "temperature": 1.0, "activation": 0.0}
+    assert {point["step"] for point in stored.curves} == {0, 4, 8, 9}
+    assert stored.spread["0_1"]["mean"].shape == (2, 16)
+    low = stored.layers["1_0"]["low"]
+    assert isinstance(low, LowRank)
+    assert low.rank == 3
+    assert not any(weight.requires_grad for weight in low.parameters())
+    assert not low.training
+    for name, value in low.state_dict().items():
+        assert torch.equal(value, content["state_dict"][f"maps.1_0.low.{name}"])
+    (best,) = [value for name, value in content["callbacks"].items() if "BestPerSite" in name]
+    for name, value in best["kept"]["1_0.low"].items():  # the finished file holds the best of each site
+        assert torch.equal(value, low.state_dict()[name])
+
+
+def test_a_file_that_is_missing_damaged_or_something_else_is_refused(whole: Path, tmp_path: Path) -> None:
+    path = tmp_path / "stitching.ckpt"
+    with pytest.raises(ValueError, match=r"Expected a checkpoint at .*, but there is no such file"):
+        load_stitching(path)
+    content = (whole / "stitching.ckpt").read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match=r"written by `train\.py stitch`, but it cannot be read"):
+        load_stitching(path)
+    torch.save({"state_dict": {}}, path)
+    with pytest.raises(ValueError, match=r"written by `train\.py stitch`, but it cannot be read"):
+        load_stitching(path)
+    broken = state(whole / "stitching.ckpt")
+    for spoil in (
+        lambda c: c["state_dict"].pop("maps.1_0.low.down"),
+        lambda c: c[KEY].pop("pairs"),
+        lambda c: c[KEY]["layers"]["0_1"]["low"].pop("sites"),
+    ):
+        other = copy.deepcopy(broken)
+        spoil(other)
+        torch.save(other, path)
+        with pytest.raises(ValueError, match=r"written by `train\.py stitch`, but it cannot be read"):
+            load_stitching(path)
+
+
+def test_layers_of_a_class_that_is_not_known_are_named(whole: Path, tmp_path: Path) -> None:
+    content = state(whole / "stitching.ckpt")
+    content[KEY]["layers"]["0_1"]["low"]["class"] = "Teleporter"
+    torch.save(content, tmp_path / "stitching.ckpt")
+    with pytest.raises(ValueError, match=r"'Teleporter'.*Import the module"):
+        load_stitching(tmp_path / "stitching.ckpt")
+
+
+def test_going_on_with_something_else_is_refused(world: World, whole: Path, tmp_path: Path) -> None:
+    last = whole / "last.ckpt"
+    for given, says in (
+        (
+            {"models": [world.model_x, world.model_x]},
+            r"checkpoint was trained on other models: on .*/x .*/y .*same order",
+        ),
+        ({"sites": ["1:3", 3]}, r"trained with pairs .*\[1, 2\].*but this run has .*\[1, 3\].*`data\.sites`"),
+        ({"component": "mlp"}, r"checkpoint was trained on `component` 'residual', but `data\.component` is 'mlp'"),
+        ({"routes": "forward"}, r"trained with pairs .*1_0.*`model\.routes`"),
+        ({"layers": {**MIXED, "low": partial(LowRank, rank=4)}}, r"trained with layers .*'rank': 4.*`model\.layers`"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            run(world, tmp_path, resume=last, **given)
+    torch.save({"pytorch-lightning_version": "2.6.0", "state_dict": {}}, tmp_path / "other.ckpt")
+    with pytest.raises(ValueError, match=r"`ckpt_path` to be a last\.ckpt of `train\.py stitch`"):
+        run(world, tmp_path, resume=tmp_path / "other.ckpt")
+    assert not (tmp_path / "last.ckpt").exists()
+
+
+def test_a_run_that_is_complete_has_nothing_to_go_on_with(world: World, whole: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"Nothing is left to train.*has 9 steps.*`evaluate\.py stitch --checkpoint`"):
+        run(world, tmp_path, resume=whole / "last.ckpt")
+
+
+def test_measuring_with_other_models_or_sites_is_refused(world: World, whole: Path) -> None:
+    stored = load_stitching(whole / "stitching.ckpt")
+    for given, says in (
+        ({"models": [world.model_y, world.model_x]}, r"stitching\.ckpt was trained on other models"),
+        ({"sites": [1]}, r"stitching\.ckpt was trained at site pairs \[\(1, 2\), \(3, 3\)\].*Leave `data\.sites` out"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            evaluate(world, stored, data=given)
+
+
+def test_the_same_models_from_elsewhere_are_the_same(world: World, whole: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "moved"
+    moved.symlink_to(world.model_y)
+    evaluation = evaluate(world, load_stitching(whole / "stitching.ckpt"), data={"models": [world.model_x, str(moved)]})
+    assert {row["method"] for row in evaluation.rows} == {"native", "identity", *MIXED}
+
+
+def test_the_models_are_not_in_it(whole: Path) -> None:
+    content = state(whole / "last.ckpt")
+    assert {name.split(".")[0] for name in content["state_dict"]} == {"maps"}
+    assert (whole / "last.ckpt").stat().st_size < 400_000

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import json
+import shutil
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from aligners.fitting.alignment import Alignment
+from aligners.maps.inn import INN
+from aligners.maps.linear import Linear
+from aligners.maps.mlp import MLP
+from aligners.storage import load_alignment
+from commands.fit import AlignmentCLI
+from commands.parts import bytes_a_site, find_part, free_memory, sites_at_once
+from tests.world import World
+
+
+def options(world: World, run: Path) -> list[str]:
+    aligners = {"linear": "Linear", "mlp": {"class_path": "MLP", "init_args": {"hidden": [8]}}}
+    return [
+        "fit", "--data.model_x", world.model_x, "--data.model_y", world.model_y, "--data.text.source", world.fit,
+        "--data.text.held_out", world.test, "--data.max_length", "64", "--data.batch_size", "18",
+        "--data.held_out_types", "0", "--data.sites", "1,2:3", "--model.aligners", json.dumps(aligners),
+        "--trainer.max_epochs", "3", "--trainer.accelerator", "cpu", "--trainer.logger", "false", "--run", str(run),
+    ]  # fmt: skip
+
+
+def test_parts_give_what_the_bank_gives_and_go_on_where_they_were(world: World, tmp_path: Path) -> None:
+    AlignmentCLI(options(world, tmp_path / "whole"))
+    AlignmentCLI([*options(world, tmp_path / "parts"), "--sites_at_once", "1"])
+    whole, parts = (load_alignment(tmp_path / name / "aligners.ckpt") for name in ("whole", "parts"))
+    assert parts.site_pairs == whole.site_pairs == [(1, 1), (2, 3)]
+    assert parts.training == whole.training
+    torch.testing.assert_close(parts.moments.xy, whole.moments.xy, rtol=1e-6, atol=1e-4)
+    for name, aligner in whole.maps["forward"].items():
+        for key, value in aligner.state_dict().items():
+            torch.testing.assert_close(parts.maps["forward"][name].state_dict()[key], value, rtol=1e-3, atol=1e-4)
+    shutil.rmtree(tmp_path / "parts" / "part-2-1")  # as an interruption of its first epoch would leave it
+    before = (tmp_path / "parts" / "part-1-1" / "aligners.ckpt").stat().st_mtime_ns
+    resumed = [*options(world, tmp_path / "again"), "--sites_at_once", "1", "--ckpt_path", str(tmp_path / "parts")]
+    AlignmentCLI(resumed)
+    assert (tmp_path / "parts" / "part-1-1" / "aligners.ckpt").stat().st_mtime_ns == before
+    again = load_alignment(tmp_path / "again" / "aligners.ckpt")
+    for name, aligner in parts.maps["forward"].items():
+        for key, value in aligner.state_dict().items():
+            assert torch.equal(again.maps["forward"][name].state_dict()[key], value), key
+
+
+def test_a_plan_fits_in_the_memory() -> None:
+    assert sites_at_once(12, bytes_each=100, free=2000) == 12
+    assert sites_at_once(12, bytes_each=100, free=1000) == 8
+    with pytest.raises(ValueError, match=r"training one takes.*`data.batch_size`"):
+        sites_at_once(12, bytes_each=100, free=100)
+    assert free_memory(torch.device("cpu")) > 0
+
+
+def test_a_site_is_as_large_as_its_maps() -> None:
+    small = bytes_a_site(Alignment({"linear": Linear}), 16, 16, rows=10)
+    inn = partial(INN, couplings=2, hidden=8)
+    one = bytes_a_site(Alignment({"linear": Linear, "inn": inn}), 16, 16, rows=10)
+    weights = sum(weight.numel() for weight in INN(1, 16, 16, couplings=2, hidden=8).parameters())
+    assert small < one
+    assert one - small >= 20 * weights
+    mlp = partial(MLP, hidden=[4])
+    both = bytes_a_site(Alignment({"mlp": mlp}, both_directions=True), 16, 16, rows=10)
+    moments = bytes_a_site(Alignment({"linear": Linear}), 16, 16, rows=0)
+    assert both > 1.5 * bytes_a_site(Alignment({"mlp": mlp}), 16, 16, rows=10) - moments
+
+
+def test_parts_are_found_by_what_they_hold(tmp_path: Path) -> None:
+    assert find_part(tmp_path, 1) == (tmp_path / "part-1-1", None, None)
+    for name, file in (("part-1-1", "last.ckpt"), ("part-1-2", "last.ckpt"), ("part-10-1", "aligners.ckpt")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).touch()
+    assert find_part(tmp_path, 1) == (tmp_path / "part-1-3", None, tmp_path / "part-1-2" / "last.ckpt")
+    assert find_part(tmp_path, 10)[1] == tmp_path / "part-10-1" / "aligners.ckpt"
+
+
+@pytest.mark.parametrize(("extra", "says"), [(["--sites_at_once", "0"], "`sites_at_once`.*at least 1.*0")])
+def test_impossible_parts_are_refused(world: World, tmp_path: Path, extra: list[str], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        AlignmentCLI([*options(world, tmp_path / "run"), *extra])

@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import logging
+import math
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from datamodules.layers import LayerActivations
+from datamodules.paired import PairedActivations
+from datamodules.text.packing import end_of_text, pack
+from datamodules.text.sources import TextSource
+from datamodules.text.text_bytes import bytes_per_token
+from datamodules.text.tokens import tokenise
+from tests.datamodules.text.splitters import byte_level, splitter_folder, word_piece
+from tests.runs import activations
+from tests.tiny import tiny_tokenizer
+from tests.world import World, sentences
+
+TEXTS = ["the film is good", "a dull plot", "not funny", "this very long scene feels cold", "good"]
+END = 2  # </s>
+
+
+def split_of(texts: list[str], **columns: list[Any]) -> datasets.Dataset:
+    return datasets.Dataset.from_dict({"text": texts, "id": list(range(len(texts))), **columns})
+
+
+def plain_ids(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> list[int]:
+    return [i for text in texts for i in [*tokenizer(text, add_special_tokens=False)["input_ids"], END]]
+
+
+@pytest.mark.parametrize("length", [2, 3, 7, 21])
+def test_sequences_are_the_documents_end_to_end(length: int) -> None:
+    tokenizer = tiny_tokenizer()
+    expected = plain_ids(tokenizer, TEXTS)
+    packed = pack(split_of(TEXTS, label=[0] * 5), tokenizer, length)
+    table = packed.sequences
+    assert len(expected) == packed.tokens == 21
+    assert packed.dropped == 21 % length
+    assert list(chain(*table["input_ids"][:])) == expected[: 21 - packed.dropped]
+    assert all(len(row["input_ids"]) == len(row["special_tokens_mask"]) == row["length"] == length for row in table)
+    marks = torch.tensor(table["special_tokens_mask"][:]).flatten()
+    assert (marks == (torch.tensor(table["input_ids"][:]).flatten() == END)).all()
+    assert table["id"][:] == list(range(21 // length))
+    assert set(table.column_names) == {"input_ids", "special_tokens_mask", "length", "id"}
+
+
+def test_long_texts_are_whole_and_their_bytes_are_counted() -> None:
+    tokenizer = byte_level()
+    texts = ["the film, naïve and good " * 20, "日本語"]
+    packed = pack(split_of(texts), tokenizer, 16)
+    assert packed.bytes == len("".join(texts).encode())
+    assert packed.tokens == len(plain_ids(tokenizer, texts))
+    assert packed.bytes_per_token == packed.bytes / packed.tokens
+    assert list(chain(*packed.sequences["input_ids"][:])) == plain_ids(tokenizer, texts)[: -packed.dropped]
+    assert packed.describe() == {
+        "sequences": packed.tokens // 16, "documents": 2, "tokens": packed.tokens, "bytes": packed.bytes,
+        "dropped": packed.tokens % 16, "end_of_text": "</s>",
+    }  # fmt: skip
+
+
+def test_what_is_dropped_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        pack(split_of(TEXTS), tiny_tokenizer(), 8, name="fit")
+    [said] = caplog.messages
+    assert "5 fit texts are packed, '</s>' after each, into 2 sequences of 8 tokens; the last 5 of 21" in said
+
+
+def test_documents_are_tokenised_once_for_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = datasets.Dataset.from_dict({"text": [f"{text} film" for text in TEXTS]})
+    folder = Path(datasets.config.HF_DATASETS_CACHE) / "packing"
+    folder.mkdir(parents=True, exist_ok=True)
+    texts.to_parquet(folder / "texts.parquet")
+    texts = datasets.load_dataset("parquet", data_files=str(folder / "texts.parquet"), split="train")
+    first = pack(texts, tiny_tokenizer(), 8)
+    monkeypatch.setattr("datamodules.text.packing._whole_texts", None)
+    again, longer = pack(texts, tiny_tokenizer(), 8), pack(texts, tiny_tokenizer(), 13)
+    assert again.sequences["input_ids"][:] == first.sequences["input_ids"][:]
+    assert longer.tokens == first.tokens
+
+
+def test_end_of_text_is_eos_else_sep() -> None:
+    tokenizer = tiny_tokenizer()
+    assert end_of_text(tokenizer) == ("</s>", 2)  # sep: there is no eos
+    tokenizer.eos_token = "<s>"
+    assert end_of_text(tokenizer) == ("<s>", 0)
+    tokenizer.eos_token = tokenizer.sep_token = None
+    with pytest.raises(ValueError, match=r"`packed`.*neither an eos nor a sep token"):
+        end_of_text(tokenizer)
+
+
+def test_what_cannot_be_packed_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"sentence pairs.*`text_columns`"):
+        pack(split_of(TEXTS, text_pair=TEXTS), tiny_tokenizer(), 8)
+    with pytest.raises(ValueError, match=r"at least 22 tokens.*`max_length`.*test texts.*5 texts have 21"):
+        pack(split_of(TEXTS), tiny_tokenizer(), 22, name="test")
+
+
+# ---------------------------------------------------------------------- bytes of texts that are not packed
+
+
+def test_bytes_of_whole_texts_over_their_tokens() -> None:
+    tokenizer = tiny_tokenizer()
+    split = split_of(TEXTS)
+    tokens = tokenise(split, tokenizer, 60)
+    words = sum(len(text.split()) for text in TEXTS)
+    assert bytes_per_token(split, tokens, tokenizer, 60) == sum(map(len, TEXTS)) / words
+
+
+@pytest.mark.parametrize("drop", ["right", "left"])
+def test_bytes_that_were_cut_do_not_count(drop: str) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.truncation_side = drop
+    split = split_of(["the film is good", "a bad plot"])
+    tokens = tokenise(split, tokenizer, 4)  # two words and two special tokens
+    kept = ["the film", "a bad"] if drop == "right" else ["is good", "bad plot"]
+    assert bytes_per_token(split, tokens, tokenizer, 4) == sum(map(len, kept)) / 4
+
+
+def test_bytes_of_cut_pairs_are_those_of_both_parts() -> None:
+    tokenizer = word_piece()
+    split = split_of(["go go go", "the"], text_pair=["film the", "é"])
+    tokens = tokenise(split, tokenizer, 7)  # <s> go go </s> film the </s>
+    assert bytes_per_token(split, tokens, tokenizer, 7) == (len("go go" + "film the" + "the") + len("é".encode())) / 6
+
+
+# ---------------------------------------------------------------------- as an option of a stream
+
+
+@pytest.fixture
+def packed_stream(world: World) -> PairedActivations:
+    return activations(world, packed=True, max_length=16, model_y=world.model_x)
+
+
+def test_a_packed_stream_reads_full_sequences(packed_stream: PairedActivations) -> None:
+    data = packed_stream.split("test")
+    texts = list(packed_stream.texts.test["text"])
+    expected = plain_ids(tiny_tokenizer(), texts)
+    assert len(data) == len(expected) // 16
+    assert data.labels is None
+    batches = [packed_stream.reader.read(packed_stream.reader.prepare(b)) for b in packed_stream.loader("test")]
+    assert all(batch.texts.inputs_x["attention_mask"].all() for batch in batches)
+    ids = {int(i): row for batch in batches for i, row in zip(batch.texts.text, batch.texts.inputs_x["input_ids"],
+                                                              strict=True)}  # fmt: skip
+    assert torch.cat([ids[i] for i in range(len(data))]).tolist() == expected[: 16 * len(data)]
+    assert sum(batch.x.shape[1] for batch in batches) == 16 * len(data)
+
+
+def test_a_packed_stream_says_so(packed_stream: PairedActivations) -> None:
+    texts = list(packed_stream.texts.test["text"])
+    tokens = len(plain_ids(tiny_tokenizer(), texts))
+    expected = sum(map(len, texts)) / tokens
+    assert packed_stream.bytes_per_token("test") == expected
+    said = packed_stream.describe()["packed"]
+    assert said["test"]["dropped"] == tokens % 16
+    assert said["test"]["sequences"] == tokens // 16
+    again = PairedActivations.from_config(packed_stream.config())
+    assert again.packed
+    assert again.describe()["packed"] == {}
+
+
+def test_a_stream_that_is_not_packed_counts_bytes_of_what_it_reads(world: World) -> None:
+    stream = activations(world, max_length=8)
+    texts = [text.split()[:6] for text in stream.texts.test["text"]]
+    expected = sum(len(" ".join(words)) for words in texts) / sum(map(len, texts))
+    assert math.isclose(stream.bytes_per_token("test"), expected)
+    assert "packed" not in stream.describe()
+
+
+@pytest.mark.parametrize("rows", ["cls", "words", "words_mean"])
+def test_rows_that_packed_sequences_do_not_have_are_refused(world: World, rows: str) -> None:
+    with pytest.raises(ValueError, match=rf"`packed`.*`rows` 'tokens' or 'mean'.*'{rows}'"):
+        activations(world, packed=True, rows=rows)
+
+
+def test_attention_is_not_read_from_packed_sequences(world: World) -> None:
+    text = TextSource(world.fit, held_out=world.test)
+    with pytest.raises(ValueError, match=r"`attention`.*`packed`"):
+        LayerActivations([world.model_x], text, rows="tokens", attention=True, packed=True)
+    assert LayerActivations([world.model_x], text, rows="tokens", packed=True, max_length=16).split("test")
+
+
+def test_embedded_language_models_read_packed_text_without_labels(world: World, tmp_path: Path) -> None:
+    size = "vocabulary=270,layers=1,width=8,heads=1,steps=4,batch=4,max_length=32"
+    models = {"model_x": f"embedded-gpt:0:{size}", "model_y": f"embedded-gpt:0:activation=solu,{size}"}
+    path = tmp_path / "plain.csv"
+    path.write_text("\n".join(["text", *sentences(200)]))
+    stream = activations(
+        world, **models, text=TextSource(str(path)), packed=True, max_length=32, sites="all", cache=tmp_path / "cache"
+    )
+    stream.prepare_data()
+    batch = stream.reader.read(stream.reader.prepare(next(iter(stream.loader("test")))))
+    assert batch.x.shape == batch.y.shape
+    assert batch.texts.inputs_x["input_ids"].shape[1] == 32
+    assert not torch.allclose(batch.x, batch.y)
+
+
+def test_too_long_sequences_are_refused_before_an_embedded_model_is_made(world: World, tmp_path: Path) -> None:
+    stream = activations(world, model_x="embedded-gpt:0:max_length=32", max_length=64, cache=tmp_path)
+    with pytest.raises(ValueError, match=r"`max_length` of at most 32.*embedded-gpt:0.*got 64"):
+        stream.prepare_data()
+    assert not list(tmp_path.iterdir())
+
+
+def test_packed_sequences_of_two_tokenizers_are_refused(world: World, tmp_path: Path) -> None:
+    other = str(splitter_folder(tmp_path / "other", byte_level()))
+    stream = activations(world, packed=True, rows="mean", model_y=other, max_length=16)
+    with pytest.raises(ValueError, match=r"`packed`.*tokenizers.*differ"):
+        stream.split("test")

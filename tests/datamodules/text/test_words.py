@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+import datasets
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from datamodules.text.tokens import TokenisedTexts, tokenise
+from datamodules.text.words import number_words
+from tests.datamodules.text.splitters import SPLITTERS, byte_level, crossing, metaspace, word_piece
+
+TOKENIZERS = {name: make() for name, make in SPLITTERS.items()}
+ALPHABET = "abfgilotTé'.,!  \t\n\u00a0\u2003\u0301\u200b漢😀\x00"
+texts = st.text(ALPHABET, max_size=25).filter(lambda text: bool(text.strip()))
+
+
+def words_of_pieces(tokenizer: PreTrainedTokenizerFast, parts: tuple[str, ...], limit: int | None) -> list[list[int]]:
+    """Piece by piece, character by character: the words that each touches, none for special tokens."""
+    options: dict[str, Any] = {} if limit is None else {"truncation": True, "max_length": limit}
+    encoded = tokenizer(*parts, return_offsets_mapping=True, verbose=False, **options)
+    spans = [[match.span() for match in re.finditer(r"\S+", part)] for part in parts]
+    touched = []
+    for (start, end), part in zip(encoded["offset_mapping"], encoded.sequence_ids(), strict=True):
+        before = sum(len(span) for span in spans[: part or 0])
+        own = [] if part is None else spans[part]
+        hits = [i for i, (a, b) in enumerate(own) if any(a <= place < b for place in range(start, end))]
+        touched.append([before + i for i in hits])
+    return touched
+
+
+def expected(tokenizer: PreTrainedTokenizerFast, parts: tuple[str, ...], limit: int) -> list[int]:
+    """The definition: the word of each piece, unless a piece of that word was cut or reaches into another word."""
+    kept, whole = words_of_pieces(tokenizer, parts, limit), words_of_pieces(tokenizer, parts, None)
+    has, needs = (Counter(hits[0] for hits in pieces if len(hits) == 1) for pieces in (kept, whole))
+    broken = {word for hits in whole if len(hits) > 1 for word in hits}
+    fine = {word for word in has if has[word] == needs[word]} - broken
+    return [hits[0] if len(hits) == 1 and hits[0] in fine else -1 for hits in kept]
+
+
+@pytest.mark.parametrize("name", SPLITTERS)
+@given(first=texts, second=st.none() | texts, limit=st.integers(5, 12))
+@example(first="  the  film, is\tgood!\n", second=None, limit=60)
+@example(first="the film", second="of the good", limit=60)
+@settings(max_examples=25, deadline=None)
+def test_pieces_belong_to_the_words_of_the_definition(name: str, first: str, second: str | None, limit: int) -> None:
+    tokenizer = TOKENIZERS[name]
+    parts = (first,) if second is None else (first, second)
+    other = ("good film",) * len(parts)  # words of another text of the batch must not run into these
+    split = {column: [a, b] for column, a, b in zip(("text", "text_pair"), other, parts, strict=False)}
+    kept = tokenizer(*split.values(), truncation=True, max_length=limit).encodings
+    whole = tokenizer(*split.values(), verbose=False).encodings
+    numbers, counts = number_words([other, parts], kept, whole)
+    assert numbers == [expected(tokenizer, other, limit), expected(tokenizer, parts, limit)]
+    assert counts == [2 * len(parts), sum(len(part.split()) for part in parts)]
+
+
+def test_a_piece_of_no_characters_belongs_to_no_word() -> None:
+    class Encoding:
+        offsets, sequence_ids = [(0, 2), (2, 2), (2, 4), (4, 4), (4, 5), (5, 5), (5, 9)], [0] * 7
+
+        def __len__(self) -> int:
+            return 7
+
+    one = [Encoding()]
+    assert number_words([("good film",)], one, one) == ([[0, -1, 0, -1, -1, -1, 1]], [2])  # type: ignore[arg-type]
+
+
+def tokenised(
+    text: list[str], tokenizers: list[PreTrainedTokenizerFast], limit: int = 60, pair: list[str] | None = None
+) -> TokenisedTexts:
+    columns = {"text": text, "id": list(range(len(text)))}
+    split = datasets.Dataset.from_dict(columns if pair is None else {**columns, "text_pair": pair})
+    return TokenisedTexts([tokenise(split, one, limit, words=True) for one in tokenizers], tokenizers)
+
+
+def pieces(data: TokenisedTexts, tokenizers: list[PreTrainedTokenizerFast], rows: list[int]) -> list[list[list[str]]]:
+    """For each model and text of a batch the pieces of each common word, joined."""
+    batch = data[rows]
+    assert batch.words is not None
+    assert batch.word_count is not None
+    found = []
+    for inputs, words, tokenizer in zip(batch.inputs, batch.words, tokenizers, strict=True):
+        assert words.shape == inputs["input_ids"].shape
+        assert (words[inputs["attention_mask"] == 0] == -1).all()
+        of_texts = []
+        for ids, numbers, count in zip(inputs["input_ids"], words, batch.word_count, strict=True):
+            tokens = tokenizer.convert_ids_to_tokens(ids.tolist())
+            joined = [""] * int(count)
+            for token, number in zip(tokens, numbers.tolist(), strict=True):
+                if number >= 0:
+                    joined[number] += token.removeprefix("##").strip("Ġ▁")
+            of_texts.append(joined)
+        found.append(of_texts)
+    return found
+
+
+SENTENCES = ["the  film,  is good!", "good", "a film of the film", "got a long goooood tooth"]
+
+
+def test_words_are_paired_across_tokenizers_and_padding() -> None:
+    tokenizers = [word_piece(), byte_level("left"), metaspace(), word_piece("left")]
+    data = tokenised(SENTENCES, tokenizers)
+    assert (data.words, data.words_used) == (15, 15)
+    for found in pieces(data, tokenizers, [2, 0, 3, 1]):
+        assert found == [SENTENCES[i].split() for i in (2, 0, 3, 1)]
+
+
+def test_a_word_that_one_model_cuts_is_a_row_of_none() -> None:
+    tokenizers = [word_piece(), byte_level()]
+    data = tokenised(SENTENCES, tokenizers, limit=12)
+    found = pieces(data, tokenizers, [0, 1, 2, 3])
+    assert found[0] == found[1]
+    for kept, sentence in zip(found[0], SENTENCES, strict=True):
+        assert kept == sentence.split()[: len(kept)]
+    assert found[0][0] == ["the", "film,", "is"]
+    assert data.words_used == sum(map(len, found[0])) < data.words
+    alone = tokenised(SENTENCES, tokenizers[:1], limit=12)
+    assert alone.words == data.words
+    assert data.words_used < alone.words_used
+
+
+def test_words_of_a_pair_follow_each_other() -> None:
+    tokenizers = [word_piece(), byte_level(), metaspace("left")]
+    data = tokenised(["the film", "good"], tokenizers, pair=["is good", "of the film"])
+    for found in pieces(data, tokenizers, [0, 1]):
+        assert found == [["the", "film", "is", "good"], ["good", "of", "the", "film"]]
+
+
+def test_words_between_are_numbered_anew() -> None:
+    tokenizers = [crossing(), word_piece()]
+    data = tokenised(["a of the film", "of a"], tokenizers)
+    assert pieces(data, tokenizers, [0, 1])[1] == [["a", "film"], ["of", "a"]]
+    assert (data.words, data.words_used) == (6, 4)
+
+
+def test_equal_tokenizers_share_their_words_and_moving_keeps_them() -> None:
+    tokenizer = word_piece()
+    split = datasets.Dataset.from_dict({"text": SENTENCES, "id": list(range(4))})
+    tokens = tokenise(split, tokenizer, 60, words=True)
+    batch = TokenisedTexts([tokens, tokens], [tokenizer] * 2)[[0, 1]].to("meta")
+    assert batch.words is not None
+    assert batch.words[0] is batch.words[1]
+    assert batch.words[0].device.type == "meta"
+    plain = TokenisedTexts([tokenise(split, tokenizer, 60)], [tokenizer])
+    assert plain.words is plain.words_used is plain[[0]].words is plain[[0]].word_count is None
+    torch.testing.assert_close(plain[[0, 1]].inputs_x, TokenisedTexts([tokens], [tokenizer])[[0, 1]].inputs_x)
+
+
+def test_a_tokenizer_that_does_not_know_places_is_refused() -> None:
+    class Slow:
+        is_fast = False
+        name_or_path = "mine"
+
+    split = datasets.Dataset.from_dict({"text": ["a"], "id": [0]})
+    with pytest.raises(ValueError, match=r"(?s)'mine', a Slow.*fast tokenizer"):
+        tokenise(split, Slow(), 60, words=True)  # type: ignore[arg-type]

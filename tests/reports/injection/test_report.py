@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from aligners.injection.methods import BOTH_WAYS, CLOSED, TRAINED
+from aligners.injection.text_errors import ERROR_COLUMNS
+from reports.injection.figures import fvu_figure
+from reports.injection.report import FIGURES, console_tables, write_report
+from reports.injection.words import below_chance, price_of_bijectivity, reading
+
+Row = dict[str, Any]
+
+
+def row(method: str, site: int | None, fvu: float | None, accuracy: float | None, **changes: Any) -> Row:
+    role = "ceiling" if method.startswith("native") else "floor" if site is None or method == "identity" else "method"
+    return {
+        "model_x": "first",
+        "model_y": "second",
+        "direction": "forward",
+        "rows": "tokens",
+        "n_texts": 10,
+        "n_rows": 100,
+        "seed": 0,
+        "method": method,
+        "role": role,
+        "site_x": site,
+        "site_y": site,
+        "parameters": None,
+        "fit": None,
+        "bijective": None,
+        "fitted_on": None,
+        "accuracy": accuracy,
+        "accuracy_low": None if accuracy is None else accuracy - 0.05,
+        "accuracy_high": None if accuracy is None else accuracy + 0.05,
+        "score": accuracy,
+        "score_low": None if accuracy is None else accuracy - 0.05,
+        "score_high": None if accuracy is None else accuracy + 0.05,
+        "score_name": "accuracy",
+        "loss": 0.5,
+        "agreement": 0.9,
+        **dict.fromkeys(ERROR_COLUMNS),
+        "fvu": fvu,
+    } | changes
+
+
+def forward() -> list[Row]:
+    """Two sites; linear loses nothing, procrustes five points at site 2, the INN is 1.25 to 1.5 times the MLP."""
+    inn, mlp = ({"fit": TRAINED, "parameters": size, "bijective": size == 1000} for size in (1000, 1030))
+    return [
+        row("native_x", None, None, None),
+        row("native_y", None, None, 0.8),
+        row("random_classifier", None, None, 0.5),
+        *(row("identity", site, 2.0, accuracy) for site, accuracy in ((1, 0.5), (2, 0.6))),
+        *(row("linear", site, fvu, 0.79, fit=CLOSED) for site, fvu in ((1, 0.4), (2, 0.5))),
+        *(row("procrustes", site, 0.7, accuracy, fit=CLOSED) for site, accuracy in ((1, 0.8), (2, 0.75))),
+        *(row("inn", site, fvu, 0.8, **inn) for site, fvu in ((1, 0.25), (2, 0.3))),
+        *(row("mlp", site, 0.2, 0.8, **mlp) for site in (1, 2)),
+        *(row("mlp_wide", site, 0.1, 0.7, fit=TRAINED, parameters=9000, bijective=False) for site in (1, 2)),
+    ]
+
+
+def test_a_model_worse_than_random_labels_is_flagged() -> None:
+    chance = row("random_label", None, None, 0.5)
+    rows = [row("native_x", None, None, 0.44), row("native_y", None, None, 0.46), chance]
+    assert [entry["method"] for entry in below_chance(rows)] == ["native_x"]
+    (entry,) = below_chance([*rows, *(r | {"direction": "backward", "model_x": "second", "model_y": "first"} for r in
+                                      [row("native_y", None, None, 0.44), chance])])  # fmt: skip
+    assert (entry["model"], entry["score"], entry["chance_low"]) == ("first", 0.44, 0.45)
+    said = reading([*forward(), chance | {"score_low": 0.81}])
+    assert "Caution: second by itself scores 80.0, below what random labels get (from 81.0)" in said
+    assert "--data.labels" in said
+    assert "Caution" not in reading(forward())
+
+
+def two_ways() -> list[Row]:
+    back = [r | {"model_x": "second", "model_y": "first", "direction": "backward"} for r in forward()]
+    return forward() + back
+
+
+def test_files_hold_every_row_and_every_number(tmp_path: Path) -> None:
+    rows = two_ways()
+    folder = tmp_path / "deep" / "report"
+    write_report(folder, {"seed": 3}, rows)
+    found = json.loads((folder / "report.json").read_text())
+    assert found == {"meta": {"seed": 3}, "rows": rows}
+    with (folder / "report.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert [line["fvu"] for line in lines] == ["" if r["fvu"] is None else str(r["fvu"]) for r in rows]
+    assert [line["method"] for line in lines] == [r["method"] for r in rows]
+    table = (folder / "report.md").read_text().splitlines()
+    assert len(table) == len(rows) + 2
+    assert {line.count("|") for line in table} == {table[0].count("|")}
+    for name in ("fvu.png", "accuracy.png"):
+        assert (folder / name).read_bytes().startswith(b"\x89PNG")
+    assert not [path for path in folder.iterdir() if ".part" in path.name]
+
+
+def test_rows_of_several_pairs_of_models_and_uneven_sites_are_drawn(tmp_path: Path) -> None:
+    other = [
+        r | {"model_y": "third", "site_y": None if r["site_y"] is None else r["site_y"] + 4}
+        for r in forward()
+        if r["method"] != "identity"
+    ]
+    write_report(tmp_path, {}, forward() + other)
+    assert "| 1→5 |" in (tmp_path / "report.md").read_text()
+    assert (tmp_path / "fvu.png").exists()
+
+
+def test_files_name_models_in_full_and_show_them_shortly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = "/tmp/" + "folder/" * 40
+    rows = [r | {side: long + r[side] for side in ("model_x", "model_y")} for r in forward()]
+    drawn: list[str] = []
+    for name, draw in FIGURES.items():
+        monkeypatch.setitem(FIGURES, name, lambda rows, draw=draw: drawn.append(rows[0]["model_x"]) or draw(rows))
+    write_report(tmp_path, {}, rows)
+    assert (tmp_path / "report.csv").read_text().count(long) == 2 * len(rows)
+    assert drawn == ["first"] * 2
+    text = (tmp_path / "report.md").read_text()
+    assert text.count("| first | second |") == len(rows)
+    assert text.endswith(f"\n\n- first: `{long}first`\n- second: `{long}second`\n")
+
+
+@pytest.mark.parametrize("sites", [2, 12])
+def test_tables_on_screen_show_each_direction(sites: int) -> None:
+    wide = [r | {"site_x": s, "site_y": s} for s in range(sites) for r in forward() if r["site_x"] == 1]
+    rows = [r for r in forward() if r["site_x"] is None] + wide
+    rows += [r | {"model_x": "second", "model_y": "first"} for r in rows]
+    screen = io.StringIO()
+    for table in console_tables(rows):
+        Console(width=160, file=screen).print(table)
+    shown = screen.getvalue()
+    assert "first → second" in shown
+    assert "second → first" in shown
+    assert "procrustes" in shown
+    assert "80.0" in shown
+    assert "1,030" in shown
+    assert "…" not in shown  # nothing is cut off
+
+
+def test_price_of_bijectivity_is_asked_of_networks_of_equal_size() -> None:
+    prices = price_of_bijectivity(two_ways())
+    assert {(price["method"], price["against"]) for price in prices} == {("inn", "mlp")}
+    assert [price["ratio"] for price in prices if price["model_x"] == "first"] == pytest.approx([1.25, 1.5])
+    assert len(prices) == 4
+    closed = [r | {"fit": CLOSED} if r["method"] == "inn" else r for r in forward()]
+    assert price_of_bijectivity(closed) == []
+    ways = [r | {"fit": BOTH_WAYS} if r["method"] == "inn" else r for r in forward()]
+    assert [price["fit"] for price in price_of_bijectivity(ways)] == [BOTH_WAYS, BOTH_WAYS]
+
+
+def test_reading_says_what_the_numbers_say() -> None:
+    text = reading(forward())
+    assert "second answers 80.0% of the held-out texts rightly on its own" in text
+    assert "50.0% to 60.0% when first's states are put in as they are" in text
+    assert "mapped by linear, inn and mlp they keep it within 1.5 points" in text
+    assert "the worst site loses with procrustes -5.0 and mlp_wide -10.0" in text
+    assert "The closest map, mlp_wide, leaves 10.0% of the variance unexplained" in text
+    assert "where linear leaves 40.0% to 50.0%" in text
+    assert "inn 1.25 to 1.50 times mlp" in text
+    assert reading(two_ways()).count("answers") == 2
+    assert "No map was evaluated" in reading([r for r in forward() if r["role"] != "method"])
+
+
+def test_unseen_types_and_other_text_are_shown_where_they_are_known() -> None:
+    seen = {"linear": (0.4, 0.6), "mlp": (0.1, 0.9)}
+    rows = [
+        r | {"fvu_seen": seen[r["method"]][0], "fvu_unseen": seen[r["method"]][1], "fvu_other": 0.7, "n_unseen": 25}
+        for r in forward()
+        if r["method"] in seen
+    ]
+    text = reading([*forward()[:2], *rows])
+    assert "On types that no map saw, 25.0% of the rows, linear is closest and leaves 60.0%." in text
+    assert "Partly a vocabulary: mlp, 90.0% there and 10.0% on types it saw." in text
+    assert "On the other text linear is closest and leaves 70.0%." in text
+    assert "vocabulary" not in reading(forward())
+    assert len(fvu_figure(rows).axes) == 3 * len(fvu_figure(forward()).axes)
+    screen = io.StringIO()
+    for table in console_tables(rows):
+        Console(width=160, file=screen).print(table)
+    assert {"unseen", "other", "0.900", "0.700"} <= set(screen.getvalue().split())
+
+
+def test_a_method_looks_the_same_in_every_panel() -> None:
+    backward = [row("inn", 1, 0.3, 0.7), row("procrustes", 1, 0.8, 0.7), row("linear", 1, 0.5, 0.7)]
+    rows = forward() + [entry | {"direction": "backward"} for entry in backward]
+    left, right = fvu_figure(rows).axes
+    colours = {line.get_label(): line.get_color() for line in left.lines}
+    for line in right.lines[: len(backward)]:
+        assert line.get_color() == colours[line.get_label()], line.get_label()
