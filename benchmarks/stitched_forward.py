@@ -70,7 +70,7 @@ def main() -> None:
     site = options.layers // 2
 
     def stitched() -> Tensor:
-        return y.tail(inputs, site, x.head(inputs, [site])[0])
+        return y.tail(inputs, site, x.front(inputs, [site])[0])
 
     with torch.inference_mode():
         if not torch.equal(stitched(), with_plain_hooks(x, y, inputs, site)):

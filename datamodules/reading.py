@@ -222,7 +222,7 @@ def read_each(
     """As `read_rows`, for several choices of rows at once."""
     wanted = sorted(set(sites))
     with torch.inference_mode():
-        states = dict(zip(wanted, model.head(inputs, wanted, component), strict=True))
+        states = dict(zip(wanted, model.front(inputs, wanted, component), strict=True))
     return [gather_rows(states, sites, rows, model.width) for rows in each]
 
 

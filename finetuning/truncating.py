@@ -126,7 +126,7 @@ class SurgeryEvaluation(pl.LightningModule):
         """The states of all sites of a model, from one pass."""
         model = self.models[place]
         with torch.no_grad():
-            return model.head(batch.inputs[place], range(model.depth + 1))
+            return model.front(batch.inputs[place], range(model.depth + 1))
 
     # ------------------------------------------------------------------ heads
 

@@ -1,4 +1,4 @@
-"""A pretrained model that never trains: its sites, its head up to one, its tail from one."""
+"""A pretrained model that never trains: its sites, its front up to one, its tail from one."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class FrozenModel:
         """
         return self._logits(inputs, self._layout(inputs))
 
-    def head(
+    def front(
         self, inputs: Mapping[str, Tensor], sites: Sequence[int], component: Component = "residual"
     ) -> list[Tensor]:
         """The states at `sites`, each (B, T, d), in the order asked for. Nothing above the deepest is run.
@@ -185,10 +185,10 @@ class FrozenModel:
         Returns:
             For each block 1..L the weights (B, H, T, T): from the token of the third axis to that of the
             fourth. The row of a real token sums to one over the text's tokens and is zero at padding. And the
-            states, as from `head`.
+            states, as from `front`.
 
         Raises:
-            ValueError: if the model was not loaded with eager attention or hands out no weights, or as in `head`.
+            ValueError: if the model was not loaded with eager attention or hands out no weights, or as in `front`.
         """
         places = self._places(component)
         for site in sites:
@@ -236,7 +236,7 @@ class FrozenModel:
 
         Raises:
             ValueError: if the site is outside 0..L (1..L of a sub-layer), the states have another shape, or as in
-                `logits` and `head`.
+                `logits` and `front`.
         """
         places = self._places(component)
         self.check_site(site, "site", component)
@@ -279,7 +279,7 @@ class FrozenModel:
 
         Raises:
             RuntimeError: naming the first site where it does not, and the largest difference there.
-            ValueError: as in `logits` and `head`.
+            ValueError: as in `logits` and `front`.
         """
         self_test(self, inputs, component)
 

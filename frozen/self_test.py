@@ -21,14 +21,14 @@ def self_test(frozen: FrozenModel, inputs: Mapping[str, Tensor], component: Comp
 
     Raises:
         RuntimeError: naming the first site where it does not, and the largest difference there.
-        ValueError: as in `FrozenModel.logits` and `FrozenModel.head`.
+        ValueError: as in `FrozenModel.logits` and `FrozenModel.front`.
     """
     sites = range(first_site(component), frozen.depth + 1)
     with torch.no_grad():
         expected = frozen.logits(inputs)
         if not bool(expected.isfinite().all()):
             raise RuntimeError(f"{frozen.name} gives logits that are not finite: nothing read from it can be trusted.")
-        for site, states in zip(sites, frozen.head(inputs, sites, component), strict=True):
+        for site, states in zip(sites, frozen.front(inputs, sites, component), strict=True):
             received = frozen.tail(inputs, site, states, component)
             if not torch.equal(received, expected):
                 what = f"site {site}" if component == "residual" else f"the {component} of block {site}"

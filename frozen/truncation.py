@@ -57,7 +57,7 @@ class Operated:
         Raises:
             ValueError: as there.
         """
-        (states,) = self.model.head(inputs, [self.first - 1])
+        (states,) = self.model.front(inputs, [self.first - 1])
         return self.logits_from(inputs, states)
 
     def logits_from(self, inputs: Mapping[str, Tensor], states: Tensor) -> Tensor:

@@ -73,7 +73,7 @@ def test_every_seed_and_variant_ends_as_a_model_and_a_row(done: Path, world: Wor
         answers = tuned.logits(batch.inputs[0]).argmax(-1)
         assert row["accuracy"] == pytest.approx(float((answers == batch.labels).double().mean()))
         if row["kind"] == "bottom":
-            states = [model.head(batch.inputs[0], [2, 3]) for model in (tuned, base)]
+            states = [model.front(batch.inputs[0], [2, 3]) for model in (tuned, base)]
             assert torch.equal(states[0][0], states[1][0])
             assert not torch.equal(states[0][1], states[1][1])
 

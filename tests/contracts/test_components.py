@@ -69,7 +69,7 @@ def test_layers_of_a_sub_layer_are_what_the_model_reads(world: World) -> None:
     for texts in data.loader("test"):
         batch = data.read(texts)
         mask = texts.inputs[0]["attention_mask"].bool()
-        for found, wanted in zip(batch.states[0], model.head(texts.inputs[0], [1, 2, 3], "mlp"), strict=True):
+        for found, wanted in zip(batch.states[0], model.front(texts.inputs[0], [1, 2, 3], "mlp"), strict=True):
             assert torch.equal(found, wanted[mask])
 
 

@@ -33,7 +33,7 @@ def test_bases_come_after_the_models_under_heads_of_their_own(world: World) -> N
     data = labelled(world, bases=[world.model_x], seed=3)
     tuned, base = data.frozen
     batch = next(iter(data.test_dataloader()))
-    assert torch.equal(tuned.head(batch.inputs[0], [3])[0], base.head(batch.inputs[1], [3])[0])
+    assert torch.equal(tuned.front(batch.inputs[0], [3])[0], base.front(batch.inputs[1], [3])[0])
     assert not torch.equal(tuned.logits(batch.inputs[0]), base.logits(batch.inputs[1]))
     assert [model["name"] for model in data.describe()["bases"]] == [world.model_x]
     assert labelled(world, bases=world.model_x, seed=3).frozen[1].fingerprint == base.fingerprint

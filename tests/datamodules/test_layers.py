@@ -79,7 +79,7 @@ def test_rows_are_those_of_each_text_alone(world: World, folders: list[str], odd
             inputs = dict(model.tokenizer(text, return_tensors="pt"))  # type: ignore[misc]
             inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
             offsets = model.tokenizer(text, return_offsets_mapping=True, return_special_tokens_mask=True)  # type: ignore[misc]
-            states = torch.stack(model.head(inputs, range(model.depth + 1)))[:, 0]
+            states = torch.stack(model.front(inputs, range(model.depth + 1)))[:, 0]
             real = [s for s, special in enumerate(offsets["special_tokens_mask"]) if not special]
             if rows in ("mean", "cls"):
                 expected.append(states[:, real].mean(1) if rows == "mean" else states[:, 0])
@@ -103,7 +103,7 @@ def test_tokens_are_rows_of_models_with_one_tokenizer(world: World, special: boo
         counts = batch.texts.inputs[0]["attention_mask"].bool()
         counts = counts if special else counts & ~batch.texts.special[0]
         for m, model in enumerate(data.frozen):
-            direct = torch.stack([states[counts] for states in model.head(batch.texts.inputs[m], [3, 1])])
+            direct = torch.stack([states[counts] for states in model.front(batch.texts.inputs[m], [3, 1])])
             torch.testing.assert_close(batch.states[m], direct)
 
 
@@ -202,8 +202,8 @@ def test_a_model_that_is_named_twice_is_read_once(
 ) -> None:
     data, runs = stream(world, [folders[0], folders[1], folders[0]]), []
     for model in {id(model): model for model in data.frozen}.values():
-        head = model.head
-        monkeypatch.setattr(model, "head", lambda *args, head=head: runs.append(1) or head(*args))
+        head = model.front
+        monkeypatch.setattr(model, "front", lambda *args, head=head: runs.append(1) or head(*args))
     batch = data.read(next(iter(data.loader("test"))))
     assert len(runs) == 2
     assert batch.states[0] is batch.states[2]

@@ -71,7 +71,7 @@ def test_every_text_comes_once_with_both_models_states(world: World) -> None:
     assert sorted(torch.cat([batch.texts.text for batch in found]).tolist()) == list(range(TEST_TEXTS))
     texts = found[0].texts
     direct = [
-        model.head(texts.inputs_x, [site])[0][texts.inputs_x["attention_mask"].bool()]
+        model.front(texts.inputs_x, [site])[0][texts.inputs_x["attention_mask"].bool()]
         for model, site in ((data.reader.model_x, 3), (data.reader.model_y, 1))
     ]
     torch.testing.assert_close(found[0].x[0], direct[0])
@@ -101,7 +101,7 @@ def test_tokenizers_that_differ_pair_texts_but_not_tokens(world: World, other_to
         assert not torch.equal(texts.inputs_x["input_ids"], texts.inputs_y["input_ids"])
         found = data.reader.read(data.reader.prepare(texts))
         assert found.x.shape == found.y.shape == (1, len(texts.text), 16)
-        states = data.reader.model_y.head(texts.inputs_y, [2])[0]
+        states = data.reader.model_y.front(texts.inputs_y, [2])[0]
         mask = texts.inputs_y["attention_mask"][..., None]
         expected = (states * mask).sum(1) / mask.sum(1) if rows == "mean" else states[:, 0]
         torch.testing.assert_close(found.y[0], expected)

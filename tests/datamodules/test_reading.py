@@ -92,7 +92,7 @@ def test_rows_are_those_of_the_definition(
     paired = read(models, texts, policy, special)
     for place, (i, j) in enumerate(SITES):
         for rows, model, site in ((paired.x, models[0], i), (paired.y, models[1], j)):
-            states = model.head(texts.inputs_x, [site])[0]
+            states = model.front(texts.inputs_x, [site])[0]
             torch.testing.assert_close(rows[place], expected_rows(states, texts, policy, special))
     assert paired.x.dtype == paired.y.dtype == torch.float32
     assert not paired.x.is_inference()  # they must be able to enter a graph

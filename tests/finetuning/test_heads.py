@@ -17,7 +17,7 @@ def inputs() -> dict[str, Tensor]:
 
 
 def answers(bank: HeadBank, model: FrozenModel) -> Tensor:
-    return bank.logits(model, inputs(), model.head(inputs(), range(model.depth + 1)))
+    return bank.logits(model, inputs(), model.front(inputs(), range(model.depth + 1)))
 
 
 @pytest.mark.parametrize("architecture", CLASSIFIERS)
@@ -37,7 +37,7 @@ def trained(model: FrozenModel, sites: list[int]) -> Tensor:
     """The weights of the last head after some steps on the sum of all losses."""
     bank = HeadBank(model, len(sites))
     optimizer = torch.optim.AdamW(bank.parameters(), lr=1e-2)
-    states = model.head(inputs(), sites)
+    states = model.front(inputs(), sites)
     for _ in range(3):
         optimizer.zero_grad()
         loss = [torch.nn.functional.cross_entropy(each, LABELS) for each in bank.logits(model, inputs(), states)]

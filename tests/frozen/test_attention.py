@@ -60,7 +60,7 @@ def test_both_token_axes_come_in_the_layout_of_the_caller(frozen: FrozenModel) -
 
 def test_states_alone_or_beside_the_weights_are_the_same(frozen: FrozenModel) -> None:
     inputs = tokenised(side="left")
-    for a, b in zip(frozen.attention(inputs, SITES)[1], frozen.head(inputs, SITES), strict=True):
+    for a, b in zip(frozen.attention(inputs, SITES)[1], frozen.front(inputs, SITES), strict=True):
         assert torch.equal(a, b)
     assert frozen.attention(inputs)[1] == []
 
@@ -68,7 +68,7 @@ def test_states_alone_or_beside_the_weights_are_the_same(frozen: FrozenModel) ->
 def test_own_hooks_are_gone_also_after_an_exception(frozen: FrozenModel) -> None:
     inputs = tokenised()
     frozen.attention(inputs)  # transformers puts its own in
-    expected = frozen.head(inputs, [3])[0]
+    expected = frozen.front(inputs, [3])[0]
 
     def hooks() -> int:
         return sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in frozen.model.modules())
@@ -84,7 +84,7 @@ def test_own_hooks_are_gone_also_after_an_exception(frozen: FrozenModel) -> None
         frozen.attention(inputs, SITES)
     failing.remove()
     assert hooks() == before
-    assert torch.equal(frozen.head(inputs, [3])[0], expected)
+    assert torch.equal(frozen.front(inputs, [3])[0], expected)
 
 
 def test_train_mode_drops_nothing(frozen: FrozenModel) -> None:

@@ -38,9 +38,9 @@ def test_a_bare_model_gets_a_head_and_keeps_its_body(architecture: str, tmp_path
     assert model.config.num_labels == 3
     assert not model.training
     assert all(weight.requires_grad for weight in model.parameters())
-    states = bare.head(inputs(), [bare.depth])[0]
+    states = bare.front(inputs(), [bare.depth])[0]
     frozen = FrozenModel(model, tokenizer, name="new")
-    assert torch.equal(frozen.head(inputs(), [bare.depth])[0], states)
+    assert torch.equal(frozen.front(inputs(), [bare.depth])[0], states)
     assert frozen.logits(inputs()).shape == (len(TEXTS), 3)
     assert frozen.fingerprint == FrozenModel(new_classifier(folder, 3, 5)[0], name="same").fingerprint
     assert frozen.fingerprint != FrozenModel(new_classifier(folder, 3, 6)[0], name="other").fingerprint

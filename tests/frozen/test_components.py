@@ -34,10 +34,10 @@ def frozen(request: pytest.FixtureRequest) -> FrozenModel:
 
 def built_up(frozen: FrozenModel, inputs: dict[str, Tensor], norms: tuple[str, str] | None) -> list[Tensor]:
     """The outputs of the blocks from their inputs and what the sub-layers are said to add to them."""
-    stream = frozen.head(inputs, range(4))
+    stream = frozen.front(inputs, range(4))
     found = []
     for block, x, a, m in zip(
-        frozen.blocks, stream[:-1], *(frozen.head(inputs, SITES, c) for c in COMPONENTS), strict=True
+        frozen.blocks, stream[:-1], *(frozen.front(inputs, SITES, c) for c in COMPONENTS), strict=True
     ):
         first, second = [block.get_submodule(path) for path in norms] if norms else [nn.Identity()] * 2
         found.append(second(first(x + a) + m))
@@ -48,7 +48,7 @@ def built_up(frozen: FrozenModel, inputs: dict[str, Tensor], norms: tuple[str, s
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_the_sub_layers_make_up_the_stream(architecture: str, side: str) -> None:
     frozen, inputs = tiny_frozen(architecture), tokenised(side=side)
-    expected = frozen.head(inputs, SITES)
+    expected = frozen.front(inputs, SITES)
     real = inputs["attention_mask"].bool()
     for found, wanted in zip(built_up(frozen, inputs, AFTER.get(architecture)), expected, strict=True):
         torch.testing.assert_close(found[real], wanted[real], atol=2e-5, rtol=1e-5)
@@ -66,7 +66,7 @@ def test_the_sub_layers_make_up_the_stream_in_the_other_form_of_a_family(
     architecture: str, settings: dict[str, Any], norms: tuple[str, str] | None
 ) -> None:
     frozen, inputs = tiny_frozen(architecture, **settings), tokenised()
-    for found, wanted in zip(built_up(frozen, inputs, norms), frozen.head(inputs, SITES), strict=True):
+    for found, wanted in zip(built_up(frozen, inputs, norms), frozen.front(inputs, SITES), strict=True):
         torch.testing.assert_close(found, wanted, atol=2e-5, rtol=1e-5)
 
 
@@ -75,7 +75,7 @@ def test_injecting_what_was_read_changes_nothing(frozen: FrozenModel, component:
     inputs = tokenised(side=side)
     frozen.self_test(inputs, component)
     native = frozen.logits(inputs)
-    for site, states in zip(SITES, frozen.head(inputs, SITES, component), strict=True):
+    for site, states in zip(SITES, frozen.front(inputs, SITES, component), strict=True):
         states.requires_grad_()
         logits = frozen.tail(inputs, site, states)
         changed = frozen.tail(inputs, site, states.roll(1, 0) + 1, component)
@@ -127,7 +127,7 @@ def test_reading_is_what_a_plain_hook_sees(architecture: str) -> None:
             )
         with torch.no_grad():
             plain.model.base_model.get_submodule(plain.architecture.trunk)(**inputs)
-        for found, wanted in zip(frozen.head(inputs, SITES, component), seen, strict=True):
+        for found, wanted in zip(frozen.front(inputs, SITES, component), seen, strict=True):
             assert torch.equal(found, wanted)
 
 
@@ -141,10 +141,10 @@ def block_calls(frozen: FrozenModel) -> list[nn.Module]:
 def test_nothing_above_the_deepest_is_run(frozen: FrozenModel) -> None:
     inputs, seen = tokenised(), block_calls(frozen)
     for component in COMPONENTS:
-        expected = frozen.head(inputs, SITES, component)
+        expected = frozen.front(inputs, SITES, component)
         seen.clear()
         for site in SITES:
-            found = frozen.head(inputs, [site, 1, site], component)
+            found = frozen.front(inputs, [site, 1, site], component)
             assert seen == list(frozen.blocks[:site])
             assert torch.equal(found[0], expected[site - 1])
             assert torch.equal(found[1], expected[0])
@@ -160,7 +160,7 @@ def test_attention_is_read_before_the_feed_forward_layer_is_run() -> None:
     ran: list[int] = []
     for number, block in enumerate(frozen.blocks, start=1):
         block.mlp.register_forward_pre_hook(lambda part, args, number=number: ran.append(number))
-    frozen.head(inputs, [2], "attention")
+    frozen.front(inputs, [2], "attention")
     assert ran == [1]
 
 
@@ -173,10 +173,10 @@ def test_the_model_is_whole_again_after_an_exception(frozen: FrozenModel) -> Non
 
     inputs, before = tokenised(), hooks()
     for component in COMPONENTS:
-        states = frozen.head(inputs, [3], component)[0]
+        states = frozen.front(inputs, [3], component)[0]
         failing = frozen.blocks[2].register_forward_pre_hook(fail)
         calls: list[Callable[[], object]] = [
-            lambda c=component: frozen.head(inputs, [3], c),
+            lambda c=component: frozen.front(inputs, [3], c),
             lambda c=component, s=states: frozen.tail(inputs, 1, s, c),
         ]
         for call in calls:
@@ -188,10 +188,10 @@ def test_the_model_is_whole_again_after_an_exception(frozen: FrozenModel) -> Non
 
 def test_hooks_of_the_user_act_on_what_is_read() -> None:
     frozen, inputs = tiny_frozen(), tokenised()
-    plain = frozen.head(inputs, [2], "mlp")[0]
+    plain = frozen.front(inputs, [2], "mlp")[0]
     frozen.blocks[1].output.dense.register_forward_hook(lambda part, args, output: output / 2)
     frozen.self_test(inputs, "mlp")
-    assert torch.equal(frozen.head(inputs, [2], "mlp")[0], plain / 2)
+    assert torch.equal(frozen.front(inputs, [2], "mlp")[0], plain / 2)
 
 
 def test_self_test_names_the_sub_layer_where_it_fails() -> None:
@@ -209,30 +209,30 @@ def test_self_test_names_the_sub_layer_where_it_fails() -> None:
 @pytest.mark.parametrize("site", [0, 4])
 def test_a_sub_layer_outside_the_model_is_refused(site: int) -> None:
     frozen, inputs = tiny_frozen(), tokenised()
-    states = frozen.head(inputs, [1], "mlp")[0]
+    states = frozen.front(inputs, [1], "mlp")[0]
     with pytest.raises(ValueError, match=rf"`sites` between 1 and 3, received {site}.*l is what the mlp of block l"):
-        frozen.head(inputs, [site], "mlp")
+        frozen.front(inputs, [site], "mlp")
     with pytest.raises(ValueError, match="`site` between 1 and 3"):
         frozen.tail(inputs, site, states, "mlp")
 
 
 def test_a_component_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="`component` to be residual, attention or mlp, received 'head'"):
-        tiny_frozen().head(tokenised(), [1], "head")
+        tiny_frozen().front(tokenised(), [1], "head")
 
 
 def test_a_component_that_nobody_located_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("frozen.architectures._ARCHITECTURES", {})
     register("bert", Architecture("encoder.layer"))
     with pytest.raises(ValueError, match=r"known for 'bert' models, received 'mlp'.*mlp=SubLayer\('path.from.block'\)"):
-        tiny_frozen().head(tokenised(), [1], "mlp")
+        tiny_frozen().front(tokenised(), [1], "mlp")
 
 
 def test_a_path_that_leads_nowhere_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     other = Architecture("encoder.layer", attention=architecture_of("gpt2").attention)
     monkeypatch.setattr("frozen.architectures._ARCHITECTURES", {"bert": other})
     with pytest.raises(ValueError, match=r"`path` 'attn.c_proj' of every block, received block 1, a BertLayer"):
-        tiny_frozen().head(tokenised(), [1], "attention")
+        tiny_frozen().front(tokenised(), [1], "attention")
 
 
 @pytest.mark.parametrize(
@@ -253,23 +253,23 @@ def test_a_sub_layer_that_a_block_runs_in_parts_is_refused(
     frozen = tiny_frozen(architecture, **settings)
     frozen.self_test(tokenised())
     with pytest.raises(ValueError, match=message):
-        frozen.head(tokenised(), [1], component)
+        frozen.front(tokenised(), [1], component)
 
 
 def test_a_module_may_answer_with_a_tuple(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = type(architecture_of("llama").attention)("self_attn")
     other = Architecture("layers", causal=True, attention=layer)
-    expected = tiny_frozen("llama").head(tokenised(), SITES, "attention")
+    expected = tiny_frozen("llama").front(tokenised(), SITES, "attention")
     monkeypatch.setattr("frozen.architectures._ARCHITECTURES", {"llama": other})
     frozen = tiny_frozen("llama")
     frozen.self_test(tokenised(), "attention")
-    for found, wanted in zip(frozen.head(tokenised(), SITES, "attention"), expected, strict=True):
+    for found, wanted in zip(frozen.front(tokenised(), SITES, "attention"), expected, strict=True):
         assert torch.equal(found, wanted)
 
 
 def test_states_are_converted_to_what_the_sub_layer_answers() -> None:
     frozen, inputs = tiny_frozen("opt"), tokenised(TEXTS[:3], side="left")
-    states = frozen.head(inputs, [2], "mlp")[0]
+    states = frozen.front(inputs, [2], "mlp")[0]
     assert states.shape == (*inputs["input_ids"].shape, 16)
     assert torch.equal(frozen.tail(inputs, 2, states.double(), "mlp"), frozen.logits(inputs))
     with pytest.raises(ValueError, match="`states` of shape"):

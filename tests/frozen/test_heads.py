@@ -54,7 +54,7 @@ def test_self_test_passes_and_replaced_states_are_used(frozen: FrozenModel, side
     frozen.self_test(inputs)
     native = frozen.logits(inputs)
     for site in SITES:
-        states = frozen.head(inputs, [site])[0].roll(1, 0).requires_grad_()
+        states = frozen.front(inputs, [site])[0].roll(1, 0).requires_grad_()
         logits = frozen.tail(inputs, site, states)
         assert not torch.allclose(logits, native, atol=1e-2)
         logits.square().sum().backward()
@@ -68,7 +68,7 @@ def test_head_and_tail_run_each_block_once_between_them(frozen: FrozenModel) -> 
     for block in set(frozen.blocks):
         block.register_forward_hook(lambda block, args, output: seen.append(block))
     for site in SITES:
-        states = frozen.head(inputs, [0, site])[1]
+        states = frozen.front(inputs, [0, site])[1]
         assert seen == list(frozen.blocks[:site])
         frozen.tail(inputs, site, states)
         assert seen == list(frozen.blocks)
@@ -78,7 +78,7 @@ def test_head_and_tail_run_each_block_once_between_them(frozen: FrozenModel) -> 
 def test_a_tail_sees_nothing_of_the_text_but_where_it_is(frozen: FrozenModel) -> None:
     inputs = tokenised()
     other = {**inputs, "input_ids": inputs["input_ids"].where(inputs["attention_mask"] == 0, 9)}
-    for site, states in enumerate(frozen.head(inputs, SITES)):
+    for site, states in enumerate(frozen.front(inputs, SITES)):
         assert torch.equal(frozen.tail(other, site, states), frozen.logits(inputs))
 
 
@@ -96,7 +96,7 @@ def test_causal_models_see_nothing_of_what_follows(architecture: str) -> None:
     inputs = tokenised(TEXTS[1:2])
     changed = {**inputs, "input_ids": inputs["input_ids"].clone()}
     changed["input_ids"][:, 6:] = 9
-    for a, b in zip(frozen.head(inputs, SITES), frozen.head(changed, SITES), strict=True):
+    for a, b in zip(frozen.front(inputs, SITES), frozen.front(changed, SITES), strict=True):
         assert torch.allclose(a[:, :6], b[:, :6], atol=1e-5)
         assert not torch.allclose(a[:, 6:], b[:, 6:], atol=1e-2)
 
@@ -118,7 +118,7 @@ def test_a_causal_classifier_reads_the_last_real_token_whatever_pads(architectur
     expected = torch.cat([frozen.logits(tokenised((text,))) for text in TEXTS])
     padded_otherwise = {**inputs, "input_ids": inputs["input_ids"].where(inputs["attention_mask"].bool(), 9)}
     assert torch.allclose(frozen.logits(padded_otherwise), expected, atol=1e-4)
-    for site, states in enumerate(frozen.head(padded_otherwise, SITES)):
+    for site, states in enumerate(frozen.front(padded_otherwise, SITES)):
         assert torch.allclose(frozen.tail(padded_otherwise, site, states), expected, atol=1e-4)
 
 
@@ -144,12 +144,12 @@ def encoder() -> FrozenModel:
 def test_t5_encoder_is_read_in_any_padding(encoder: FrozenModel, side: str) -> None:
     inputs = tokenised(side=side)
     expected, output = reference(tiny_frozen("t5", n_labels=None), tokenised())
-    states = encoder.head(inputs, SITES)
+    states = encoder.front(inputs, SITES)
     for found, wanted in zip(states, expected, strict=True):
         assert torch.equal(real(found, inputs), real(wanted, tokenised()))
     assert torch.equal(real(states[2], inputs), real(output.hidden_states[2], tokenised()))
     for i, text in enumerate(TEXTS):
-        for many, one in zip(states, encoder.head(tokenised((text,)), SITES), strict=True):
+        for many, one in zip(states, encoder.front(tokenised((text,)), SITES), strict=True):
             assert torch.allclose(many[i][inputs["attention_mask"][i].bool()], one[0], atol=1e-3)
 
 
@@ -164,7 +164,7 @@ def test_t5_encoder_hands_its_position_bias_past_the_blocks_that_are_not_run(
         expected = encoder.model(**inputs).last_hidden_state
     for block in encoder.blocks:
         block.register_forward_hook(lambda block, args, output: seen.append(block))
-    states = encoder.head(inputs, [0, site])[1]
+    states = encoder.front(inputs, [0, site])[1]
     with inject(encoder.blocks, encoder.architecture, site, states):
         assert torch.equal(encoder.model(**inputs).last_hidden_state, expected)
     assert seen == blocks
@@ -180,7 +180,7 @@ def test_t5_classifier_has_no_logits_because_its_decoder_reads_the_text() -> Non
     assert (frozen.task, frozen.n_labels) == (None, None)
     with pytest.raises(ValueError, match="no logits that follow from them alone"):
         frozen.logits(tokenised())
-    assert torch.equal(frozen.head(tokenised(), [0])[0], frozen.model.transformer.shared(tokenised()["input_ids"]))
+    assert torch.equal(frozen.front(tokenised(), [0])[0], frozen.model.transformer.shared(tokenised()["input_ids"]))
 
 
 @pytest.mark.parametrize(("layers", "groups", "inner"), [(4, 2, 1), (5, 2, 2), (6, 6, 1)])
@@ -198,7 +198,7 @@ def test_shared_blocks_in_groups(layers: int, groups: int, inner: int) -> None:
 
 def test_shared_blocks_are_told_apart() -> None:
     frozen, inputs = tiny_frozen("albert"), tokenised()
-    states = frozen.head(inputs, SITES)
+    states = frozen.front(inputs, SITES)
     with torch.no_grad():
         expected = frozen.model(**inputs, output_hidden_states=True).hidden_states
     for a, b in zip(states, expected, strict=True):
@@ -236,7 +236,7 @@ def test_low_precision_and_autocast() -> None:
 @pytest.mark.parametrize("architecture", ["albert", "bert", "xlnet"])  # no final norm: all above the states is head
 def test_another_head_stands_in_and_leaves(architecture: str) -> None:
     frozen, other = (tiny_frozen(architecture, seed=seed) for seed in (0, 1))
-    own, states = frozen.logits(tokenised()), frozen.head(tokenised(), [3])[0]
+    own, states = frozen.logits(tokenised()), frozen.front(tokenised(), [3])[0]
     with with_head(frozen.model, head_parts(other.model)):
         assert torch.equal(frozen.tail(tokenised(), 3, states), other.tail(tokenised(), 3, states))
         assert not torch.equal(frozen.logits(tokenised()), own)

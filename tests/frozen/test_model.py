@@ -74,7 +74,7 @@ def test_injecting_what_was_read_changes_nothing(frozen: FrozenModel, side: str)
     inputs = tokenised(side=side)
     expected = frozen.logits(inputs)
     for site in SITES:
-        states = frozen.head(inputs, [site])[0]
+        states = frozen.front(inputs, [site])[0]
         assert torch.equal(frozen.tail(inputs, site, states), expected)
         assert not torch.allclose(frozen.tail(inputs, site, states.roll(1, 0)), expected, atol=1e-2)
 
@@ -82,7 +82,7 @@ def test_injecting_what_was_read_changes_nothing(frozen: FrozenModel, side: str)
 def test_a_tail_sees_nothing_of_the_text_but_where_it_is(frozen: FrozenModel) -> None:
     inputs = tokenised()
     other = {**inputs, "input_ids": inputs["input_ids"].where(inputs["attention_mask"] == 0, 9)}
-    for site, states in enumerate(frozen.head(inputs, SITES)):
+    for site, states in enumerate(frozen.front(inputs, SITES)):
         assert torch.equal(frozen.tail(other, site, states), frozen.logits(inputs))
 
 
@@ -94,7 +94,7 @@ def test_self_test_passes(frozen: FrozenModel, side: str) -> None:
 def test_reading_is_what_the_plain_model_computes(frozen: FrozenModel) -> None:
     inputs = tokenised(side=frozen.architecture.padding)
     expected, output = reference(tiny_frozen(frozen.model.config.model_type), inputs)
-    states = frozen.head(inputs, SITES)
+    states = frozen.front(inputs, SITES)
     for found, wanted in zip(states, expected, strict=True):
         assert torch.equal(found, wanted)
     # Its own list agrees below the last site, where it may be after a final norm.
@@ -106,7 +106,7 @@ def test_reading_is_what_the_plain_model_computes(frozen: FrozenModel) -> None:
 def test_padding_side_does_not_matter(frozen: FrozenModel) -> None:
     right, left = tokenised(), tokenised(side="left")
     assert torch.allclose(frozen.logits(left), frozen.logits(right), atol=1e-5)
-    for a, b in zip(frozen.head(left, SITES), frozen.head(right, SITES), strict=True):
+    for a, b in zip(frozen.front(left, SITES), frozen.front(right, SITES), strict=True):
         assert torch.allclose(real_rows(a, left), real_rows(b, right), atol=1e-5)
 
 
@@ -125,23 +125,23 @@ def test_a_text_alone_gives_what_it_gives_in_a_batch(frozen: FrozenModel, side: 
         alone = tokenised((text,))
         mask = batch["attention_mask"][i].bool()
         assert torch.allclose(frozen.logits(batch)[i], frozen.logits(alone)[0], atol=1e-4)
-        for many, one in zip(frozen.head(batch, SITES), frozen.head(alone, SITES), strict=True):
+        for many, one in zip(frozen.front(batch, SITES), frozen.front(alone, SITES), strict=True):
             assert torch.allclose(many[i][mask], one[0], atol=1e-4)
 
 
 def test_sites_come_in_the_order_asked_for(frozen: FrozenModel) -> None:
     inputs = tokenised()
-    states = frozen.head(inputs, SITES)
-    for site, received in zip((2, 0, 2), frozen.head(inputs, (2, 0, 2)), strict=True):
+    states = frozen.front(inputs, SITES)
+    for site, received in zip((2, 0, 2), frozen.front(inputs, (2, 0, 2)), strict=True):
         assert torch.equal(received, states[site])
-    assert frozen.head(inputs, []) == []
+    assert frozen.front(inputs, []) == []
 
 
 def test_head_and_tail_run_each_block_once_between_them(frozen: FrozenModel) -> None:
     inputs = tokenised()
     calls = count_calls(frozen)
     for site in SITES:
-        states = frozen.head(inputs, [0, site])[1]
+        states = frozen.front(inputs, [0, site])[1]
         assert calls == Counter(frozen.blocks[:site])
         calls.clear()
         frozen.tail(inputs, site, states)
@@ -152,7 +152,7 @@ def test_head_and_tail_run_each_block_once_between_them(frozen: FrozenModel) -> 
 def test_gradients_reach_the_states_and_no_weight(frozen: FrozenModel) -> None:
     inputs = tokenised(side="left")
     for site in SITES:
-        states = frozen.head(inputs, [site])[0].requires_grad_()
+        states = frozen.front(inputs, [site])[0].requires_grad_()
         frozen.tail(inputs, site, states).square().sum().backward()
         assert states.grad is not None
         assert states.grad.abs().sum() > 0
@@ -163,7 +163,7 @@ def test_gradients_reach_the_states_and_no_weight(frozen: FrozenModel) -> None:
 def test_gradient_is_the_true_one() -> None:
     frozen = FrozenModel(tiny_model("mpnet").double(), name="double")
     inputs = tokenised(TEXTS[:2], side="left")
-    states = frozen.head(inputs, [2])[0].requires_grad_()
+    states = frozen.front(inputs, [2])[0].requires_grad_()
     assert torch.autograd.gradcheck(lambda x: frozen.tail(inputs, 2, x), states, fast_mode=True)
 
 
@@ -182,12 +182,12 @@ def test_train_mode_does_not_last(frozen: FrozenModel) -> None:
     frozen.model.train()
     assert torch.equal(frozen.logits(inputs), expected)
     frozen.model.train()
-    assert torch.equal(frozen.tail(inputs, 1, frozen.head(inputs, [1])[0]), expected)
+    assert torch.equal(frozen.tail(inputs, 1, frozen.front(inputs, [1])[0]), expected)
 
 
 def test_hooks_of_the_user_act_and_survive(frozen: FrozenModel) -> None:
     inputs = tokenised()
-    plain = frozen.head(inputs, [2])[0]
+    plain = frozen.front(inputs, [2])[0]
 
     def halve(block: nn.Module, args: tuple[Tensor, ...], output: Tensor | Sequence[Any]) -> object:
         return output / 2 if isinstance(output, Tensor) else (output[0] / 2, *output[1:])
@@ -198,7 +198,7 @@ def test_hooks_of_the_user_act_and_survive(frozen: FrozenModel) -> None:
     before = hooks_of(frozen)
     frozen.self_test(inputs)
     assert hooks_of(frozen) == before
-    assert not torch.allclose(frozen.head(inputs, [2])[0], plain / 2)
+    assert not torch.allclose(frozen.front(inputs, [2])[0], plain / 2)
     assert frozen.blocks[1]._forward_hooks
 
 
@@ -207,7 +207,7 @@ def test_skipped_blocks_do_not_run_hooks_of_the_user(frozen: FrozenModel) -> Non
     for block in set(frozen.blocks):
         block.register_forward_hook(lambda block, args, output: seen.append(block))
     inputs = tokenised()
-    states = frozen.head(inputs, [2])[0]
+    states = frozen.front(inputs, [2])[0]
     assert seen == list(frozen.blocks[:2])
     frozen.tail(inputs, 2, states)
     assert seen == list(frozen.blocks)
@@ -216,7 +216,7 @@ def test_skipped_blocks_do_not_run_hooks_of_the_user(frozen: FrozenModel) -> Non
 def test_the_model_is_whole_again_after_an_exception(frozen: FrozenModel) -> None:
     inputs = tokenised()
     expected, blocks, before = frozen.logits(inputs), list(frozen.blocks), hooks_of(frozen)
-    states = frozen.head(inputs, SITES)
+    states = frozen.front(inputs, SITES)
 
     def fail(module: nn.Module, args: object) -> None:
         raise ZeroDivisionError
@@ -224,7 +224,7 @@ def test_the_model_is_whole_again_after_an_exception(frozen: FrozenModel) -> Non
     embeddings = [part for part in frozen.model.modules() if isinstance(part, nn.Embedding)]
     failing = [part.register_forward_pre_hook(fail) for part in (frozen.blocks[2], *embeddings)]
     for site in SITES:
-        for call, args in ((frozen.head, (inputs, [site, 3])), (frozen.tail, (inputs, site, states[site]))):
+        for call, args in ((frozen.front, (inputs, [site, 3])), (frozen.tail, (inputs, site, states[site]))):
             with pytest.raises(ZeroDivisionError):
                 call(*args)
     for handle in failing:
@@ -237,7 +237,7 @@ def test_the_model_is_whole_again_after_an_exception(frozen: FrozenModel) -> Non
 def test_a_head_keeps_no_memory(frozen: FrozenModel) -> None:
     gc.disable()
     try:
-        states = frozen.head(tokenised(), [2])
+        states = frozen.front(tokenised(), [2])
         alive = weakref.ref(states[0])
         del states
         assert alive() is None
@@ -270,7 +270,7 @@ def test_self_test_refuses_what_is_not_finite() -> None:
 
 def test_states_of_another_dtype_are_converted() -> None:
     frozen, inputs = tiny_frozen(), tokenised()
-    states = frozen.head(inputs, [1])[0]
+    states = frozen.front(inputs, [1])[0]
     assert torch.equal(frozen.tail(inputs, 1, states.double()), frozen.logits(inputs))
     half = FrozenModel(tiny_model("bert").bfloat16(), name="half")
     half.self_test(inputs)
@@ -302,7 +302,7 @@ def test_token_types_are_left_out_where_there_are_none() -> None:
     frozen.model.base_model.register_forward_pre_hook(
         lambda module, args, kwargs: received.update(kwargs), with_kwargs=True
     )
-    assert torch.equal(frozen.head(with_types, [3])[0], frozen.head(inputs, [3])[0])
+    assert torch.equal(frozen.front(with_types, [3])[0], frozen.front(inputs, [3])[0])
     assert received == {"input_ids", "attention_mask"}
 
 
@@ -325,7 +325,7 @@ def test_fingerprint_tells_the_same_bytes_read_otherwise(reading: Callable[[Tens
 
 def test_fresh_head_is_drawn_from_its_seed_and_goes_away(frozen: FrozenModel) -> None:
     inputs = tokenised()
-    native, states = frozen.logits(inputs), frozen.head(inputs, [3])[0]
+    native, states = frozen.logits(inputs), frozen.front(inputs, [3])[0]
     torch.manual_seed(5)
     expected_draw = torch.rand(3)
     torch.manual_seed(5)
@@ -333,7 +333,7 @@ def test_fresh_head_is_drawn_from_its_seed_and_goes_away(frozen: FrozenModel) ->
     for seed in (1, 1, 2):
         with frozen.fresh_head(seed):
             drawn.append(frozen.logits(inputs))
-            assert torch.equal(frozen.head(inputs, [3])[0], states)
+            assert torch.equal(frozen.front(inputs, [3])[0], states)
             assert not any(weight.requires_grad for weight in frozen.model.parameters())
     assert torch.equal(torch.rand(3), expected_draw)
     assert torch.equal(drawn[0], drawn[1])
@@ -357,7 +357,7 @@ def test_fresh_head_ignores_what_transformers_marks_as_loaded() -> None:
 def test_a_bare_encoder_is_read_but_has_no_logits(architecture: str) -> None:
     bare, inputs = tiny_frozen(architecture, n_labels=None), tokenised()
     assert bare.n_labels is None
-    states = bare.head(inputs, SITES)
+    states = bare.front(inputs, SITES)
     assert [tuple(s.shape) for s in states] == [(*inputs["input_ids"].shape, 16)] * 4
     for call in (
         lambda: bare.logits(inputs),
@@ -372,11 +372,11 @@ def test_a_bare_encoder_is_read_but_has_no_logits(architecture: str) -> None:
 @pytest.mark.parametrize("site", [-1, 4])
 def test_a_site_outside_the_model_is_refused(site: int) -> None:
     frozen, inputs = tiny_frozen(), tokenised()
-    states = frozen.head(inputs, [0])[0]
+    states = frozen.front(inputs, [0])[0]
     with pytest.raises(ValueError, match=rf"`here` between 0 and 3, received {site}.*L = 3"):
         frozen.check_site(site, "here")
     with pytest.raises(ValueError, match="`sites`"):
-        frozen.head(inputs, [0, site])
+        frozen.front(inputs, [0, site])
     with pytest.raises(ValueError, match="`site`"):
         frozen.tail(inputs, site, states)
 
@@ -392,7 +392,7 @@ def test_unknown_inputs_are_refused() -> None:
     with pytest.raises(ValueError, match="labels"):
         frozen.logits(inputs | {"labels": torch.zeros(5)})
     with pytest.raises(ValueError, match="input_ids"):
-        frozen.head({"attention_mask": inputs["attention_mask"]}, [0])
+        frozen.front({"attention_mask": inputs["attention_mask"]}, [0])
 
 
 def test_an_unknown_architecture_says_how_to_register_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ def test_views_answer_as_a_model_without_these_blocks(architecture: str) -> None
         if last == 3:
             assert torch.equal(truncated(frozen, first - 1).logits(batch), expected)
     assert torch.equal(truncated(frozen, 3).logits(batch), native)
-    (embedded,) = frozen.head(batch, [0])
+    (embedded,) = frozen.front(batch, [0])
     assert torch.equal(truncated(frozen, 0).logits(batch), frozen.tail(batch, 3, embedded))
     assert torch.equal(frozen.logits(batch), native)
     del frozen.fingerprint
@@ -113,12 +113,12 @@ def test_a_config_that_does_not_describe_what_is_left_is_refused() -> None:
 def states_after_training(model: PreTrainedModel, batch: dict[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     """All states before and after one step on all parameters that train."""
     frozen = FrozenModel(copy.deepcopy(model), name="before")
-    before = frozen.head(batch, range(frozen.depth + 1))
+    before = frozen.front(batch, range(frozen.depth + 1))
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     loss = torch.nn.functional.cross_entropy(model(**named(model, batch)).logits, torch.tensor([0, 1, 0, 1, 1]))
     loss.backward()
     torch.optim.SGD(weights, lr=1.0).step()
-    after = FrozenModel(copy.deepcopy(model), name="after").head(batch, range(frozen.depth + 1))
+    after = FrozenModel(copy.deepcopy(model), name="after").front(batch, range(frozen.depth + 1))
     return before, after
 
 

@@ -89,7 +89,7 @@ class Directly:
 
     def states(self, model: FrozenModel, site: int) -> list[Tensor]:
         """(1, T, d) of each text."""
-        return [model.head(one, [site])[0] for one in self.inputs]
+        return [model.front(one, [site])[0] for one in self.inputs]
 
     def behaviour(self, logits: list[Tensor], model: FrozenModel) -> dict[str, float]:
         found, native = torch.cat(logits), torch.cat([model.logits(one) for one in self.inputs])

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.aligners.injection.test_evaluation import evaluate, fit, rows_of
 
 from aligners.injection.evaluation import InjectionEvaluation
 from aligners.injection.methods import CLOSED_FORMS
@@ -20,6 +19,7 @@ from datamodules.text.sources import TextSource
 from reports.injection.report import console_tables, left_out, write_report
 from reports.injection.words import reading
 from similarity.functional.moments import Moments, moments_of
+from tests.aligners.injection.test_evaluation import evaluate, fit, rows_of
 from tests.runs import activations
 from tests.world import TEST_TEXTS, World, sentences, write_texts
 

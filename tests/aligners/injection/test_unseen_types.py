@@ -63,8 +63,8 @@ def test_seen_and_unseen_rows_are_told_apart(world: World, stored: StoredAlignme
     encoded = [x.tokenizer(text, return_tensors="pt") for text in texts]  # type: ignore[misc]
     inputs = [{name: one[name] for name in ("input_ids", "attention_mask")} for one in encoded]
     for place, (i, j) in enumerate(((1, 1), (2, 3))):
-        source = torch.cat([x.head(one, [i])[0][0] for one in inputs])
-        target = torch.cat([y.head(one, [j])[0][0] for one in inputs]).double().numpy()
+        source = torch.cat([x.front(one, [i])[0][0] for one in inputs])
+        target = torch.cat([y.front(one, [j])[0][0] for one in inputs]).double().numpy()
         mapped = stored.maps["forward"]["linear"](torch.stack([source] * 2))[place].double().numpy()
         mean = stored.moments.mean_y[place].numpy()
         row = rows_of(evaluation, "linear")[place]

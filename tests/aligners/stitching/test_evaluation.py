@@ -187,13 +187,13 @@ def test_figures_are_those_of_the_stitched_model(
         mean = stored.spread["0_1"]["mean"][place]
         for one, label in zip(texts, labels, strict=True):
             with torch.no_grad():
-                mapped = layer(x.head(one, [i])[0].expand(2, -1, -1))[place]
+                mapped = layer(x.front(one, [i])[0].expand(2, -1, -1))[place]
                 answer, own = y.tail(one, j, mapped[None])[0], y.logits(one)[0]
             losses.append(float(cross_entropy(answer, label)))
             native.append(float(cross_entropy(own, label)))
             right.append(float(answer.argmax() == label))
             agree.append(float(answer.argmax() == own.argmax()))
-            states = y.head(one, [j])[0][0]
+            states = y.front(one, [j])[0][0]
             squares += float((mapped - states).double().square().sum())
             total += float((states - mean).double().square().sum())
         (row,) = rows_of(measured, name, model_x=world.model_x, model_y=world.model_y, site_x=i, site_y=j)
@@ -375,7 +375,7 @@ def test_the_loss_is_the_mean_over_units_and_not_over_texts(world: World, causal
     (texts,) = data.loader("test", batch_size=64)
     batch = data.prepare(texts)
     x, y = data.frozen
-    states = x.head(batch.inputs, [1])[0]
+    states = x.front(batch.inputs, [1])[0]
     with torch.no_grad():
         logits = y.tail(batch.inputs, 1, Identity(1, 16, 16)(states)).flatten(0, 1)[batch.targets.index]
     losses = unit_losses(logits, batch.targets).double()

@@ -380,7 +380,7 @@ def nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*_: Any, **__: Any) -> None:
         raise AssertionError("a model was run")
 
-    for name in ("head", "tail", "logits"):
+    for name in ("front", "tail", "logits"):
         monkeypatch.setattr(FrozenModel, name, run)
 
 

@@ -88,7 +88,7 @@ def test_the_encoder_is_taken_out_of_a_whole_t5(kind: type[PreTrainedModel], tmp
     assert type(frozen.model).__name__ == "T5EncoderModel"
     with torch.no_grad():
         expected = whole.get_encoder()(**tokenised(), output_hidden_states=True).hidden_states[2]
-    assert torch.equal(frozen.head(tokenised(), [2])[0], expected)
+    assert torch.equal(frozen.front(tokenised(), [2])[0], expected)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -99,8 +99,8 @@ def test_a_bare_encoder_has_no_random_weights(architecture: str, tmp_path: Path)
     assert first.n_labels is None
     assert first.task is None
     assert first.fingerprint == second.fingerprint
-    states = tiny_frozen(architecture, n_labels=None).head(tokenised(), [3])[0]
-    assert torch.equal(first.head(tokenised(), [3])[0], states)
+    states = tiny_frozen(architecture, n_labels=None).front(tokenised(), [3])[0]
+    assert torch.equal(first.front(tokenised(), [3])[0], states)
 
 
 def test_dtype_attention_and_tokenizer_are_selectable(folder: Path) -> None:

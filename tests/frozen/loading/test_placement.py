@@ -70,7 +70,7 @@ def test_hooks_of_accelerate_change_nothing(architecture: str) -> None:
     for component in ("residual", "attention", "mlp"):
         parted.self_test(inputs, component)
     assert torch.equal(parted.logits(inputs), whole.logits(inputs))
-    for found, wanted in zip(parted.head(inputs, SITES), whole.head(inputs, SITES), strict=True):
+    for found, wanted in zip(parted.front(inputs, SITES), whole.front(inputs, SITES), strict=True):
         assert torch.equal(found, wanted)
     assert parted.fingerprint == whole.fingerprint
 
@@ -86,7 +86,7 @@ def test_fresh_weights_and_attention_of_a_sharded_model(architecture: str) -> No
     twin, other = parted.untrained(3), whole.untrained(3)
     assert twin.sharded
     assert twin.fingerprint == other.fingerprint != parted.fingerprint
-    assert torch.equal(twin.head(inputs, [2])[0], other.head(inputs, [2])[0])
+    assert torch.equal(twin.front(inputs, [2])[0], other.front(inputs, [2])[0])
     for model in (parted, whole):
         model.model.set_attn_implementation("eager")
     for found, wanted in zip(parted.attention(inputs)[0], whole.attention(inputs)[0], strict=True):
@@ -125,7 +125,7 @@ def test_pretended_devices_do_not_mix() -> None:
         pretended(frozen) as inputs,
         pytest.raises(RuntimeError, match="found at least two devices, lazy:0 and lazy:1"),
     ):
-        frozen.head(inputs, [2])
+        frozen.front(inputs, [2])
 
 
 @pytest.mark.filterwarnings("ignore:The following device_map keys")
@@ -141,7 +141,7 @@ def test_everything_arrives_where_it_is_used(architecture: str) -> None:
     with pretended(frozen) as inputs:
         assert frozen.device == torch.device(FIRST)
         for component, sites in (("residual", range(4)), ("attention", [3]), ("mlp", [2])):
-            for site, states in zip(sites, frozen.head(inputs, sites, component), strict=True):
+            for site, states in zip(sites, frozen.front(inputs, sites, component), strict=True):
                 assert (states.device, states.shape) == (home, (5, 14, 16))
                 ran.clear()
                 assert frozen.tail(inputs, site, states.to("lazy:3"), component).device == home
@@ -152,7 +152,7 @@ def test_everything_arrives_where_it_is_used(architecture: str) -> None:
 def test_t5_encoder_hands_its_position_bias_to_another_device() -> None:
     frozen = sharded("t5", n_labels=None)
     with pretended(frozen) as inputs:
-        for site, states in enumerate(frozen.head(inputs, SITES)):
+        for site, states in enumerate(frozen.front(inputs, SITES)):
             with inject(frozen.blocks, frozen.architecture, site, states):
                 frozen.model(**inputs)
 
@@ -271,7 +271,7 @@ def test_a_model_on_a_gpu_takes_inputs_and_states_of_the_cpu(architecture: str) 
     for component in ("residual", "attention", "mlp"):
         there.self_test(inputs, component)
     torch.testing.assert_close(there.logits(inputs), here.logits(inputs), atol=1e-3, rtol=1e-3)
-    states = here.head(inputs, [1])[0].requires_grad_()
+    states = here.front(inputs, [1])[0].requires_grad_()
     logits = there.tail(inputs, 1, states)
     assert logits.device == torch.device("cpu")
     logits.square().sum().backward()
