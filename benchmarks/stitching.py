@@ -25,13 +25,15 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
+from aligners.injection.forward import mapped_rows, read_all, stitched_logits
+from aligners.injection.routes import Route
 from aligners.maps.affine import AffineLayer
 from aligners.scoring.tasks import chosen, unit_losses
-from aligners.stitching.stitched import Route, bank_gradients, mapped_rows, read_all, stitched_logits
+from aligners.stitching.loss import bank_gradients
 from benchmarks.harness import Figures, interleaved, parser, ratio
 from benchmarks.stitched_forward import build
+from datamodules.asking import TaskBatch
 from datamodules.batches import TextBatch
-from datamodules.model_texts import TaskBatch
 from datamodules.reading import select_rows
 from datamodules.targets import classification_targets
 from frozen import FrozenModel

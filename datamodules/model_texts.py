@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader
 
+from datamodules.asking import Asking, TaskBatch
 from datamodules.batches import TextBatch
-from datamodules.reading import Rows, parse_sites, select_rows
-from datamodules.targets import Targets, classification_targets, masked_targets, next_token_targets
+from datamodules.reading import parse_sites
 from datamodules.text.label_names import LabelsOption
-from datamodules.text.masking import mask_tokens
 from datamodules.text.sources import TextSource
 from datamodules.text_stream import WITHOUT_GRADIENTS, Split, TextStream, with_revisions
 from frozen.architectures import Component, Task
@@ -23,32 +20,7 @@ from frozen.embedded.recipes import Recipe
 from frozen.loading.placement import DeviceMap
 from frozen.model import FrozenModel
 
-__all__ = ["ModelTexts", "TaskBatch", "route_sites"]
-
-
-@dataclass
-class TaskBatch:
-    """B texts for models of one tokenizer, which positions are rows, and what is asked.
-
-    Attributes:
-        texts: the tokenised batch; with a masked task its inputs are masked already.
-        rows: every real token, (N,).
-        targets: what the models are asked about the batch.
-    """
-
-    texts: TextBatch
-    rows: Rows
-    targets: Targets
-
-    @property
-    def inputs(self) -> dict[str, Tensor]:
-        """What every model takes."""
-        return self.texts.inputs_x
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> TaskBatch:
-        """The same on another device."""
-        moved: Any = [part.to(device, non_blocking) for part in (self.texts, self.rows, self.targets)]
-        return TaskBatch(*moved)
+__all__ = ["ModelTexts", "route_sites"]
 
 
 class ModelTexts(TextStream):
@@ -159,12 +131,8 @@ class ModelTexts(TextStream):
         for model, sites in zip(self.frozen, self.wanted([model.depth for model in self.frozen]), strict=True):
             for site in sites:
                 model.check_site(site, "sites", self.component)
-        tokenizer = cast(Any, self.frozen[-1].tokenizer)
-        if self.task == "masked" and tokenizer.mask_token_id is None:
-            raise ValueError(
-                f"Expected a tokenizer with a mask token for a masked language model, but that of "
-                f"{self.frozen[-1].name} has none. Set its `mask_token`."
-            )
+        if self.task is not None:
+            Asking.of(self.frozen[-1], masked_share=self.masked_share, seed=self.seed)
         return self.frozen
 
     @property
@@ -193,26 +161,7 @@ class ModelTexts(TextStream):
         Raises:
             ValueError: the task is a classification and the texts have no labels.
         """
-        rows = select_rows(texts.inputs_x["attention_mask"], texts.special_x, "tokens")
-        if self.task == "causal":
-            return TaskBatch(texts, rows, next_token_targets(texts.inputs_x))
-        if self.task != "masked":
-            if texts.labels is None:
-                raise ValueError("A classification needs labels, but these texts have none. Name a `label_column`.")
-            return TaskBatch(texts, rows, classification_targets(texts.labels))
-        tokenizer = cast(Any, self.frozen[-1].tokenizer)
-        inputs, answers = mask_tokens(
-            texts.inputs_x,
-            texts.special_x,
-            texts.text,
-            mask_token=tokenizer.mask_token_id,
-            vocabulary=len(tokenizer),
-            share=self.masked_share,
-            seed=self.seed,
-            epoch=epoch,
-        )
-        masked = TextBatch((inputs,) * len(texts.inputs), texts.special, texts.text, texts.labels, number=texts.number)
-        return TaskBatch(masked, rows, masked_targets(answers))
+        return Asking.of(self.frozen[-1], masked_share=self.masked_share, seed=self.seed)(texts, epoch)
 
     def transfer_batch_to_device(self, batch: TaskBatch, device: torch.device, dataloader_idx: int) -> TaskBatch:
         """Move it without waiting for a GPU."""

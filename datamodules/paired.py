@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch.utils.data import DataLoader
 
+from datamodules.asking import Asking
 from datamodules.reading import WORDS, PairReader, RowKind, RowPolicy, parse_sites
 from datamodules.row_types import RowTypes, SeenTypes, kind_of, types_of
 from datamodules.text.label_names import LabelsOption
@@ -164,6 +165,10 @@ class PairedActivations(TextStream):
         self.reader.others = list(kinds)
         if self.tokenised.words != self.reads_words:
             self._tokenised = None
+
+    def ask(self, asking: Asking | None) -> None:
+        """Say with every batch what a head is asked about it: `PairedBatch.task`."""
+        self.reader.asking = asking
 
     def read_other(self, source: TextSource, known: Sequence[Dataset]) -> None:
         """Have the held-out texts of another source as the split `other`, tokenised as those of this one.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -246,6 +246,7 @@ class PairedBatch:
         rows: where the rows came from.
         texts: the tokenised batch.
         others: the same texts as rows of other kinds, where the reader was asked for some.
+        task: what a head is asked about these texts (a `TaskBatch`), where the reader was told to ask.
     """
 
     x: Tensor
@@ -253,6 +254,7 @@ class PairedBatch:
     rows: Rows
     texts: TextBatch
     others: list[PairedBatch] = field(default_factory=list)
+    task: Any = None
 
     @property
     def text(self) -> Tensor:
@@ -266,7 +268,8 @@ class PairedBatch:
         return None if self.rows.share is not None else self.rows.index % width
 
 
-Prepared = tuple[TextBatch, *tuple[Rows, ...]]  # a batch, then the rows of X and those of Y, kind by kind
+# a batch, then the rows of X and those of Y, kind by kind, and last what is asked about it, if anything is
+Prepared = tuple[TextBatch, *tuple[Any, ...]]
 
 
 class PairReader:
@@ -282,6 +285,7 @@ class PairReader:
 
     Attributes:
         others: further kinds of rows to gather from the same states.
+        asking: makes of a batch what a head is asked about it; see `datamodules.asking`.
     """
 
     def __init__(
@@ -302,6 +306,7 @@ class PairReader:
         self.policy: RowPolicy = rows
         self.special_tokens, self.component = special_tokens, component
         self.others: list[RowKind] = []
+        self.asking: Callable[[TextBatch], Any] | None = None
         self.check = FiniteCheck()
         self._read = 0
 
@@ -319,11 +324,12 @@ class PairReader:
         for kind in (self.kind, *self.others):
             rows = rows_of_each(texts, kind.policy, kind.special_tokens)
             found += _told_apart(rows[0], rows[-1], texts.unseen.get(kind), texts.leave_out)
-        return texts, *found
+        return texts, *found, *([] if self.asking is None else [self.asking(texts)])
 
     def read(self, prepared: Prepared) -> PairedBatch:
-        """Run both heads on the batch's device and gather the rows."""
+        """Run both fronts on the batch's device and gather the rows."""
         texts, *each = prepared
+        task = each.pop() if len(each) % 2 else None
         rows_x, rows_y = each[::2], each[1::2]
         sites_x, sites_y = [i for i, _ in self.sites], [j for _, j in self.sites]
         x = read_each(self.model_x, texts.inputs_x, sites_x, rows_x, self.component)
@@ -332,7 +338,7 @@ class PairReader:
         self.check.watch(y[0], [f"site {j} of Y ({self.model_y.name})" for j in sites_y], "states", self._read)
         self._read += 1
         own, *others = [PairedBatch(a, b, rows, texts) for a, b, rows in zip(x, y, rows_x, strict=True)]
-        own.others = others
+        own.others, own.task = others, task
         return own
 
 

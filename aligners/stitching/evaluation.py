@@ -10,17 +10,17 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 
+from aligners.injection.forward import ReadStates, bank_logits, mapped_rows, own_logits, read_all
 from aligners.injection.methods import CLOSED, TRAINED
+from aligners.injection.routes import Route, Routes, build_routes, check_routes
 from aligners.maps.base import Aligner
 from aligners.maps.linear import Identity
 from aligners.scoring.answers import match_heads
 from aligners.scoring.scores import TextScores, bootstrap_interval
 from aligners.scoring.task_scores import ScoredTask, score_interval, task_score
 from aligners.scoring.tasks import per_text, unit_answers, unit_scores
-from aligners.stitching.routes import Routes, build_routes, check_routes
-from aligners.stitching.stitched import ReadStates, Route, bank_logits, mapped_rows, own_logits, read_all
 from aligners.stitching.storage import StoredStitching, fitted_maps, refuse_other_component, refuse_other_models
-from datamodules.model_texts import TaskBatch
+from datamodules.asking import TaskBatch
 from frozen.loading.precision import check_precision
 
 __all__ = ["StitchingEvaluation"]

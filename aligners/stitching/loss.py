@@ -1,16 +1,23 @@
-"""What stitching layers are trained on: the target's own task, its own answers, its own states."""
+"""What stitching layers are trained on: the target's own task, its own answers, its own states.
+
+Sites never meet: each is run through its own tail and its graph is dropped before the next is built, so a bank needs
+the memory of one site.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from aligners.injection.forward import stitched_logits
+from aligners.injection.routes import Route
 from aligners.scoring.tasks import chosen, divergence, unit_losses
-from aligners.stitching.stitched import Route, stitched_logits
-from datamodules.model_texts import TaskBatch
+from datamodules.asking import TaskBatch
 
-__all__ = ["LossWeights", "RouteLoss"]
+__all__ = ["LossWeights", "RouteLoss", "bank_gradients"]
 
 
 @dataclass(frozen=True)
@@ -86,3 +93,23 @@ class RouteLoss:
         target, site = self.route.target, self.route.pairs[pair][1]
         logits = stitched_logits(target, self.batch.inputs, site, self.batch.rows, mapped, self.route.component)
         return chosen(logits, self.batch.targets, target.class_map)
+
+
+def bank_gradients(mapped: Tensor, loss: Callable[[int, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """The loss of each site and its gradient with respect to the mapped rows, one site after another.
+
+    Args:
+        mapped: (S, N, d) outputs of a bank; its own graph is not touched.
+        loss: (number of the site pair, rows (N, d)) -> a scalar.
+
+    Returns:
+        Losses (S,) without a graph, and gradients (S, N, d), for `mapped.backward(gradients)`.
+    """
+    losses, gradients = [], torch.empty_like(mapped)
+    for s, rows in enumerate(mapped.detach()):
+        leaf = rows.requires_grad_()
+        with torch.enable_grad():
+            value = loss(s, leaf)
+        (gradients[s],) = torch.autograd.grad(value, leaf)
+        losses.append(value.detach())
+    return torch.stack(losses), gradients

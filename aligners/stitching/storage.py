@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aligners.injection.routes import Route
 from aligners.maps.affine import AffineLayer
 from aligners.maps.base import Aligner
 from aligners.maps.linear import Affine
-from aligners.stitching.stitched import Route
 from aligners.storage import describe_aligner, load_alignment, restore_aligners
 from frozen.model import FrozenModel
 

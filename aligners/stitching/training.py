@@ -17,21 +17,14 @@ from torch import Tensor, nn
 from aligners.fitting.alignment import AlignerFactory
 from aligners.fitting.optimisation import Schedule, clip_per_site, make_optimizer, schedule_factor
 from aligners.fitting.validating import validate_now
+from aligners.injection.forward import bank_logits, mapped_rows, own_logits, read_all
+from aligners.injection.routes import Route, Routes, build_routes, check_routes
 from aligners.maps.affine import AffineLayer
 from aligners.maps.base import Aligner
 from aligners.scoring.answers import match_heads
 from aligners.scoring.scores import UnitMeans
 from aligners.scoring.tasks import unit_losses
-from aligners.stitching.loss import LossWeights, RouteLoss
-from aligners.stitching.routes import Routes, build_routes, check_routes
-from aligners.stitching.stitched import (
-    Route,
-    bank_gradients,
-    bank_logits,
-    mapped_rows,
-    own_logits,
-    read_all,
-)
+from aligners.stitching.loss import LossWeights, RouteLoss, bank_gradients
 from aligners.stitching.storage import (
     KEY,
     describe_layers,
@@ -41,7 +34,7 @@ from aligners.stitching.storage import (
     refuse_other_models,
 )
 from aligners.storage import check_names
-from datamodules.model_texts import TaskBatch
+from datamodules.asking import TaskBatch
 from frozen.finite import FiniteCheck
 from frozen.loading.precision import check_precision
 from frozen.model import FrozenModel

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from datamodules import text_stream
-from datamodules.model_texts import ModelTexts, TaskBatch
+from datamodules.asking import TaskBatch
+from datamodules.model_texts import ModelTexts
 from datamodules.text.sources import TextSource
 from frozen.embedded.recipes import Recipe
 from tests.datamodules.text.splitters import splitter_folder, word_piece

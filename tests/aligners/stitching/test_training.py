@@ -11,19 +11,19 @@ import torch
 from torch import Tensor
 
 from aligners.fitting.alignment import Alignment
+from aligners.injection.forward import read_all
 from aligners.maps.affine import AffineLayer, LowRank, Orthogonal
 from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
 from aligners.maps.linear import Identity, Linear, Mean
 from aligners.maps.mlp import MLP
 from aligners.stitching.loss import LossWeights
-from aligners.stitching.stitched import read_all
 from aligners.stitching.storage import StoredStitching
 from aligners.stitching.training import Stitching
 from aligners.storage import load_alignment
 from callbacks.best import BestPerSite
 from callbacks.checkpoint import SaveAligners
-from datamodules.model_texts import TaskBatch
+from datamodules.asking import TaskBatch
 from datamodules.text.sources import TextSource
 from frozen import FrozenModel
 from tests.runs import activations, quiet_trainer

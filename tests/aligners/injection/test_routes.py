@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from aligners.stitching.routes import build_routes, check_routes
+from aligners.injection.routes import build_routes, check_routes
 from datamodules.model_texts import route_sites
 from frozen import FrozenModel
 from tests.tiny import tiny_frozen

@@ -11,19 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from aligners.injection.forward import bank_logits, mapped_rows, own_logits, read_all, stitched_logits
+from aligners.injection.routes import Route
 from aligners.maps.affine import AffineLayer
 from aligners.scoring.tasks import chosen, unit_losses
-from aligners.stitching.stitched import (
-    Route,
-    bank_gradients,
-    bank_logits,
-    mapped_rows,
-    own_logits,
-    read_all,
-    stitched_logits,
-)
+from aligners.stitching.loss import bank_gradients
+from datamodules.asking import TaskBatch
 from datamodules.batches import TextBatch
-from datamodules.model_texts import TaskBatch
 from datamodules.reading import select_rows
 from datamodules.targets import Targets, classification_targets, masked_targets, next_token_targets
 from frozen import FrozenModel

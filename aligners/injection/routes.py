@@ -1,21 +1,54 @@
-"""Which routes a run stitches, and what makes one impossible: said before anything is trained."""
+"""Routes: from which model into which, and at which site pairs; and what makes one impossible."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from torch import Tensor
 
 from aligners.scoring.tasks import check_labels
-from aligners.stitching.stitched import Route
 from datamodules.model_texts import route_sites
 from frozen.architectures import Component
 from frozen.model import FrozenModel
 
-__all__ = ["Routes", "build_routes", "check_routes"]
+__all__ = ["Route", "Routes", "build_routes", "check_routes"]
 
 Routes = Literal["all", "different", "forward"]
+
+
+@dataclass(frozen=True, eq=False)
+class Route:
+    """From which model into which, and where.
+
+    Attributes:
+        key: numbers of the two models in the run, `0_1`.
+        source: the model that is read, f.
+        target: the model that is run from there, g.
+        pairs: site pairs (l, m): the state of f at l goes in at m of g.
+        component: what a state is: the residual stream, or what a sub-layer adds to it.
+    """
+
+    key: str
+    source: FrozenModel
+    target: FrozenModel
+    pairs: tuple[tuple[int, int], ...]
+    component: Component = "residual"
+
+    @property
+    def name(self) -> str:
+        """As a report writes it."""
+        return f"{self.source.name} → {self.target.name}"
+
+    @property
+    def same(self) -> bool:
+        """Whether a model is stitched to itself, the baseline that tells optimisation from difference."""
+        return self.source is self.target
+
+    def site_names(self) -> list[str]:
+        """`l-m` for each site pair."""
+        return [f"{i}-{j}" for i, j in self.pairs]
 
 
 def build_routes(

@@ -1,66 +1,27 @@
-"""The stitched forward g_{>m} ∘ φ ∘ f_{≤l} of a whole bank, and the gradients of its losses.
-
-Sites never meet: each is run through its own tail and its graph is dropped before the next is built, so a bank needs
-the memory of one site. X's head is run once for all of them.
-"""
+"""The stitched forward g_{>m} ∘ φ ∘ f_{≤l} of a whole bank: X's front is run once, Y's tail once for each site pair."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from aligners.injection.routes import Route
 from aligners.scoring.tasks import chosen
-from datamodules.model_texts import TaskBatch
+from datamodules.asking import TaskBatch
 from datamodules.reading import Rows, read_rows
 from frozen.architectures import Component
 from frozen.model import FrozenModel
 
 __all__ = [
     "ReadStates",
-    "Route",
-    "bank_gradients",
     "bank_logits",
     "mapped_rows",
     "own_logits",
     "read_all",
     "stitched_logits",
 ]
-
-
-@dataclass(frozen=True, eq=False)
-class Route:
-    """From which model into which, and where.
-
-    Attributes:
-        key: numbers of the two models in the run, `0_1`.
-        source: the model that is read, f.
-        target: the model that is run from there, g.
-        pairs: site pairs (l, m): the state of f at l goes in at m of g.
-        component: what a state is: the residual stream, or what a sub-layer adds to it.
-    """
-
-    key: str
-    source: FrozenModel
-    target: FrozenModel
-    pairs: tuple[tuple[int, int], ...]
-    component: Component = "residual"
-
-    @property
-    def name(self) -> str:
-        """As a report writes it."""
-        return f"{self.source.name} → {self.target.name}"
-
-    @property
-    def same(self) -> bool:
-        """Whether a model is stitched to itself, the baseline that tells optimisation from difference."""
-        return self.source is self.target
-
-    def site_names(self) -> list[str]:
-        """`l-m` for each site pair."""
-        return [f"{i}-{j}" for i, j in self.pairs]
 
 
 def mapped_rows(layer: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
@@ -98,26 +59,6 @@ def bank_logits(route: Route, batch: TaskBatch, mapped: Tensor) -> Iterator[Tens
         yield chosen(logits, batch.targets, route.target.class_map)
 
 
-def bank_gradients(mapped: Tensor, loss: Callable[[int, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    """The loss of each site and its gradient with respect to the mapped rows, one site after another.
-
-    Args:
-        mapped: (S, N, d) outputs of a bank; its own graph is not touched.
-        loss: (number of the site pair, rows (N, d)) -> a scalar.
-
-    Returns:
-        Losses (S,) without a graph, and gradients (S, N, d), for `mapped.backward(gradients)`.
-    """
-    losses, gradients = [], torch.empty_like(mapped)
-    for s, rows in enumerate(mapped.detach()):
-        leaf = rows.requires_grad_()
-        with torch.enable_grad():
-            value = loss(s, leaf)
-        (gradients[s],) = torch.autograd.grad(value, leaf)
-        losses.append(value.detach())
-    return torch.stack(losses), gradients
-
-
 class ReadStates:
     """Rows of several models at the sites that some routes need.
 
@@ -143,7 +84,7 @@ class ReadStates:
 
 
 def read_all(routes: Sequence[Route], batch: TaskBatch, *, targets: bool = False) -> ReadStates:
-    """Run each model's head once, as far as any route needs it.
+    """Run each model's front once, as far as any route needs it.
 
     Args:
         routes: of the run, all of one component.
