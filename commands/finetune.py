@@ -165,7 +165,7 @@ def _train(
     job: Job, data: LabelledTexts, recipe: FinetuningRecipe, score: Score, settings: dict[str, Any], folder: Path
 ) -> Row:
     """Train and test one classifier; rank 0 saves it."""
-    data.order = job.seed
+    data.reorder(job.seed)
     model, tokenizer = new_classifier(
         data.path(job.base),
         data.classes,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from datamodules.batches import LengthBatches, TextBatch
+from datamodules.batches import TextBatch
 from datamodules.text.label_names import LabelsOption
 from datamodules.text.labels import known_labels
 from datamodules.text.sources import TextSource
@@ -32,7 +32,7 @@ class LabelledTexts(TextStream):
         text: which texts, and how they are split.
         batch_size: texts a step, over all ranks together.
         max_length: longest text in tokens; longer ones are cut, and how many is said.
-        seed: of the order of the texts, unless `order` says otherwise, and of the bases' heads.
+        seed: of the order of the texts, unless `reorder` says otherwise, and of the bases' heads.
         dtype: precision of the models: float32, bfloat16 or float16.
         attn_implementation: eager, sdpa, flash_attention_2; default: what transformers chooses.
         revisions: of each of `models` on the Hub; default: the main one.
@@ -42,9 +42,6 @@ class LabelledTexts(TextStream):
         workers: processes that prepare batches beside the main one.
         labels: which classes of a head answer each class of the texts, where their names do not say, by number or name:
             {"entailment": 0, "not_entailment": [1, 2]}. Several are added. One map, or a list of one for each model.
-
-    Attributes:
-        order: seed of the order of the training texts, set anew for each model that is trained.
 
     Raises:
         ValueError: an option is out of its range, or no model is named.
@@ -86,7 +83,7 @@ class LabelledTexts(TextStream):
         )
         self.models, self.bases = _listed(models), _listed(bases or [])
         self.revisions = revisions
-        self.order = seed
+        self._order = seed
         self._named = with_revisions(self.models, revisions)
 
     def named(self) -> list[tuple[str, str | None]]:
@@ -186,6 +183,15 @@ class LabelledTexts(TextStream):
             **described,
         }
 
+    @property
+    def order(self) -> int:
+        """Seed of the order of the training texts."""
+        return self._order
+
+    def reorder(self, seed: int) -> None:
+        """Draw the order of the training texts from another seed from now on, for the next model that trains."""
+        self._order = seed
+
     # ------------------------------------------------------------------ Lightning's hooks
 
     def setup(self, stage: str) -> None:
@@ -199,9 +205,7 @@ class LabelledTexts(TextStream):
 
     def train_dataloader(self) -> DataLoader:
         """The fitting texts, in an order that follows from `order` and the epoch."""
-        loader = self.loader("fit", shuffle=True)
-        cast(LengthBatches, loader.sampler).seed = self.order
-        return self.resumable(loader)
+        return self.resumable(self.make_loader("fit", shuffle=True, whole=False, seed=self._order))
 
     def val_dataloader(self) -> DataLoader:
         """The validation texts."""

@@ -179,7 +179,7 @@ class LayerActivations(TextStream):
     texts are drawn by `seed`, as far as texts of one batch should be of similar length.
 
     Attributes:
-        splits: what `test_dataloader` loads.
+        splits: what `test_dataloader` loads; see `plan`.
 
     Args:
         models: Hub ids, local folders, or `embedded:SEED` for small BERTs that are trained on the fitting texts the
@@ -307,6 +307,10 @@ class LayerActivations(TextStream):
             **self.describe_rows(),
         }
 
+    def plan(self, splits: Sequence[Split] = ("test",)) -> None:
+        """Say which splits `test_dataloader` loads, one after the other."""
+        self.splits = tuple(splits)
+
     def loader(self, split: Split, *, only: int | None = None, batch_size: int | None = None) -> DataLoader:
         """A loader of a split's batches, this rank's share of them, in the same order every time.
 
@@ -322,7 +326,7 @@ class LayerActivations(TextStream):
         return self.reader.read(self.reader.prepare(texts).to(self.frozen[0].device))
 
     def test_dataloader(self) -> list[DataLoader]:
-        """The texts of `splits`, one after the other: the held-out ones, unless an evaluation asks for others too."""
+        """The splits that were planned: the held-out texts, unless an evaluation reads others too."""
         return [self.loader(split) for split in self.splits]
 
 

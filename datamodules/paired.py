@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 from torch.utils.data import DataLoader
 
 from datamodules.asking import Asking
-from datamodules.reading import WORDS, PairReader, RowKind, RowPolicy, parse_sites
+from datamodules.batches import TextBatch
+from datamodules.reading import WORDS, PairReader, Prepared, RowKind, RowPolicy, parse_sites
 from datamodules.row_types import RowTypes, SeenTypes, kind_of, types_of
 from datamodules.text.label_names import LabelsOption
 from datamodules.text.sources import TextSource
@@ -31,7 +32,7 @@ class PairedActivations(TextStream):
     """Text in, paired rows of two frozen models out, read on the device where the aligner is.
 
     Attributes:
-        splits: what `test_dataloader` loads.
+        splits: what `test_dataloader` loads; see `plan`.
 
     Args:
         model_x: X: a Hub id, a local folder, or `embedded:SEED` for a small BERT that is trained on the fitting
@@ -69,9 +70,6 @@ class PairedActivations(TextStream):
             on, so that an evaluation can tell a map from a vocabulary. A hash of the type's name with `text.seed`
             chooses them; special tokens are never among them. Their neighbours' states are still fitted on, and these
             have seen them in context. Means and first tokens of texts have no types.
-
-    Attributes:
-        measured: the types that rows of the other splits are told apart by, those of the fitting rows unless set.
 
     Raises:
         ValueError: an option is out of its range.
@@ -129,12 +127,14 @@ class PairedActivations(TextStream):
         self.model_x, self.model_y = model_x, model_y
         self.revision_x, self.revision_y = revision_x, revision_y
         self.sites, self.held_out_types = sites, held_out_types
-        self.measured: SeenTypes | None = None
         self._seen: SeenTypes | None = None
-        self._other: Texts | None = None
-        self._tokenised_other: TokenisedSplits | None = None
         self._reader: PairReader | None = None
         self.splits: tuple[Split, ...] = ("test",)
+        self._kinds: list[RowKind] = []  # that are read beside `rows`
+        self._asking: Asking | None = None
+        self._measured: SeenTypes | None = None
+        self._other: Texts | None = None
+        self._tokenised_other: TokenisedSplits | None = None
 
     def named(self) -> list[tuple[str, str | None]]:
         """Name and revision of X and of Y."""
@@ -157,29 +157,42 @@ class PairedActivations(TextStream):
     @property
     def reads_words(self) -> bool:
         """Whether the words of the texts are needed: of rows of any kind that is read."""
-        others = [] if self._reader is None else self._reader.others
-        return super().reads_words or any(kind.policy in WORDS for kind in others)
-
-    def read_also(self, kinds: Sequence[RowKind]) -> None:
-        """Read the rows of further kinds too, from the same texts: `PairedBatch.others`."""
-        self.reader.others = list(kinds)
-        if self.tokenised.words != self.reads_words:
-            self._tokenised = None
+        return super().reads_words or any(kind.policy in WORDS for kind in self._kinds)
 
     def ask(self, asking: Asking | None) -> None:
         """Say with every batch what a head is asked about it: `PairedBatch.task`."""
-        self.reader.asking = asking
+        self._asking = asking
 
-    def read_other(self, source: TextSource, known: Sequence[Dataset]) -> None:
-        """Have the held-out texts of another source as the split `other`, tokenised as those of this one.
+    def plan(
+        self,
+        splits: Sequence[Split] = ("test",),
+        *,
+        kinds: Sequence[RowKind] = (),
+        measured: SeenTypes | None = None,
+        other: TextSource | None = None,
+        known: Sequence[Dataset] = (),
+    ) -> None:
+        """Say what an evaluation reads, from now on.
 
         Args:
-            source: of the texts. Their labels are not read.
-            known: texts that are left out of it.
+            splits: what `test_dataloader` loads, one after the other.
+            kinds: kinds of rows to read from the same texts; those beside `rows` become `PairedBatch.others`.
+            measured: the types by which rows of all splits but `fit` are marked as unseen; default: `seen`.
+            other: a source whose held-out texts become one more split, `other`, at the end. Their labels are not read.
+            known: texts that are left out of `other`.
 
         Raises:
-            ValueError: as `load_texts` does, or no text is left.
+            ValueError: as `load_texts` does, or no text of `other` is left.
         """
+        self._kinds, self._measured = [kind for kind in kinds if kind != self.reader.kind], measured
+        if self.tokenised.words != self.reads_words:
+            self._tokenised = None
+        self._other, self._tokenised_other = None, None
+        if other is not None:
+            self._read_other(other, known)
+        self.splits = (*splits, *(() if other is None else ("other",)))
+
+    def _read_other(self, source: TextSource, known: Sequence[Dataset]) -> None:
         texts = load_texts(source)
         kept = without_texts(texts.test, known)
         if len(kept) == 0:
@@ -188,7 +201,7 @@ class PairedActivations(TextStream):
                 f"{source.source!r}. Name a source that shares none with the fitting texts."
             )
         self._other = replace(texts, test=kept)
-        self._others_dropped, self._tokenised_other = len(texts.test) - len(kept), None
+        self._others_dropped = len(texts.test) - len(kept)
 
     def describe_other(self) -> dict[str, Any]:
         """What a report says about the other source, as plain values."""
@@ -241,15 +254,19 @@ class PairedActivations(TextStream):
             texts: the same as text.
             leave_out: whether these are texts to fit on, without such rows.
         """
-        seen = self.measured if self.measured is not None and not leave_out else self.seen
-        data.marks, data.leave_out = {}, leave_out
-        for kind in [self.reader.kind] if leave_out else [self.reader.kind, *self.reader.others]:
+        seen = self._measured if self._measured is not None and not leave_out else self.seen
+        marks = {}
+        for kind in [self.reader.kind] if leave_out else [self.reader.kind, *self._kinds]:
             if seen.kind is not None and kind_of(kind.policy) == seen.kind:
                 types = cast(RowTypes, types_of(kind, data, texts, self.tokenised.tokenizers[0]))
-                data.marks[kind] = types.unseen(seen)
-        return data
+                marks[kind] = types.unseen(seen)
+        return data.marked(marks, leave_out=leave_out)
 
     # ------------------------------------------------------------------ Lightning's hooks
+
+    def on_before_batch_transfer(self, batch: TextBatch, dataloader_idx: int) -> Prepared:
+        """Choose the rows while the batch is still on the CPU."""
+        return self.reader.prepare(batch, self._kinds, self._asking)
 
     def loader(
         self, split: Split, *, shuffle: bool = False, only: int | None = None, batch_size: int | None = None

@@ -18,6 +18,7 @@ __all__ = [
     "WORDS",
     "PairReader",
     "PairedBatch",
+    "Prepared",
     "RowKind",
     "RowPolicy",
     "Rows",
@@ -245,8 +246,8 @@ class PairedBatch:
         y: (S, N, d_y) states of Y, row by row their partners.
         rows: where the rows came from.
         texts: the tokenised batch.
-        others: the same texts as rows of other kinds, where the reader was asked for some.
-        task: what a head is asked about these texts (a `TaskBatch`), where the reader was told to ask.
+        others: the same texts as rows of other kinds, where some were asked for.
+        task: what a head is asked about these texts (a `TaskBatch`), where anything is.
     """
 
     x: Tensor
@@ -282,10 +283,6 @@ class PairReader:
         rows: row policy.
         special_tokens: whether special tokens count, for `tokens` and `mean`.
         component: states of the residual stream, or what the attention or the feed-forward layer of a block adds.
-
-    Attributes:
-        others: further kinds of rows to gather from the same states.
-        asking: makes of a batch what a head is asked about it; see `datamodules.asking`.
     """
 
     def __init__(
@@ -305,8 +302,6 @@ class PairReader:
         self.sites = list(sites)
         self.policy: RowPolicy = rows
         self.special_tokens, self.component = special_tokens, component
-        self.others: list[RowKind] = []
-        self.asking: Callable[[TextBatch], Any] | None = None
         self.check = FiniteCheck()
         self._read = 0
 
@@ -315,16 +310,23 @@ class PairReader:
         """Which rows these are."""
         return RowKind(self.policy, self.special_tokens)
 
-    def prepare(self, texts: TextBatch) -> Prepared:
+    def prepare(
+        self, texts: TextBatch, others: Sequence[RowKind] = (), asking: Callable[[TextBatch], Any] | None = None
+    ) -> Prepared:
         """The part that belongs on the CPU: which positions are rows of X and of Y, for each kind of rows.
 
         Rows of unseen types are left out of a batch to fit on, and marked in any other.
+
+        Args:
+            texts: on the CPU.
+            others: further kinds of rows to gather from the same states.
+            asking: makes of a batch what a head is asked about it; see `datamodules.asking`.
         """
         found: list[Rows] = []
-        for kind in (self.kind, *self.others):
+        for kind in (self.kind, *others):
             rows = rows_of_each(texts, kind.policy, kind.special_tokens)
             found += _told_apart(rows[0], rows[-1], texts.unseen.get(kind), texts.leave_out)
-        return texts, *found, *([] if self.asking is None else [self.asking(texts)])
+        return texts, *found, *([] if asking is None else [asking(texts)])
 
     def read(self, prepared: Prepared) -> PairedBatch:
         """Run both fronts on the batch's device and gather the rows."""

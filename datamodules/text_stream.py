@@ -193,8 +193,8 @@ class TextStream(pl.LightningDataModule):
             attn_implementation=self.attn_implementation,
             trust_remote_code=self.trust_remote_code,
             device_map=device_map,
+            known_as=name,
         )
-        model.name = name
         self._check_positions(name, model.max_length)
         return model
 
@@ -308,7 +308,14 @@ class TextStream(pl.LightningDataModule):
         return self.tokenised.bytes_per_token(name)
 
     def make_loader(
-        self, split: Split, *, shuffle: bool, whole: bool, only: int | None = None, batch_size: int | None = None
+        self,
+        split: Split,
+        *,
+        shuffle: bool,
+        whole: bool,
+        only: int | None = None,
+        batch_size: int | None = None,
+        seed: int | None = None,
     ) -> DataLoader:
         """A loader of whole batches of one split, this rank's share of them.
 
@@ -318,8 +325,10 @@ class TextStream(pl.LightningDataModule):
             whole: whether a rank takes whole batches, or its part of each.
             only: the first so many texts of the split.
             batch_size: texts a step; default: that of the data module.
+            seed: of the order; default: that of the data module.
         """
-        return self.loader_of(self.split(split), shuffle=shuffle, whole=whole, only=only, batch_size=batch_size)
+        data = self.split(split)
+        return self.loader_of(data, shuffle=shuffle, whole=whole, only=only, batch_size=batch_size, seed=seed)
 
     def loader_of(
         self,
@@ -329,6 +338,7 @@ class TextStream(pl.LightningDataModule):
         whole: bool = False,
         only: int | None = None,
         batch_size: int | None = None,
+        seed: int | None = None,
     ) -> DataLoader:
         """As `make_loader`, of any tokenised texts; where rows are left out, of the texts that keep one."""
         chosen = None
@@ -341,7 +351,7 @@ class TextStream(pl.LightningDataModule):
             batch_size or self.batch_size,
             shuffle=shuffle,
             whole=whole,
-            seed=self.seed,
+            seed=self.seed if seed is None else seed,
             rank=rank,
             world=world,
             chosen=chosen,

@@ -15,6 +15,7 @@ from aligners.fitting.optimisation import Schedule, schedule_factor
 from aligners.scoring.scores import TextScores, UnitMeans
 from aligners.scoring.tasks import unit_answers, unit_losses, unit_scores
 from datamodules.batches import TextBatch
+from datamodules.protocol import LabelledData, stream_of
 from datamodules.targets import classification_targets
 from frozen.calling import Caller
 from frozen.finite import FiniteCheck
@@ -110,7 +111,7 @@ class Finetuning(pl.LightningModule):
     def setup(self, stage: str) -> None:
         """Leave weights alone that no answer depends on, before ranks agree on what trains."""
         if stage == "fit":
-            few: TextBatch = self.trainer.datamodule.split("fit")[[0]]  # type: ignore[attr-defined]
+            few: TextBatch = stream_of(self.trainer, LabelledData).split("fit")[[0]]
             with torch.enable_grad():
                 freeze_unused(self.model, self.logits(few.to(self.device)))
 
@@ -155,7 +156,7 @@ class Finetuning(pl.LightningModule):
 
     def on_test_start(self) -> None:
         """A table for the held-out texts."""
-        texts = len(self.trainer.datamodule.answers("test"))  # type: ignore[attr-defined]
+        texts = len(stream_of(self.trainer, LabelledData).answers("test"))
         self._table = TextScores(["correct", "loss", "answer"], 1, 1, texts).to(self.device)
 
     def test_step(self, batch: TextBatch, batch_idx: int) -> None:

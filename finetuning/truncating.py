@@ -16,6 +16,7 @@ from aligners.scoring.scores import TextScores, UnitMeans, bootstrap_interval, p
 from aligners.scoring.task_scores import choose_score, resampled_scores, task_score
 from aligners.scoring.tasks import check_labels, unit_answers, unit_scores
 from datamodules.batches import TextBatch
+from datamodules.protocol import LabelledData, stream_of
 from datamodules.targets import classification_targets
 from finetuning.heads import HeadBank
 from finetuning.training import FinetuningRecipe, mean_loss, optimisation
@@ -96,9 +97,9 @@ class SurgeryEvaluation(pl.LightningModule):
     # ------------------------------------------------------------------ before
 
     @property
-    def _stream(self) -> Any:
+    def _stream(self) -> LabelledData:
         """The data module of the run."""
-        return self.trainer.datamodule  # type: ignore[attr-defined]
+        return stream_of(self.trainer, LabelledData)
 
     def setup(self, stage: str) -> None:
         """Every check, and a head for every site of every model."""
@@ -264,7 +265,7 @@ class SurgeryEvaluation(pl.LightningModule):
 
     def _score_columns(self, answers: Tensor) -> dict[str, Tensor]:
         """The task's score from answers (models, conditions, texts), the mean over models, with its interval."""
-        labels = cast(Tensor, self._stream.answers("test"))
+        labels = self._stream.answers("test")
         drawn = resampled_scores(self.score, answers, labels, seed=self.seed).mean(0)
         low, high = percentile_interval(drawn)
         return {"score": task_score(self.score, answers, labels).mean(0), "score_low": low, "score_high": high}

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric, SumMetric
 
+from datamodules.protocol import LayerData, stream_of
 from frozen.loading.precision import check_precision
 from similarity.arms import Arm, PairedRows, Shape, evaluate
 from similarity.catalogue import DEFAULT, NAMES, Measure, catalogue
@@ -91,9 +92,9 @@ class SimilarityEvaluation(pl.LightningModule):
         self.meta: dict[str, Any] = {}
 
     @property
-    def _stream(self) -> Any:
+    def _stream(self) -> LayerData:
         """The data module of the run."""
-        return self.trainer.datamodule  # type: ignore[attr-defined]
+        return stream_of(self.trainer, LayerData)
 
     # ------------------------------------------------------------------ before
 
@@ -119,7 +120,7 @@ class SimilarityEvaluation(pl.LightningModule):
             Shape(len(layers), model.width, *((model.depth, model.heads) if attention else ()))
             for model, layers in zip(self.models, self.places, strict=True)
         ]
-        data.splits = ("fit", "test") if self._fits else ("test",)
+        data.plan(("fit", "test") if self._fits else ("test",))
         self._batches = self._count_batches()
         self.groups = self.wanted_groups or min(GROUPS, self._batches)
         if self._fits and self._batches < self.groups:
@@ -147,7 +148,7 @@ class SimilarityEvaluation(pl.LightningModule):
 
     def _count_batches(self) -> int:
         """Batches of held-out texts that all ranks together will read."""
-        count, limit = self._stream.loader("test").sampler.count, self.trainer.limit_test_batches
+        count, limit = cast(Any, self._stream.loader("test").sampler).count, self.trainer.limit_test_batches
         return int(count * limit) if isinstance(limit, float) else min(count, limit * self.trainer.world_size)
 
     @property

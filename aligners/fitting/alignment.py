@@ -31,6 +31,7 @@ from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear, Procrustes
 from aligners.storage import KEY, check_names, describe_aligner, different_models
+from datamodules.protocol import PairedData, stream_of
 from frozen.loading.precision import check_precision
 from similarity.functional.moments import Moments
 from similarity.moments import MomentsMetric
@@ -139,9 +140,9 @@ class Alignment(pl.LightningModule):
     # ------------------------------------------------------------------ setting up
 
     @property
-    def _stream(self) -> Any:
+    def _stream(self) -> PairedData:
         """The data module of the run."""
-        return self.trainer.datamodule  # type: ignore[attr-defined]
+        return stream_of(self.trainer, PairedData)
 
     def setup(self, stage: str) -> None:
         """Build the banks for the data module's sites and widths."""

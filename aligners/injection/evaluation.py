@@ -16,6 +16,7 @@ from aligners.scoring.answers import in_data_order, match_heads
 from aligners.scoring.task_scores import ScoredTask
 from aligners.scoring.tasks import check_labels
 from aligners.storage import StoredAlignment, different_models
+from datamodules.protocol import PairedData, stream_of
 from datamodules.reading import PairedBatch, RowKind
 from datamodules.text.labels import known_labels
 from datamodules.text.sources import TextSource
@@ -78,9 +79,9 @@ class InjectionEvaluation(pl.LightningModule):
     # ------------------------------------------------------------------ before
 
     @property
-    def _stream(self) -> Any:
+    def _stream(self) -> PairedData:
         """The data module of the run."""
-        return self.trainer.datamodule  # type: ignore[attr-defined]
+        return stream_of(self.trainer, PairedData)
 
     def setup(self, stage: str) -> None:
         """Every check, the maps of each direction, and which rows they are measured on."""
@@ -101,10 +102,13 @@ class InjectionEvaluation(pl.LightningModule):
         self.heads = match_heads(data, asked, [reader.model_x, reader.model_y]) if asked else {}
         self.task = ScoredTask.of(data, regression=asked[0].regression, seed=self.seed) if asked else None
         self._choose_rows()
-        data.measured = seen_by_any(self.stored, data)
-        if self.other_text is not None:
-            data.read_other(self.other_text, fitted_texts(self.stored, data))
-            data.splits += ("other",)
+        data.plan(
+            ("fit", "test") if self.lacking else ("test",),
+            kinds=self.kinds,
+            measured=seen_by_any(self.stored, data),
+            other=self.other_text,
+            known=fitted_texts(self.stored, data) if self.other_text is not None else (),
+        )
         self.n_texts = len(data.split("test"))
         self.meta = {**described, **data.describe_other(), **self._findings(), "seed": self.seed, "split": "test"}
         if not self.lacking:
@@ -133,13 +137,11 @@ class InjectionEvaluation(pl.LightningModule):
         own = data.reader.kind
         injects = [TOKENS] if None in self.not_injected.values() else []
         kinds = list(dict.fromkeys([own, *map(stored_kind, self.stored), *injects]))
-        data.read_also([kind for kind in kinds if kind != own])
         self.kinds = kinds
         sizes = len(self.sites), data.reader.model_x.width, data.reader.model_y.width
         self.lacking = nn.ModuleDict(
             {str(place): MomentsMetric(*sizes) for place, kind in enumerate(kinds) if kind not in self.fitted}
         )
-        data.splits = ("fit", "test") if self.lacking else ("test",)
 
     def _findings(self) -> dict[str, Any]:
         """What the report says of all rows beyond the data."""

@@ -17,7 +17,7 @@ from aligners.scoring.scores import percentile_interval, resampled
 from datamodules.text.sources import GLUE_SCORES, Score, TextSource
 
 if TYPE_CHECKING:
-    from datamodules.text_stream import TextStream
+    from datamodules.protocol import TextData
 
 __all__ = ["OF_CLASSES", "OF_NUMBERS", "ScoredTask", "choose_score", "resampled_scores", "score_interval", "task_score"]
 
@@ -46,7 +46,7 @@ class ScoredTask:
     constant: float
 
     @classmethod
-    def of(cls, data: TextStream, *, regression: bool, seed: int) -> ScoredTask:
+    def of(cls, data: TextData, *, regression: bool, seed: int) -> ScoredTask:
         """The task of a data module's texts for heads that predict numbers or answer classes.
 
         Raises:

@@ -21,6 +21,7 @@ from aligners.scoring.task_scores import ScoredTask, score_interval, task_score
 from aligners.scoring.tasks import per_text, unit_answers, unit_scores
 from aligners.stitching.storage import StoredStitching, fitted_maps, refuse_other_component, refuse_other_models
 from datamodules.asking import TaskBatch
+from datamodules.protocol import TaskData, stream_of
 from frozen.loading.precision import check_precision
 
 __all__ = ["StitchingEvaluation"]
@@ -76,9 +77,9 @@ class StitchingEvaluation(pl.LightningModule):
     # ------------------------------------------------------------------ before
 
     @property
-    def _stream(self) -> Any:
+    def _stream(self) -> TaskData:
         """The data module of the run."""
-        return self.trainer.datamodule  # type: ignore[attr-defined]
+        return stream_of(self.trainer, TaskData)
 
     def setup(self, stage: str) -> None:
         """Every check, and the methods of each route."""

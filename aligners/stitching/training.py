@@ -35,6 +35,7 @@ from aligners.stitching.storage import (
 )
 from aligners.storage import check_names
 from datamodules.asking import TaskBatch
+from datamodules.protocol import TaskData, stream_of
 from frozen.finite import FiniteCheck
 from frozen.loading.precision import check_precision
 from frozen.model import FrozenModel
@@ -111,9 +112,9 @@ class Stitching(pl.LightningModule):
     # ------------------------------------------------------------------ setting up
 
     @property
-    def _stream(self) -> Any:
+    def _stream(self) -> TaskData:
         """The data module of the run."""
-        return self.trainer.datamodule  # type: ignore[attr-defined]
+        return stream_of(self.trainer, TaskData)
 
     def setup(self, stage: str) -> None:
         """Every check, and the banks of each route."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -182,7 +183,7 @@ class TokenisedTexts(Dataset):
         first = [next(i for i, other in enumerate(tokens) if other is table) for table in tokens]
         # What models share is laid out, and later padded, once.
         self.tables = list(tokens)
-        self.marks: dict[RowKind, Marks] = {}
+        self.marks: Mapping[RowKind, Marks] = {}
         self.leave_out = False
         self._laid = {i: _Tokens(tokens[i], tokenizers[i]) for i in sorted(set(first))}
         self._models = first
@@ -203,6 +204,12 @@ class TokenisedTexts(Dataset):
         """The first model's tokens of all texts end to end, (T,), which are special, and how many each text has."""
         laid = self._laid[0]
         return laid.flat["input_ids"], laid.flat["special_tokens_mask"].bool(), laid.lengths
+
+    def marked(self, marks: Mapping[RowKind, Marks], *, leave_out: bool) -> TokenisedTexts:
+        """The same texts with other `marks` and `leave_out`; nothing is copied."""
+        same = copy(self)
+        same.marks, same.leave_out = marks, leave_out
+        return same
 
     def __getitem__(self, rows: Sequence[int]) -> TextBatch:
         """The texts with these row numbers, as one batch."""

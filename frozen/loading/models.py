@@ -41,6 +41,7 @@ def load_frozen(
     device: str | torch.device = "cpu",
     device_map: DeviceMap | None = None,
     tokenizer: bool = True,
+    known_as: str | None = None,
 ) -> FrozenModel:
     """Load a model, with its classification or language modelling head where the checkpoint names one.
 
@@ -58,6 +59,7 @@ def load_frozen(
         device_map: which part goes where instead: "auto", or a mapping from modules to devices. For a model that is
             too large for one device; needs accelerate.
         tokenizer: whether to load the tokenizer too.
+        known_as: the model's name in reports, where it is not `name`.
 
     Raises:
         ValueError: if there is no such model, its architecture is not registered, a file is damaged or
@@ -78,7 +80,7 @@ def load_frozen(
             options["device_map"] = device_map
         model = _model(str(name), task, architecture, options)
         words = read_tokenizer(str(name), source, config) if tokenizer else None
-    frozen = FrozenModel(model, words, name=str(name), revision=revision)
+    frozen = FrozenModel(model, words, name=known_as or str(name), revision=revision)
     return frozen if device_map is not None else frozen.to(device)
 
 

@@ -1,0 +1,176 @@
+"""What a LightningModule needs of its data module. Any data module that has it will do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from inspect import getattr_static
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from torch import Tensor
+    from torch.utils.data import DataLoader
+
+    from datamodules.asking import Asking, TaskBatch
+    from datamodules.batches import TextBatch
+    from datamodules.layers import LayerReader
+    from datamodules.reading import PairReader, RowKind
+    from datamodules.row_types import SeenTypes
+    from datamodules.text.label_names import LabelsOption
+    from datamodules.text.sources import TextSource
+    from datamodules.text.texts import Texts
+    from datamodules.text.tokenised_splits import Split
+    from datamodules.text.tokens import TokenisedTexts
+    from frozen.architectures import Component
+    from frozen.model import FrozenModel
+
+__all__ = ["LabelledData", "LayerData", "PairedData", "TaskData", "TextData", "stream_of"]
+
+
+class TextData(Protocol):
+    """Texts, and the frozen models that read them."""
+
+    text: TextSource
+    labels: LabelsOption
+
+    @property
+    def texts(self) -> Texts:
+        """The three splits as text."""
+
+    @property
+    def frozen(self) -> list[FrozenModel]:
+        """The models."""
+
+    def named(self) -> list[tuple[str, str | None]]:
+        """Name and revision of each model, as the user wrote them."""
+
+    def split(self, name: Split) -> TokenisedTexts:
+        """A split, tokenised for all models."""
+
+    def describe(self) -> dict[str, Any]:
+        """What a report says about texts, rows and models."""
+
+    def config(self) -> dict[str, Any]:
+        """The options, from which the data module can be made again."""
+
+
+class PairedData(TextData, Protocol):
+    """Paired rows of two models: see `PairedActivations`."""
+
+    component: Component
+    splits: tuple[Split, ...]
+
+    @property
+    def reader(self) -> PairReader:
+        """What reads the rows."""
+
+    @property
+    def seen(self) -> SeenTypes:
+        """The types of the fitting rows."""
+
+    def loader(self, split: Split) -> DataLoader:
+        """Batches of texts, this rank's share."""
+
+    def plan(
+        self,
+        splits: Sequence[Split] = ("test",),
+        *,
+        kinds: Sequence[RowKind] = (),
+        measured: SeenTypes | None = None,
+        other: TextSource | None = None,
+        known: Sequence[Dataset] = (),
+    ) -> None:
+        """Say what an evaluation reads."""
+
+    def ask(self, asking: Asking | None) -> None:
+        """Say with every batch what a head is asked about it."""
+
+    def describe_other(self) -> dict[str, Any]:
+        """What a report says about the other source of text."""
+
+
+class LayerData(TextData, Protocol):
+    """The same rows of all layers of any number of models: see `LayerActivations`."""
+
+    attention: bool
+    splits: tuple[Split, ...]
+
+    @property
+    def reader(self) -> LayerReader:
+        """What reads the rows."""
+
+    def loader(self, split: Split) -> DataLoader:
+        """Batches of texts, whole ones for each rank."""
+
+    def plan(self, splits: Sequence[Split] = ("test",)) -> None:
+        """Say what an evaluation reads."""
+
+
+class TaskData(TextData, Protocol):
+    """What whole models of one tokenizer are asked: see `ModelTexts`."""
+
+    sites: str | list[str | int]
+    component: Component
+
+    @property
+    def task(self) -> str | None:
+        """What the last model's head answers."""
+
+    def loader(self, split: Split, *, shuffle: bool = False) -> DataLoader:
+        """Batches of texts, this rank's share."""
+
+    def prepare(self, texts: TextBatch, epoch: int = 0) -> TaskBatch:
+        """A batch with its rows and with what is asked of it."""
+
+    def bytes_per_token(self, name: Split) -> float:
+        """Bytes of UTF-8 per token of a split."""
+
+
+class LabelledData(TextData, Protocol):
+    """Texts that all have a label: see `LabelledTexts`."""
+
+    models: list[str]
+    bases: list[str]
+
+    @property
+    def classes(self) -> int:
+        """Number of classes; 1 for numbers."""
+
+    def answers(self, split: Split) -> Tensor:
+        """The label of each text of a split, (n,)."""
+
+    def constant_answers(self) -> Tensor:
+        """The best answer to the held-out texts that is the same for all, (n,)."""
+
+
+DataT = TypeVar("DataT")
+_NOTHING = object()
+
+
+def stream_of(trainer: Any, protocol: type[DataT]) -> DataT:
+    """The data module of a run.
+
+    Args:
+        trainer: of the run.
+        protocol: what is needed of it, one of this file.
+
+    Raises:
+        ValueError: the run has no data module, or one without something that is needed.
+    """
+    data = getattr(trainer, "datamodule", None)
+    if data is None:
+        raise ValueError("Expected a data module, but got none. Give the Trainer one, as `datamodule`.")
+    # Looked up statically: to ask for `frozen` or `texts` would load them.
+    lacking = sorted(name for name in _members(protocol) if getattr_static(data, name, _NOTHING) is _NOTHING)
+    if lacking:
+        raise ValueError(
+            f"Expected a data module with all of `{protocol.__name__}`, but {type(data).__name__} has no "
+            f"{', '.join(lacking)}. {(protocol.__doc__ or '').splitlines()[0]}"
+        )
+    return data
+
+
+def _members(protocol: type) -> set[str]:
+    contract = [base for base in protocol.__mro__ if base not in (Protocol, Generic, object)]
+    names = (name for base in contract for name in (*vars(base), *getattr(base, "__annotations__", ())))
+    return {name for name in names if not name.startswith("_")}

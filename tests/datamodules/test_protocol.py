@@ -1,0 +1,36 @@
+"""Each data module has what the LightningModules that use it ask for, and a run without one says so."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from datamodules.labelled import LabelledTexts
+from datamodules.layers import LayerActivations
+from datamodules.model_texts import ModelTexts
+from datamodules.paired import PairedActivations
+from datamodules.protocol import LabelledData, LayerData, PairedData, TaskData, TextData, stream_of
+
+MODULES = {
+    PairedActivations: PairedData,
+    LayerActivations: LayerData,
+    ModelTexts: TaskData,
+    LabelledTexts: LabelledData,
+}
+
+
+@pytest.mark.parametrize("kind", MODULES)
+def test_each_data_module_keeps_its_contract_and_loads_nothing_to_show_it(kind: type[Any]) -> None:
+    data = kind()
+    trainer = SimpleNamespace(datamodule=data)
+    assert stream_of(trainer, MODULES[kind]) is data
+    assert stream_of(trainer, TextData) is data
+
+
+def test_a_run_without_what_is_needed_is_refused() -> None:
+    with pytest.raises(ValueError, match="Expected a data module, but got none"):
+        stream_of(SimpleNamespace(datamodule=None), PairedData)
+    with pytest.raises(ValueError, match=r"all of `TaskData`, but LabelledTexts has no .*prepare, sites, task\."):
+        stream_of(SimpleNamespace(datamodule=LabelledTexts()), TaskData)
