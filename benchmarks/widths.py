@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.divergence import Divergence
 from aligners.fitting.errors import MapErrors
-from aligners.fitting.optimisation import clip_per_site, gradient_norms, make_optimizer, schedule_factor, set_rate
+from aligners.fitting.optimisation import clip_per_site, gradient_norms, make_optimizer, schedule_factor
 from aligners.fitting.products import Products, products_in
 from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
@@ -130,11 +130,11 @@ def train(
     optimizer = make_optimizer(defaults.optimizer_factory, [aligner])
     assert optimizer is not None
     course = schedule_factor(defaults.schedule, steps, defaults.warmup)
+    rate = torch.optim.lr_scheduler.LambdaLR(optimizer, course)
     divergence, parameters = Divergence(), list(aligner.parameters())
     draw, began = torch.Generator().manual_seed(seed), time.perf_counter()
     for step in range(steps):
         chosen = torch.randint(rows.x.shape[1], (a_step,), generator=draw).to(rows.x.device)
-        set_rate(optimizer, course(step))
         optimizer.zero_grad(set_to_none=True)
         with products_in(products):
             loss = aligner.loss(rows.x[:, chosen], rows.y[:, chosen])
@@ -144,6 +144,7 @@ def train(
         alive = divergence.watch_gradient("map", norms, step + 1)
         clip_per_site(parameters, defaults.gradient_clip, norms, alive)
         optimizer.step()
+        rate.step()
     seconds = (time.perf_counter() - began) / steps
     return Course(start, held_out(aligner, rows, moments), int(divergence.step["map"]), seconds)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from aligners.fitting.alignment import Alignment
+from aligners.fitting.cautions import warn_of_divergence, warn_of_untrained
 from aligners.maps.base import Aligner
 from aligners.stitching.training import Stitching
 
@@ -52,7 +53,7 @@ class BestPerSite(pl.Callback):
             self._compare(key, banks[key], criterion, trainer.global_step)
             if isinstance(pl_module, Alignment) and bool(new.any()):
                 self._set_back(key, banks[key], new, trainer)
-                pl_module.warn_of_divergence(key, new, self._step[key])
+                warn_of_divergence(pl_module, key, new, self._step[key])
         if criteria and all(bool(self._closed(key).all()) for key in criteria):
             trainer.should_stop = True
 
@@ -114,7 +115,7 @@ class BestPerSite(pl.Callback):
                 for key, bank in pl_module.banks().items()
                 if key in self._kept
             }
-            pl_module.warn_of_untrained()
+            warn_of_untrained(pl_module)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to go on comparing."""

@@ -131,14 +131,14 @@ def _fit_closed_forms(
     module = ClosedForms(factories, both_directions=options.both_directions)
     once = {
         **settings,
-        "max_epochs": 1,
+        "max_epochs": -1,
         "logger": False,
         "limit_val_batches": 0,
         "enable_model_summary": False,
     }
     callbacks = [*progress_bar(settings["enable_progress_bar"]), SaveAligners(folder)]
     pl.Trainer(**once, callbacks=callbacks).fit(module, datamodule=data)
-    return load_alignment(folder / "aligners.ckpt")
+    return module.stored(folder / "aligners.ckpt")
 
 
 def _flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -126,6 +126,7 @@ class LengthBatches(DistributedSampler):
         rank: this process's number, 0..world - 1.
         world: number of processes.
         chosen: numbers of the texts that come, in the order of `lengths`; default: 0..n - 1.
+        first_epoch: the first epoch has the order of this number.
 
     Attributes:
         count: batches per epoch, of all ranks together.
@@ -145,7 +146,9 @@ class LengthBatches(DistributedSampler):
         rank: int = 0,
         world: int = 1,
         chosen: np.ndarray | None = None,
+        first_epoch: int = 0,
     ) -> None:
+        self.first_epoch = first_epoch
         self.lengths, self.whole, self.chosen = np.asarray(lengths), whole, chosen
         n = len(self.lengths)
         if not whole and batch_size < world:
@@ -191,7 +194,7 @@ class LengthBatches(DistributedSampler):
     def _batches(self) -> list[np.ndarray]:
         if not self.shuffle:
             return np.split(np.argsort(-self.lengths, kind="stable"), self.bounds[1:-1])
-        draw = np.random.default_rng([self.seed, self.epoch])
+        draw = np.random.default_rng([self.seed, self.first_epoch + self.epoch])
         order = draw.permutation(len(self.lengths))
         for first in range(0, self.count, CHUNK):
             chunk = order[self.bounds[first] : self.bounds[min(first + CHUNK, self.count)]]

@@ -269,7 +269,13 @@ class PairedActivations(TextStream):
         return self.reader.prepare(batch, self._kinds, self._asking)
 
     def loader(
-        self, split: Split, *, shuffle: bool = False, only: int | None = None, batch_size: int | None = None
+        self,
+        split: Split,
+        *,
+        shuffle: bool = False,
+        only: int | None = None,
+        batch_size: int | None = None,
+        first_epoch: int = 0,
     ) -> DataLoader:
         """A loader of whole batches of one split, this rank's share of them.
 
@@ -280,6 +286,7 @@ class PairedActivations(TextStream):
             shuffle: a new order every epoch, the same for every number of ranks.
             only: the first so many texts of the split.
             batch_size: texts a step; default: that of the data module.
+            first_epoch: the first epoch has the order of this number.
         """
         data = self.mark(self.split(split), self._as_text(split), leave_out=split == "fit")
         if data.leave_out and any(bool(marks.flat.all()) for marks in data.marks.values()):
@@ -287,11 +294,14 @@ class PairedActivations(TextStream):
                 f"Expected `held_out_types` to leave rows to fit on, but {self.held_out_types:g} of the types hold out "
                 "all of them. Give a smaller share, or more text."
             )
-        return self.loader_of(data, shuffle=shuffle, only=only, batch_size=batch_size)
+        return self.loader_of(data, shuffle=shuffle, only=only, batch_size=batch_size, first_epoch=first_epoch)
 
     def train_dataloader(self) -> DataLoader:
-        """The fitting texts; after an interruption, from the batch that was next."""
-        return self.resumable(self.loader("fit", shuffle=True))
+        """The fitting texts; after an interruption, from the batch that was next.
+
+        Their moments have been read in the order of epoch 0: training begins with that of epoch 1.
+        """
+        return self.resumable(self.loader("fit", shuffle=True, first_epoch=1))
 
     def val_dataloader(self) -> Sequence[DataLoader]:
         """The validation texts, and as many of the fitting texts to set beside them."""

@@ -68,8 +68,11 @@ class PairedData(TextData, Protocol):
     def seen(self) -> SeenTypes:
         """The types of the fitting rows."""
 
-    def loader(self, split: Split) -> DataLoader:
+    def loader(self, split: Split, *, shuffle: bool = False) -> DataLoader:
         """Batches of texts, this rank's share."""
+
+    def on_before_batch_transfer(self, batch: TextBatch, dataloader_idx: int) -> Any:
+        """Choose the rows of a batch, before it goes to the device."""
 
     def plan(
         self,

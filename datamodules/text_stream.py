@@ -339,6 +339,7 @@ class TextStream(pl.LightningDataModule):
         only: int | None = None,
         batch_size: int | None = None,
         seed: int | None = None,
+        first_epoch: int = 0,
     ) -> DataLoader:
         """As `make_loader`, of any tokenised texts; where rows are left out, of the texts that keep one."""
         chosen = None
@@ -355,6 +356,7 @@ class TextStream(pl.LightningDataModule):
             rank=rank,
             world=world,
             chosen=chosen,
+            first_epoch=first_epoch,
         )
         return DataLoader(
             data,

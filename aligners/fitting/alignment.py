@@ -2,87 +2,46 @@
 
 from __future__ import annotations
 
-import logging
-import math
-from collections.abc import Callable, Iterator
-from functools import cached_property
-from typing import Any, Literal, NamedTuple, cast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.cli import OptimizerCallable
-from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 
 from aligners.fitting.divergence import Divergence
 from aligners.fitting.errors import MapErrors
 from aligners.fitting.fit_map import fit_map
-from aligners.fitting.optimisation import (
-    Schedule,
-    clip_per_site,
-    gradient_norms,
-    make_optimizer,
-    schedule_factor,
-    set_rate,
-)
+from aligners.fitting.fits import AlignerFactory, Direction, Fit, seeded
+from aligners.fitting.length import training_steps
+from aligners.fitting.moments import limited, read_moments
+from aligners.fitting.optimisation import Schedule, clip_per_site, gradient_norms, make_optimizer, schedule_factor
 from aligners.fitting.products import Products, check_products, products_in
-from aligners.fitting.validating import validate_now
+from aligners.fitting.validating import validate_if_due
 from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear, Procrustes
-from aligners.storage import KEY, check_names, describe_aligner, different_models
+from aligners.storage import KEY, StoredAlignment, check_names, describe_aligner, different_models
 from datamodules.protocol import PairedData, stream_of
 from frozen.loading.precision import check_precision
 from similarity.functional.moments import Moments
-from similarity.moments import MomentsMetric
 
-__all__ = ["AlignerFactory", "Alignment", "Direction", "Fit"]
-
-AlignerFactory = Callable[[int, int, int], Aligner]
-Direction = Literal["forward", "backward"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["Alignment"]
 
 DEFAULT_ALIGNERS: dict[str, AlignerFactory] = {"linear": Linear, "procrustes": Procrustes, "inn": INN}
 
-
-class Fit(NamedTuple):
-    """One aligner of a run: its name, whether it maps X to Y or Y to X, and the bank itself."""
-
-    name: str
-    direction: Direction
-    aligner: Aligner
-
-    @property
-    def key(self) -> str:
-        """A name that no other fit of the run has."""
-        return f"{self.direction}.{self.name}"
-
-    def orient(self, x: Any, y: Any) -> tuple[Any, Any]:
-        """(source, target) of this fit."""
-        return (x, y) if self.direction == "forward" else (y, x)
-
-
-class _Anchor(nn.Module):
-    """A parameter that is neither trained nor saved: data-parallel training refuses a module without any."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.unused = nn.Parameter(torch.zeros(()))
-
-    def _save_to_state_dict(self, *args: Any) -> None:
-        """Leave no trace in a checkpoint."""
-
-    def _load_from_state_dict(self, *args: Any) -> None:
-        """Expect none."""
+FORMAT = 2  # of a checkpoint to go on from: in the first, an epoch of moments was counted among those of training
 
 
 class Alignment(pl.LightningModule):
     """Fits aligners on paired activations; each sees the same rows in the same order.
 
-    The first epoch reads the moments of all rows, summed over ranks, and ends with every closed-form aligner
-    solved and every trained one at its starting point. The epochs after it train the latter. The frozen
-    models live in the data module: they are never in train mode and never in a checkpoint.
+    A fit has two phases. The moments of the fitting texts are read first, over all ranks: they solve every closed form
+    and give every trained aligner its scaling and its starting point. Then come gradient steps, as ordinary epochs;
+    without anything to train there are none. The frozen models live in the data module: they are never in train mode
+    and never in a checkpoint.
 
     Args:
         aligners: name in the report -> the aligner.
@@ -135,7 +94,7 @@ class Alignment(pl.LightningModule):
         self.divergence = Divergence()
         self.training_record: dict[str, dict[str, Any]] = {}
         self.validated_at: int | None = None
-        self._course: Callable[[int], float] | None = None
+        self.unused: nn.Parameter | None = None
 
     # ------------------------------------------------------------------ setting up
 
@@ -153,36 +112,25 @@ class Alignment(pl.LightningModule):
         self.sites = reader.sites
         if not self.fits():
             self.build(len(reader.sites), reader.model_x.width, reader.model_y.width)
-        trained = [fit.name for fit in self.fits() if not fit.aligner.closed_form]
-        if stage == "fit" and trained and self.trainer.max_epochs == 1:
-            raise ValueError(
-                "`trainer.max_epochs` is 1, but the first epoch only reads moments, and "
-                f"{', '.join(sorted(set(trained)))} need training after it. Set it to 2 or more."
-            )
+        if stage == "fit" and self.trainer.world_size > 1 and not self.trained():
+            # data-parallel training refuses a module without any parameter; `on_fit_start` removes it
+            self.unused = nn.Parameter(torch.zeros(()))
 
     def build(self, sites: int, d_x: int, d_y: int) -> None:
         """Make the banks, every one from the same seed."""
         for name, factory in self.factories.items():
-            aligner = self._seeded(factory, sites, d_x, d_y)
+            aligner = seeded(factory, self.seed, sites, d_x, d_y)
             self.forward_maps[name] = aligner
             if self.both_directions and not aligner.bijective:
-                self.backward_maps[name] = self._seeded(factory, sites, d_y, d_x)
-        self._moments = MomentsMetric(sites, d_x, d_y)
-        if not self.trained():
-            self._anchor = _Anchor()
+                self.backward_maps[name] = seeded(factory, self.seed, sites, d_y, d_x)
 
     def one_site_each(self, d_x: int, d_y: int) -> Iterator[Aligner]:
         """Each of the aligners that `build` makes, for one site: to know how large they are."""
         for factory in self.factories.values():
-            aligner = self._seeded(factory, 1, d_x, d_y)
+            aligner = seeded(factory, self.seed, 1, d_x, d_y)
             yield aligner
             if self.both_directions and not aligner.bijective:
-                yield self._seeded(factory, 1, d_y, d_x)
-
-    def _seeded(self, factory: AlignerFactory, sites: int, d_x: int, d_y: int) -> Aligner:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
-            return factory(sites, d_x, d_y)
+                yield seeded(factory, self.seed, 1, d_y, d_x)
 
     def _maps(self) -> dict[Direction, nn.ModuleDict]:
         return {"forward": self.forward_maps, "backward": self.backward_maps}
@@ -203,61 +151,54 @@ class Alignment(pl.LightningModule):
         """`i-j` for each site pair."""
         return [f"{i}-{j}" for i, j in self.sites]
 
-    # ------------------------------------------------------------------ training
+    # ------------------------------------------------------------------ first phase: moments
+
+    def on_fit_start(self) -> None:
+        """Read the moments of the fitting texts, unless a checkpoint holds them."""
+        self.unused = None
+        if self.moments is None:
+            data = self._stream
+            loader = data.loader("fit", shuffle=True)
+            batches = limited(len(loader), self.trainer.limit_train_batches)
+            self.fit_moments(read_moments(self.trainer, loader, self._read, data.reader.check, batches)["maps"])
+
+    def _read(self, texts: Any) -> dict[str, tuple[Tensor, Tensor]]:
+        # as the Trainer does: the data module's hooks choose the rows, move the texts and read both models
+        batch = self.trainer.strategy.batch_to_device(self._stream.on_before_batch_transfer(texts, 0))
+        return {"maps": (batch.x, batch.y)}
+
+    def fit_moments(self, moments: Moments) -> None:
+        """Solve the closed-form aligners and start the trained ones from the moments of all fitting rows.
+
+        Raises:
+            ValueError: there are fewer rows than an aligner needs, or the states of a site are constant.
+        """
+        for fit in self.fits():
+            fit_map(fit.name, fit.aligner, moments if fit.direction == "forward" else moments.swap())
+        self.moments = moments
+
+    # ------------------------------------------------------------------ second phase: gradient steps
 
     def configure_optimizers(self) -> Any:
-        """One optimiser over the steps that follow the epoch of moments."""
+        """One optimiser for all trained aligners."""
         return make_optimizer(self.optimizer_factory, [fit.aligner for fit in self.trained()])
 
-    @cached_property
-    def _batches(self) -> int:
-        """Batches of an epoch, counted without the Trainer's loader.
-
-        The Trainer would build it before a checkpoint says where a resumed run has to begin.
-        """
-        batches, limit = len(self._stream.loader("fit")), self.trainer.limit_train_batches
-        return int(batches * limit) if isinstance(limit, float) else min(batches, limit)
-
-    @cached_property
-    def training_steps(self) -> int:
-        """Training steps of the whole run: as the Trainer has it where it has a limit, else as many as `rows` takes."""
-        if self.moments is None:
-            raise RuntimeError("How many rows a step has is known when the moments are.")
-        batches, epochs, steps = self._batches, self.trainer.max_epochs, self.trainer.max_steps
-        if epochs is not None and epochs >= 0:
-            in_epochs = batches * (epochs - 1)
-            return in_epochs if steps < 0 else min(in_epochs, steps)
-        return min(math.ceil(self.rows * batches / int(self.moments.n)), self.most_steps) if steps < 0 else steps
-
     def on_train_start(self) -> None:
-        """After an interruption between a step and its validation, that validation comes first."""
-        self._validate_if_due()
-
-    def on_train_epoch_start(self) -> None:
-        """Validate the starts before the first step, if that has not been done: they are what training has to beat."""
-        self._validate_if_due()
-
-    def _validate_if_due(self) -> None:
-        trainer, step = cast(Any, self.trainer), self.global_step
-        if self.moments is None or self.validated_at == step or not self.trained() or not trainer.enable_validation:
+        """Validate what training has to beat; a run of closed forms ends with that."""
+        validate_if_due(self.trainer, self.validated_at)
+        if not self.trained():
+            self.trainer.should_stop = True
             return
-        epoch, inside = divmod(step, self._batches)  # epoch 0 read the moments
-        if step == 0 or (inside == 0 and (epoch + 1) % (trainer.check_val_every_n_epoch or 1) == 0):
-            validate_now(trainer)
+        self.training_steps = training_steps(
+            self.trainer, self.rows, self.most_steps, int(cast(Moments, self.moments).n)
+        )
+        course = schedule_factor(self.schedule, self.training_steps, self.warmup)
+        # made where the steps are known, at the step that comes next: no checkpoint need hold it
+        self._rate = torch.optim.lr_scheduler.LambdaLR(self.trainer.optimizers[0], course, self.global_step - 1)
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
-        """Add to the moments in the first epoch, take one optimiser step in the others."""
-        if self.moments is None:
-            self._moments.update(batch.x, batch.y)
-            if self.trainer.is_last_batch:
-                self.fit_moments(self._moments.compute())
-                if not self.trained():
-                    self.trainer.should_stop = True
-            return
-        if self._course is None:
-            self._course = schedule_factor(self.schedule, self.training_steps, self.warmup)
+        """Take one step of every aligner at every site."""
         optimizer = cast(Any, self.optimizers())
-        set_rate(optimizer, self._course(self.global_step))
         optimizer.zero_grad(set_to_none=True)
         share = self._share_of_rows(batch)
         with products_in(self.products):
@@ -265,6 +206,7 @@ class Alignment(pl.LightningModule):
             self.manual_backward(share * torch.stack([loss.sum() for loss in losses.values()]).sum())
         self._guard(self._over_ranks(share, losses))
         optimizer.step()
+        self._rate.step()
         if self.global_step >= self.training_steps:
             self.trainer.should_stop = True  # Lightning then validates: without it the steps since would not count
 
@@ -297,16 +239,6 @@ class Alignment(pl.LightningModule):
         """Look at the last batch's states too."""
         self._stream.reader.check.flush()
 
-    def fit_moments(self, moments: Moments) -> None:
-        """Solve the closed-form aligners and start the trained ones from the moments of all fitting rows.
-
-        Raises:
-            ValueError: there are fewer rows than an aligner needs, or the states of a site are constant.
-        """
-        for fit in self.fits():
-            fit_map(fit.name, fit.aligner, moments if fit.direction == "forward" else moments.swap())
-        self.moments = moments
-
     # ------------------------------------------------------------------ validation
 
     def on_validation_epoch_start(self) -> None:
@@ -316,7 +248,7 @@ class Alignment(pl.LightningModule):
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Errors of every aligner on one batch."""
         if self.moments is None:
-            return
+            raise ValueError("Nothing is fitted yet: fit first, or name a checkpoint with `--ckpt_path`.")
         split = ("validation", "train")[dataloader_idx]
         for fit in self.fits():
             if (split, fit) not in self._errors:
@@ -343,48 +275,12 @@ class Alignment(pl.LightningModule):
         """Each trained bank by a name of its own."""
         return {fit.key: fit.aligner for fit in self.trained()}
 
-    @rank_zero_only
-    def warn_of_divergence(self, key: str, sites: Tensor, best: Tensor) -> None:
-        """Say which sites of a bank were set back: sites (S,) bool, and the step of each one's best (S,)."""
-        direction, name = key.split(".")
-        step = self.divergence.step[key]
-        found = [
-            f"{site} at step {int(step[s])} (set back to step {int(best[s])})"
-            for s, site in enumerate(self.site_names())
-            if bool(sites[s])
-        ]
-        logger.warning(
-            "%s (%s) diverged at site pair %s. It is frozen there, the others go on. %s",
-            name, direction, ", ".join(found), self._advice(),
-        )  # fmt: skip
-
-    @rank_zero_only
-    def warn_of_untrained(self) -> None:
-        """Say which sites ended at their start."""
-        for key, record in self.training_record.items():
-            sites = [s for s, best in enumerate(record["best_step"]) if best == 0]
-            if not sites or record["steps"] == 0:
-                continue
-            direction, name = key.split(".")
-            logger.warning(
-                "%s (%s) learned nothing at site pair %s: no step did better on the validation texts than the "
-                "untrained start (%s), which is what is kept. %s",
-                name, direction, ", ".join(self.site_names()[s] for s in sites),
-                ", ".join(dict.fromkeys(record["start"][s] for s in sites)), self._advice(),
-            )  # fmt: skip
-
-    def _advice(self) -> str:
-        rate = max(group["initial_lr"] for group in self.trainer.optimizers[0].param_groups)
-        return f"The learning rate is {rate:g}: try another, or more `rows`."
-
     def criteria(self) -> dict[str, Tensor]:
         """What the last validation says of each site of each trained bank, (S,): less is better."""
         found = {}
-        for fit in self.trained() if self.moments is not None else []:
+        for fit in self.trained():
             figures = self.validation_figures[fit]
-            both = fit.aligner.both_ways
-            criterion = figures["fvu"] + figures["fvu_inverse"] if both else figures["fvu"]
-            found[fit.key] = criterion
+            found[fit.key] = figures["fvu"] + figures["fvu_inverse"] if fit.aligner.both_ways else figures["fvu"]
         return found
 
     def _keys(self, split: str, fit: Fit, figure: str, values: Tensor) -> dict[str, Tensor]:
@@ -393,11 +289,22 @@ class Alignment(pl.LightningModule):
 
     # ------------------------------------------------------------------ checkpoints
 
+    def stored(self, path: Path) -> StoredAlignment:
+        """What `load_alignment` would read from a checkpoint of this fit at `path`, without the way over the disk."""
+        moments = Moments(*(value.cpu() for value in cast(Moments, self.moments)))
+        maps = {
+            direction: {name: cast(Aligner, aligner).requires_grad_(False).eval() for name, aligner in every.items()}
+            for direction, every in self.cpu()._maps().items()
+        }
+        seen = self._stream.seen
+        return StoredAlignment(path, cast(Any, maps), moments, self.data, self.data_config, seen, self.training_record)
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what another process needs to use the maps: how to build them, on what they were fitted."""
         if self.moments is None:
             raise RuntimeError("A checkpoint was asked for before the moments were complete; nothing is fitted yet.")
         checkpoint[KEY] = {
+            "format": FORMAT,
             "aligners": {
                 direction: {name: describe_aligner(cast(Aligner, aligner)) for name, aligner in maps.items()}
                 for direction, maps in self._maps().items()
@@ -415,9 +322,15 @@ class Alignment(pl.LightningModule):
         """Take the moments back.
 
         Raises:
-            ValueError: the checkpoint was fitted on other models.
+            ValueError: the checkpoint was fitted on other models, or counts its epochs in another way.
         """
         stored = checkpoint[KEY]
+        if self.trainer.state.fn == "fit" and stored.get("format", 1) != FORMAT:
+            raise ValueError(
+                "Expected a checkpoint to go on from whose epochs are those of training, but this one, of an earlier "
+                "version, counts the reading of moments as its first. Go on with the version that wrote it, or fit "
+                "anew. Its maps can still be measured: `evaluate.py inject --checkpoints`."
+            )
         differences = different_models(stored["data"]["models"], self.data["models"])
         if differences:
             raise ValueError("The checkpoint was fitted on other models: " + "; ".join(differences) + ".")

@@ -19,7 +19,6 @@ __all__ = [
     "gradient_norms",
     "make_optimizer",
     "schedule_factor",
-    "set_rate",
 ]
 
 Schedule = Literal["constant", "linear", "cosine", "one_cycle"]
@@ -84,12 +83,6 @@ def schedule_factor(schedule: Schedule, steps: int, warmup: float) -> Callable[[
         return 1 - done if schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
 
     return factor
-
-
-def set_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
-    """Set every group's rate to so much of its own, `initial_lr`."""
-    for group in optimizer.param_groups:
-        group["lr"] = factor * group["initial_lr"]
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""A validation when the Trainer would not run one."""
+"""Validations that the Trainer would not run by itself."""
 
 from __future__ import annotations
 
@@ -6,12 +6,29 @@ from typing import Any, cast
 
 import lightning.pytorch as pl
 
-__all__ = ["validate_now"]
+__all__ = ["validate_if_due"]
 
 
-def validate_now(trainer: pl.Trainer) -> None:
-    """Run a fit's own validation loop from its first batch, with all its hooks. Not from within a training step."""
+def validate_if_due(trainer: pl.Trainer, validated_at: int | None) -> None:
+    """Before the first batch of a run: validate if the step that it begins at should have been and has not.
+
+    That is the start, which training has to beat, and a validation that an interruption has cut off.
+
+    Args:
+        trainer: of the run, its training batches known.
+        validated_at: step of the last validation; None: there has been none.
+    """
     fitting = cast(Any, trainer)
+    if validated_at == trainer.global_step or not fitting.enable_validation:
+        return
+    epochs = trainer.check_val_every_n_epoch
+    interval = fitting.val_check_batch if epochs is None else epochs * trainer.num_training_batches
+    if trainer.global_step % interval == 0:
+        _validate_now(fitting)
+
+
+def _validate_now(fitting: Any) -> None:
+    """Run a fit's own validation loop from its first batch, with all its hooks. Not from within a training step."""
     validation = fitting.fit_loop.epoch_loop.val_loop
     validation.restarting = False  # from its first batch
     validation.reset_restart_stage()

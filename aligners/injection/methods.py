@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from aligners.fitting.alignment import Alignment, Direction
+from aligners.fitting.alignment import Alignment
 from aligners.fitting.fit_map import fit_map
+from aligners.fitting.fits import Direction
 from aligners.fitting.outcomes import outcomes
 from aligners.maps.base import Aligner
 from aligners.maps.baselines import GaussianStates

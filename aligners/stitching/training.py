@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.cli import OptimizerCallable
-from rich.progress import track
 from torch import Tensor, nn
 
-from aligners.fitting.alignment import AlignerFactory
+from aligners.fitting.fit_map import fit_map
+from aligners.fitting.fits import AlignerFactory, seeded
+from aligners.fitting.moments import read_moments
 from aligners.fitting.optimisation import Schedule, clip_per_site, make_optimizer, schedule_factor
-from aligners.fitting.validating import validate_now
+from aligners.fitting.validating import validate_if_due
 from aligners.injection.forward import bank_logits, mapped_rows, own_logits, read_all
 from aligners.injection.routes import Route, Routes, build_routes, check_routes
 from aligners.maps.affine import AffineLayer
@@ -35,16 +35,16 @@ from aligners.stitching.storage import (
 )
 from aligners.storage import check_names
 from datamodules.asking import TaskBatch
+from datamodules.batches import TextBatch
 from datamodules.protocol import TaskData, stream_of
 from frozen.finite import FiniteCheck
 from frozen.loading.precision import check_precision
 from frozen.model import FrozenModel
-from similarity.functional.moments import Moments
-from similarity.moments import MomentsMetric
 
 __all__ = ["Stitching"]
 
 PRECISIONS = ("32-true", "bf16-mixed")
+MORE_ROWS = "Give more texts, a larger `start_batches`, or another `start`."
 
 
 class Stitching(pl.LightningModule):
@@ -140,9 +140,7 @@ class Stitching(pl.LightningModule):
             raise ValueError("Expected `layers` that can be trained, but none of them has a parameter.")
 
     def _made(self, factory: AlignerFactory, route: Route) -> Aligner:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
-            return factory(len(route.pairs), route.source.width, route.target.width)
+        return seeded(factory, self.seed, len(route.pairs), route.source.width, route.target.width)
 
     def layers_of(self, route: Route) -> dict[str, Aligner]:
         """Name -> bank of a route."""
@@ -152,35 +150,25 @@ class Stitching(pl.LightningModule):
         """Start every layer from the states of some fitting texts, unless a checkpoint says where to go on."""
         if self.start_batches == 0 or self.spread:
             return
-        found = {
-            r.key: MomentsMetric(len(r.pairs), r.source.width, r.target.width).to(self.device) for r in self.routes
-        }
         loader = self._stream.loader("fit", shuffle=True)
-        count, shown = min(len(loader), self.start_batches), self._shows_progress()
-        for texts in track(islice(loader, count), "Reading states", count, transient=True, disable=not shown):
-            batch = self._stream.prepare(texts).to(self.device)
-            states = read_all(self.routes, batch, targets=True)
-            for route in self.routes:
-                found[route.key].update(states.sources(route), states.targets(route))
+        found = read_moments(self.trainer, loader, self._read, self._check, self.start_batches)
         for route in self.routes:
-            moments = found[route.key].compute()
+            moments = found[route.key]
             variance = moments.yy.diagonal(dim1=-2, dim2=-1).sum(-1) / moments.n
             self.spread[route.key] = {"mean": moments.mean_y.cpu(), "variance": variance.cpu()}
             for name, layer in self.layers_of(route).items():
                 if name in self.factories:
-                    self._start(layer, f"{name} from {route.name}", moments)
+                    fit_map(f"{name} from {route.name}", layer, moments, MORE_ROWS)
 
-    @staticmethod
-    def _start(layer: Aligner, name: str, moments: Moments) -> None:
-        if moments.n < layer.rows_needed:
-            raise ValueError(
-                f"{name} expects at least {layer.rows_needed} rows to start from, but got {int(moments.n)}. Give more "
-                "texts, a larger `start_batches`, or another `start`."
-            )
-        layer.fit(moments)
-
-    def _shows_progress(self) -> bool:
-        return self.trainer.is_global_zero and self.trainer.progress_bar_callback is not None
+    def _read(self, texts: TextBatch) -> dict[str, tuple[Tensor, Tensor]]:
+        batch = self._stream.prepare(texts).to(self.device)
+        states = read_all(self.routes, batch, targets=True)
+        rows = {route.key: (states.sources(route), states.targets(route)) for route in self.routes}
+        for route in self.routes:
+            for model, values in zip((route.source, route.target), rows[route.key], strict=True):
+                names = [f"site pair {site} of {route.name}" for site in route.site_names()]
+                self._check.watch(values, names, f"states of {model.name}", texts.number)
+        return rows
 
     # ------------------------------------------------------------------ training
 
@@ -193,11 +181,7 @@ class Stitching(pl.LightningModule):
 
     def on_train_start(self) -> None:
         """After an interruption between a step and its validation, that validation comes first."""
-        trainer = cast(Any, self.trainer)
-        step, interval = trainer.global_step, trainer.val_check_batch
-        if not self.curves or self.curves[-1]["step"] == step or step % interval or trainer.check_val_every_n_epoch:
-            return
-        validate_now(self.trainer)
+        validate_if_due(self.trainer, self.curves[-1]["step"] if self.curves else self.global_step)
 
     def training_step(self, batch: TaskBatch, batch_idx: int) -> None:
         """One step of every layer at every site."""

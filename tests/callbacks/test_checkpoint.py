@@ -14,13 +14,14 @@ from aligners.fitting.alignment import Alignment
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
-from aligners.storage import load_alignment
+from aligners.storage import KEY, load_alignment
 from callbacks.best import BestPerSite
 from callbacks.checkpoint import SaveAligners
+from datamodules.reading import PairReader
 from tests.runs import activations, quiet_trainer
 from tests.world import World
 
-BATCHES, EPOCHS = 6, 4  # of moments and three of steps
+BATCHES, EPOCHS = 6, 3
 
 
 class Interrupt(pl.Callback):
@@ -68,7 +69,7 @@ def state(path: Path) -> dict[str, Any]:
     return torch.load(path, weights_only=True)
 
 
-@pytest.mark.parametrize("after", [BATCHES + 2, 2 * BATCHES, 3 * BATCHES + BATCHES - 1])
+@pytest.mark.parametrize("after", [2, BATCHES, 2 * BATCHES + BATCHES - 1])
 def test_a_run_interrupted_by_ctrl_c_ends_where_it_would_have(
     world: World, whole: Path, tmp_path: Path, after: int
 ) -> None:
@@ -79,9 +80,9 @@ def test_a_run_interrupted_by_ctrl_c_ends_where_it_would_have(
     stored = load_alignment(last)
     assert set(stored.maps["forward"]) == {"linear", "mlp", "inn"}
     assert set(stored.maps["backward"]) == {"linear", "mlp"}
-    assert state(last)["global_step"] == after - BATCHES
+    assert state(last)["global_step"] == after
     trainer = run(world, tmp_path, resume=last)
-    assert trainer.global_step == (EPOCHS - 1) * BATCHES
+    assert trainer.global_step == EPOCHS * BATCHES
     expected, found = (state(folder / "aligners.ckpt")["state_dict"] for folder in (whole, tmp_path))
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6, msg=name)
@@ -89,23 +90,33 @@ def test_a_run_interrupted_by_ctrl_c_ends_where_it_would_have(
 
 def test_worker_processes_resume_too(world: World, whole: Path, tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
-        run(world, tmp_path, Interrupt(2 * BATCHES + 2))
+        run(world, tmp_path, Interrupt(BATCHES + 2))
     run(world, tmp_path, resume=tmp_path / "last.ckpt", workers=1)
     expected, found = (state(folder / "aligners.ckpt")["state_dict"] for folder in (whole, tmp_path))
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6, msg=name)
 
 
-def test_before_the_moments_are_complete_there_is_nothing_to_keep(world: World, tmp_path: Path) -> None:
+def test_before_the_moments_are_complete_there_is_nothing_to_keep(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = PairReader.read
+
+    def interrupted(reader: PairReader, prepared: Any) -> Any:
+        if reader._read == 2:
+            raise KeyboardInterrupt
+        return read(reader, prepared)
+
+    monkeypatch.setattr(PairReader, "read", interrupted)
     with pytest.raises(SystemExit):
-        run(world, tmp_path, Interrupt(2))
+        run(world, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_any_other_error_leaves_what_was_saved_before_it(world: World, tmp_path: Path) -> None:
     class Break(pl.Callback):
         def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
-            if trainer.current_epoch == 2:
+            if trainer.current_epoch == 1:
                 raise ValueError("broken on purpose")
 
     with pytest.raises(ValueError, match="broken on purpose"):
@@ -128,6 +139,17 @@ def test_going_on_with_other_models_is_refused(world: World, whole: Path, tmp_pa
     with pytest.raises(ValueError, match=r"fitted on other models: Y was .*/y .*and is .*/x ") as error:
         run(world, tmp_path, resume=whole / "last.ckpt", model_y=world.model_x)
     assert "X was" not in str(error.value)
+
+
+def test_going_on_from_a_run_that_counted_moments_as_an_epoch_is_refused(
+    world: World, whole: Path, tmp_path: Path
+) -> None:
+    content = state(whole / "last.ckpt")
+    del content[KEY]["format"]
+    torch.save(content, tmp_path / "last.ckpt")
+    with pytest.raises(ValueError, match=r"counts the reading of moments.*fit anew.*evaluate.py inject"):
+        run(world, tmp_path, resume=tmp_path / "last.ckpt")
+    assert set(load_alignment(tmp_path / "last.ckpt").maps["forward"]) == {"linear", "mlp", "inn"}
 
 
 def test_the_file_can_be_renewed_less_often() -> None:

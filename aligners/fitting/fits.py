@@ -1,0 +1,39 @@
+"""The banks of a run: how each is made, and in which direction it maps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from aligners.maps.base import Aligner
+
+__all__ = ["AlignerFactory", "Direction", "Fit", "seeded"]
+
+AlignerFactory = Callable[[int, int, int], Aligner]
+Direction = Literal["forward", "backward"]
+
+
+class Fit(NamedTuple):
+    """One aligner of a run: its name, whether it maps X to Y or Y to X, and the bank itself."""
+
+    name: str
+    direction: Direction
+    aligner: Aligner
+
+    @property
+    def key(self) -> str:
+        """A name that no other fit of the run has."""
+        return f"{self.direction}.{self.name}"
+
+    def orient(self, x: Any, y: Any) -> tuple[Any, Any]:
+        """(source, target) of this fit."""
+        return (x, y) if self.direction == "forward" else (y, x)
+
+
+def seeded(factory: AlignerFactory, seed: int, sites: int, d_x: int, d_y: int) -> Aligner:
+    """A bank that starts from the same draw whatever else is in the run."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return factory(sites, d_x, d_y)
