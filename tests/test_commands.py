@@ -41,7 +41,7 @@ def fit_options(world: World) -> list[str]:
     return [
         *data_options(world),
         *("--model.aligners", json.dumps(ALIGNERS), "--model.both_directions", "true"),
-        *("--trainer.max_epochs", "2", "--trainer.accelerator", "cpu"),
+        *("--trainer.max_epochs", "1", "--trainer.accelerator", "cpu"),
     ]
 
 
@@ -201,7 +201,7 @@ def test_a_fit_goes_on_and_is_validated(
     for name, value in metrics(fitted).items():
         if name.startswith("validation/linear") and name.endswith("/fvu"):
             assert f"{value:.3f}" in table
-    more = [*fit_options(world), "--trainer.max_epochs", "3", "--run", "more", *quiet]
+    more = [*fit_options(world), "--trainer.max_epochs", "2", "--run", "more", *quiet]
     AlignmentCLI(["fit", *more, "--ckpt_path", str(fitted / "last.ckpt")])
     steps = [torch.load(run / "last.ckpt", weights_only=True)["global_step"] for run in (fitted, tmp_path / "more")]
     assert steps[1] == 2 * steps[0]

@@ -24,7 +24,7 @@ def options(world: World, run: Path) -> list[str]:
         "fit", "--data.model_x", world.model_x, "--data.model_y", world.model_y, "--data.text.source", world.fit,
         "--data.text.held_out", world.test, "--data.max_length", "64", "--data.batch_size", "18",
         "--data.held_out_types", "0", "--data.sites", "1,2:3", "--model.aligners", json.dumps(aligners),
-        "--trainer.max_epochs", "3", "--trainer.accelerator", "cpu", "--trainer.logger", "false", "--run", str(run),
+        "--trainer.max_epochs", "2", "--trainer.accelerator", "cpu", "--trainer.logger", "false", "--run", str(run),
     ]  # fmt: skip
 
 

@@ -9,13 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aligners.fitting.alignment import Alignment
 from aligners.fitting.errors import MapErrors
-from aligners.maps.linear import Procrustes
+from aligners.maps.linear import Linear, Procrustes
 from aligners.scoring.scores import TextScores
 from similarity.functional.moments import moments_of
 from similarity.moments import GridMomentsMetric, MomentsMetric
 from tests.ranks import two_ranks
-from tests.runs import related_rows
+from tests.runs import activations, quiet_trainer, related_rows
+from tests.world import World
 
 SITES, ROWS, D_X, D_Y, TEXTS = 2, 61, 5, 4, 7
 
@@ -56,6 +58,27 @@ def grid(batches: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
 
 def flat(found: dict[str, Any]) -> dict[str, Tensor]:
     return {f"{group}.{name}": value for group, values in found.items() for name, value in values.items()}
+
+
+def fitted(rank: int, world: World) -> dict[str, Tensor]:
+    """The only map of a run in which nothing is trained."""
+    ranks = 1 if rank < 0 else 2
+    settings = {"devices": ranks, "strategy": "ddp" if ranks > 1 else "auto", "use_distributed_sampler": False}
+    module, trainer = Alignment({"linear": Linear}), quiet_trainer(max_epochs=-1, limit_train_batches=5, **settings)
+    trainer.fit(module, datamodule=activations(world, sites=[1, 2]))
+    assert trainer.global_step == trainer.current_epoch == 0
+    assert not list(module.parameters())
+    figures = module.validation_figures[module.fits()[0]]
+    return {**module.state_dict(), **{name: figures[name] for name in ("fvu", "mse")}}
+
+
+def test_two_processes_fit_closed_forms_without_an_epoch(world: World, tmp_path: Path) -> None:
+    alone = fitted(-1, world)
+    for found in two_ranks(partial(fitted, world=world), tmp_path, meet=False):
+        assert set(found) == set(alone)
+        for name, value in alone.items():
+            if "condition" not in name and "back" not in name:  # of a singular map: decided by the last digit
+                torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5, msg=name)
 
 
 def test_two_processes_compute_what_one_does(tmp_path: Path) -> None:

@@ -339,7 +339,7 @@ def test_moments_are_of_as_many_batches_as_an_epoch_has(world: World) -> None:
         quiet_trainer(limit_train_batches=limit).fit(module, datamodule=data)
         loader = data.loader("fit", shuffle=True)  # moments are read in the order of epoch 0
         assert len(loader) == 11
-        texts = [data.reader.read(data.reader.prepare(batch)) for batch in list(loader)[:batches]]  # type: ignore[arg-type]
+        texts = [data.reader.read(data.reader.prepare(batch)) for batch in list(loader)[:batches]]
         x, y = (torch.cat([getattr(batch, name) for batch in texts], 1) for name in "xy")
         assert module.moments is not None
         assert module.moments.n == x.shape[1]

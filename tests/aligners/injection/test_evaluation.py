@@ -55,7 +55,7 @@ def fit(world: World, folder: Path, aligners: dict[str, Any], epochs: int = 1, *
 @pytest.fixture(scope="module")
 def stored(world: World, tmp_path_factory: pytest.TempPathFactory) -> StoredAlignment:
     aligners = {"linear": Linear, "mlp": partial(MLP, hidden=[8]), "inn": partial(INN, couplings=2, hidden=8)}
-    return fit(world, tmp_path_factory.mktemp("stored"), aligners, epochs=3)
+    return fit(world, tmp_path_factory.mktemp("stored"), aligners, epochs=2)
 
 
 def evaluate(

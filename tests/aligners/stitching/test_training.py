@@ -311,7 +311,7 @@ def fitted(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("fitted")
     aligners = {"linear": Linear, "mean": Mean, "none": Identity, "mlp": partial(MLP, hidden=[8])}
     aligners["inn"] = partial(INN, couplings=2, hidden=8)
-    trainer = quiet_trainer(max_epochs=2, callbacks=[SaveAligners(folder)])
+    trainer = quiet_trainer(max_epochs=1, callbacks=[SaveAligners(folder)])
     trainer.fit(
         Alignment(aligners, both_directions=True), datamodule=activations(world, sites=["1:2", 3], max_length=60)
     )
@@ -420,7 +420,7 @@ def test_a_mixed_route_is_trained_when_it_is_asked_for(world: World, tmp_path: P
 
 def test_too_few_rows_to_start_from_are_refused(world: World, tmp_path: Path) -> None:
     few = TextSource(write_texts(tmp_path / "few.csv", sentences(30)), held_out=world.test, validation_share=0.3)
-    with pytest.raises(ValueError, match=r"affine from .*/x → .*/y expects at least 17 rows.*but got \d+\. Give more"):
+    with pytest.raises(ValueError, match=r"affine from .*x → .*y expects at least 17 fitting.*but got \d+\. Give more"):
         train(world, {"affine": AffineLayer}, text=few, batch_size=1, start_batches=1)
 
 
