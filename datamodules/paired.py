@@ -159,10 +159,6 @@ class PairedActivations(TextStream):
         """Whether the words of the texts are needed: of rows of any kind that is read."""
         return super().reads_words or any(kind.policy in WORDS for kind in self._kinds)
 
-    def ask(self, asking: Asking | None) -> None:
-        """Say with every batch what a head is asked about it: `PairedBatch.task`."""
-        self._asking = asking
-
     def plan(
         self,
         splits: Sequence[Split] = ("test",),
@@ -171,6 +167,7 @@ class PairedActivations(TextStream):
         measured: SeenTypes | None = None,
         other: TextSource | None = None,
         known: Sequence[Dataset] = (),
+        asking: Asking | None = None,
     ) -> None:
         """Say what an evaluation reads, from now on.
 
@@ -180,11 +177,13 @@ class PairedActivations(TextStream):
             measured: the types by which rows of all splits but `fit` are marked as unseen; default: `seen`.
             other: a source whose held-out texts become one more split, `other`, at the end. Their labels are not read.
             known: texts that are left out of `other`.
+            asking: what is asked about every held-out text: `PairedBatch.task`.
 
         Raises:
             ValueError: as `load_texts` does, or no text of `other` is left.
         """
         self._kinds, self._measured = [kind for kind in kinds if kind != self.reader.kind], measured
+        self._asking = asking
         if self.tokenised.words != self.reads_words:
             self._tokenised = None
         self._other, self._tokenised_other = None, None
@@ -266,7 +265,8 @@ class PairedActivations(TextStream):
 
     def on_before_batch_transfer(self, batch: TextBatch, dataloader_idx: int) -> Prepared:
         """Choose the rows while the batch is still on the CPU."""
-        return self.reader.prepare(batch, self._kinds, self._asking)
+        asks = self._asking is not None and self.splits[dataloader_idx] == "test"
+        return self.reader.prepare(batch, self._kinds, self._asking if asks else None)
 
     def loader(
         self,

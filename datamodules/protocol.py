@@ -32,6 +32,7 @@ class TextData(Protocol):
 
     text: TextSource
     labels: LabelsOption
+    component: Component
 
     @property
     def texts(self) -> Texts:
@@ -47,6 +48,9 @@ class TextData(Protocol):
     def split(self, name: Split) -> TokenisedTexts:
         """A split, tokenised for all models."""
 
+    def bytes_per_token(self, name: Split) -> float:
+        """Bytes of UTF-8 per token of a split."""
+
     def describe(self) -> dict[str, Any]:
         """What a report says about texts, rows and models."""
 
@@ -57,7 +61,7 @@ class TextData(Protocol):
 class PairedData(TextData, Protocol):
     """Paired rows of two models: see `PairedActivations`."""
 
-    component: Component
+    seed: int
     splits: tuple[Split, ...]
 
     @property
@@ -82,11 +86,9 @@ class PairedData(TextData, Protocol):
         measured: SeenTypes | None = None,
         other: TextSource | None = None,
         known: Sequence[Dataset] = (),
+        asking: Asking | None = None,
     ) -> None:
         """Say what an evaluation reads."""
-
-    def ask(self, asking: Asking | None) -> None:
-        """Say with every batch what a head is asked about it."""
 
     def describe_other(self) -> dict[str, Any]:
         """What a report says about the other source of text."""
@@ -113,7 +115,6 @@ class TaskData(TextData, Protocol):
     """What whole models of one tokenizer are asked: see `ModelTexts`."""
 
     sites: str | list[str | int]
-    component: Component
 
     @property
     def task(self) -> str | None:
@@ -124,9 +125,6 @@ class TaskData(TextData, Protocol):
 
     def prepare(self, texts: TextBatch, epoch: int = 0) -> TaskBatch:
         """A batch with its rows and with what is asked of it."""
-
-    def bytes_per_token(self, name: Split) -> float:
-        """Bytes of UTF-8 per token of a split."""
 
 
 class LabelledData(TextData, Protocol):

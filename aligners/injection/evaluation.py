@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, cast
 
 import lightning.pytorch as pl
 from torch import Tensor, nn
 
-from aligners.injection.behaviour import Behaviour
-from aligners.injection.methods import CLOSED_FORMS, Route, build_route, stored_kind
-from aligners.injection.panels import Panel
+from aligners.injection.behaviour import OF_LABELS, OF_TOKENS, Behaviour
+from aligners.injection.forward import own_logits, read_all
+from aligners.injection.methods import CLOSED_FORMS, build_floors, route_methods, stored_kind
+from aligners.injection.panels import Panel, Read
+from aligners.injection.routes import Route
 from aligners.injection.seen import fitted_texts, seen_by_any
-from aligners.scoring.answers import in_data_order, match_heads
-from aligners.scoring.task_scores import ScoredTask
+from aligners.scoring.answers import match_heads
+from aligners.scoring.asked import Asked
 from aligners.scoring.tasks import check_labels
 from aligners.storage import StoredAlignment, different_models
-from datamodules.protocol import PairedData, stream_of
+from datamodules.asking import Asking, TaskBatch
+from datamodules.protocol import PairedData, TextData, stream_of
 from datamodules.reading import PairedBatch, RowKind
 from datamodules.text.labels import known_labels
 from datamodules.text.sources import TextSource
@@ -26,21 +30,75 @@ from frozen.model import FrozenModel
 from similarity.functional.moments import Moments
 from similarity.moments import MomentsMetric
 
-__all__ = ["InjectionEvaluation"]
+__all__ = ["Evaluation", "InjectionEvaluation"]
 
 TOKENS = RowKind("tokens")  # the rows that injection replaces: all of them
 
 
-class InjectionEvaluation(pl.LightningModule):
+class Evaluation(pl.LightningModule):
+    """What `evaluate.py inject` and `evaluate.py stitch` share: panels of methods at sites, and rows made of them.
+
+    Everything is kept text by text and added over ranks, so the figures are the same for any number of them. Before
+    anything is measured, a model that states are put into must pass the self-test: injecting what was read changes
+    nothing, bit for bit.
+
+    Attributes:
+        panels: one for each route and kind of rows.
+        rows: of the report, after the evaluation.
+        meta: what holds for all of them.
+
+    Args:
+        seed: of the random floors and of the resampling of texts.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.seed, self.panels = seed, nn.ModuleList()
+        self.rows: list[dict[str, Any]] = []
+        self.meta: dict[str, Any] = {}
+
+    @property
+    @abstractmethod
+    def stream(self) -> TextData:
+        """The data module of the run."""
+
+    @abstractmethod
+    def prepare_panels(self) -> None:
+        """Every check, and the panels, or what they need."""
+
+    @abstractmethod
+    def few_inputs(self) -> dict[str, Tensor]:
+        """What the targets take, of a few of the held-out texts."""
+
+    def setup(self, stage: str) -> None:
+        """Begin anew: an evaluation may run twice."""
+        self.panels, self.rows = nn.ModuleList(), []
+        self.n_texts = len(self.stream.split("test"))
+        self.prepare_panels()
+
+    @abstractmethod
+    def injected_into(self) -> list[FrozenModel]:
+        """The models that states are put into, each once."""
+
+    def on_test_start(self) -> None:
+        """The self-test."""
+        for target in self.injected_into():
+            target.self_test(self.few_inputs(), self.stream.component)
+
+    def on_test_epoch_end(self) -> None:
+        """One row for every method and site, in each panel."""
+        self.rows = [row for panel in cast(Sequence[Panel], self.panels) for row in panel.rows()]
+
+
+class InjectionEvaluation(Evaluation):
     """Measures every map at every site on held-out text: its errors, and by injection what Y does with it in place.
 
-    Errors are measured on rows of the kinds that maps were fitted on, and of that of the data module. Injection needs a
-    target with a classification head, labels, and one tokenizer, and replaces the states of all tokens; where it is
-    possible, errors are measured on these too, and where not, `meta["not_injected"]` says why.
+    Errors are measured on rows of the kinds that maps were fitted on, and of that of the data module. Injection needs
+    one tokenizer and a target with a head: a classifier, for which the texts need labels, or a language model, masked
+    or causal. It replaces the states of all tokens; where it is possible, errors are measured on these too, and where
+    not, `meta["not_injected"]` says why.
 
-    Each model's head runs once a batch, for all sites, rows and methods. Everything is kept text by text and added over
-    ranks, so the figures are the same for any number of them. Before anything is measured, a model that states are put
-    into must pass the self-test: injecting what was read changes nothing, bit for bit.
+    Each model's front runs once a batch, for all sites, rows and methods, and once more on masked texts.
 
     Floors are of the rows that they stand beside. Where no checkpoint was fitted on rows of a kind, their moments are
     taken from the fitting texts first, in a pass of its own.
@@ -54,6 +112,7 @@ class InjectionEvaluation(pl.LightningModule):
         seed: of the random floors and of the resampling of texts.
         other_text: another source; on its held-out texts errors are measured too, for the columns `fvu_other`. Texts
             that maps were fitted on are left out of it, and `meta["other_text"]` says how many.
+        masked_share: share of the tokens that a masked language model has to find.
     """
 
     def __init__(
@@ -63,44 +122,37 @@ class InjectionEvaluation(pl.LightningModule):
         both_directions: bool = False,
         seed: int = 0,
         other_text: TextSource | None = None,
+        masked_share: float = 0.15,
     ) -> None:
-        super().__init__()
+        super().__init__(seed)
         unknown = [name for name in closed_form if name not in CLOSED_FORMS]
         if unknown:
             raise ValueError(f"Expected `closed_form` out of {', '.join(CLOSED_FORMS)}, but got {', '.join(unknown)}.")
         if not stored:
             raise ValueError("Expected at least one checkpoint in `stored`, but got none.")
         self.stored, self.closed_form = list(stored), list(closed_form)
-        self.both_directions, self.seed, self.other_text = both_directions, seed, other_text
-        self.panels, self.lacking = nn.ModuleList(), nn.ModuleDict()
-        self.rows: list[dict[str, Any]] = []
-        self.meta: dict[str, Any] = {}
+        self.both_directions, self.other_text = both_directions, other_text
+        self.masked_share, self.lacking = masked_share, nn.ModuleDict()
 
     # ------------------------------------------------------------------ before
 
     @property
-    def _stream(self) -> PairedData:
+    def stream(self) -> PairedData:
         """The data module of the run."""
         return stream_of(self.trainer, PairedData)
 
-    def setup(self, stage: str) -> None:
+    def prepare_panels(self) -> None:
         """Every check, the maps of each direction, and which rows they are measured on."""
-        self.panels, self.rows = nn.ModuleList(), []
         check_precision(self.trainer)
-        data, reader = self._stream, self._stream.reader
+        data, reader = self.stream, self.stream.reader
         self.sites = reader.sites
         described = data.describe()
         _check_stored(self.stored, described, self.sites)
-        pairs = [(reader.model_x, reader.model_y), (reader.model_y, reader.model_x)]
-        directions = zip(("forward", "backward"), pairs[: 1 + self.both_directions], strict=False)
-        self.routes = [
-            build_route(cast(Any, direction), *models, stored=self.stored, closed_form=self.closed_form)
-            for direction, models in directions
-        ]
-        self.not_injected = {route.direction: self._no_injection(route) for route in self.routes}
-        asked = [route.target for route in self.routes if self.not_injected[route.direction] is None]
-        self.heads = match_heads(data, asked, [reader.model_x, reader.model_y]) if asked else {}
-        self.task = ScoredTask.of(data, regression=asked[0].regression, seed=self.seed) if asked else None
+        self.routes = self._routes()
+        self.methods, self.refusals = {}, {}
+        for route in self.routes:
+            self.methods[route], self.refusals[route] = route_methods(route, self.stored, self.closed_form)
+        self._ask()
         self._choose_rows()
         data.plan(
             ("fit", "test") if self.lacking else ("test",),
@@ -108,11 +160,39 @@ class InjectionEvaluation(pl.LightningModule):
             measured=seen_by_any(self.stored, data),
             other=self.other_text,
             known=fitted_texts(self.stored, data) if self.other_text is not None else (),
+            asking=self._asking,
         )
-        self.n_texts = len(data.split("test"))
         self.meta = {**described, **data.describe_other(), **self._findings(), "seed": self.seed, "split": "test"}
         if not self.lacking:
             self._begin()
+
+    def _routes(self) -> list[Route]:
+        reader, component = self.stream.reader, self.stream.component
+        models, there = (reader.model_x, reader.model_y), tuple(self.sites)
+        routes = [Route("forward", *models, there, component)]
+        if self.both_directions:
+            routes.append(Route("backward", *models[::-1], tuple((j, i) for i, j in there), component))
+        return routes
+
+    def _ask(self) -> None:
+        """What the held-out texts ask of the models that states are put into, and of the others that know the task."""
+        data, models = self.stream, (self.routes[0].source, self.routes[0].target)
+        self.not_injected: dict[Route, str | None] = {}
+        for route in self.routes:
+            self.not_injected[route] = self._no_injection(route)
+        asked = [route.target for route in self.routes if self.not_injected[route] is None]
+        self.answering, self.labels, self.asked = [], {}, None
+        self._asking = None
+        if not asked:
+            return
+        first = asked[0]
+        self._asking = Asking.of(first, masked_share=self.masked_share, seed=data.seed)
+        if first.task == "classification":
+            self.labels = match_heads(data, asked, models)
+            self.answering = list(self.labels)
+        else:
+            self.answering = [model for model in dict.fromkeys(models) if model.task == first.task]
+        self.asked = Asked.of(data, first, seed=self.seed)
 
     def _no_injection(self, route: Route) -> str | None:
         """Why states cannot be put into the target, or None.
@@ -120,19 +200,25 @@ class InjectionEvaluation(pl.LightningModule):
         Raises:
             ValueError: the labels are not those of the target's head.
         """
-        labels, source = self._stream.split("test").labels, self._stream.text.source
-        if route.target.n_labels is None:
-            return f"{route.target.name} has no classification head"
-        if labels is None or not known_labels(labels).any():
-            return f"the texts of {source!r} have no labels"
-        if not same_tokenizer(*(cast(Any, model.tokenizer) for model in (route.source, route.target))):
-            return f"the tokenizers of {route.source.name} and {route.target.name} differ"
-        check_labels(route.target, labels, source)
+        source, target, first = route.source, route.target, self.routes[0].target
+        labels, text = self.stream.split("test").labels, self.stream.text.source
+        if target.task is None:
+            return f"{target.name} has no classification head and none for language modelling"
+        if target.task == "classification" and (labels is None or not known_labels(labels).any()):
+            return f"the texts of {text!r} have no labels"
+        if not same_tokenizer(*(cast(Any, model.tokenizer) for model in (source, target))):
+            return f"the tokenizers of {source.name} and {target.name} differ"
+        if target.causal and not source.causal:
+            return f"{source.name} sees the whole text, and would tell {target.name} the tokens that it is asked for"
+        if target.task != first.task and self.not_injected.get(self.routes[0], "") is None:
+            return f"{target.name} has another task ({target.task}) than {first.name} ({first.task})"
+        if target.task == "classification":
+            check_labels(target, labels, text)
         return None
 
     def _choose_rows(self) -> None:
         """The kinds of rows to read, and those whose moments no checkpoint holds."""
-        data = self._stream
+        data = self.stream
         self.fitted = {stored_kind(checkpoint): checkpoint.moments for checkpoint in reversed(self.stored)}
         own = data.reader.kind
         injects = [TOKENS] if None in self.not_injected.values() else []
@@ -146,11 +232,14 @@ class InjectionEvaluation(pl.LightningModule):
     def _findings(self) -> dict[str, Any]:
         """What the report says of all rows beyond the data."""
         return {
-            "methods": {f"{route.direction}.{m.name}": m.about for route in self.routes for m in route.methods},
-            "refusals": {f"{route.direction}.{n}": why for route in self.routes for n, why in route.refusals.items()},
-            "labels": {model.name: words for model, words in self.heads.items()},
-            "score": None if self.task is None else self.task.score,
-            "not_injected": {direction: why for direction, why in self.not_injected.items() if why is not None},
+            "methods": {f"{route.key}.{m.name}": m.about for route in self.routes for m in self.methods[route]},
+            "refusals": {f"{route.key}.{n}": why for route in self.routes for n, why in self.refusals[route].items()},
+            "labels": {model.name: words for model, words in self.labels.items()},
+            "task": None if self.asked is None else self.asked.task,
+            "unit": None if self.asked is None else self.asked.unit,
+            "score": None if self.asked is None else self.asked.score,
+            "masked_share": self.masked_share if self.asked is not None and self.asked.task == "masked" else None,
+            "not_injected": {route.key: why for route, why in self.not_injected.items() if why is not None},
         }
 
     def _begin(self) -> None:
@@ -158,59 +247,82 @@ class InjectionEvaluation(pl.LightningModule):
         found = {self.kinds[int(place)]: cast(Any, metric).compute() for place, metric in self.lacking.items()}
         for route in self.routes:
             for kind in self.kinds:
-                injects = kind == TOKENS and self.not_injected[route.direction] is None
-                if injects or kind == self._stream.reader.kind or kind in self.fitted:
+                injects = kind == TOKENS and self.not_injected[route] is None
+                if injects or kind == self.stream.reader.kind or kind in self.fitted:
                     self.panels.append(self._panel(route, kind, {**found, **self.fitted}[kind], injects))
         self.panels.to(self.device)
 
     def _panel(self, route: Route, kind: RowKind, moments: Moments, injects: bool) -> Panel:
-        data, behaviour = self._stream, None
-        others = len(data.split("other")) if self.other_text is not None else 0
-        if injects:
-            sites = [route.orient(*pair)[1] for pair in self.sites]
-            behaviour = Behaviour(route, sites, data.component, cast(ScoredTask, self.task), self.seed)
-        return Panel(route, kind, moments, self.sites, self.n_texts, others, behaviour, self.seed)
+        moments = moments if route.key == "forward" else moments.swap()
+        return Panel(
+            route,
+            [*build_floors(route, moments, self.seed), *self.methods[route]],
+            self.n_texts,
+            self.seed,
+            kind=str(kind),
+            means=(moments.mean_x, moments.mean_y),
+            behaviour=self._behaviour(route) if injects else None,
+            others=len(self.stream.split("other")) if self.other_text is not None else 0,
+        )
 
-    def on_test_start(self) -> None:
-        """The self-test, on a few of the held-out texts."""
-        few = self._stream.split("test")[list(range(min(8, self.n_texts)))].to(self.device)
-        for route in self.routes:
-            if self.not_injected[route.direction] is None:
-                route.target.self_test(few.inputs_x, self._stream.component)
+    def _behaviour(self, route: Route) -> Behaviour:
+        asked = cast(Asked, self.asked)
+        if asked.unit == "text":
+            return Behaviour(route, asked, OF_LABELS, self.seed)
+        tokens, special, _ = self.stream.split("fit").first_tokens()
+        counts = (tokens if asked.task == "causal" else tokens[~special]).long().bincount()
+        return Behaviour(route, asked, OF_TOKENS, self.seed, counts)
+
+    def injected_into(self) -> list[FrozenModel]:
+        """The targets of the routes on which states are injected."""
+        return list(dict.fromkeys(route.target for route, why in self.not_injected.items() if why is None))
+
+    def few_inputs(self) -> dict[str, Tensor]:
+        """A few of the held-out texts."""
+        return self.stream.split("test")[list(range(min(8, self.n_texts)))].to(self.device).inputs_x
 
     # ------------------------------------------------------------------ the passes
 
     def on_test_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Between the pass over the fitting texts and that over the held-out ones."""
-        if self.lacking and batch_idx == 0 and self._stream.splits[dataloader_idx] == "test":
+        if self.lacking and batch_idx == 0 and self.stream.splits[dataloader_idx] == "test":
             self._begin()
 
     def test_step(self, batch: PairedBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Add a batch of fitting texts to the moments that are missing, or score one of held-out or other texts."""
-        each = dict(zip(self.kinds, (batch, *batch.others), strict=True))
-        if self._stream.splits[dataloader_idx] == "fit":
+        each = dict(zip(map(str, self.kinds), (batch, *batch.others), strict=True))
+        split = self.stream.splits[dataloader_idx]
+        if split == "fit":
             for place, metric in self.lacking.items():
-                rows = each[self.kinds[int(place)]]
+                rows = each[str(self.kinds[int(place)])]
                 cast(Any, metric).update(rows.x, rows.y)
-            return
-        if self._stream.splits[dataloader_idx] == "other":
-            for panel in cast(Any, self.panels):
-                panel.update_other(each[panel.kind])
-            return
-        natives = self._natives(batch)  # each model answers once, whether as X, as Y, or as both
-        for panel in cast(Any, self.panels):
-            panel.update(each[panel.kind], natives)
+        elif split == "other":
+            for panel in cast(Sequence[Panel], self.panels):
+                panel.update_other(_read(panel, each[panel.kind]))
+        else:
+            self._score(batch.task, each)
 
-    def _natives(self, batch: PairedBatch) -> dict[FrozenModel, Tensor]:
-        """What each model with a head for the task says by itself, where states are injected."""
-        return {model: in_data_order(model.logits(batch.texts.inputs_x), model.class_map) for model in self.heads}
-
-    # ------------------------------------------------------------------ after
+    def _score(self, task: TaskBatch | None, each: dict[str, PairedBatch]) -> None:
+        """One batch of held-out texts. Each model answers once, whether as X, as Y, or as both."""
+        natives = {} if task is None else {model: own_logits(model, task) for model in self.answering}
+        injecting = [panel.route for panel in cast(Sequence[Panel], self.panels) if panel.behaviour is not None]
+        masked = self.asked is not None and self.asked.task == "masked" and task is not None
+        states = read_all(injecting, cast(TaskBatch, task)) if masked else None
+        for panel in cast(Sequence[Panel], self.panels):
+            read = _read(panel, each[panel.kind])
+            if panel.behaviour is not None:
+                read = read._replace(task=task, injected=None if states is None else states.sources(panel.route))
+            panel.update(read, natives)
 
     def on_test_epoch_end(self) -> None:
-        """One row for every method and site, in each direction and on each kind of rows."""
-        self._stream.reader.check.flush()
-        self.rows = [row for panel in cast(Any, self.panels) for row in panel.rows()]
+        """Look at the last batch's states too."""
+        self.stream.reader.check.flush()
+        super().on_test_epoch_end()
+
+
+def _read(panel: Panel, batch: PairedBatch) -> Read:
+    states = (batch.x, batch.y) if panel.route.key == "forward" else (batch.y, batch.x)
+    return Read(batch, *states)
 
 
 def _check_stored(stored: Sequence[StoredAlignment], present: dict[str, Any], sites: list[tuple[int, int]]) -> None:

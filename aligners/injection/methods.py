@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
@@ -12,6 +12,9 @@ from aligners.fitting.alignment import Alignment
 from aligners.fitting.fit_map import fit_map
 from aligners.fitting.fits import Direction
 from aligners.fitting.outcomes import outcomes
+from aligners.injection.behaviour import OF_LABELS, OF_TOKENS
+from aligners.injection.forward import mapped_rows
+from aligners.injection.routes import Route
 from aligners.maps.base import Aligner
 from aligners.maps.baselines import GaussianStates
 from aligners.maps.canonical import CCA, PWCCA, SVCCA
@@ -19,7 +22,6 @@ from aligners.maps.linear import Identity, Linear, Mean, Procrustes
 from aligners.maps.permutation import Permutation
 from aligners.storage import StoredAlignment
 from datamodules.reading import RowKind
-from frozen.model import FrozenModel
 from similarity.functional.moments import Moments
 
 __all__ = [
@@ -27,12 +29,12 @@ __all__ = [
     "CLOSED",
     "CLOSED_FORMS",
     "TRAINED",
-    "WHOLE",
     "ClosedForms",
     "Method",
-    "Route",
     "build_floors",
-    "build_route",
+    "describe_map",
+    "make_method",
+    "route_methods",
     "stored_kind",
 ]
 
@@ -46,14 +48,13 @@ CLOSED_FORMS: dict[str, Callable[[int, int, int], Aligner]] = {
 }
 CLOSED, TRAINED, BOTH_WAYS = "closed form", "trained", "trained both ways"
 INVERSE_OF_ONE_WAY = "inverse of a map trained one way"
-WHOLE = ("native_x", "native_y", "random_classifier", "random_label", "constant_label")
 FLOORS = ("mean", "identity", "random_embedding")
 
 
 class ClosedForms(Alignment):
     """An alignment of closed forms only, without those that the fitting rows do not determine.
 
-    `build_route` asks for them once more, and then says why they are not there.
+    `route_methods` asks for them once more, and then says why they are not there.
     """
 
     def fit_moments(self, moments: Moments) -> None:
@@ -77,37 +78,20 @@ class Method(NamedTuple):
     aligner: Aligner | None = None
 
 
-class Route(NamedTuple):
-    """One direction of an evaluation: from which model into which, its maps, and why some could not be fitted."""
-
-    direction: Direction
-    source: FrozenModel
-    target: FrozenModel
-    methods: list[Method]
-    refusals: dict[str, str]
-
-    def orient(self, x: Any, y: Any) -> tuple[Any, Any]:
-        """(source, target)."""
-        return (x, y) if self.direction == "forward" else (y, x)
-
-
-def build_route(
-    direction: Direction,
-    source: FrozenModel,
-    target: FrozenModel,
-    *,
-    stored: Sequence[StoredAlignment],
-    closed_form: Sequence[str],
-) -> Route:
+def route_methods(
+    route: Route, stored: Sequence[StoredAlignment], closed_form: Sequence[str]
+) -> tuple[list[Method], dict[str, str]]:
     """The maps of one direction: closed forms that no checkpoint holds, then those of the checkpoints.
 
     Args:
-        direction: forward from X into Y, backward from Y into X.
-        source: the model whose states are mapped.
-        target: the model that they are put into.
+        route: "forward" from X into Y, or "backward" from Y into X.
         stored: the checkpoints; closed forms are fitted on the moments of the first.
         closed_form: names out of `CLOSED_FORMS`.
+
+    Returns:
+        The maps, and for each closed form that could not be fitted the reason.
     """
+    direction = cast(Direction, route.key)
     moments = stored[0].moments
     moments = moments if direction == "forward" else moments.swap()
     fitted = _fitted(direction, stored)
@@ -116,18 +100,18 @@ def build_route(
     for name in closed_form:
         if name in held:
             continue
-        aligner = CLOSED_FORMS[name](len(stored[0].site_pairs), source.width, target.width)
+        aligner = CLOSED_FORMS[name](len(route.pairs), route.source.width, route.target.width)
         try:
             fit_map(name, aligner, moments)
         except ValueError as error:
             refusals[name] = str(error)
         else:
-            methods.append(_method(name, aligner, "method", _about(aligner, stored[0], None)))
+            methods.append(make_method(name, aligner, "method", _about(aligner, stored[0], None)))
     for name, checkpoint, aligner, turned in fitted:
         about = _about(aligner, checkpoint, checkpoint.path, turned)
         about["training"] = _outcomes(direction, name, aligner, checkpoint, turned)
-        methods.append(_method(name, aligner, "method", about, turned=turned))
-    return Route(direction, source, target, methods, refusals)
+        methods.append(make_method(name, aligner, "method", about, turned=turned))
+    return methods, refusals
 
 
 def build_floors(route: Route, moments: Moments, seed: int) -> list[Method]:
@@ -145,7 +129,7 @@ def build_floors(route: Route, moments: Moments, seed: int) -> list[Method]:
     methods = []
     for name, aligner in floors.items():
         aligner.fit(moments)
-        methods.append(_method(name, aligner, "floor", _what(aligner)))
+        methods.append(make_method(name, aligner, "floor", describe_map(aligner)))
     about = {"class": "GaussianStates", "fit": CLOSED, "bijective": False}
     return [*methods, Method("random_embedding", "floor", _drawn(GaussianStates(moments, seed)), None, about)]
 
@@ -166,14 +150,24 @@ def _fitted(
             forward = checkpoint.maps["forward"].items()
             maps.update({name: (aligner, True) for name, aligner in forward if aligner.bijective})
         for name, (aligner, turned) in maps.items():
-            taken = {*FLOORS, *WHOLE, *(known for known, _, _, _ in found)}
+            taken = {*FLOORS, *OF_LABELS, *OF_TOKENS, *(known for known, _, _, _ in found)}
             found.append((_free_name(name, taken), checkpoint, aligner, turned))
     return found
 
 
-def _method(name: str, aligner: Aligner, role: str, about: dict[str, Any], turned: bool = False) -> Method:
+def make_method(name: str, aligner: Aligner, role: str, about: dict[str, Any], turned: bool = False) -> Method:
+    """The method of an aligner, or of its inverse.
+
+    Args:
+        name: in the report.
+        aligner: the map.
+        role: method, floor or ceiling.
+        about: what a report says of it.
+        turned: whether its inverse is what maps.
+    """
     there, back = (aligner.inverse, aligner) if turned else (aligner, aligner.inverse)
-    return Method(name, role, lambda rows, batch: there(rows), back if aligner.invertible else None, about, aligner)
+    inverse = back if aligner.invertible else None
+    return Method(name, role, lambda rows, batch: mapped_rows(there, rows), inverse, about, aligner)
 
 
 def _drawn(gaussian: GaussianStates) -> Callable[[Tensor, Any], Tensor]:
@@ -203,11 +197,11 @@ def _outcomes(
 
 def _about(aligner: Aligner, checkpoint: StoredAlignment, path: Path | None, turned: bool = False) -> dict[str, Any]:
     """What a report says of a map, also on which rows it was fitted, and where it is kept."""
-    what = _what(aligner, turned)
+    what = describe_map(aligner, turned)
     return {**what, "fitted_on": str(stored_kind(checkpoint)), "checkpoint": None if path is None else str(path)}
 
 
-def _what(aligner: Aligner, turned: bool = False) -> dict[str, Any]:
+def describe_map(aligner: Aligner, turned: bool = False) -> dict[str, Any]:
     """Class, options, findings, `parameters` of one site, and how it was fitted."""
     if aligner.closed_form:
         fit = CLOSED

@@ -1,157 +1,187 @@
-"""A panel of a report: one direction, one kind of rows, every method at every site."""
+"""A panel of a report: one route, one kind of rows, every method at every site."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any, cast
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from aligners.injection.behaviour import BEHAVIOUR, BEHAVIOUR_COLUMNS, Behaviour, behaviour_columns
-from aligners.injection.methods import WHOLE, Method, Route, build_floors
+from aligners.injection.methods import Method
+from aligners.injection.routes import Route
 from aligners.injection.text_errors import ERROR_COLUMNS, ERRORS, error_columns, overflowing, text_errors
 from aligners.scoring.scores import TextScores, of_unseen, per_text_sums
-from datamodules.reading import PairedBatch, RowKind
+from datamodules.asking import TaskBatch
 from frozen.model import FrozenModel
-from similarity.functional.moments import Moments
 
-__all__ = ["METHOD_COLUMNS", "Panel"]
+__all__ = ["METHOD_COLUMNS", "Panel", "Read"]
 
 METHOD_COLUMNS = ("parameters", "fit", "bijective", "fitted_on")
+COUNTED = ["rows", "unseen"]
+
+
+class Read(NamedTuple):
+    """What a panel reads of a batch.
+
+    Attributes:
+        batch: with `rows`, and `texts` they are of.
+        source: (S, N, d_x) what is mapped.
+        target: (S, N, d_y) Y's own states there; None: they were not read.
+        task: what is asked; None: nothing is injected.
+        injected: (S, N', d_x) the source's states on the inputs of `task`, where these are others, as masked ones are.
+    """
+
+    batch: Any
+    source: Tensor
+    target: Tensor | None
+    task: TaskBatch | None = None
+    injected: Tensor | None = None
 
 
 class Panel(nn.Module):
-    """Scores every method of one direction on one kind of rows, text by text, and makes the report's rows of it.
+    """Scores every method of one route on one kind of rows, text by text, and makes the report's rows of it.
 
     Args:
-        route: the maps.
-        kind: of the rows.
-        moments: of the fitting rows of this kind, for X and Y.
-        sites: site pairs of X and Y.
+        route: from X into Y.
+        methods: floors and maps.
         texts: number of held-out texts.
-        others: number of texts of another source.
+        seed: of the resampling of texts.
+        kind: of the rows, as a report writes it.
+        means: (S, d_x) and (S, d_y) means of the fitting rows of this kind; None: no errors are measured. Without
+            those of X nothing is said of inverses.
         behaviour: puts mapped states into the target; None: only errors are measured.
-        seed: of the random floors and of the resampling of texts.
+        others: number of texts of another source.
     """
 
-    mean_source: Tensor
-    mean_target: Tensor
+    mean_source: Tensor | None
+    mean_target: Tensor | None
 
     def __init__(
         self,
         route: Route,
-        kind: RowKind,
-        moments: Moments,
-        sites: list[tuple[int, int]],
+        methods: Sequence[Method],
         texts: int,
-        others: int,
-        behaviour: Behaviour | None,
         seed: int,
+        *,
+        kind: str = "tokens",
+        means: tuple[Tensor | None, Tensor] | None,
+        behaviour: Behaviour | None,
+        others: int = 0,
     ) -> None:
         super().__init__()
         self.route, self.kind, self.behaviour = route, kind, behaviour
-        self.sites, self.texts, self.seed = [route.orient(*pair) for pair in sites], texts, seed
-        moments = moments if route.direction == "forward" else moments.swap()
-        self.methods: list[Method] = [*build_floors(route, moments, seed), *route.methods]
+        self.methods, self.texts, self.seed = list(methods), texts, seed
         self.owned = nn.ModuleList(method.aligner for method in self.methods if method.aligner)
-        self.register_buffer("mean_source", moments.mean_x[:, None])
-        self.register_buffer("mean_target", moments.mean_y[:, None])
-        scored = [*ERRORS, *(BEHAVIOUR if behaviour else [])]
-        self.scores = TextScores(scored, len(self.methods), len(sites), texts)
-        self.whole = TextScores(BEHAVIOUR, len(WHOLE), 1, texts) if behaviour else None
-        self.lengths = TextScores(["rows", "unseen"], 1, 1, texts)
-        self.elsewhere = TextScores(["squares", "total"], len(self.methods), len(sites), others) if others else None
+        for name, mean in zip(("mean_source", "mean_target"), means or (None, None), strict=True):
+            self.register_buffer(name, None if mean is None else mean[:, None])
+        sites = len(route.pairs)
+        scored = [*(ERRORS if means else []), *(BEHAVIOUR if behaviour else [])]
+        self.scores = TextScores(scored, len(self.methods), sites, texts)
+        self.whole = TextScores(BEHAVIOUR, len(behaviour.whole), 1, texts) if behaviour else None
+        self.lengths = TextScores(COUNTED, 1, 1, texts)
+        self.elsewhere = TextScores(["squares", "total"], len(self.methods), sites, others) if others else None
 
-    def update(self, batch: PairedBatch, natives: dict[FrozenModel, Tensor]) -> None:
+    def update(self, read: Read, natives: dict[FrozenModel, Tensor]) -> None:
         """Score every method at every site on one batch.
 
         Args:
-            batch: rows of this panel's kind.
-            natives: (B, C) what each model with a head for the task says by itself, where states are injected.
+            read: of the batch.
+            natives: (U, C) what each model that knows the task says by itself, where states are injected.
         """
-        text = batch.texts.text
-        ones = torch.ones(1, 1, len(batch.rows), device=text.device)
-        counted = {"rows": ones, "unseen": of_unseen(ones, batch.rows)}
-        self.lengths.update(text, {name: per_text_sums(each, batch.rows) for name, each in counted.items()})
-        if self.behaviour is not None and self.whole is not None:
-            self.whole.update(text, self.behaviour.whole(batch, natives))
-        source, target = self.route.orient(batch.x, batch.y)
-        means = self.mean_source, self.mean_target
-        collected: dict[str, list[Tensor]] = {name: [] for name in self.scores.quantities}
-        for method in self.methods:
-            mapped = method.map(source, batch)
-            found = text_errors(method, batch.rows, source, target, mapped, means)
-            if self.behaviour is not None:
-                found.update(self.behaviour.injected(batch, mapped, natives[self.route.target]))
-            for name, values in found.items():
-                collected[name].append(values)
-        self.scores.update(text, {name: torch.stack(values) for name, values in collected.items()})
+        text, rows = read.batch.texts.text, read.batch.rows
+        ones = torch.ones(1, 1, len(rows), device=text.device)
+        counted = ones, of_unseen(ones, rows)
+        self.lengths.update(text, {n: per_text_sums(v, rows) for n, v in zip(COUNTED, counted, strict=True)})
+        if self.behaviour is not None and self.whole is not None and read.task is not None:
+            self.whole.update(text, self.behaviour.without_sites(read.task, natives))
+        each = [self._of(method, read, natives) for method in self.methods]
+        self.scores.update(text, {name: torch.stack([e[name] for e in each]) for name in self.scores.quantities})
 
-    def update_other(self, batch: PairedBatch) -> None:
+    def _of(self, method: Method, read: Read, natives: dict[FrozenModel, Tensor]) -> dict[str, Tensor]:
+        """Errors and behaviour of one method: quantity -> (S, B)."""
+        mapped, found = method.map(read.source, read.batch), {}
+        if self.mean_target is not None and read.target is not None:
+            found = text_errors(method, read.batch.rows, read.source, read.target, mapped, self._means())
+        if self.behaviour is not None and read.task is not None:
+            put = mapped if read.injected is None else method.map(read.injected, read.task)
+            found.update(self.behaviour.injected(read.task, put, natives[self.route.target].argmax(-1)))
+        return found
+
+    def _means(self) -> tuple[Tensor | None, Tensor]:
+        return self.mean_source, torch.as_tensor(self.mean_target)
+
+    def update_other(self, read: Read) -> None:
         """Measure how far every method is off at every site on a batch of another source."""
-        if self.elsewhere is None:
+        if self.elsewhere is None or read.target is None:
             return
-        source, target = self.route.orient(batch.x, batch.y)
-        means = self.mean_source, self.mean_target
+        rows, means = read.batch.rows, self._means()
         found = [
-            text_errors(method._replace(inverse=None), batch.rows, source, target, method.map(source, batch), means)
-            for method in self.methods
+            text_errors(m._replace(inverse=None), rows, read.source, read.target, m.map(read.source, read.batch), means)
+            for m in self.methods
         ]
         each = {name: torch.stack([errors[name] for errors in found]) for name in self.elsewhere.quantities}
-        self.elsewhere.update(batch.texts.text, each)
+        self.elsewhere.update(read.batch.texts.text, each)
 
     # ------------------------------------------------------------------ after
 
     def rows(self) -> list[dict[str, Any]]:
         """One row for every method and site, after those of what needs no site."""
         counted, unseen = (each.sum() for each in self.lengths.compute().values())
+        whole = None if self.whole is None else self.whole.compute()
         base = {
             "model_x": self.route.source.name,
             "model_y": self.route.target.name,
-            "direction": self.route.direction,
-            "rows": str(self.kind),
+            "same_model": self.route.same,
+            "direction": self.route.key,
+            "rows": self.kind,
             "n_texts": self.texts,
             "n_rows": int(counted),
             "n_unseen": int(unseen) if unseen.isfinite() else None,
+            "n_units": None if whole is None else int(whole["units"][0, 0].sum()),
             "n_texts_other": None if self.elsewhere is None else len(self.elsewhere.seen),
             "seed": self.seed,
-            "score_name": None if self.behaviour is None else self.behaviour.task.score,
+            "score_name": None if self.behaviour is None else self.behaviour.asked.score,
         }
-        return [{**base, **row} for row in (*self._rows_of_whole(), *self._rows_of_sites(counted))]
+        native = {} if whole is None else self._native(whole)
+        return [{**base, **row} for row in (*self._without_sites(whole, native), *self._with_sites(native, counted))]
 
-    def _rows_of_whole(self) -> Iterator[dict[str, Any]]:
-        if self.whole is None:
+    def _native(self, whole: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Y by itself: quantity -> (texts,)."""
+        names = self.behaviour.whole if self.behaviour is not None else ()
+        place = names.index("native_y" if "native_y" in names else "native")
+        return {name: values[place, 0] for name, values in whole.items()}
+
+    def _without_sites(self, whole: dict[str, Tensor] | None, native: dict[str, Tensor]) -> Iterator[dict[str, Any]]:
+        if whole is None or self.behaviour is None:
             return
-        behaviour = self._behaviour(self.whole.compute())
-        for place, name in enumerate(WHOLE):
+        columns = behaviour_columns(whole, native, self.behaviour.asked, self.seed)
+        for place, name in enumerate(self.behaviour.whole):
             yield {
                 "method": name,
                 "role": "ceiling" if name.startswith("native") else "floor",
                 **dict.fromkeys(("site_x", "site_y", *METHOD_COLUMNS, "training")),
-                **_take(behaviour, place, 0),
+                **_take(columns, place, 0),
                 **dict.fromkeys(ERROR_COLUMNS),
                 "overflow": False,
             }
 
-    def _behaviour(self, table: dict[str, Tensor]) -> dict[str, Tensor]:
-        native = cast(Any, self.whole).compute()["answer"][WHOLE.index("native_y"), 0]
-        return behaviour_columns(table, native, cast(Any, self.behaviour).task, self.seed)
-
-    def _rows_of_sites(self, counted: Tensor) -> Iterator[dict[str, Any]]:
+    def _with_sites(self, native: dict[str, Tensor], counted: Tensor) -> Iterator[dict[str, Any]]:
         table = self.scores.compute()
-        overflows = overflowing(table)
-        nothing = {name: torch.full_like(table[name], torch.nan) for name in ("squares", "total")}
-        other = nothing if self.elsewhere is None else self.elsewhere.compute()
-        columns = error_columns(table, other, counted, self.route.target.width, self.seed)
+        overflows = torch.zeros(len(self.methods), len(self.route.pairs), dtype=torch.bool)
+        columns: dict[str, Tensor] = {}
         if self.behaviour is not None:
-            columns = {**self._behaviour(table), **columns}
+            columns |= behaviour_columns(table, native, self.behaviour.asked, self.seed)
             overflows |= ~table["loss"].isfinite().all(-1)
-        missing = {} if self.behaviour is not None else dict.fromkeys(BEHAVIOUR_COLUMNS)
+        if self.mean_target is not None:
+            columns |= self._errors(table, counted)
+            overflows |= overflowing(table)
+        missing = dict.fromkeys((*BEHAVIOUR_COLUMNS, *ERROR_COLUMNS))
         for place, method in enumerate(self.methods):
-            about = {"fitted_on": str(self.kind), **method.about}
-            for s, (site_x, site_y) in enumerate(self.sites):
+            about = {"fitted_on": self.kind, **method.about}
+            for s, (site_x, site_y) in enumerate(self.route.pairs):
                 yield {
                     "method": method.name,
                     "role": method.role,
@@ -163,6 +193,11 @@ class Panel(nn.Module):
                     **_take(columns, place, s),
                     "overflow": bool(overflows[place, s]),
                 }
+
+    def _errors(self, table: dict[str, Tensor], counted: Tensor) -> dict[str, Tensor]:
+        nothing = {name: torch.full_like(table[name], torch.nan) for name in ("squares", "total")}
+        other = nothing if self.elsewhere is None else self.elsewhere.compute()
+        return error_columns(table, other, counted, self.route.target.width, self.seed)
 
 
 def _take(columns: dict[str, Tensor], method: int, site: int) -> dict[str, float | None]:

@@ -24,7 +24,7 @@ ERROR_COLUMNS = (
 
 
 def text_errors(
-    method: Method, rows: Rows, source: Tensor, target: Tensor, mapped: Tensor, means: tuple[Tensor, Tensor]
+    method: Method, rows: Rows, source: Tensor, target: Tensor, mapped: Tensor, means: tuple[Tensor | None, Tensor]
 ) -> dict[str, Tensor]:
     """How far the mapped rows are from Y's own, and the inverse's from X's: quantity out of `ERRORS` -> (S, B).
 
@@ -36,7 +36,8 @@ def text_errors(
         source: (S, N, d_x) what was mapped.
         target: (S, N, d_y) what it should be.
         mapped: (S, N, d_y) what it is.
-        means: of source and target on the fitting rows, (S, 1, d).
+        means: of source and target on the fitting rows, (S, 1, d); without that of the source, nothing is said of the
+            inverse.
     """
     mean_source, mean_target = means
 
@@ -53,7 +54,7 @@ def text_errors(
     }
     for name in ("back", "back_total", "gap", "largest"):
         found[name] = torch.full_like(found["squares"], torch.nan)
-    if method.inverse is not None:
+    if method.inverse is not None and mean_source is not None:
         back = (method.inverse(target) - source).double().square().sum(-1)
         found["back"] = per_text(back.nan_to_num(torch.inf, torch.inf))
         found["back_total"] = per_text((source.double() - mean_source).square().sum(-1))
