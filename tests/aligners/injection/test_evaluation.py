@@ -343,7 +343,10 @@ def test_without_a_head_or_labels_the_errors_are_the_same(
         path.write_text("\n".join(line.rsplit(",", 1)[0] for line in Path(labelled).read_text().splitlines()))
     unlabelled = TextSource(str(plain[0]), held_out=str(plain[1]))
     for found, why in (
-        (evaluate(world, [headless], both=True, model_y=str(bare)), {"forward": f"{bare} has no classification head"}),
+        (
+            evaluate(world, [headless], both=True, model_y=str(bare)),
+            {"forward": f"{bare} has no classification head and none for language modelling"},
+        ),
         (
             evaluate(world, [stored], both=True, text=unlabelled),
             dict.fromkeys(("forward", "backward"), f"the texts of {str(plain[0])!r} have no labels"),
