@@ -20,7 +20,8 @@ from benchmarks.harness import Figures, parser
 from similarity.controls import jackknife_interval
 from similarity.functional.cca import cca_from_moments
 from similarity.functional.cka import linear_cka_from_moments, unbiased_cka_from_moments
-from similarity.functional.moments import GridMoments, GridSums
+from similarity.functional.grid import GridSums
+from similarity.functional.moments import GridMoments
 
 ROWS, WIDTH, GROUPS = 10, 8, 10
 MEASURES: dict[str, Callable[[GridMoments], Tensor]] = {

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from datamodules.reading import WORDS, RowKind, RowPolicy
+from datamodules.text.marks import Marks
 from datamodules.text.tokens import TokenisedTexts
 
 if TYPE_CHECKING:
     import datasets
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["Kind", "Marks", "RowTypes", "SeenTypes", "is_held_out", "kind_of", "types_of"]
+__all__ = ["Kind", "RowTypes", "SeenTypes", "is_held_out", "kind_of", "types_of"]
 
 Kind = Literal["tokens", "words"]
 
@@ -57,33 +58,6 @@ class SeenTypes:
     def from_state(cls, state: dict[str, Any]) -> Self:
         """What `state` gave."""
         return cls(state["kind"], frozenset(state["names"]))
-
-
-@dataclass
-class Marks:
-    """A mark on some rows of a split.
-
-    Attributes:
-        flat: (R,) True for the rows that are marked, text by text.
-        counts: (n,) rows of each text.
-    """
-
-    flat: Tensor
-    counts: Tensor
-
-    def __post_init__(self) -> None:
-        self.ends = self.counts.cumsum(0)
-
-    def of(self, texts: Tensor) -> Tensor:
-        """The marks of the rows of some texts: numbers (B,) -> (N,)."""
-        counts = self.counts[texts]
-        shift = self.ends[texts] - counts.cumsum(0)
-        return self.flat[torch.arange(int(counts.sum())) + shift.repeat_interleave(counts)]
-
-    def texts_with_rows(self) -> Tensor:
-        """Numbers of the texts that keep a row when marked ones are left out."""
-        kept = torch.cat([torch.zeros(1, dtype=torch.int64), (~self.flat).cumsum(0)])
-        return (kept[self.ends] > kept[self.ends - self.counts]).nonzero()[:, 0]
 
 
 @dataclass

@@ -19,7 +19,6 @@ from frozen.heads import outside, with_head
 from frozen.hooks import Blocks, SubLayers, blocks_of, inject, read, replace
 from frozen.loading.placement import check_placement, is_sharded
 from frozen.padding import Layout
-from frozen.self_test import self_test
 
 __all__ = ["FrozenModel"]
 
@@ -281,7 +280,23 @@ class FrozenModel:
             RuntimeError: naming the first site where it does not, and the largest difference there.
             ValueError: as in `logits` and `front`.
         """
-        self_test(self, inputs, component)
+        sites = range(first_site(component), self.depth + 1)
+        with torch.no_grad():
+            expected = self.logits(inputs)
+            if not bool(expected.isfinite().all()):
+                raise RuntimeError(
+                    f"{self.name} gives logits that are not finite: nothing read from it can be trusted."
+                )
+            for site, states in zip(sites, self.front(inputs, sites, component), strict=True):
+                received = self.tail(inputs, site, states, component)
+                if not torch.equal(received, expected):
+                    what = f"site {site}" if component == "residual" else f"the {component} of block {site}"
+                    raise RuntimeError(
+                        f"Injecting what was read at {what} of {self.name} changes its logits by up to "
+                        f"{(received - expected).abs().max().item():.3g} instead of by exactly 0. An evaluation would "
+                        f"measure that difference: check the entry of {self.model.config.model_type!r} in "
+                        "frozen/architectures.py, and your own hooks."
+                    )
 
     @contextmanager
     def fresh_head(self, seed: int) -> Iterator[None]:

@@ -15,8 +15,8 @@ from similarity.catalogue import Family, Measure
 from similarity.controls import cropped, permuted_rows
 from similarity.functional.attention import AttentionSums
 from similarity.functional.folding import word_pairs
+from similarity.functional.grid import GridSums
 from similarity.functional.hsic import HSIC
-from similarity.functional.moments import GridSums
 from similarity.minibatch import MinibatchCKA
 from similarity.moments import GridMomentsMetric
 from similarity.sample import RowSample, Sample

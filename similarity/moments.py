@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
 
-from similarity.functional.moments import GridMoments, GridSums, Moments, merge_moments, moments_of
+from similarity.functional.grid import GridSums
+from similarity.functional.moments import GridMoments, Moments, merge_moments, moments_of
 
 __all__ = ["DoubleMetric", "GridMomentsMetric", "MomentsMetric"]
 

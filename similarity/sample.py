@@ -1,4 +1,4 @@
-"""A sample of rows that depends on nothing but its seed, and the measures that need one."""
+"""A sample of rows that depends on nothing but its seed."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from similarity.functional.kernels import Kernel, rbf_cka, rsa
 from similarity.moments import DoubleMetric
 
-__all__ = ["RBFCKA", "RSA", "RowSample", "Sample", "row_keys"]
+__all__ = ["RowSample", "Sample", "row_keys"]
 
 # SplitMix64's increment and its two factors, as int64 has them.
 _STEP, _FACTORS = 0x9E3779B97F4A7C15 - 2**64, (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
@@ -140,94 +139,14 @@ class RowSample(DoubleMetric):
             self.limit = key[-1].clone()
         return kept
 
-    def compute(self) -> Any:
-        """The `Sample` of everything seen on all ranks; its measure in the classes below."""
-        return self.sample()
-
-    def sample(self) -> Sample:
-        """The `Sample` of the state as it stands: inside `compute`, that of all ranks."""
+    def compute(self) -> Sample:
+        """The `Sample` of everything seen on all ranks."""
         key, text, x, y = self.key, self.text, self.x, self.y
         if key.ndim == 2:  # gathered: (ranks, ...)
             key, text = key.flatten(), text.flatten()
             x, y = (rows.transpose(0, 1).flatten(1, 2) for rows in (x, y))
         _, order = _smallest(key, self.budget)
         return Sample(x[:, order], y[:, order], text[order])
-
-
-class RSA(RowSample):
-    """Representational similarity analysis on a sample of rows, (L_x, L_y): see `similarity.functional.kernels.rsa`.
-
-    Args:
-        layers_x: L_x; layers_y: L_y.
-        d_x: width of X's states; d_y: width of Y's.
-        budget: the most rows to use; Merchant et al. 2020 have 5,000.
-        kernel: `cosine`, `linear` or `euclidean`.
-        options: `seed` and `dtype` of `RowSample`, and what every metric takes.
-
-    Attributes:
-        rows: how many rows the last `compute` used.
-    """
-
-    rows: int | None = None
-
-    def __init__(
-        self,
-        layers_x: int,
-        layers_y: int,
-        d_x: int,
-        d_y: int,
-        *,
-        budget: int = 5000,
-        kernel: Kernel = "cosine",
-        **options: Any,
-    ) -> None:
-        super().__init__(budget, layers_x, layers_y, d_x, d_y, **options)
-        self.kernel: Kernel = kernel
-
-    def compute(self) -> Tensor:
-        """RSA of all layer pairs, (L_x, L_y)."""
-        x, y, text = self.sample()
-        self.rows = len(text)
-        return rsa(x, y, self.kernel)
-
-
-class RBFCKA(RowSample):
-    """RBF CKA on a sample of rows, (L_x, L_y): see `similarity.functional.kernels.rbf_cka`.
-
-    Args:
-        layers_x: L_x; layers_y: L_y.
-        d_x: width of X's states; d_y: width of Y's.
-        budget: the most rows to use.
-        width: width of the kernel, as a share of the median distance.
-        unbiased: HSIC_1 instead of the biased HSIC.
-        options: `seed` and `dtype` of `RowSample`, and what every metric takes.
-
-    Attributes:
-        rows: how many rows the last `compute` used.
-    """
-
-    rows: int | None = None
-
-    def __init__(
-        self,
-        layers_x: int,
-        layers_y: int,
-        d_x: int,
-        d_y: int,
-        *,
-        budget: int = 2000,
-        width: float = 0.5,
-        unbiased: bool = False,
-        **options: Any,
-    ) -> None:
-        super().__init__(budget, layers_x, layers_y, d_x, d_y, **options)
-        self.width, self.unbiased = width, unbiased
-
-    def compute(self) -> Tensor:
-        """RBF CKA of all layer pairs, (L_x, L_y)."""
-        x, y, text = self.sample()
-        self.rows = len(text)
-        return rbf_cka(x, y, self.width, self.unbiased)
 
 
 def _smallest(key: Tensor, budget: int) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from datamodules.reading import RowKind
-    from datamodules.row_types import Marks
+    from datamodules.text.marks import Marks
 
 __all__ = ["TokenisedTexts", "describe_tokenizer", "flatten_column", "same_tokenizer", "tokenise"]
 

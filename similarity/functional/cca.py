@@ -9,7 +9,8 @@ from torch import Tensor
 
 from similarity.functional.canonical import Canonical, Whitening, canonical, canonical_correlations, whitening
 from similarity.functional.checks import check_features, check_layers, check_moments, check_pair, check_share
-from similarity.functional.moments import GridMoments, grid_moments
+from similarity.functional.grid import grid_moments
+from similarity.functional.moments import GridMoments
 
 __all__ = [
     "Correlations",

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from similarity.functional.moments import GridMoments
+from similarity.functional.moments import GridMoments
 
 __all__ = [
     "check_features",

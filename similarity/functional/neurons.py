@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from similarity.functional.checks import check_features, check_moments
-from similarity.functional.moments import GridMoments, grid_moments
+from similarity.functional.grid import grid_moments
+from similarity.functional.moments import GridMoments
 
 __all__ = ["neuronsim", "neuronsim_from_moments"]
 

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from similarity.functional.canonical import whitening
 from similarity.functional.checks import check_features, check_layers, check_moments, check_pair
-from similarity.functional.moments import GridMoments, grid_moments
+from similarity.functional.grid import grid_moments
+from similarity.functional.moments import GridMoments
 
 __all__ = [
     "mixedsim",

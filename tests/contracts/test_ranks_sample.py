@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from similarity.minibatch import MinibatchCKA
-from similarity.sample import RBFCKA, RSA, RowSample
+from similarity.sample import RowSample
 from tests.ranks import two_ranks
 
 LAYERS, ROWS, D_X, D_Y, BATCH = 2, 60, 5, 4, 10
@@ -26,15 +26,13 @@ def accumulate(batches: list[int]) -> dict[str, Tensor]:
     samples = {
         "few": RowSample(17, *shape),
         "all": RowSample(100, *shape),
-        "rsa": RSA(*shape, budget=20),
-        "rbf": RBFCKA(*shape, budget=20),
     }
     for batch in batches:
         rows = slice(batch * BATCH, (batch + 1) * BATCH)
         minibatch.update(x[:, rows], y[:, rows])
         for sample in samples.values():
             sample.update(x[:, rows], y[:, rows], torch.arange(ROWS)[rows] // 3, torch.arange(ROWS)[rows] % 3)
-    found = {"minibatch": minibatch.compute(), "rsa": samples["rsa"].compute(), "rbf": samples["rbf"].compute()}
+    found = {"minibatch": minibatch.compute()}
     for name in ("few", "all"):
         found |= {f"{name}.{part}": value for part, value in samples[name].compute()._asdict().items()}
     return found

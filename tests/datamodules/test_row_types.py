@@ -11,7 +11,8 @@ import torch
 
 from datamodules.paired import PairedActivations
 from datamodules.reading import PairedBatch
-from datamodules.row_types import Marks, SeenTypes, is_held_out
+from datamodules.row_types import SeenTypes, is_held_out
+from datamodules.text.marks import Marks
 from datamodules.text.sources import TextSource
 from tests.datamodules.text.splitters import byte_level, splitter_folder, word_piece
 from tests.runs import activations

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from similarity.functional.cca import cca, pwcca, svcca
 from similarity.functional.chance import canonical_chance, regression_chance
-from similarity.functional.moments import grid_moments
+from similarity.functional.grid import grid_moments
 from similarity.functional.regression import mixedsim, r2
 
 SHARE = 0.99

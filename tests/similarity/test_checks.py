@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from similarity.functional.checks import check_rows, constant_features
-from similarity.functional.moments import GridSums
+from similarity.functional.grid import GridSums
 from tests.rows import paired
 
 

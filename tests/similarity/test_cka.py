@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from similarity.functional.cka import linear_cka, unbiased_cka, unbiased_cka_from_moments
-from similarity.functional.moments import grid_moments, standardise
+from similarity.functional.cka import linear_cka, unbiased_cka
 from tests.references import measures as reference
 from tests.rows import CASES, grid, paired, rows_of
 
@@ -68,12 +67,6 @@ def test_an_estimate_that_cannot_normalise_is_refused() -> None:
     x[0, 0, 0] = 3.1  # one row apart: off its diagonal the Gram matrix of x − 0.7 is 0
     with pytest.raises(ValueError, match=r"positive HSIC of each layer with itself, .* `x` .* layers \[0\]"):
         unbiased_cka(x, y)
-
-
-def test_moments_without_quartic_sums_are_refused() -> None:
-    x, y = paired(30)
-    with pytest.raises(ValueError, match="standardise the rows before accumulating"):
-        unbiased_cka_from_moments(standardise(grid_moments(x, y)))
 
 
 def test_a_layer_without_variance_is_refused() -> None:

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from similarity.functional.cka import linear_cka_from_moments
-from similarity.functional.moments import GridMoments, GridSums, Moments, grid_moments, merge_moments, moments_of
-from similarity.functional.moments import standardise as standardised
-from similarity.measures import LinearCKA
+from similarity.functional.grid import GridSums, grid_moments
+from similarity.functional.moments import GridMoments, Moments, merge_moments, moments_of
+from similarity.minibatch import MinibatchCKA
 from similarity.moments import GridMomentsMetric, MomentsMetric
 from tests.rows import CASES, paired, rows_of
 from tests.runs import related_rows
@@ -157,25 +157,6 @@ def test_a_batch_allocates_nothing_of_the_grids_size() -> None:
     assert max(event.cpu_memory_usage for event in profile.events()) < sums.xy.nbytes / 10
 
 
-def test_scaled_features_have_the_moments_of_scaled_rows() -> None:
-    x, y = rows_of("scaled")
-    scale_x, scale_y = x.std(1, correction=0), y.std(1, correction=0)
-    expected = grid_moments(x / scale_x[:, None], y / scale_y[:, None])
-    for found in (standardised(grid_moments(x, y)), standardised(grid_moments(x, y), scale_x, scale_y)):
-        for name in ("n", "mean_x", "mean_y", "xx", "yy", "xy"):
-            torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-9, atol=1e-9, msg=name)
-        assert all(getattr(found, name).isnan().all() for name in ("q_xx", "q_yy", "q_xy"))
-
-
-def test_constant_features_cannot_be_standardised() -> None:
-    x, y = paired(ROWS)
-    with pytest.raises(ValueError, match="`scale_x` to be finite and positive, but 1 of 18"):
-        standardised(grid_moments(x, y), scale_x=torch.arange(18.0).view(3, 6))
-    y[1, :, 2] = 0.1
-    with pytest.raises(ValueError, match=r"standardising, but `y` has 1 constant ones in layers \[1\]"):
-        standardised(grid_moments(x, y))
-
-
 def test_rows_that_are_no_pairs_are_refused() -> None:
     x, y = paired(ROWS)
     with pytest.raises(ValueError, match=r"`x` as floating-point states .* shape \(60, 6\)"):
@@ -249,6 +230,6 @@ def test_products_in_single_precision_keep_six_digits() -> None:
 
 
 def test_a_single_pair_of_layers_keeps_its_axes() -> None:
-    metric = LinearCKA(1, 4, 1, 3)
+    metric = MinibatchCKA(1, 1)
     metric.update(torch.randn(1, 20, 4), torch.randn(1, 20, 3))
     assert metric.compute().shape == (1, 1)

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from similarity.functional.kernels import rbf_cka, rsa
-from similarity.sample import RBFCKA, RSA, RowSample, Sample, row_keys
+from similarity.sample import RowSample, Sample, row_keys
 from tests.runs import related_rows
 
 ROWS, PER_TEXT = 60, 5
@@ -89,7 +88,7 @@ def test_a_row_that_two_ranks_have_seen_is_kept_once() -> None:
     other = offered(sampler(), torch.arange(20, ROWS))
     for name in ("key", "text", "x", "y"):
         setattr(metric, name, torch.stack([getattr(metric, name), getattr(other, name)]))
-    same(metric.sample(), expected(20))
+    same(RowSample.compute(metric), expected(20))
 
 
 def test_with_fewer_rows_than_the_budget_all_are_used() -> None:
@@ -119,24 +118,9 @@ def test_reset_and_reused_and_called() -> None:
     assert torch.nn.ModuleList([metric]).to(torch.float16)[0].x.dtype == torch.float32
 
 
-def test_measures_on_it_say_how_many_rows_they_used() -> None:
-    x, y, text, token = rows()
-    for budget in (20, 100):
-        sample = expected(budget)
-        similarity = RSA(3, 2, 5, 4, budget=budget, kernel="euclidean")
-        similarity.update(x, y, text, token)
-        torch.testing.assert_close(similarity.compute(), rsa(sample.x, sample.y, "euclidean"), rtol=0, atol=1e-12)
-        cka = RBFCKA(3, 2, 5, 4, budget=budget, width=0.8, unbiased=True)
-        cka.update(x, y, text, token)
-        torch.testing.assert_close(cka.compute(), rbf_cka(sample.x, sample.y, 0.8, True), rtol=0, atol=1e-12)
-        assert similarity.rows == cka.rows == min(budget, ROWS)
-
-
 def test_refusals() -> None:
     x, y, text, token = rows()
     with pytest.raises(ValueError, match=r"`budget`.*received 0"):
         sampler(budget=0)
     with pytest.raises(ValueError, match=r"as many rows, but received .*'text': 59, 'token': 60"):
         sampler().update(x, y, text[1:], token)
-    with pytest.warns(UserWarning, match="before the"), pytest.raises(ValueError, match="at least one"):
-        RSA(3, 2, 5, 4).compute()

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from similarity.functional.cka import linear_cka
-from similarity.functional.moments import grid_moments
+from similarity.functional.grid import grid_moments
 from similarity.functional.neurons import neuronsim
 from similarity.functional.summaries import (
     angular_distance,

@@ -1,0 +1,37 @@
+"""Which rows of tokenised texts are marked, whatever the mark stands for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["Marks"]
+
+
+@dataclass
+class Marks:
+    """A mark on some rows of a split.
+
+    Attributes:
+        flat: (R,) True for the rows that are marked, text by text.
+        counts: (n,) rows of each text.
+    """
+
+    flat: Tensor
+    counts: Tensor
+
+    def __post_init__(self) -> None:
+        self.ends = self.counts.cumsum(0)
+
+    def of(self, texts: Tensor) -> Tensor:
+        """The marks of the rows of some texts: numbers (B,) -> (N,)."""
+        counts = self.counts[texts]
+        shift = self.ends[texts] - counts.cumsum(0)
+        return self.flat[torch.arange(int(counts.sum())) + shift.repeat_interleave(counts)]
+
+    def texts_with_rows(self) -> Tensor:
+        """Numbers of the texts that keep a row when marked ones are left out."""
+        kept = torch.cat([torch.zeros(1, dtype=torch.int64), (~self.flat).cumsum(0)])
+        return (kept[self.ends] > kept[self.ends - self.counts]).nonzero()[:, 0]

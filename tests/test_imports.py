@@ -1,0 +1,58 @@
+"""Which module needs which: no circle, whether an import runs or is there for its types alone."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from tests.shell import ROOT
+
+PACKAGES = ("aligners", "callbacks", "commands", "datamodules", "finetuning", "frozen", "reports", "similarity")
+
+
+def modules(root: Path) -> dict[str, Path]:
+    """Every module of the product by its dotted name."""
+    files = [*root.glob("*.py"), *(file for package in PACKAGES for file in (root / package).rglob("*.py"))]
+    return {".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): file for file in files}
+
+
+def imported(file: Path, known: dict[str, Path]) -> Iterator[str]:
+    """The modules that a file imports outside its functions."""
+    body = [ast.parse(file.read_text())]
+    while body:
+        node = body.pop()
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            submodules = {f"{node.module}.{alias.name}" for alias in node.names} & known.keys()
+            yield from submodules or {node.module} & known.keys()
+        elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            body += ast.iter_child_nodes(node)
+
+
+def circle(root: Path) -> list[str]:
+    """Modules that import each other in a circle; none, if there is no such circle."""
+    known = modules(root)
+    try:
+        TopologicalSorter({name: set(imported(file, known)) for name, file in known.items()}).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+def test_no_module_needs_one_that_needs_it() -> None:
+    assert circle(ROOT) == []
+
+
+@pytest.mark.parametrize("second", ["import frozen.a", "if TYPE_CHECKING:\n    from frozen import a"])
+def test_a_circle_is_seen(tmp_path: Path, second: str) -> None:
+    (tmp_path / "frozen").mkdir()
+    (tmp_path / "frozen" / "__init__.py").write_text("")
+    (tmp_path / "frozen" / "a.py").write_text("from frozen.b import something")
+    (tmp_path / "frozen" / "b.py").write_text(f"{second}\n\ndef later():\n    import frozen.c")
+    (tmp_path / "frozen" / "c.py").write_text("import frozen.b")
+    assert set(circle(tmp_path)) == {"frozen.a", "frozen.b"}
