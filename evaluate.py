@@ -1,6 +1,6 @@
-"""Inject mapped states into a frozen model and report: `python evaluate.py inject --checkpoints FILE ...`."""
+"""Compare models on held-out text and report: `python evaluate.py COMMAND`. `--help` lists the commands."""
 
-from commands.inject import main
+from commands.table import evaluate
 
 if __name__ == "__main__":
-    main()
+    evaluate()

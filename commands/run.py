@@ -1,4 +1,4 @@
-"""A run's folder, its loggers and the callbacks that every run gets."""
+"""What every run of a command has: a folder, loggers, and a Trainer."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import os
 import warnings
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from lightning.pytorch.callbacks import Callback, RichProgressBar
+import lightning.pytorch as pl
+import yaml
+from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
-__all__ = ["new_run_folder", "progress_bar", "quiet", "run_loggers", "start_evaluation"]
+from callbacks.progress import ProgressBar
+
+__all__ = ["RANKS_SHARE", "Run", "instantiate", "new_run_folder", "quiet", "run_loggers", "start"]
 
 PROJECT = "aligners"
 RANKS_SHARE = "ALIGNERS_RUN_FOLDER"
@@ -23,7 +27,35 @@ def _rank() -> int:
     return rank_zero_only.rank  # type: ignore[attr-defined]
 
 
-def new_run_folder(wanted: Path | None, kind: str) -> Path:
+class Run(NamedTuple):
+    """A run that has begun.
+
+    Attributes:
+        folder: where everything goes.
+        options: of the command, as plain values.
+        made: the same, instantiated.
+        settings: of the Trainer, with loggers and the user's callbacks.
+    """
+
+    folder: Path
+    options: Namespace
+    made: Namespace
+    settings: dict[str, Any]
+
+    def trainer(self, *callbacks: pl.Callback, **changes: Any) -> pl.Trainer:
+        """A Trainer of this run.
+
+        Args:
+            callbacks: beside the user's and the progress bar.
+            changes: of the settings.
+        """
+        given = self.settings["callbacks"] or []
+        given = given if isinstance(given, list) else [given]
+        bar = [] if self.settings["enable_progress_bar"] is False else [ProgressBar()]
+        return pl.Trainer(**{**self.settings, **changes, "callbacks": [*given, *bar, *callbacks]})
+
+
+def new_run_folder(wanted: Path | None, kind: str, *, begun: bool = False) -> Path:
     """A folder that no other run has.
 
     Processes that Lightning starts for further ranks inherit the choice of the first; ranks that somebody else
@@ -32,6 +64,7 @@ def new_run_folder(wanted: Path | None, kind: str) -> Path:
     Args:
         wanted: what the user named; refused if it holds something. Default: `runs/<kind>-<date>-<time>`.
         kind: name of the command.
+        begun: whether `wanted` is the folder of a run that goes on.
 
     Raises:
         ValueError: `wanted` exists and is not empty.
@@ -39,7 +72,7 @@ def new_run_folder(wanted: Path | None, kind: str) -> Path:
     inherited = os.environ.get(RANKS_SHARE)
     if inherited and _rank() != 0:
         return Path(inherited)
-    if _rank() == 0 and wanted is not None and wanted.exists() and any(wanted.iterdir()):
+    if _rank() == 0 and not begun and wanted is not None and wanted.exists() and any(wanted.iterdir()):
         raise ValueError(f"Expected `run` to be a new or empty folder, but {wanted} holds files. Name another.")
     base = wanted or Path("runs") / f"{kind}-{datetime.now():%Y%m%d-%H%M%S}"
     folder, number = base, 1
@@ -54,27 +87,47 @@ def new_run_folder(wanted: Path | None, kind: str) -> Path:
     return folder
 
 
-def start_evaluation(
-    kind: str, wanted: Path | None, settings: dict[str, Any], options: str
-) -> tuple[Path, dict[str, Any]]:
-    """Folder, loggers and Trainer settings of a command that makes its Trainers itself.
+def start(
+    kind: str, parser: ArgumentParser, options: Namespace, made: Namespace | None = None, *, begun: bool = False
+) -> Run:
+    """Begin a run: its folder with config.yaml, its loggers, its seed.
 
     Args:
-        kind: name of the command, for the default folder.
-        wanted: see `new_run_folder`.
-        settings: of the Trainer, as the user gave them.
-        options: of the whole run, as YAML, kept as config.yaml.
-
-    Returns:
-        The folder, and the settings with the loggers in them.
+        kind: what the default folder is called after.
+        parser: of the command.
+        options: as plain values.
+        made: the same, instantiated, where that has been done.
+        begun: whether this goes on with the run in the folder `options.run`.
     """
-    folder = new_run_folder(wanted, kind)
-    settings = {**settings, "use_distributed_sampler": False}
+    made = instantiate(parser, options) if made is None else made
+    folder = new_run_folder(options.run, kind, begun=begun)
+    settings = {**vars(made.trainer), "use_distributed_sampler": False}  # the data modules share out each batch
     if settings["logger"] in (None, True):
-        settings["logger"] = run_loggers(folder, kind)
+        # A run that goes on logs to a folder of its own: a logger deletes the files that it finds in its folder.
+        again = f"resumed-{len(list(folder.glob('resumed-*'))) + 1}"
+        settings["logger"] = run_loggers(folder / again if begun else folder, kind)
+    if settings["default_root_dir"] is None:
+        settings["default_root_dir"] = str(folder)  # where files go that no logger has a place for
     if _rank() == 0:
-        (folder / "config.yaml").write_text(options)
-    return folder, settings
+        _keep_options(parser.dump(options), folder, settings["logger"], begun)
+    return Run(folder, options, made, settings)
+
+
+def instantiate(parser: ArgumentParser, options: Namespace) -> Namespace:
+    """Make the objects that options describe, after seeding; the drawn seed, if so, is put into the options."""
+    seed = options.get("seed_everything", False)
+    if seed is not False:
+        options.seed_everything = pl.seed_everything(None if seed is True else seed, workers=True)
+    return parser.instantiate(options)
+
+
+def _keep_options(written: str, folder: Path, loggers: Any, begun: bool) -> None:
+    """Write config.yaml, once, and tell W&B."""
+    if not begun:
+        (folder / "config.yaml").write_text(written)
+    for logger in loggers if isinstance(loggers, list) else [loggers]:
+        if isinstance(logger, WandbLogger):
+            logger.experiment.config.update(yaml.safe_load(written), allow_val_change=True)
 
 
 def run_loggers(folder: Path, kind: str) -> list[Logger]:
@@ -114,18 +167,6 @@ def _wandb(folder: Path, kind: str) -> WandbLogger:
     return WandbLogger(save_dir=folder, experiment=run)
 
 
-def progress_bar(wanted: bool | None) -> list[Callback]:
-    """Rich's, without the metrics: per-site curves are too many for one line. None where it is not wanted."""
-    if wanted is False:
-        return []
-
-    class Bar(RichProgressBar):
-        def get_metrics(self, trainer: object, pl_module: object) -> dict[str, int | str | float | dict[str, float]]:
-            return {}
-
-    return [Bar(leave=False)]
-
-
 def quiet() -> None:
     """Keep off the screen what other packages say about themselves and nobody can act on here."""
     os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
@@ -136,7 +177,6 @@ def quiet() -> None:
         ".*LeafSpec.*",
         ".*sync_dist=True.*",  # the metrics are reduced over ranks before they are logged
         ".*will run with no optimizer.*",  # closed forms need none
-        ".*args parameter is intended to run from within Python.*",  # the first word names the command
         ".*your dataloader is not resumable.*",  # it is: see TextStream.resumable
     ):
         warnings.filterwarnings("ignore", message=message)

@@ -1,67 +1,76 @@
-"""The commands of `train.py`, and which command line each belongs to."""
+"""The commands of `train.py` and `evaluate.py`: one table, one line for each."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib import import_module
 
-__all__ = ["COMMANDS", "main"]
+__all__ = ["COMMANDS", "evaluate", "train"]
 
-Arguments = Sequence[str] | None
-
-
-def _align(args: Arguments) -> None:
-    from commands.fit import AlignmentCLI
-
-    AlignmentCLI(None if args is None else list(args))
-
-
-def _stitch(args: Arguments) -> None:
-    from commands.stitch import StitchingCLI
-
-    StitchingCLI(_options(args))
-
-
-def _finetune(args: Arguments) -> None:
-    from commands.finetune import finetune
-
-    finetune(_options(args))
-
-
-def _options(args: Arguments) -> list[str]:
-    """The words after the command."""
-    return list(sys.argv[1:] if args is None else args)[1:]
-
-
-# By first word: what it does, and what runs it; the packages that a command needs are imported only for it.
-COMMANDS: dict[str, tuple[str, Callable[[Arguments], None]]] = {
-    "fit": ("Fit aligners between the states of two frozen models.", _align),
-    "finetune": ("Fine-tune classifiers from any number of seeds, with blocks frozen or left out.", _finetune),
-    "stitch": ("Train stitching layers through frozen tails, and report what they cost.", _stitch),
-    "validate": ("Show the figures of a checkpoint's aligners on the validation texts.", _align),
+# Script -> command -> its line of help. What a command does stands in `commands/SCRIPT/COMMAND.py`, which is imported
+# only when the command is asked for and has two functions: `parser()`, and `run(parser, words)`.
+COMMANDS: dict[str, dict[str, str]] = {
+    "train": {
+        "fit": "Fit aligners between the states of two frozen models.",
+        "finetune": "Fine-tune classifiers from any number of seeds, with blocks frozen or left out.",
+        "stitch": "Train stitching layers through frozen tails, and report what they cost.",
+        "validate": "Show the figures of a checkpoint's aligners on the validation texts.",
+    },
+    "evaluate": {
+        "inject": "Measure the errors of maps, and inject mapped states at every site.",
+        "similarity": "Measure all layers of models against each other.",
+        "stitch": "Stitch models together and measure the penalty.",
+        "surgery": "Truncate classifiers, and skip spans of their layers.",
+    },
 }
 
 
-def main(args: Arguments = None) -> None:
-    """Run the command that the first word names.
+def train(args: Sequence[str] | None = None) -> None:
+    """`train.py`: run the command that the first word names.
 
     Args:
         args: the words after `train.py`; by default those of the process.
     """
-    words = list(sys.argv[1:] if args is None else args)
-    if words and words[0] in COMMANDS:
-        COMMANDS[words[0]][1](args)
-        return
-    if words and words[0] in ("-h", "--help"):
-        print(_usage())
-        return
-    received = repr(words[0]) if words else "nothing"
-    print(f"{_usage()}\n\nExpected the name of a command as first word, received {received}.", file=sys.stderr)
-    sys.exit(2)
+    _run("train", list(sys.argv[1:] if args is None else args))
 
 
-def _usage() -> str:
-    lines = [f"  {name:<10}{said}" for name, (said, _) in COMMANDS.items()]
-    return "\n".join(
-        ["usage: train.py COMMAND [options]", "", *lines, "", "`train.py COMMAND --help` tells every option."]
-    )
+def evaluate(args: Sequence[str] | None = None) -> None:
+    """`evaluate.py`: run the command that the first word names.
+
+    Args:
+        args: the words after `evaluate.py`; by default those of the process.
+    """
+    _run("evaluate", list(sys.argv[1:] if args is None else args))
+
+
+def _run(script: str, words: list[str]) -> None:
+    name = words[0] if words else None
+    if name in ("-h", "--help"):
+        print(_usage(script))
+    elif name not in COMMANDS[script]:
+        received = "nothing" if name is None else repr(name)
+        print(f"{_usage(script)}\n\nExpected the name of a command as first word, but got {received}.", file=sys.stderr)
+        sys.exit(2)
+    else:
+        _import_wandb_first()
+        from commands.run import quiet
+
+        quiet()
+        module = import_module(f"commands.{script}.{name}")
+        parser = module.parser()
+        parser.prog = f"{script}.py {name}"
+        module.run(parser, words[1:])
+
+
+def _usage(script: str) -> str:
+    lines = [f"  {name:<12}{said}" for name, said in COMMANDS[script].items()]
+    usage = [f"usage: {script}.py COMMAND [options]", "", *lines, ""]
+    return "\n".join([*usage, f"`{script}.py COMMAND --help` explains every option."])
+
+
+def _import_wandb_first() -> None:
+    """Every W&B run imports this; it looks through all modules, and before Lightning takes a tenth of the time."""
+    with suppress(ImportError):
+        import wandb.sdk.launch.inputs.internal  # noqa: F401

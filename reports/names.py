@@ -1,14 +1,14 @@
-"""What models are called where people look: tables, titles, figures, file names."""
+"""What models and sites are called where people look: tables, titles, figures, file names."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-__all__ = ["file_names", "names_in_full", "short_names", "with_short_names"]
+from reports.report import Row
 
-Row = dict[str, Any]
+__all__ = ["file_names", "names_in_full", "short_names", "site_name", "with_short_names"]
+
 COLUMNS = ("model_x", "model_y", "model")  # of a row, that name a model
 MOST_LETTERS = 40  # two names fit a title of 120 columns
 
@@ -50,6 +50,11 @@ def names_in_full(rows: Sequence[Row]) -> str:
     names = short_names(_models(rows))
     lines = [f"- {short}: `{name}`\n" for name, short in names.items() if short != name]
     return "\n" + "".join(lines) if lines else ""
+
+
+def site_name(pair: tuple[int, int]) -> str:
+    """`2`, or `2→3` where source and target differ."""
+    return str(pair[0]) if pair[0] == pair[1] else f"{pair[0]}→{pair[1]}"
 
 
 def _models(rows: Sequence[Row]) -> list[str]:

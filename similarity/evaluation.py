@@ -96,6 +96,11 @@ class SimilarityEvaluation(pl.LightningModule):
         """The data module of the run."""
         return stream_of(self.trainer, LayerData)
 
+    @property
+    def report_tables(self) -> dict[str, list[Row]]:
+        """What the report has besides its rows."""
+        return {"layers": self.layers, "distances": self.distances}
+
     # ------------------------------------------------------------------ before
 
     def setup(self, stage: str) -> None:

@@ -14,9 +14,7 @@ import torch
 
 from aligners.injection.methods import CLOSED_FORMS
 from aligners.storage import load_alignment
-from commands.fit import AlignmentCLI
-from commands.inject import main
-from commands.table import main as train
+from commands.table import evaluate, train
 from datamodules import text_stream
 from tests.processes import HANGS
 from tests.shell import ROOT, TWO_RANKS, command
@@ -196,13 +194,13 @@ def test_a_fit_goes_on_and_is_validated(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     quiet = ["--trainer.logger", "false"]
-    AlignmentCLI(["validate", *fit_options(world), *quiet, "--ckpt_path", str(fitted / "aligners.ckpt")])
+    train(["validate", *fit_options(world), *quiet, "--ckpt_path", str(fitted / "aligners.ckpt")])
     table = capsys.readouterr().out
     for name, value in metrics(fitted).items():
         if name.startswith("validation/linear") and name.endswith("/fvu"):
             assert f"{value:.3f}" in table
     more = [*fit_options(world), "--trainer.max_epochs", "2", "--run", "more", *quiet]
-    AlignmentCLI(["fit", *more, "--ckpt_path", str(fitted / "last.ckpt")])
+    train(["fit", *more, "--ckpt_path", str(fitted / "last.ckpt")])
     steps = [torch.load(run / "last.ckpt", weights_only=True)["global_step"] for run in (fitted, tmp_path / "more")]
     assert steps[1] == 2 * steps[0]
 
@@ -210,13 +208,15 @@ def test_a_fit_goes_on_and_is_validated(
 def test_the_command_line_overrules_what_a_checkpoint_says_of_the_data(fitted: Path, tmp_path: Path) -> None:
     checkpoint = str(fitted / "aligners.ckpt")
     fewer = ["--data.text.max_texts", "11", "--data.batch_size", "4", "--closed_form", "[]"]
-    main(["inject", "--checkpoints+", checkpoint, *fewer, "--trainer.logger", "false", "--run", str(tmp_path / "new")])
+    evaluate(
+        ["inject", "--checkpoints+", checkpoint, *fewer, "--trainer.logger", "false", "--run", str(tmp_path / "new")]
+    )
     meta, rows = report(tmp_path / "new")
     assert {row["n_texts"] for row in rows} == {11}
     assert meta["batch_size"] == 4
     assert meta["sites"] == [[1, 1], [2, 3]]
     with pytest.raises(ValueError, match="no such file"):
-        main(["inject", "--checkpoints+", str(tmp_path / "nothing.ckpt")])
+        evaluate(["inject", "--checkpoints+", str(tmp_path / "nothing.ckpt")])
 
 
 @pytest.mark.parametrize("config", sorted((ROOT / "configs" / "train").glob("*.yaml")), ids=lambda path: path.stem)
@@ -230,8 +230,8 @@ def test_every_config_is_understood(config: Path, capsys: pytest.CaptureFixture[
 
 def test_help_names_the_options(capsys: pytest.CaptureFixture[str]) -> None:
     for run, expected in (
-        (lambda: AlignmentCLI(["fit", "--help"]), ("--model.aligners", "--data.sites", "ALIGNERS_CACHE", "--run")),
-        (lambda: main(["inject", "--help"]), ("--checkpoints", "--closed_form", "--data.text.held_out", "--run")),
+        (lambda: train(["fit", "--help"]), ("--model.aligners", "--data.sites", "ALIGNERS_CACHE", "--run")),
+        (lambda: evaluate(["inject", "--help"]), ("--checkpoints", "--closed_form", "--data.text.held_out", "--run")),
     ):
         with pytest.raises(SystemExit) as done:
             run()
@@ -263,9 +263,9 @@ def test_a_wrong_option_fails_before_anything_is_loaded(
     monkeypatch.chdir(tmp_path)
     for name in ("load_frozen", "load_texts", "embedded_model"):
         monkeypatch.setattr(text_stream, name, touched)
-    runs = [lambda: AlignmentCLI(["fit", *wrong])]
+    runs = [lambda: train(["fit", *wrong])]
     if wrong[0].startswith("--data"):
-        runs.append(lambda: main(["inject", *wrong]))
+        runs.append(lambda: evaluate(["inject", *wrong]))
     for run in runs:
         with pytest.raises((SystemExit, ValueError)) as done:
             run()
@@ -278,7 +278,7 @@ def test_a_wrong_option_fails_before_anything_is_loaded(
 def test_nothing_to_measure_is_said_before_anything_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="`checkpoints` or `closed_form` to name at least one map, but got neither"):
-        main(["inject", "--closed_form", "[]"])
+        evaluate(["inject", "--closed_form", "[]"])
     assert list(tmp_path.iterdir()) == []
 
 

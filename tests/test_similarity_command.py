@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from commands.inject import main
+from commands.table import evaluate as main
 from similarity.catalogue import DEFAULT
 from tests.shell import ROOT, TWO_RANKS, command
 from tests.tiny import tiny_folder

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from aligners.stitching.storage import load_stitching
-from commands.inject import main as evaluate
-from commands.stitch import StitchingCLI
+from commands.table import evaluate, train
 from datamodules import text_stream
 from tests.shell import ROOT, TWO_RANKS, command
 from tests.tiny import tiny_folder
@@ -140,11 +139,12 @@ def test_many_models_are_compared_without_training(world: World, here: Path) -> 
             assert (row["penalty"], row["agreement"]) == (0, 1)
     with pytest.raises(ValueError, match="nobody"):
         evaluate(["stitch", *given, "--groups", '{"some": ["nobody"]}', "--run", str(here / "not")])
+    assert not (here / "not").exists()
 
 
 def test_a_run_goes_on_from_its_last_file(world: World, trained: Path, here: Path) -> None:
     more = [*train_options(world), "--trainer.max_steps", "8", *QUIET, "--run", str(here / "more")]
-    StitchingCLI([*more, "--ckpt_path", str(trained / "last.ckpt")])
+    train(["stitch", *more, "--ckpt_path", str(trained / "last.ckpt")])
     assert torch.load(here / "more" / "stitching.ckpt", weights_only=True)["global_step"] == 8
     whole = report(here / "more")
     assert {point["step"] for point in whole["curves"]} == {0, 3, 6, 8}
@@ -167,14 +167,14 @@ def test_the_command_line_overrules_what_a_checkpoint_says_of_the_data(trained: 
 @pytest.mark.parametrize("config", sorted((ROOT / "configs" / "train").glob("stitching*.yaml")), ids=lambda p: p.stem)
 def test_every_config_is_understood(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as done:
-        StitchingCLI(["--config", str(config), "--print_config"])
+        train(["stitch", "--config", str(config), "--print_config"])
     assert not done.value.code
     assert "layers:" in capsys.readouterr().out
 
 
 def test_help_explains_the_options(capsys: pytest.CaptureFixture[str]) -> None:
     for run, expected in (
-        (lambda: StitchingCLI(["--help"]), ("--model.layers", "loss.distillation", "--data.sites", "--ckpt_path")),
+        (lambda: train(["stitch", "--help"]), ("--model.layers", "loss.distillation", "--data.sites", "--ckpt_path")),
         (lambda: evaluate(["stitch", "--help"]), ("--checkpoint", "--groups", "--identity", "--data.models")),
     ):
         with pytest.raises(SystemExit) as done:
@@ -209,7 +209,7 @@ def test_a_wrong_option_fails_before_anything_is_loaded(
     for name in ("load_frozen", "load_texts", "embedded_model"):
         monkeypatch.setattr(text_stream, name, touched)
     with pytest.raises((SystemExit, ValueError)) as done:
-        StitchingCLI(wrong)
+        train(["stitch", *wrong])
     said = capsys.readouterr().err + str(done.value)
     if isinstance(done.value, SystemExit):
         assert done.value.code == 2

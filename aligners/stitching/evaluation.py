@@ -56,6 +56,11 @@ class StitchingEvaluation(Evaluation):
         self.identity, self.allow_mixed = identity, allow_mixed
         self.curves = stored.curves if stored is not None else []
 
+    @property
+    def report_tables(self) -> dict[str, list[dict[str, Any]]]:
+        """What the report has besides its rows."""
+        return {"curves": self.curves}
+
     # ------------------------------------------------------------------ before
 
     @property

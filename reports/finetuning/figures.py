@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import mean
-from typing import Any
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from reports.injection.figures import COLOURS
+from reports.drawing import COLOURS, panels
+from reports.report import Row
 from reports.score_words import floor_words, score_words
 
 __all__ = ["finetuning_figure"]
 
-Row = dict[str, Any]
 CURVE_FROM = 3  # numbers of blocks that make a curve; fewer are set side by side
 UNFROZEN = -1  # Merchant et al.: the place of the model without anything frozen
 ACROSS = {
@@ -43,9 +41,8 @@ def finetuning_figure(rows: Sequence[Row], majority: float) -> Figure:
     widths = [max(3.2, 0.36 * len(counts[kind]) + 1.2) for kind in curves]
     if beside:
         widths.append(max(2.2, 0.85 * len({row["variant"] for row in beside}) + 0.8))
-    with mpl.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 9}):
-        figure = Figure(figsize=(sum(widths) + 1.6, 3.8), layout="constrained")
-        axes = figure.subplots(1, len(widths), sharey=True, squeeze=False, width_ratios=widths)[0]
+    count = len(widths)
+    figure, axes = panels(count, count, (mean(widths), 3.8), (1.6, 0), width_ratios=widths, sharey=True)
     for kind, axis in zip(curves, axes, strict=False):
         _curve(axis, [row for row in rows if row["kind"] in (kind, "none")], kind)
     if beside:

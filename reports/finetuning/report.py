@@ -1,42 +1,32 @@
-"""The report of a fine-tuning: JSON, CSV, a figure, a table on screen, W&B."""
+"""The report of a fine-tuning: every classifier, and their summary by variant."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 from statistics import mean, stdev
-from typing import Any
 
-import lightning.pytorch as pl
 from rich.table import Table
 
 from reports.finetuning.figures import finetuning_figure
+from reports.report import Report, Row
 from reports.score_words import floor_words, score_heading, score_words
-from reports.showing import TitledTable, log_to_wandb, say_where, screen
-from reports.writing import save_figure, table_csv, write_text
+from reports.screen import site_table
 
-__all__ = ["Row", "finetuning_table", "show_finetuning", "summarise", "write_finetuning"]
-
-Row = dict[str, Any]
+__all__ = ["finetuning_table", "report", "summarise"]
 
 
-def write_finetuning(folder: Path, meta: Row, rows: Sequence[Row]) -> list[Path]:
-    """Write finetuning.json, finetuning.csv and the figure, each whole or not at all.
-
-    Args:
-        folder: of the run.
-        meta: what holds for all classifiers.
-        rows: one for each classifier that is finished.
-
-    Returns:
-        The figures' paths.
-    """
-    whole = {"meta": meta, "rows": list(rows), "summary": summarise(rows)}
-    write_text(folder / "finetuning.json", json.dumps(whole, indent=1, allow_nan=False))
-    write_text(folder / "finetuning.csv", table_csv(rows))
-    save_figure(finetuning_figure(rows, meta["majority_score"]), folder / "finetuning.png")
-    return [folder / "finetuning.png"]
+def report(meta: Row, rows: Sequence[Row]) -> Report:
+    """Make it of one row for each classifier that is finished."""
+    return Report(
+        "finetuning",
+        meta,
+        rows,
+        tables={"summary": summarise(rows)},
+        figures={"finetuning": partial(finetuning_figure, rows, meta["majority_score"])},
+        screen=[finetuning_table(rows, meta["majority_score"])],
+        files="Classifiers, report and figure",
+    )
 
 
 def summarise(rows: Sequence[Row]) -> list[Row]:
@@ -74,10 +64,9 @@ def _spread(rows: Sequence[Row], column: str) -> Row:
 def finetuning_table(rows: Sequence[Row], majority: float) -> Table:
     """The score by variant, and last that of the majority class, or of the mean of numbers."""
     words = score_words(rows)
-    table = TitledTable(f"{words[0].upper()}{words[1:]} on {rows[0]['n_texts']} held-out texts")
-    table.add_column("variant", no_wrap=True)
-    for heading in ("classifiers", score_heading(rows), "± sd", "loss", "seconds", "weights trained"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    title = f"{words[0].upper()}{words[1:]} on {rows[0]['n_texts']} held-out texts"
+    columns = ["classifiers", score_heading(rows), "± sd", "loss", "seconds", "weights trained"]
+    table = site_table(title, "variant", columns, {})
     for row in summarise(rows):
         table.add_row(
             row["variant"],
@@ -89,11 +78,3 @@ def finetuning_table(rows: Sequence[Row], majority: float) -> Table:
         )
     table.add_row(floor_words(rows), "", f"{100 * majority:.1f}", style="dim")
     return table
-
-
-def show_finetuning(trainer: pl.Trainer, folder: Path, meta: Row, rows: Sequence[Row], figures: Sequence[Path]) -> None:
-    """The table on screen, and everything to W&B where the run has it."""
-    console = screen()
-    console.print(finetuning_table(rows, meta["majority_score"]))
-    wandb = log_to_wandb(trainer, "finetuning", meta, rows, figures)
-    say_where(console, folder, wandb, "Classifiers, report and figure")

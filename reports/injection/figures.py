@@ -1,4 +1,4 @@
-"""Figures of a report: error and accuracy, site by site."""
+"""Figures of an injection: error and accuracy, site by site."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from aligners.fitting.outcomes import TRAINED_WELL
-from reports.injection.words import panel_title, panels
+from reports.drawing import COLOURS, MARKERS, number, panels, shown_lines, whiskers
+from reports.injection.words import panel_title, panels_of
+from reports.names import site_name
+from reports.report import Row
 from reports.score_words import score_words
 
 __all__ = ["accuracy_figure", "fvu_figure"]
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart, then grey for floors.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 FVU_TOP = 10.0  # an inverse can be worse than the mean by any factor; the lines below 1 are what one wants to see
 FVU_LABELS = {
     "fvu": "FVU: share of variance left unexplained",
@@ -32,10 +32,9 @@ LEVELS: dict[str, dict[str, Any]] = {
     "random_label": {"color": "0.5", "linestyle": (0, (1, 3))},
     "constant_label": {"color": "0.5", "linestyle": (0, (6, 3))},
 }
-MARKERS = "osD^vPX*h"  # one more than colours: their pairs repeat late
 
 
-def fvu_figure(rows: Sequence[dict[str, Any]]) -> Figure:
+def fvu_figure(rows: Sequence[Row]) -> Figure:
     """FVU against site, one line for each method, one panel for each direction; logarithmic.
 
     Below it, where they are known: FVU on the rows of unseen types, and on another source of text.
@@ -45,10 +44,10 @@ def fvu_figure(rows: Sequence[dict[str, Any]]) -> Figure:
     styles = _styles(rows)
     beyond: dict[str, None] = {}
     starts: set[str] = set()
-    for axis, (height, panel) in zip(axes, product(heights, panels(rows)), strict=True):
+    for axis, (height, panel) in zip(axes, product(heights, panels_of(rows)), strict=True):
         for name, style, line in _lines(panel, styles):
-            values = [row.get(height) for row in line]
-            shown = [value if value is not None and value < FVU_TOP else math.nan for value in values]
+            values = [number(row.get(height)) for row in line]
+            shown = [value if value < FVU_TOP else math.nan for value in values]
             axis.plot(range(len(line)), shown, label=name if any(map(math.isfinite, shown)) else None, **style)
             unlearned = [s for s, row in enumerate(line) if row.get("training") not in (None, TRAINED_WELL)]
             hollow = {"linestyle": "none", "markerfacecolor": "white", "markersize": 8}
@@ -67,25 +66,23 @@ def fvu_figure(rows: Sequence[dict[str, Any]]) -> Figure:
     return figure
 
 
-def accuracy_figure(rows: Sequence[dict[str, Any]]) -> Figure:
+def accuracy_figure(rows: Sequence[Row]) -> Figure:
     """The task's score after injection against site, with intervals, between the ceiling and the floors.
 
     Panels without any score, where nothing was injected, are left out.
     """
-    rows = [row for panel in panels(rows) if any(row["score"] is not None for row in panel) for row in panel]
+    rows = [row for panel in panels_of(rows) if any(row["score"] is not None for row in panel) for row in panel]
     figure, axes = _panels(rows)
     styles = _styles(rows)
-    for axis, panel in zip(axes, panels(rows), strict=True):
+    for axis, panel in zip(axes, panels_of(rows), strict=True):
         lines = _lines(panel, styles)
-        for number, (name, style, every) in enumerate(lines):
+        for place, (name, style, every) in enumerate(lines):
             line = [row for row in every if row["score"] is not None]
             sites = [every.index(row) for row in line]
-            places = [place + min(0.06, 0.6 / len(lines)) * (number - (len(lines) - 1) / 2) for place in sites]
-            # A percentile interval need not hold the estimate: the bar then ends at it.
-            low = [100 * max(0.0, row["score"] - row["score_low"]) for row in line]
-            high = [100 * max(0.0, row["score_high"] - row["score"]) for row in line]
-            heights = [100 * row["score"] for row in line]
-            axis.errorbar(places, heights, yerr=[low, high], label=name, elinewidth=0.8, **style)
+            aside = min(0.06, 0.6 / len(lines)) * (place - (len(lines) - 1) / 2)
+            heights, low, high = ([100 * row[f"score{end}"] for row in line] for end in ("", "_low", "_high"))
+            bars = whiskers(heights, low, high)
+            axis.errorbar([s + aside for s in sites], heights, yerr=bars, label=name, elinewidth=0.8, **style)
         for row in panel:
             if row["site_x"] is None and row["score"] is not None:
                 axis.axhline(100 * row["score"], label=row["method"], linewidth=1, zorder=0, **LEVELS[row["method"]])
@@ -94,40 +91,35 @@ def accuracy_figure(rows: Sequence[dict[str, Any]]) -> Figure:
     return figure
 
 
-def _panels(rows: Sequence[dict[str, Any]], over: int = 1) -> tuple[Figure, list[Axes]]:
+def _panels(rows: Sequence[Row], over: int = 1) -> tuple[Figure, list[Axes]]:
     """A figure with a column of `over` panels for each direction and kind of rows; its panels row by row."""
-    count = len(panels(rows))
-    with mpl.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 9}):
-        figure = Figure(figsize=(4.6 * count + 1.9, 1.1 + 3.1 * over), layout="constrained")
-        axes = figure.subplots(over, count, sharey=True, squeeze=False)
-    return figure, list(axes.flat)
+    count = len(panels_of(rows))
+    return panels(over * count, count, (4.6, 3.1), (1.9, 1.1), sharey=True)
 
 
-def _styles(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def _styles(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     """How each method with sites is drawn in every panel: trained maps solid, closed forms dashed, floors dotted."""
     roles = {row["method"]: row["role"] for row in rows if row["site_x"] is not None}
     solved = {row["method"] for row in rows if row.get("fit") == "closed form"}
     styles: dict[str, dict[str, Any]] = {}
     for name in sorted(roles, key=lambda name: roles[name] == "floor"):
-        number = len(styles)
-        look = {"color": COLOURS[number % len(COLOURS)], "linestyle": "--" if name in solved else "-"}
+        place = len(styles)
+        look = {"color": COLOURS[place % len(COLOURS)], "linestyle": "--" if name in solved else "-"}
         if roles[name] == "floor":
             look = {"color": "0.6", "linestyle": ":"}
-        styles[name] = {"markersize": 4.5, "linewidth": 1.3, "marker": MARKERS[number % len(MARKERS)], **look}
+        styles[name] = {"markersize": 4.5, "linewidth": 1.3, "marker": MARKERS[place % len(MARKERS)], **look}
     return styles
 
 
-def _lines(
-    panel: list[dict[str, Any]], styles: dict[str, dict[str, Any]]
-) -> list[tuple[str, dict[str, Any], list[dict[str, Any]]]]:
+def _lines(panel: list[Row], styles: dict[str, dict[str, Any]]) -> list[tuple[str, dict[str, Any], list[Row]]]:
     """(name, style, rows by site) of every method that has sites, in the order of the styles."""
     lines = [(name, style, [row for row in panel if row["method"] == name]) for name, style in styles.items()]
     return [entry for entry in lines if entry[2]]
 
 
-def _sites(panel: list[dict[str, Any]]) -> list[str]:
+def _sites(panel: list[Row]) -> list[str]:
     pairs = dict.fromkeys((row["site_x"], row["site_y"]) for row in panel if row["site_x"] is not None)
-    return [str(i) if i == j else f"{i}→{j}" for i, j in pairs]
+    return [site_name(pair) for pair in pairs]
 
 
 def _label(axis: Axes, title: str, sites: list[str], height: str) -> None:
@@ -140,10 +132,4 @@ def _label(axis: Axes, title: str, sites: list[str], height: str) -> None:
 
 def _legend(axes: Sequence[Axes]) -> None:
     """One legend for all panels, of every line that any of them shows."""
-    shown: dict[str, Any] = {}
-    for axis in axes:
-        for handle, name in zip(*axis.get_legend_handles_labels(), strict=True):
-            shown.setdefault(name, handle)
-    axes[-1].legend(
-        list(shown.values()), list(shown), loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=8
-    )
+    axes[-1].legend(*shown_lines(axes), loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=8)

@@ -1,27 +1,23 @@
-"""The report of an injection: JSON, CSV, Markdown, figures, a table on screen, and a reading of it in words."""
+"""The report of an injection: errors, and what the model does with mapped states."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from functools import partial
 
-import lightning.pytorch as pl
 import numpy as np
 from rich.table import Table
 
 from aligners.fitting.outcomes import TRAINED_WELL
-from aligners.injection.evaluation import InjectionEvaluation
 from reports.injection.figures import accuracy_figure, fvu_figure
-from reports.injection.words import below_chance, panel_title, panels, price_of_bijectivity, reading
-from reports.names import names_in_full, with_short_names
+from reports.injection.words import below_chance, panel_title, panels_of, price_of_bijectivity, reading
+from reports.names import site_name, with_short_names
+from reports.report import Report, Row
 from reports.score_words import score_heading
-from reports.showing import TitledTable, log_to_wandb, say, say_where, screen
-from reports.writing import environment, save_figure, table_csv, table_markdown, write_text
+from reports.screen import site_table
 
-__all__ = ["Report", "console_tables", "write_report"]
+__all__ = ["console_tables", "left_out", "report"]
 
 FIGURES = {"fvu": fvu_figure, "accuracy": accuracy_figure}
 DRAWN = {"fvu": "fvu", "accuracy": "score"}  # the column of each figure
@@ -40,73 +36,35 @@ MARKDOWN_COLUMNS = {
 }  # fmt: skip
 
 
-class Report(pl.Callback):
-    """Writes the report when the evaluation ends, shows it, and logs it to W&B where the run has it.
-
-    Args:
-        folder: where; default: beside the run's other files.
-    """
-
-    def __init__(self, folder: Path | None = None) -> None:
-        self.folder = folder
-
-    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Rank 0 writes; every rank holds the same rows."""
-        if not isinstance(pl_module, InjectionEvaluation):
-            return
-        folder = self.folder or Path(trainer.log_dir or trainer.default_root_dir)  # every rank asks rank 0 for it
-        if not trainer.is_global_zero:
-            return
-        meta = {
-            **pl_module.meta,
-            **environment(trainer),
-            "price_of_bijectivity": price_of_bijectivity(pl_module.rows),
-            "below_chance": below_chance(pl_module.rows),
-        }
-        figures = write_report(folder, meta, pl_module.rows)
-        console, shown = screen(), with_short_names(pl_module.rows)
-        for table in console_tables(shown):
-            console.print(table)
-        say(console, "\n" + "\n".join([reading(shown), *left_out(meta)]))
-        say_where(console, folder, log_to_wandb(trainer, "report", meta, pl_module.rows, figures))
-
-
-def left_out(meta: dict[str, Any]) -> list[str]:
-    """What was asked for and not measured, a sentence for each."""
-    missing = [f"Nothing was injected {direction}: {why}." for direction, why in meta["not_injected"].items()]
-    return missing + [f"Left out, {name}: {why}" for name, why in meta["refusals"].items()]
-
-
-def write_report(folder: Path, meta: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[Path]:
-    """Write report.json, report.csv, report.md and the figures, each whole or not at all.
-
-    Args:
-        folder: made if need be.
-        meta: what holds for all rows.
-        rows: plain values, one row for each method, site, direction and kind of rows of each pair of models.
-
-    Returns:
-        The figures: of accuracy only where something was injected.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "report.json", json.dumps({"meta": meta, "rows": list(rows)}, indent=1, allow_nan=False))
-    write_text(folder / "report.csv", table_csv(rows))
+def report(meta: Row, rows: Sequence[Row]) -> Report:
+    """Make it of one row for each method, site, direction and kind of rows; of accuracy where any was measured."""
     shown = with_short_names(rows)
-    write_text(folder / "report.md", table_markdown(shown, MARKDOWN_COLUMNS) + names_in_full(rows))
-    figures = [name for name in FIGURES if any(row[DRAWN[name]] is not None for row in rows)]
-    for name in figures:
-        save_figure(FIGURES[name](shown), folder / f"{name}.png")
-    return [folder / f"{name}.png" for name in figures]
+    drawn = [name for name in FIGURES if any(row[DRAWN[name]] is not None for row in rows)]
+    return Report(
+        "report",
+        {**meta, "price_of_bijectivity": price_of_bijectivity(rows), "below_chance": below_chance(rows)},
+        rows,
+        columns=MARKDOWN_COLUMNS,
+        figures={name: partial(FIGURES[name], shown) for name in drawn},
+        screen=console_tables(shown),
+        sentences=[*reading(shown).splitlines(), *left_out(meta)],
+    )
 
 
-def console_tables(rows: Sequence[dict[str, Any]]) -> list[Table]:
+def left_out(meta: Row) -> list[str]:
+    """What was asked for and not measured, a sentence for each."""
+    missing = [f"Nothing was injected {direction}: {why}." for direction, why in meta.get("not_injected", {}).items()]
+    return missing + [f"Left out, {name}: {why}" for name, why in meta.get("refusals", {}).items()]
+
+
+def console_tables(rows: Sequence[Row]) -> list[Table]:
     """For each direction and kind of rows, methods down and sites across.
 
     FVU, also on unseen types and on other text, FVU of the inverse, the score: side by side as far as that fits a
     screen, one below the other where there are many sites. Without any number, a group of columns is left out.
     """
     tables = []
-    for panel in panels(rows):
+    for panel in panels_of(rows):
         pairs = list(dict.fromkeys((row["site_x"], row["site_y"]) for row in panel if row["site_x"] is not None))
         filled = [group for group in COLUMN_GROUPS if any(row.get(group) is not None for row in panel)]
         count = math.ceil(len(filled) / max(1, MOST_NUMBERS_ABREAST // len(pairs)))
@@ -115,14 +73,9 @@ def console_tables(rows: Sequence[dict[str, Any]]) -> list[Table]:
     return tables
 
 
-def _table(panel: list[dict[str, Any]], pairs: list[tuple[int, int]], title: str, groups: list[str]) -> Table:
-    table = TitledTable(title)
-    table.add_column("\nmethod", no_wrap=True)
-    table.add_column("\nparameters", justify="right", no_wrap=True)
-    for group in groups:
-        for place, (i, j) in enumerate(pairs):
-            over = (COLUMN_GROUPS[group][0] or score_heading(panel)) if place == 0 else ""
-            table.add_column(f"{over}\n{i if i == j else f'{i}→{j}'}", justify="right", no_wrap=True)
+def _table(panel: list[Row], pairs: list[tuple[int, int]], title: str, groups: list[str]) -> Table:
+    sites = {COLUMN_GROUPS[group][0] or score_heading(panel): [site_name(pair) for pair in pairs] for group in groups}
+    table = site_table(title, "method", ["parameters"], sites)
     for name in dict.fromkeys(row["method"] for row in panel):
         line = {(row["site_x"], row["site_y"]): row for row in panel if row["method"] == name}
         first = next(iter(line.values()))
@@ -136,7 +89,7 @@ def _table(panel: list[dict[str, Any]], pairs: list[tuple[int, int]], title: str
     return table
 
 
-def _mark(row: dict[str, Any]) -> str:
+def _mark(row: Row) -> str:
     """A star where the map is not what training made of it; the sentences below the table say what it is."""
     return "" if row.get("training") in (None, TRAINED_WELL) else "*"
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from aligners.fitting.outcomes import what_did_not_train
 from aligners.injection.methods import BOTH_WAYS, TRAINED
+from reports.report import Row
 from reports.score_words import score_name, score_words
 
-__all__ = ["below_chance", "panel_title", "panels", "price_of_bijectivity", "reading"]
+__all__ = ["below_chance", "panel_title", "panels_of", "price_of_bijectivity", "reading"]
 
 ALIKE = 0.05  # networks count as equally large within this share
 KEPT = 0.015  # an accuracy counts as kept within this share of the texts
@@ -17,7 +17,7 @@ VOCABULARY = 2.0  # a map whose FVU is so many times higher on unseen types is c
 ALL_TOKENS = "tokens"
 
 
-def price_of_bijectivity(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def price_of_bijectivity(rows: Sequence[Row]) -> list[Row]:
     """FVU of each trained bijection over that of an equally large network that is free, at each site.
 
     A bijection is compared in the directions in which it was trained, each time with a network trained that
@@ -42,10 +42,10 @@ def price_of_bijectivity(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
     ]
 
 
-def below_chance(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def below_chance(rows: Sequence[Row]) -> list[Row]:
     """The models that answer worse by themselves than random labels: below the interval of these."""
     found = []
-    for panel in panels(rows):
+    for panel in panels_of(rows):
         chance = next((row["score_low"] for row in panel if row["method"] == "random_label"), None)
         for row in panel:
             native = row["method"] in ("native_x", "native_y") and row["score"] is not None
@@ -55,13 +55,13 @@ def below_chance(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return list({entry["model"]: entry for entry in found}.values())
 
 
-def reading(rows: Sequence[dict[str, Any]]) -> str:
+def reading(rows: Sequence[Row]) -> str:
     """What each panel says: does Y still do its task, how exact is the map, and does it know more than a vocabulary."""
-    said = [line for panel in panels(rows) for line in (_reading(panel), *what_did_not_train(panel))]
+    said = [line for panel in panels_of(rows) for line in (_reading(panel), *what_did_not_train(panel))]
     return "\n".join([*said, *map(_warning, below_chance(rows))])
 
 
-def _warning(entry: dict[str, Any]) -> str:
+def _warning(entry: Row) -> str:
     return (
         f"Caution: {entry['model']} by itself scores {100 * entry['score']:.1f}, below what random labels get (from "
         f"{100 * entry['chance_low']:.1f}). Its classes may be in another order than the texts' (see `labels` in "
@@ -69,23 +69,23 @@ def _warning(entry: dict[str, Any]) -> str:
     )
 
 
-def panels(rows: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+def panels_of(rows: Sequence[Row]) -> list[list[Row]]:
     """The rows of each pair of models, direction and kind of rows, in the order in which they first come."""
-    found: dict[tuple[str | None, ...], list[dict[str, Any]]] = {}
+    found: dict[tuple[str | None, ...], list[Row]] = {}
     for row in rows:
         key = tuple(row.get(name) for name in ("model_x", "model_y", "direction", "rows"))
         found.setdefault(key, []).append(row)
     return list(found.values())
 
 
-def panel_title(panel: Sequence[dict[str, Any]]) -> str:
+def panel_title(panel: Sequence[Row]) -> str:
     """From which model into which, and on which rows where they are not all tokens."""
     first = panel[0]
     kind = first.get("rows", ALL_TOKENS)
     return f"{first['model_x']} → {first['model_y']}" + ("" if kind == ALL_TOKENS else f", rows: {kind}")
 
 
-def _reading(panel: list[dict[str, Any]]) -> str:
+def _reading(panel: list[Row]) -> str:
     methods = _by_method(panel)
     exactness = _exactness(panel, methods) + _elsewhere(methods)
     if all(row["score"] is None for row in panel):
@@ -93,7 +93,7 @@ def _reading(panel: list[dict[str, Any]]) -> str:
     return f"{_behaviour(panel, methods)}. {exactness}"
 
 
-def _behaviour(panel: list[dict[str, Any]], methods: dict[str, list[dict[str, Any]]]) -> str:
+def _behaviour(panel: list[Row], methods: dict[str, list[Row]]) -> str:
     source, target = panel[0]["model_x"], panel[0]["model_y"]
     native = next(row["score"] for row in panel if row["method"] == "native_y")
     if native is None:
@@ -117,7 +117,7 @@ def _behaviour(panel: list[dict[str, Any]], methods: dict[str, list[dict[str, An
     return behaviour + (f"; {_list(lost)} overflowed at some site" if lost else "")
 
 
-def _exactness(rows: list[dict[str, Any]], methods: dict[str, list[dict[str, Any]]]) -> str:
+def _exactness(rows: list[Row], methods: dict[str, list[Row]]) -> str:
     mapped = {
         name: line
         for name, line in methods.items()
@@ -140,7 +140,7 @@ def _exactness(rows: list[dict[str, Any]], methods: dict[str, list[dict[str, Any
     return sentence + "."
 
 
-def _elsewhere(methods: dict[str, list[dict[str, Any]]]) -> str:
+def _elsewhere(methods: dict[str, list[Row]]) -> str:
     """Sentences on rows of types that no map saw, and on other text, as far as there are numbers."""
     said = ""
     if told := _measured(methods, "fvu_seen", "fvu_unseen"):
@@ -162,7 +162,7 @@ def _elsewhere(methods: dict[str, list[dict[str, Any]]]) -> str:
     return said
 
 
-def _measured(methods: dict[str, list[dict[str, Any]]], *figures: str) -> dict[str, list[dict[str, Any]]]:
+def _measured(methods: dict[str, list[Row]], *figures: str) -> dict[str, list[Row]]:
     """The maps of which these figures are known at every site."""
     return {
         name: line
@@ -171,15 +171,15 @@ def _measured(methods: dict[str, list[dict[str, Any]]], *figures: str) -> dict[s
     }
 
 
-def _total(line: list[dict[str, Any]], figure: str) -> float:
+def _total(line: list[Row], figure: str) -> float:
     return sum(row[figure] for row in line)
 
 
-def _percentages(line: list[dict[str, Any]], figure: str) -> str:
+def _percentages(line: list[Row], figure: str) -> str:
     return _range([row[figure] for row in line], ".1%")
 
 
-def _by_method(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+def _by_method(rows: list[Row]) -> dict[str, list[Row]]:
     names = dict.fromkeys(row["method"] for row in rows if row["site_x"] is not None)
     return {name: [row for row in rows if row["method"] == name] for name in names}
 

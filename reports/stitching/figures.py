@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from reports.heat import heat_map
-from reports.injection.figures import COLOURS, MARKERS
+from reports.drawing import COLOURS, MARKERS, heat_map, layer_grid, number, panels, shown_lines, whiskers
+from reports.names import site_name
+from reports.report import Row
 from reports.score_words import score_words
 from reports.stitching.lines import (
     Line,
@@ -21,13 +20,11 @@ from reports.stitching.lines import (
     lines_of,
     matching_pairs,
     methods_of,
-    site_name,
     what_intervals_are,
 )
 
-__all__ = ["accuracy_figure", "curve_figures", "penalty_figure", "penalty_map"]
+__all__ = ["accuracy_figure", "curve_figure", "penalty_figure", "penalty_map"]
 
-Row = dict[str, Any]
 Groups = Mapping[str, Sequence[str]] | None
 PANELS_ABREAST = 4
 LINEAR_UP_TO = 0.01  # nats: what stitching a model to itself may cost
@@ -80,8 +77,8 @@ def accuracy_figure(rows: Sequence[Row], groups: Groups = None) -> Figure:
     return figure
 
 
-def curve_figures(curves: Sequence[Row], groups: Groups = None) -> dict[str, Figure]:
-    """For each trained method the penalty on validation texts while it is trained (Brown et al. 2023, Figure 6).
+def curve_figure(curves: Sequence[Row], groups: Groups = None) -> Figure:
+    """The penalty of one method on validation texts while it is trained (Brown et al. 2023, Figure 6).
 
     A panel for each site, a line for each route or the mean over a group.
 
@@ -89,46 +86,39 @@ def curve_figures(curves: Sequence[Row], groups: Groups = None) -> dict[str, Fig
         curves: step, model_x, model_y, method, site_x, site_y, penalty.
         groups: see `penalty_figure`.
     """
-    figures = {}
-    for method in dict.fromkeys(point["method"] for point in curves):
-        own = [point for point in curves if point["method"] == method]
-        lines = lines_of(own, groups, quantities=("penalty",), by=("site_x", "site_y", "step"))
-        pairs = matching_pairs(own)
-        figure, axes = _panels([f"site {site_name(pair)}" for pair in pairs])
-        for pair, axis in zip(pairs, axes.values(), strict=True):
-            for line, look in zip(lines, _looks(lines), strict=True):
-                here = [row for row in line.rows if (row["site_x"], row["site_y"]) == pair]
-                points = sorted((row["step"], _number(row["penalty"])) for row in here)
-                if points:
-                    axis.plot(*zip(*points, strict=True), label=line.name, **look, markevery=-(-len(points) // 12))
-            _penalty_scale(axis)
-        _dress(figure, axes.values(), "step", PENALTY, "")
-        figure.suptitle(method, fontsize=10)
-        figures[method] = figure
-    return figures
+    lines = lines_of(curves, groups, quantities=("penalty",), by=("site_x", "site_y", "step"))
+    pairs = matching_pairs(curves)
+    figure, axes = _panels([f"site {site_name(pair)}" for pair in pairs])
+    for pair, axis in zip(pairs, axes.values(), strict=True):
+        for line, look in zip(lines, _looks(lines), strict=True):
+            here = [row for row in line.rows if (row["site_x"], row["site_y"]) == pair]
+            points = sorted((row["step"], number(row["penalty"])) for row in here)
+            if points:
+                axis.plot(*zip(*points, strict=True), label=line.name, **look, markevery=-(-len(points) // 12))
+        _penalty_scale(axis)
+    _dress(figure, axes.values(), "step", PENALTY, "")
+    figure.suptitle(curves[0]["method"], fontsize=10)
+    return figure
 
 
-def penalty_map(rows: Sequence[Row], groups: Groups = None) -> Figure | None:
+def penalty_map(rows: Sequence[Row], groups: Groups = None) -> Figure:
     """Penalty over all site pairs, a row of panels for each method with one scale, a column for each route.
 
     Args:
         rows: of all routes.
         groups: see `penalty_figure`.
-
-    Returns:
-        None where no route has more site pairs than sites.
     """
-    if not is_grid(rows):
-        return None
     lines, methods = lines_of(rows, groups), methods_of(rows)
     layers = [sorted({row[f"site_{side}"] for row in rows if row["site_x"] is not None}) for side in "xy"]
     height, width = (max(1.9, 0.42 * len(own)) for own in layers)
-    with mpl.rc_context({"font.size": 8}):
-        size = ((width + 0.45) * len(lines) + 1.3, (height + 0.7) * len(methods) + 0.4)
-        figure = Figure(figsize=size, layout="constrained")
-        panels = figure.subplots(len(methods), len(lines), squeeze=False)
-    for method, across in zip(methods, panels, strict=True):
-        grids = [_grid([row for row in line.rows if row["method"] == method], layers) for line in lines]
+    count, size = len(lines), (width + 0.45, height + 0.7)
+    figure, axes = panels(len(methods) * count, count, size, (1.3, 0.4), boxed=True, font=8)
+    for place, method in enumerate(methods):
+        across = axes[place * count : (place + 1) * count]
+        grids = [
+            layer_grid(((r["site_x"], r["site_y"], r["penalty"]) for r in line.rows if r["method"] == method), *layers)
+            for line in lines
+        ]
         known = np.concatenate([grid[np.isfinite(grid)] for grid in grids])
         low, high = (0.0, 1.0) if not known.size else (min(0.0, float(known.min())), float(known.max()))
         for axis, grid, line in zip(across, grids, lines, strict=True):
@@ -136,23 +126,17 @@ def penalty_map(rows: Sequence[Row], groups: Groups = None) -> Figure | None:
             if method == methods[0]:
                 axis.set_title(line.name, fontsize=9)
         across[0].set_ylabel(method, fontsize=9)
-        figure.colorbar(image, ax=list(across), shrink=0.8, pad=0.01, label="penalty, nats")
+        figure.colorbar(image, ax=across, shrink=0.8, pad=0.01, label="penalty, nats")
     figure.supylabel("site of the source", fontsize=9)
     figure.supxlabel("site of the target", fontsize=9)
     return figure
 
 
 def _panels(titles: Sequence[str]) -> tuple[Figure, dict[str, Axes]]:
-    across = min(PANELS_ABREAST, len(titles))
-    down = -(-len(titles) // across)
-    with mpl.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 9}):
-        figure = Figure(figsize=(3.3 * across + 2.0, 2.9 * down + 0.6), layout="constrained")
-        panels = list(figure.subplots(down, across, squeeze=False, sharey=True).flat)
-    for axis in panels[len(titles) :]:
-        axis.set_axis_off()
-    for title, axis in zip(titles, panels, strict=False):
+    figure, axes = panels(len(titles), PANELS_ABREAST, (3.3, 2.9), (2.0, 0.6), sharey=True)
+    for title, axis in zip(titles, axes, strict=True):
         axis.set_title(title, fontsize=10)
-    return figure, dict(zip(titles, panels, strict=False))
+    return figure, dict(zip(titles, axes, strict=True))
 
 
 def _looks(lines: Sequence[Line]) -> list[dict[str, Any]]:
@@ -175,18 +159,15 @@ def _draw(
     axis: Axes, lines: Sequence[Line], method: str, pairs: list[tuple[int, int]], column: str, scale: float
 ) -> None:
     """Every line of one method with its intervals, beside each other so that these can be told apart."""
-    for number, (line, look) in enumerate(zip(lines, _looks(lines), strict=True)):
+    for order, (line, look) in enumerate(zip(lines, _looks(lines), strict=True)):
         cells = {(row["site_x"], row["site_y"]): row for row in line.rows if row["method"] == method}
         here = [(place, cells[pair]) for place, pair in enumerate(pairs) if pair in cells]
         if not here:
             continue
-        aside = min(0.07, 0.5 / len(lines)) * (number - (len(lines) - 1) / 2)
-        heights, low, high = (
-            np.array([_number(row[column + end]) * scale for _, row in here]) for end in ("", "_low", "_high")
-        )
-        # A percentile interval need not hold the estimate: the bar then ends at it.
-        ends = np.maximum([heights - low, high - heights], 0)
-        axis.errorbar([place + aside for place, _ in here], heights, yerr=ends, label=line.name, elinewidth=0.8, **look)
+        aside = min(0.07, 0.5 / len(lines)) * (order - (len(lines) - 1) / 2)
+        values = [[number(row[column + end]) * scale for _, row in here] for end in ("", "_low", "_high")]
+        across = [place + aside for place, _ in here]
+        axis.errorbar(across, values[0], yerr=whiskers(*values), label=line.name, elinewidth=0.8, **look)
 
 
 def _penalty_scale(axis: Axes) -> None:
@@ -199,27 +180,9 @@ def _dress(figure: Figure, axes: Iterable[Axes], across: str, up: str, note: str
     """Names of the axes, and one legend for all panels of every line that any of them shows."""
     figure.supxlabel(across, fontsize=9)
     figure.supylabel(up, fontsize=9)
-    shown: dict[str, Any] = {}
-    for axis in axes:
-        for handle, name in zip(*axis.get_legend_handles_labels(), strict=True):
-            shown.setdefault(name, handle)
-    figure.legend(
-        list(shown.values()), list(shown), loc="outside right center", frameon=False, fontsize=8,
-        title=note or None, title_fontsize=7.5,
-    )  # fmt: skip
-
-
-def _grid(rows: Sequence[Row], layers: Sequence[Sequence[int]]) -> np.ndarray:
-    grid = np.full([len(own) for own in layers], np.nan)
-    for row in rows:
-        if row["site_x"] is not None:
-            grid[layers[0].index(row["site_x"]), layers[1].index(row["site_y"])] = _number(row["penalty"])
-    return grid
-
-
-def _number(value: float | None) -> float:
-    """NaN, which is not drawn, for a figure that is not there."""
-    return math.nan if value is None else value
+    handles, names = shown_lines(axes)
+    look: dict[str, Any] = {"frameon": False, "fontsize": 8, "title": note or None, "title_fontsize": 7.5}
+    figure.legend(handles, names, loc="outside right center", **look)
 
 
 def _site_label(rows: Sequence[Row]) -> str:

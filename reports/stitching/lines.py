@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from aligners.scoring.pair_intervals import over_pairs
 from reports.names import short_names
+from reports.report import Row
 from similarity.controls import matching_layers
 
 __all__ = [
@@ -16,11 +17,9 @@ __all__ = [
     "lines_of",
     "matching_pairs",
     "methods_of",
-    "site_name",
     "what_intervals_are",
 ]
 
-Row = dict[str, Any]
 Pair = tuple[int, int]
 MOST_MODELS = 3  # whose routes are still told apart in one panel
 
@@ -92,11 +91,6 @@ def matching_pairs(rows: Sequence[Row]) -> list[Pair]:
         along = set(own) & set(matching_layers(*depths)) if len(set(own)) > max(map(len, depths)) else set(own)
         found |= along
     return sorted(found, key=lambda pair: (sum(pair), pair))
-
-
-def site_name(pair: Pair) -> str:
-    """`2`, or `2→3` where source and target differ."""
-    return str(pair[0]) if pair[0] == pair[1] else f"{pair[0]}→{pair[1]}"
 
 
 def what_intervals_are(rows: Sequence[Row], groups: Mapping[str, Sequence[str]] | None = None) -> str:

@@ -1,21 +1,19 @@
-"""The report of stitching: JSON, CSV, Markdown, figures, tables on screen, findings in words, W&B."""
+"""The report of stitching: penalties and scores by route, method and site pair."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
-import lightning.pytorch as pl
+from matplotlib.figure import Figure
 from rich.table import Table
 
-from aligners.scoring.pair_intervals import check_groups, over_pairs
-from aligners.stitching.evaluation import StitchingEvaluation
-from reports.names import names_in_full, with_short_names
+from aligners.scoring.pair_intervals import over_pairs
+from reports.names import site_name
+from reports.report import Report, Row
 from reports.score_words import score_heading
-from reports.showing import TitledTable, log_to_wandb, say, say_where, screen
-from reports.stitching.figures import accuracy_figure, curve_figures, penalty_figure, penalty_map
+from reports.screen import site_table
+from reports.stitching.figures import accuracy_figure, curve_figure, penalty_figure, penalty_map
 from reports.stitching.lines import (
     Line,
     averaged,
@@ -23,15 +21,12 @@ from reports.stitching.lines import (
     lines_of,
     matching_pairs,
     methods_of,
-    site_name,
     what_intervals_are,
 )
 from reports.stitching.words import findings
-from reports.writing import environment, save_figure, table_csv, table_markdown, write_text
 
-__all__ = ["StitchingReport", "stitching_tables", "write_stitching"]
+__all__ = ["report", "stitching_tables"]
 
-Row = dict[str, Any]
 Groups = Mapping[str, Sequence[str]] | None
 MOST_SITES_TOGETHER = 3  # penalty and accuracy side by side
 LOST = "lost × 100"  # of the score, where lines are means over routes
@@ -44,80 +39,40 @@ MARKDOWN_COLUMNS = {
 }  # fmt: skip
 
 
-class StitchingReport(pl.Callback):
-    """Writes the report when the evaluation ends, shows it, and logs it to W&B where the run has it.
+def report(meta: Row, rows: Sequence[Row], curves: Sequence[Row] = (), groups: Groups = None) -> Report:
+    """Make it.
 
     Args:
-        folder: where.
-        groups: name -> models, to average the routes within and between; see `pair_intervals.over_pairs`.
-    """
-
-    def __init__(self, folder: Path, groups: Groups = None) -> None:
-        self.folder, self.groups = folder, groups
-
-    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Refuse groups that do not fit the models before anything is measured."""
-        if isinstance(pl_module, StitchingEvaluation):
-            check_groups(
-                self.groups, (model.name for route in pl_module.routes for model in (route.source, route.target))
-            )
-
-    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Rank 0 writes; every rank holds the same rows."""
-        if not isinstance(pl_module, StitchingEvaluation) or not trainer.is_global_zero:
-            return
-        rows, meta = pl_module.rows, {**pl_module.meta, **environment(trainer)}
-        figures = write_stitching(self.folder, meta, rows, pl_module.curves, self.groups)
-        console = screen()
-        for table in stitching_tables(rows, self.groups):
-            console.print(table)
-        say(console, f"±: half of the {what_intervals_are(rows, self.groups)}\n", style="dim")
-        for sentence in findings(rows, self.groups):
-            say(console, sentence)
-        say_where(console, self.folder, log_to_wandb(trainer, "stitching", meta, rows, figures))
-
-
-def write_stitching(
-    folder: Path, meta: dict[str, Any], rows: Sequence[Row], curves: Sequence[Row], groups: Groups = None
-) -> list[Path]:
-    """Write stitching.json, stitching.csv, stitching.md, curves.csv, pairs.csv and figures, each whole or not at all.
-
-    Args:
-        folder: made if need be.
         meta: what holds for all rows.
         rows: one for each route, method and site pair, and one "native" for each route.
-        curves: one for each route, method, site pair and step; without any there is no curves.csv.
-        groups: of models. Means over pairs go to pairs.csv, and are what is drawn, where there are groups or many
-            models.
-
-    Returns:
-        The figures' paths.
+        curves: one for each route, method, site pair and step.
+        groups: of models. Means over pairs of models are what is shown where there are groups or many models.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    pairs = over_pairs(rows, groups) if averaged(rows, groups) else []
-    said = findings(rows, groups)
-    whole = {"meta": meta, "findings": said, "rows": list(rows), "pairs": pairs, "curves": list(curves)}
-    write_text(folder / "stitching.json", json.dumps(whole, indent=1, allow_nan=False))
-    for name, table in (("stitching", rows), ("curves", curves), ("pairs", pairs)):
-        if table:
-            write_text(folder / f"{name}.csv", table_csv(table))
-    listed = "".join(f"- {sentence}\n" for sentence in said)
-    shown = table_markdown(with_short_names(rows), MARKDOWN_COLUMNS)
-    write_text(folder / "stitching.md", f"{shown}\n{listed}{names_in_full(rows)}")
-    drawn = {
-        "penalty": penalty_figure(rows, groups),
-        "accuracy": accuracy_figure(rows, groups),
-        "map": penalty_map(rows, groups),
+    return Report(
+        "stitching",
+        meta,
+        rows,
+        tables={"pairs": over_pairs(rows, groups) if averaged(rows, groups) else [], "curves": curves},
+        columns=MARKDOWN_COLUMNS,
+        figures=_figures(rows, curves, groups),
+        screen=stitching_tables(rows, groups),
+        note=f"±: half of the {what_intervals_are(rows, groups)}",
+        sentences=findings(rows, groups),
+    )
+
+
+def _figures(rows: Sequence[Row], curves: Sequence[Row], groups: Groups) -> dict[str, Callable[[], Figure]]:
+    figures = {
+        "penalty": partial(penalty_figure, rows, groups),
+        "accuracy": partial(accuracy_figure, rows, groups),
     }
-    along = curve_figures(curves, groups)
-    for method, figure in along.items():
-        drawn["curves" if len(along) == 1 else f"curves_{method}"] = figure
-    paths = []
-    for name, chart in drawn.items():
-        if chart is not None:
-            paths.append(folder / f"{name}.png")
-            save_figure(chart, paths[-1])
-    return paths
+    if is_grid(rows):
+        figures["map"] = partial(penalty_map, rows, groups)
+    trained = list(dict.fromkeys(point["method"] for point in curves))
+    for method in trained:
+        own = [point for point in curves if point["method"] == method]
+        figures["curves" if len(trained) == 1 else f"curves_{method}"] = partial(curve_figure, own, groups)
+    return figures
 
 
 def stitching_tables(rows: Sequence[Row], groups: Groups = None) -> list[Table]:
@@ -149,15 +104,10 @@ def stitching_tables(rows: Sequence[Row], groups: Groups = None) -> list[Table]:
 def _table(
     lines: Sequence[Line], method: str, pairs: Sequence[tuple[int, int]], title: str, columns: Sequence[str]
 ) -> Table:
-    table = TitledTable(title)
-    table.add_column("\nfrom → into", overflow="fold")
     whole = next((column for column in columns if column not in ("penalty", LOST)), None)
-    if whole is not None:
-        table.add_column(f"native\n{whole}", justify="right", no_wrap=True)
-    for column in columns:
-        for place, pair in enumerate(pairs):
-            over = f"{column}, nats" if column == "penalty" else column
-            table.add_column(f"{over if place == 0 else ''}\n{site_name(pair)}", justify="right", no_wrap=True)
+    sites = [site_name(pair) for pair in pairs]
+    across = {f"{column}, nats" if column == "penalty" else column: sites for column in columns}
+    table = site_table(title, "from → into", [] if whole is None else [f"native\n{whole}"], across)
     for line in lines:
         cells = {(row["site_x"], row["site_y"]): row for row in line.rows if row["method"] == method}
         if not cells:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from aligners.scoring.pair_intervals import OVER_MODELS
-from reports.names import short_names
+from reports.names import short_names, site_name
+from reports.report import Row
 from reports.score_words import score_words
-from reports.stitching.lines import averaged, lines_of, methods_of, site_name
+from reports.stitching.lines import averaged, lines_of, methods_of
 
 __all__ = ["findings"]
 
-Row = dict[str, Any]
 SMALL = 0.01  # nats, and hundredths of the score
 
 

@@ -1,22 +1,20 @@
-"""The figures of surgery: accuracy by layer of truncation, and by span of layers that is skipped."""
+"""Figures of surgery: accuracy by layer of truncation, and by span of layers that is skipped."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-import matplotlib as mpl
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from finetuning.truncating import MEAN
-from reports.heat import heat_map
+from reports.drawing import heat_map, layer_grid, panels
+from reports.report import Row
 from reports.score_words import floor_words, score_words
 
 __all__ = ["skipping_figure", "truncation_figure"]
 
-Row = dict[str, Any]
 ABREAST = 4
 HEADS: dict[str, dict[str, Any]] = {  # Okabe and Ito's green, blue and orange: the paper's colours for the same lines
     "untuned": {"color": "#009E73", "marker": "s", "label": "untuned: the model's own head"},
@@ -30,9 +28,7 @@ def truncation_figure(rows: Sequence[Row], majority: float) -> Figure:
 
     Each model a thin line; the mean of several, or the only one, thick, with its interval over texts.
     """
-    with mpl.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 9}):
-        figure = Figure(figsize=(7.6, 3.9), layout="constrained")
-        axis = figure.subplots()
+    figure, (axis,) = panels(1, 1, (7.6, 3.9), (0, 0))
     for kind, style in HEADS.items():
         own = [row for row in rows if row["kind"] == kind]
         models = list(dict.fromkeys(row["model"] for row in own))
@@ -73,25 +69,15 @@ def skipping_figure(rows: Sequence[Row], majority: float) -> Figure:
     native = {row["model"]: row["score"] for row in rows if row["kind"] == "native"}
     values = [row["score"] for row in spans if row["score"] is not None]
     ends = [min([*values, majority]), max([*values, *(v for v in native.values() if v is not None)])]
-    across = min(ABREAST, len(models))
-    down = -(-len(models) // across)
     size = max(2.4, 0.42 * max(row["last"] for row in spans))
-    with mpl.rc_context({"font.size": 8}):
-        figure = Figure(figsize=((size + 0.5) * across + 1.2, (size + 0.7) * down + 0.4), layout="constrained")
-        axes = list(figure.subplots(down, across, squeeze=False).flat)
-    for axis, model in zip(axes, models, strict=False):
+    figure, axes = panels(len(models), ABREAST, (size + 0.5, size + 0.7), (1.2, 0.4), boxed=True, font=8)
+    for axis, model in zip(axes, models, strict=True):
         own = [row for row in spans if row["model"] == model]
-        depth = max(row["last"] for row in own)
-        grid = np.full((depth, depth), np.nan)
-        for row in own:
-            if row["score"] is not None:
-                grid[row["first"] - 1, row["last"] - 1] = row["score"]
-        blocks = range(1, depth + 1)
+        blocks = range(1, max(row["last"] for row in own) + 1)
+        grid = layer_grid(((row["first"], row["last"], row["score"]) for row in own), blocks, blocks)
         image = heat_map(axis, grid, blocks, blocks, *ends)
         whole = "" if native[model] is None else f"\nwhole: {native[model]:.3f}"
         axis.set_title(f"{model}{whole}", fontsize=8)
-    for axis in axes[len(models) :]:
-        axis.set_axis_off()
     bar = figure.colorbar(image, ax=axes, shrink=0.7, pad=0.02, label=f"held-out texts: {rows[0]['score_name']}")
     bar.ax.axhline(majority, color="#D55E00", linestyle=":", linewidth=1.5)
     figure.supylabel("first block skipped", fontsize=9)

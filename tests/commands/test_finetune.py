@@ -11,9 +11,9 @@ import pytest
 import torch
 from matplotlib import image
 
-from commands import finetune
-from commands.finetune import finetuning_parser, plan
-from commands.table import main
+from commands.table import train as main
+from commands.train import finetune
+from commands.train.finetune import parser, plan
 from datamodules.labelled import LabelledTexts
 from datamodules.text.sources import TextSource
 from frozen import load_frozen
@@ -233,7 +233,7 @@ def test_many_counts_make_a_curve_and_few_stand_side_by_side() -> None:
 
 @pytest.mark.parametrize("config", sorted((ROOT / "configs" / "finetune").glob("*.yaml")), ids=lambda path: path.stem)
 def test_configs_are_understood(config: Path) -> None:
-    given = finetuning_parser().parse_args(["--config", str(config)])
+    given = parser().parse_args(["--config", str(config)])
     assert given.variants
 
 

@@ -13,8 +13,8 @@ from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
 from aligners.storage import load_alignment
-from commands.fit import AlignmentCLI
 from commands.parts import bytes_a_site, find_part, free_memory, sites_at_once
+from commands.table import train
 from tests.world import World
 
 
@@ -29,8 +29,8 @@ def options(world: World, run: Path) -> list[str]:
 
 
 def test_parts_give_what_the_bank_gives_and_go_on_where_they_were(world: World, tmp_path: Path) -> None:
-    AlignmentCLI(options(world, tmp_path / "whole"))
-    AlignmentCLI([*options(world, tmp_path / "parts"), "--sites_at_once", "1"])
+    train(options(world, tmp_path / "whole"))
+    train([*options(world, tmp_path / "parts"), "--sites_at_once", "1"])
     whole, parts = (load_alignment(tmp_path / name / "aligners.ckpt") for name in ("whole", "parts"))
     assert parts.site_pairs == whole.site_pairs == [(1, 1), (2, 3)]
     assert parts.training == whole.training
@@ -41,7 +41,7 @@ def test_parts_give_what_the_bank_gives_and_go_on_where_they_were(world: World, 
     shutil.rmtree(tmp_path / "parts" / "part-2-1")  # as an interruption of its first epoch would leave it
     before = (tmp_path / "parts" / "part-1-1" / "aligners.ckpt").stat().st_mtime_ns
     resumed = [*options(world, tmp_path / "again"), "--sites_at_once", "1", "--ckpt_path", str(tmp_path / "parts")]
-    AlignmentCLI(resumed)
+    train(resumed)
     assert (tmp_path / "parts" / "part-1-1" / "aligners.ckpt").stat().st_mtime_ns == before
     again = load_alignment(tmp_path / "again" / "aligners.ckpt")
     for name, aligner in parts.maps["forward"].items():
@@ -82,4 +82,4 @@ def test_parts_are_found_by_what_they_hold(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("extra", "says"), [(["--sites_at_once", "0"], "`sites_at_once`.*at least 1.*0")])
 def test_impossible_parts_are_refused(world: World, tmp_path: Path, extra: list[str], says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        AlignmentCLI([*options(world, tmp_path / "run"), *extra])
+        train([*options(world, tmp_path / "run"), *extra])

@@ -10,11 +10,12 @@ import pytest
 from matplotlib import image
 from rich.console import Console
 
-from commands.inject import main
-from commands.surgery import surgery_parser
+from commands.evaluate.surgery import parser
+from commands.table import evaluate as main
 from finetuning.truncating import MEAN, conditions
+from reports.publishing import write
 from reports.surgery.figures import skipping_figure, truncation_figure
-from reports.surgery.report import surgery_table, write_surgery
+from reports.surgery.report import report, surgery_table
 from tests.ranks import two_ranks
 from tests.shell import ROOT, TWO_RANKS, WARNED
 from tests.world import World
@@ -40,7 +41,7 @@ def rows(models: list[str], bases: list[str]) -> list[dict[str, Any]]:
 
 def test_files_hold_every_row_and_figures_can_be_read(tmp_path: Path) -> None:
     every = rows(["a/x", "a/y"], ["b"])
-    figures = write_surgery(tmp_path / "new", {"majority_score": 0.5}, every)
+    figures = write(report({"majority_score": 0.5}, every), tmp_path / "new")
     assert json.loads((tmp_path / "new" / "surgery.json").read_text())["rows"] == every
     with (tmp_path / "new" / "surgery.csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(every)
@@ -143,6 +144,6 @@ def test_help_names_the_options(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_config_is_understood() -> None:
-    given = surgery_parser().parse_args(["--config", str(ROOT / "configs" / "surgery" / "phang.yaml")])
+    given = parser().parse_args(["--config", str(ROOT / "configs" / "surgery" / "phang.yaml")])
     assert given.data.bases == ["FacebookAI/roberta-base"]
     assert given.learning_rate == 1e-3

@@ -1,34 +1,62 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+from importlib import import_module
+from types import SimpleNamespace
+
 import pytest
+from jsonargparse import ArgumentParser
 
 from commands import table
+from tests.processes import HANGS
+from tests.shell import ROOT
 
 
-def test_the_first_word_says_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[object] = []
-    monkeypatch.setitem(table.COMMANDS, "fit", ("", seen.append))
-    table.main(["fit", "--run", "x"])
-    assert seen == [["fit", "--run", "x"]]
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What the command `fit` gets: the name of its parser and the words."""
+    got: list[object] = []
+    command = SimpleNamespace(parser=ArgumentParser, run=lambda parser, words: got.append((parser.prog, words)))
+    monkeypatch.setitem(sys.modules, "commands.train.fit", command)
+    return got
 
 
-def test_words_of_the_process_are_left_for_the_command_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[object] = []
-    monkeypatch.setitem(table.COMMANDS, "fit", ("", seen.append))
+def test_the_first_word_says_what_runs(seen: list[object]) -> None:
+    table.train(["fit", "--run", "x"])
+    assert seen == [("train.py fit", ["--run", "x"])]
+
+
+def test_the_words_of_the_process_are_the_default(seen: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["train.py", "fit", "--run", "x"])
-    table.main()
-    assert seen == [None]
+    table.train()
+    assert seen == [("train.py fit", ["--run", "x"])]
 
 
-def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    table.main(["--help"])
-    shown = capsys.readouterr().out
-    assert set(table.COMMANDS) == {line.split()[0] for line in shown.splitlines() if line.startswith("  ")}
+@pytest.mark.parametrize("script", ["train", "evaluate"])
+def test_every_command_has_the_same_shape(script: str) -> None:
+    for name, said in table.COMMANDS[script].items():
+        command = import_module(f"commands.{script}.{name}")
+        assert isinstance(command.parser(), ArgumentParser), name
+        assert callable(command.run)
+        assert said.endswith(".")
 
 
-@pytest.mark.parametrize(("words", "said"), [([], "received nothing"), (["fti"], "received 'fti'")])
+@pytest.mark.parametrize("script", ["train", "evaluate"])
+def test_help_lists_every_command_and_imports_none(script: str) -> None:
+    code = (
+        f"import sys; from commands.table import {script}; {script}(['--help']); "
+        "assert not {'torch', 'lightning', 'wandb', 'matplotlib'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=HANGS)
+    assert done.returncode == 0, done.stderr
+    commands = {line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")}
+    assert commands == set(table.COMMANDS[script])
+
+
+@pytest.mark.parametrize(("words", "said"), [([], "got nothing"), (["fti"], "got 'fti'")])
 def test_another_word_is_an_error(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as done:
-        table.main(words)
+        table.train(words)
     assert done.value.code == 2
     assert said in capsys.readouterr().err

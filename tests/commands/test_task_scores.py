@@ -11,8 +11,7 @@ import torch
 from scipy import stats
 from torchmetrics.functional.classification import binary_matthews_corrcoef
 
-from commands.inject import main as evaluate
-from commands.table import main as train
+from commands.table import evaluate, train
 from datamodules.labelled import LabelledTexts
 from datamodules.text.sources import TextSource
 from frozen import load_frozen

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from reports.names import MOST_LETTERS, file_names, names_in_full, short_names, with_short_names
-from reports.showing import TitledTable, say
+from reports.screen import TitledTable, say
 
 DEEP = "/tmp/" + "folder/" * 40
 

@@ -25,8 +25,9 @@ from callbacks.checkpoint import SaveAligners
 from datamodules.text.sources import TextSource
 from frozen import FrozenModel
 from frozen.loading.models import load_frozen
-from reports.injection.report import write_report
+from reports.injection.report import report
 from reports.injection.words import reading
+from reports.publishing import write
 from tests.references.maps import cosine, fvu, mse
 from tests.runs import activations, quiet_trainer
 from tests.tiny import tiny_folder, tiny_tokenizer
@@ -323,7 +324,7 @@ def test_errors_are_measured_on_the_rows_of_the_fit_and_states_injected_beside(
         assert found["linear"]["fvu_low"] <= found["linear"]["fvu"] <= found["linear"]["fvu_high"]
         assert found["mean"]["fvu"] == pytest.approx(1, rel=0.2)  # held-out rows vary about another mean
         assert {found[name]["fitted_on"] for name in (*SITED, *CLOSED_FORMS)} == {kind}
-    write_report(tmp_path, {}, own.rows)
+    write(report({}, own.rows), tmp_path)
     assert f"x → {world.model_y}, rows: {kind}: The closest map" in reading(own.rows)
 
 
@@ -361,7 +362,7 @@ def test_without_a_head_or_labels_the_errors_are_the_same(
                 assert a["accuracy"] is a["loss"] is a["agreement"] is None
                 same(a, {name: b[name] for name in ("mse", "l2", "fvu", "cosine") if b[name] is not None}, 1e-4)
         folder = tmp_path / str(len(why))
-        written = write_report(folder, {}, found.rows)
+        written = write(report({}, found.rows), folder)
         assert [path.name for path in written] == ["fvu.png"] + ["accuracy.png"] * ("backward" not in why)
         assert "The closest map" in reading(found.rows)
 
@@ -415,6 +416,6 @@ def test_a_map_that_overflows_is_named_and_not_counted(world: World, stored: Sto
     assert second["fvu"] is None
     assert second["accuracy"] is None
     assert first["fvu"] is not None
-    write_report(tmp_path, {}, evaluation.rows)
+    write(report({}, evaluation.rows), tmp_path)
     assert reading(evaluation.rows)
     assert not any(row["overflow"] for row in evaluation.rows if row["method"] != "linear")

@@ -13,11 +13,12 @@ from aligners.injection.evaluation import InjectionEvaluation
 from aligners.injection.methods import CLOSED_FORMS
 from aligners.maps.linear import Linear, Procrustes
 from aligners.storage import StoredAlignment, load_alignment
-from commands.inject import main
+from commands.table import evaluate as main
 from datamodules.reading import PairedBatch
 from datamodules.text.sources import TextSource
-from reports.injection.report import console_tables, left_out, write_report
+from reports.injection.report import console_tables, left_out, report
 from reports.injection.words import reading
+from reports.publishing import write
 from similarity.functional.moments import Moments, moments_of
 from tests.aligners.injection.test_evaluation import evaluate, fit, rows_of
 from tests.runs import activations
@@ -128,7 +129,7 @@ def test_a_report_of_answers_that_are_no_numbers_is_shown(world: World, means: S
         if row["method"] in ("native_y", "identity"):
             row.update(dict.fromkeys(("accuracy", "score", "score_low", "score_high", "fvu")))
     for shown in (evaluation.rows, everything, lost):
-        write_report(tmp_path, {}, shown)
+        write(report({}, shown), tmp_path)
         assert console_tables(shown)
         assert reading(shown)
     assert "linear overflowed at some site" in reading(evaluation.rows)

@@ -12,8 +12,9 @@ from rich.console import Console
 from aligners.injection.methods import BOTH_WAYS, CLOSED, TRAINED
 from aligners.injection.text_errors import ERROR_COLUMNS
 from reports.injection.figures import fvu_figure
-from reports.injection.report import FIGURES, console_tables, write_report
+from reports.injection.report import FIGURES, console_tables, report
 from reports.injection.words import below_chance, price_of_bijectivity, reading
+from reports.publishing import write
 
 Row = dict[str, Any]
 
@@ -87,14 +88,16 @@ def two_ways() -> list[Row]:
 def test_files_hold_every_row_and_every_number(tmp_path: Path) -> None:
     rows = two_ways()
     folder = tmp_path / "deep" / "report"
-    write_report(folder, {"seed": 3}, rows)
+    write(report({"seed": 3}, rows), folder)
     found = json.loads((folder / "report.json").read_text())
-    assert found == {"meta": {"seed": 3}, "rows": rows}
+    judged = {"price_of_bijectivity": price_of_bijectivity(rows), "below_chance": below_chance(rows)}
+    assert found == {"meta": {"seed": 3, **judged}, "rows": rows, "findings": reading(rows).splitlines()}
     with (folder / "report.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert [line["fvu"] for line in lines] == ["" if r["fvu"] is None else str(r["fvu"]) for r in rows]
     assert [line["method"] for line in lines] == [r["method"] for r in rows]
-    table = (folder / "report.md").read_text().splitlines()
+    table, said = (part.splitlines() for part in (folder / "report.md").read_text().split("\n\n"))
+    assert said == [f"- {sentence}" for sentence in reading(rows).splitlines()]
     assert len(table) == len(rows) + 2
     assert {line.count("|") for line in table} == {table[0].count("|")}
     for name in ("fvu.png", "accuracy.png"):
@@ -108,7 +111,7 @@ def test_rows_of_several_pairs_of_models_and_uneven_sites_are_drawn(tmp_path: Pa
         for r in forward()
         if r["method"] != "identity"
     ]
-    write_report(tmp_path, {}, forward() + other)
+    write(report({}, forward() + other), tmp_path)
     assert "| 1→5 |" in (tmp_path / "report.md").read_text()
     assert (tmp_path / "fvu.png").exists()
 
@@ -119,7 +122,7 @@ def test_files_name_models_in_full_and_show_them_shortly(tmp_path: Path, monkeyp
     drawn: list[str] = []
     for name, draw in FIGURES.items():
         monkeypatch.setitem(FIGURES, name, lambda rows, draw=draw: drawn.append(rows[0]["model_x"]) or draw(rows))
-    write_report(tmp_path, {}, rows)
+    write(report({}, rows), tmp_path)
     assert (tmp_path / "report.csv").read_text().count(long) == 2 * len(rows)
     assert drawn == ["first"] * 2
     text = (tmp_path / "report.md").read_text()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from reports.similarity.layer_maps import block_map, heat_maps, layer_lines
+from reports.similarity.figures import block_map, heat_maps, layer_lines
 
 
 def rows(layers_x: int, layers_y: int, controls: bool) -> list[dict[str, Any]]:

@@ -10,7 +10,8 @@ import pytest
 from matplotlib import image
 from rich.console import Console
 
-from reports.similarity.report import similarity_tables, write_similarity
+from reports.publishing import write
+from reports.similarity.report import report, similarity_tables
 
 CONTROLS = ("low", "high", "held_out", "null", "null_high", "untrained", "ceiling")
 
@@ -37,7 +38,7 @@ def rows(pairs: list[tuple[str, str]], controls: bool) -> list[dict[str, Any]]:
 
 def test_more_than_two_models_get_a_figure_for_each_measure(tmp_path: Path) -> None:
     every = rows([("a", "b"), ("a", "c"), ("b", "c")], False)
-    names = {figure.name for figure in write_similarity(tmp_path, {}, every, [], [])}
+    names = {figure.name for figure in write(report({}, every, [], []), tmp_path)}
     assert {"all_cka.png", "all_r2.png"} < names
     assert image.imread(tmp_path / "all_cka.png").std() > 0
 
@@ -45,7 +46,7 @@ def test_more_than_two_models_get_a_figure_for_each_measure(tmp_path: Path) -> N
 def test_models_in_deep_folders_make_files_that_a_disk_takes(tmp_path: Path) -> None:
     long = "/tmp/" + "folder/" * 40
     every = rows([(f"{long}a/x", f"{long}b/x")], False)
-    names = [figure.name for figure in write_similarity(tmp_path, {}, every, [], [])]
+    names = [figure.name for figure in write(report({}, every, [], []), tmp_path)]
     assert names == ["layers_a-x_b-x.png", "diagonal_a-x_b-x.png"]
     assert json.loads((tmp_path / "similarity.json").read_text())["rows"] == every
 
@@ -54,11 +55,11 @@ def test_models_in_deep_folders_make_files_that_a_disk_takes(tmp_path: Path) -> 
 def test_files_hold_every_row_and_figures_can_be_read(tmp_path: Path, controls: bool) -> None:
     every = rows([("a/x", "b"), ("b", "b")], controls)
     layers = [{"model": "b", "layer": 0, "nuclear_norm": 2.5, "localization": None}]
-    figures = write_similarity(tmp_path / "new", {"seed": 3}, every, layers, [])
-    report = json.loads((tmp_path / "new" / "similarity.json").read_text())
-    assert report["rows"] == every
-    assert report["layers"] == layers
-    assert report["meta"] == {"seed": 3}
+    figures = write(report({"seed": 3}, every, layers, []), tmp_path / "new")
+    found = json.loads((tmp_path / "new" / "similarity.json").read_text())
+    assert found["rows"] == every
+    assert found["layers"] == layers
+    assert found["meta"] == {"seed": 3}
     with (tmp_path / "new" / "similarity.csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(every)
     assert [figure.name for figure in figures] == ["layers_x_b.png", "diagonal_x_b.png", "layers_b_b.png"]

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import yaml
-from jsonargparse import ArgumentParser, Namespace, dict_to_namespace
+from jsonargparse import ArgumentParser, dict_to_namespace
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
 from aligners.scoring.scores import bootstrap_interval
 from aligners.scoring.task_scores import choose_score, score_interval, task_score
-from commands.run import RANKS_SHARE, progress_bar, quiet, run_loggers, start_evaluation
+from commands.options import add_data_and_trainer, command_parser, options_of
+from commands.run import Run, instantiate, start
 from datamodules.labelled import LabelledTexts
 from datamodules.text.sources import Score
 from finetuning.saving import FINISHED, finished_row, save_classifier
 from finetuning.training import Finetuning, FinetuningRecipe
 from finetuning.variants import Variant, parse_variants
 from frozen.classifiers import new_classifier
-from reports.finetuning.report import Row, show_finetuning, write_finetuning
+from reports.kinds import make_report
 from reports.names import file_names
-from reports.writing import environment
+from reports.publishing import environment, publish, write
+from reports.report import Row
 
-__all__ = ["Job", "finetune", "finetuning_parser"]
+__all__ = ["Job", "parser", "plan", "run"]
 
 # What changes nothing in the result, and may be different when an interrupted run goes on.
 FREE = ("run", "config", "data.workers", "data.cache", "trainer.logger", "trainer.enable_progress_bar")
@@ -58,59 +58,48 @@ class Job:
         return self.folder.as_posix()
 
 
-def finetuning_parser() -> ArgumentParser:
-    """The options of `train.py finetune`."""
-    parser = ArgumentParser(
-        prog="train.py finetune",
-        description="Fine-tune classifiers: every base model, seed and variant. Each ends as a model folder "
-        f"VARIANT/seed-SEED of the run, written whole, with its figures in {FINISHED}. The same command with the same "
-        "`--run`, after an interruption, goes on with what is missing.",
+def parser() -> ArgumentParser:
+    """The options."""
+    made = command_parser(
+        "finetune",
+        "Fine-tune classifiers: every base model, seed and variant. Each ends as a model folder VARIANT/seed-SEED of "
+        f"the run, written whole, with its figures in {FINISHED}. The same command with the same `--run`, after an "
+        "interruption, goes on with what is missing.",
     )
-    parser.add_argument("--config", action="config", help="YAML file with any of these options.")
-    parser.add_argument(
-        "--run", type=Path | None, default=None,
-        help="Folder of this run: new, or one that the same command has begun. Default: runs/finetune-<date>-<time>.",
-    )  # fmt: skip
-    parser.add_argument(
+    made.add_argument(
         "--seeds", type=int | list[int], default=1,
         help="How many (3: 0, 1, 2), or which ([5, 7]). A seed decides the head, the order of texts and dropout.",
     )  # fmt: skip
-    parser.add_argument(
+    made.add_argument(
         "--variants", type=list[str], default=["none"],
         help="Any of none, bottom:4 (the embeddings and the bottom 4 blocks frozen), top:4, layers:3 (only the bottom "
         "3 blocks are there); bottom:all, top:all, layers:all.",
     )  # fmt: skip
-    parser.add_class_arguments(FinetuningRecipe, None)
-    parser.add_class_arguments(LabelledTexts, "data", skip={"bases", "dtype", "labels"})
-    parser.add_class_arguments(pl.Trainer, "trainer", skip={"callbacks"}, instantiate=False)
-    parser.set_defaults(
-        {
-            "data.batch_size": 8,
-            "trainer.max_epochs": 3,
-            "trainer.gradient_clip_val": 1.0,
-            "trainer.num_sanity_val_steps": 0,
-            "trainer.enable_checkpointing": False,
-            "trainer.enable_model_summary": False,
-            "trainer.log_every_n_steps": 20,
-        }
+    made.add_class_arguments(FinetuningRecipe, None)
+    add_data_and_trainer(
+        made,
+        LabelledTexts,
+        skip={"bases", "dtype", "labels"},
+        max_epochs=3,
+        gradient_clip_val=1.0,
+        num_sanity_val_steps=0,
+        enable_model_summary=False,
+        log_every_n_steps=20,
     )
-    return parser
+    made.set_defaults({"data.batch_size": 8})
+    return made
 
 
-def finetune(args: Sequence[str] | None = None) -> None:
-    """Parse the command line, train what is missing, report on all.
-
-    Args:
-        args: the words after `finetune`; by default those of the process.
+def run(parser: ArgumentParser, words: Sequence[str]) -> None:
+    """Train what is missing, and report on all.
 
     Raises:
         ValueError: an option is out of its range, or the run's folder holds another run.
     """
-    quiet()
-    parser = finetuning_parser()
-    given = parser.parse_args(args)
-    data: LabelledTexts = parser.instantiate(given).data
-    recipe = FinetuningRecipe(**{field.name: given[field.name] for field in fields(FinetuningRecipe)})
+    given = parser.parse_args(words)
+    made = instantiate(parser, given)
+    data: LabelledTexts = made.data
+    recipe = FinetuningRecipe(**options_of(FinetuningRecipe, given))
     jobs = plan(data, _seeds(given.seeds), given.variants)
     data.setup("fit")
     begun = given.run is not None and (given.run / "config.yaml").is_file()
@@ -118,22 +107,19 @@ def finetune(args: Sequence[str] | None = None) -> None:
         _check_same(given.run, yaml.safe_load(parser.dump(given)))
         for job in jobs:
             finished_row(given.run / job.folder, data.frozen[job.place].fingerprint)
-    folder, settings = _start(given, parser.dump(given), begun)
+    run = start("finetune", parser, given, made, begun=begun)
     score = choose_score(data.text, regression=data.texts.regression, classes=data.classes)
     majority = float(task_score(score, data.constant_answers(), data.answers("test")))
     meta = {**data.describe(), **asdict(recipe), "score": score, "majority_score": majority}
     rows: list[Row] = []
     for job in jobs:
-        row = finished_row(folder / job.folder, data.frozen[job.place].fingerprint)
-        if row is None:
-            row = _train(job, data, recipe, score, settings, folder)
-        rows.append(row)
+        row = finished_row(run.folder / job.folder, data.frozen[job.place].fingerprint)
+        rows.append(_train(job, data, recipe, score, run) if row is None else row)
         if rank_zero_only.rank == 0:  # type: ignore[attr-defined]
-            write_finetuning(folder, meta, rows)
-    trainer = pl.Trainer(**settings)
+            write(make_report("finetuning", meta, rows), run.folder)
+    trainer = run.trainer()
     if trainer.is_global_zero:
-        figures = write_finetuning(folder, {**meta, **environment(trainer)}, rows)
-        show_finetuning(trainer, folder, meta, rows, figures)
+        publish(make_report("finetuning", {**meta, **environment(trainer)}, rows), run.folder, trainer)
 
 
 def plan(data: LabelledTexts, seeds: Sequence[int], written: Sequence[str]) -> list[Job]:
@@ -161,9 +147,7 @@ def plan(data: LabelledTexts, seeds: Sequence[int], written: Sequence[str]) -> l
     return jobs
 
 
-def _train(
-    job: Job, data: LabelledTexts, recipe: FinetuningRecipe, score: Score, settings: dict[str, Any], folder: Path
-) -> Row:
+def _train(job: Job, data: LabelledTexts, recipe: FinetuningRecipe, score: Score, run: Run) -> Row:
     """Train and test one classifier; rank 0 saves it."""
     data.reorder(job.seed)
     model, tokenizer = new_classifier(
@@ -176,8 +160,8 @@ def _train(
         trust_remote_code=data.trust_remote_code,
     )
     module = Finetuning(job.variant.apply(model), recipe, name=job.name, place=job.place, seed=job.seed)
-    trainer = pl.Trainer(**settings, callbacks=progress_bar(settings["enable_progress_bar"]))
-    rank_zero_only(print)(f"Fine-tuning {job.base}, {job.variant.name}, seed {job.seed}: {folder / job.folder}")
+    trainer, folder = run.trainer(), run.folder / job.folder
+    rank_zero_only(print)(f"Fine-tuning {job.base}, {job.variant.name}, seed {job.seed}: {folder}")
     began = time.perf_counter()
     trainer.fit(module, datamodule=data)
     if trainer.interrupted:
@@ -203,7 +187,7 @@ def _train(
         "folder": job.name,
     }
     if trainer.is_global_zero:
-        save_classifier(folder / job.folder, module.model, tokenizer, row)
+        save_classifier(folder, module.model, tokenizer, row)
     return row
 
 
@@ -225,19 +209,6 @@ def _seeds(wanted: int | list[int]) -> list[int]:
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise ValueError(f"Expected `seeds` to be a number above 0, or different seeds from 0 on, but got {wanted}.")
     return seeds
-
-
-def _start(options: Namespace, written: str, begun: bool) -> tuple[Path, dict[str, Any]]:
-    """The run's folder and the Trainer's settings, with the loggers in them."""
-    if not begun or rank_zero_only.rank != 0:  # type: ignore[attr-defined]
-        return start_evaluation("finetune", options.run, vars(options.trainer), written)
-    os.environ[RANKS_SHARE] = str(options.run)
-    settings = {**vars(options.trainer), "use_distributed_sampler": False}
-    if settings["logger"] in (None, True):
-        times = len(list(options.run.glob("resumed-*")))
-        # In a folder of its own: a logger deletes the files that it finds in its folder.
-        settings["logger"] = run_loggers(options.run / f"resumed-{times + 1}", "finetune")
-    return options.run, settings
 
 
 def _check_same(folder: Path, options: dict[str, Any]) -> None:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from reports.heat import heat_map
+from reports.drawing import heat_map, layer_grid, panels
+from reports.names import site_name
+from reports.report import Row
 from similarity.controls import matching_layers
 
 __all__ = ["block_map", "heat_maps", "layer_lines"]
 
-Row = dict[str, Any]
 PANELS_ABREAST = 5
 LINES: dict[str, dict[str, Any]] = {
     "value": {"color": "#0072B2", "marker": "o", "linewidth": 1.6},
@@ -44,18 +44,14 @@ def heat_maps(rows: Sequence[Row]) -> Figure:
     """
     measures = list(dict.fromkeys(row["label"] for row in rows))
     layers_x, layers_y = (sorted({row[f"layer_{side}"] for row in rows}) for side in "xy")
-    across = min(PANELS_ABREAST, len(measures))
-    down = -(-len(measures) // across)
     width, height = (max(1.9, 0.42 * len(layers)) for layers in (layers_y, layers_x))
-    with mpl.rc_context({"font.size": 8}):
-        figure = Figure(figsize=((width + 0.55) * across + 1.1, (height + 0.75) * down + 0.5), layout="constrained")
-        axes = list(figure.subplots(down, across, squeeze=False).flat)
-    for axis, measure in zip(axes, measures, strict=False):
-        grid = _grid([row for row in rows if row["label"] == measure], layers_x, layers_y)
+    size = width + 0.55, height + 0.75
+    figure, axes = panels(len(measures), PANELS_ABREAST, size, (1.1, 0.5), boxed=True, font=8)
+    for axis, measure in zip(axes, measures, strict=True):
+        cells = ((row["layer_x"], row["layer_y"], row["value"]) for row in rows if row["label"] == measure)
+        grid = layer_grid(cells, layers_x, layers_y)
         image = heat_map(axis, grid, layers_x, layers_y)
         axis.set_title(measure, fontsize=9)
-    for axis in axes[len(measures) :]:
-        axis.set_axis_off()
     figure.colorbar(image, ax=axes, shrink=0.6, pad=0.01, label="similarity")
     figure.supylabel(f"layer of {rows[0]['model_x']}", fontsize=9)
     figure.supxlabel(f"layer of {rows[0]['model_y']}", fontsize=9)
@@ -83,9 +79,7 @@ def block_map(rows: Sequence[Row]) -> Figure:
         if row["direction"] != "forward":
             grid[b, a] = row["value"]
     size = max(3.5, 0.3 * len(place))
-    with mpl.rc_context({"font.size": 8}):
-        figure = Figure(figsize=(size + 1.6, size + 1.0), layout="constrained")
-        axis = figure.subplots()
+    figure, (axis,) = panels(1, 1, (size, size), (1.6, 1.0), boxed=True, font=8)
     numbers = [layer for _, layer in place]
     image = heat_map(axis, grid, numbers, numbers)
     ends = np.cumsum([len(own) for own in layers.values()])
@@ -113,21 +107,15 @@ def layer_lines(rows: Sequence[Row]) -> Figure:
     raw = [row for row in rows if row["features"] == "raw"]
     measures = list(dict.fromkeys(row["label"] for row in raw))
     pairs = matching_layers(*(sorted({row[f"layer_{side}"] for row in rows}) for side in "xy"))
-    across = min(PANELS_ABREAST, len(measures))
-    down = -(-len(measures) // across)
-    with mpl.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 8}):
-        figure = Figure(figsize=(2.5 * across + 1.6, 2.1 * down + 0.4), layout="constrained")
-        axes = list(figure.subplots(down, across, squeeze=False, sharey=True, sharex=True).flat)
+    figure, axes = panels(len(measures), PANELS_ABREAST, (2.5, 2.1), (1.6, 0.4), font=8, sharex=True, sharey=True)
     shown: dict[str, Any] = {}
-    for axis, measure in zip(axes, measures, strict=False):
+    for axis, measure in zip(axes, measures, strict=True):
         line = _line(rows, measure, pairs)
         for name, handle in _draw(axis, line).items():
             shown.setdefault(name, handle)
         axis.set_title(measure, fontsize=9)
-        axis.set_xticks(range(len(pairs)), [str(i) if i == j else f"{i}→{j}" for i, j in pairs])
+        axis.set_xticks(range(len(pairs)), [site_name(pair) for pair in pairs])
         axis.axhline(0, color="0.85", linewidth=0.8, zorder=0)
-    for axis in axes[len(measures) :]:
-        axis.set_axis_off()
     figure.supxlabel("layer", fontsize=9)
     figure.supylabel("similarity", fontsize=9)
     with_intervals = any(row["low"] is not None for row in rows)
@@ -135,14 +123,6 @@ def layer_lines(rows: Sequence[Row]) -> Figure:
     figure.legend(list(shown.values()), said, loc="outside right center", frameon=False)
     figure.suptitle(f"{rows[0]['model_x']} and {rows[0]['model_y']}", fontsize=10)
     return figure
-
-
-def _grid(rows: Sequence[Row], layers_x: list[int], layers_y: list[int]) -> NDArray[np.float64]:
-    grid = np.full((len(layers_x), len(layers_y)), np.nan)
-    for row in rows:
-        if row["value"] is not None:
-            grid[layers_x.index(row["layer_x"]), layers_y.index(row["layer_y"])] = row["value"]
-    return grid
 
 
 def _line(rows: Sequence[Row], measure: str, pairs: list[tuple[int, int]]) -> dict[str, NDArray[np.float64]]:

@@ -1,0 +1,21 @@
+"""The progress bar of a run."""
+
+from __future__ import annotations
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import RichProgressBar
+
+__all__ = ["ProgressBar"]
+
+
+class ProgressBar(RichProgressBar):
+    """Rich's, without metrics: curves of every site are too many for one line."""
+
+    def __init__(self) -> None:
+        super().__init__(leave=False)
+
+    def get_metrics(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule
+    ) -> dict[str, int | str | float | dict[str, float]]:
+        """None."""
+        return {}

@@ -1,0 +1,1 @@
+"""The commands of `evaluate.py`, each a module with `parser` and `run`."""

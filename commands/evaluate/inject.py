@@ -1,0 +1,84 @@
+"""`evaluate.py inject`: the errors of maps, and what a model does with mapped states in place of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from jsonargparse import ArgumentParser
+
+from aligners.injection.evaluation import InjectionEvaluation
+from aligners.injection.methods import CLOSED_FORMS, ClosedForms
+from aligners.storage import StoredAlignment, load_alignment
+from callbacks.checkpoint import SaveAligners
+from commands.options import add_data_and_trainer, command_parser, parse_with_data
+from commands.run import Run, start
+from datamodules.paired import PairedActivations
+from datamodules.text.sources import TextSource
+from reports.callback import WriteReport
+
+__all__ = ["parser", "run"]
+
+
+def parser() -> ArgumentParser:
+    """The options."""
+    made = command_parser(
+        "inject",
+        "Measure maps on held-out text: their errors on the rows that they were fitted on, and what the frozen model "
+        "does with mapped states in place of its own, where it has a classification head, the texts have labels, and "
+        "both models read the same tokens.",
+    )
+    made.add_argument(
+        "--checkpoints", type=list[Path], default=[],
+        help="Files aligners.ckpt of one pair of models. Their data options are this command's defaults. "
+        "Without any, only the closed forms are fitted, on the spot.",
+    )  # fmt: skip
+    made.add_argument(
+        "--closed_form", type=list[str], default=list(CLOSED_FORMS),
+        help=f"Closed forms to fit on the spot where the checkpoints lack them: {', '.join(CLOSED_FORMS)}.",
+    )  # fmt: skip
+    made.add_argument(
+        "--both_directions", type=bool, default=False,
+        help="Also inject Y's states into X: through the inverse of bijective aligners.",
+    )  # fmt: skip
+    made.add_argument("--seed", type=int, default=0, help="Of the random floors and the resampling of texts.")
+    made.add_argument(
+        "--other_text", type=TextSource | None, default=None,
+        help="Another source of text, on whose held-out texts errors are measured too: the columns fvu_other. Its "
+        "labels are not used; texts that maps were fitted on are left out.",
+    )  # fmt: skip
+    add_data_and_trainer(made, PairedActivations)
+    made.set_defaults({"data.batch_size": 128})
+    return made
+
+
+def run(parser: ArgumentParser, words: Sequence[str]) -> None:
+    """Measure and report."""
+    options = parser.parse_args(words)
+    if not options.checkpoints and not options.closed_form:
+        raise ValueError(
+            "Expected `checkpoints` or `closed_form` to name at least one map, but got neither: there is nothing to "
+            "measure. Leave `closed_form` out for all of them."
+        )
+    stored = [load_alignment(path) for path in options.checkpoints]
+    if stored:
+        options = parse_with_data(parser, words, stored[0].data_config)
+    begun = start("inject", parser, options)
+    evaluation = InjectionEvaluation(
+        stored or [_fit_closed_forms(begun)],
+        options.closed_form,
+        options.both_directions,
+        options.seed,
+        begun.made.other_text,
+    )
+    trainer = begun.trainer(WriteReport("injection", begun.folder))
+    trainer.test(evaluation, datamodule=begun.made.data, verbose=False)
+
+
+def _fit_closed_forms(run: Run) -> StoredAlignment:
+    """One pass over the fitting texts; the closed forms they determine end up in a checkpoint beside the report."""
+    factories = {name: CLOSED_FORMS[name] for name in run.options.closed_form}
+    module = ClosedForms(factories, both_directions=run.options.both_directions)
+    once = {"max_epochs": -1, "logger": False, "limit_val_batches": 0, "enable_model_summary": False}
+    run.trainer(SaveAligners(run.folder), **once).fit(module, datamodule=run.made.data)
+    return module.stored(run.folder / "aligners.ckpt")

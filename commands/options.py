@@ -1,0 +1,79 @@
+"""The options that commands share, and those that a checkpoint gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from jsonargparse import ArgumentParser, Namespace
+
+__all__ = ["add_data_and_trainer", "command_parser", "options_of", "parse_with_data"]
+
+
+def command_parser(kind: str, description: str, seed_everything: bool = False) -> ArgumentParser:
+    """A parser with the options of every command: `--config` and `--run`.
+
+    Args:
+        kind: what the default folder is called after.
+        description: over the list of options.
+        seed_everything: whether there is that option, too.
+    """
+    parser = ArgumentParser(description=description)
+    parser.add_argument("-c", "--config", action="config", help="YAML file with any of these options.")
+    if seed_everything:
+        parser.add_argument(
+            "--seed_everything", type=bool | int, default=0,
+            help="Seed of Python, NumPy and torch; true: one that is drawn, false: none.",
+        )  # fmt: skip
+    parser.add_argument(
+        "--run", type=Path | None, default=None,
+        help=f"New folder of this run: config, logs, checkpoints, report. Default: runs/{kind}-<date>-<time>.",
+    )  # fmt: skip
+    return parser
+
+
+def add_data_and_trainer(
+    parser: ArgumentParser, data: type[pl.LightningDataModule], skip: Collection[str] = (), **defaults: Any
+) -> None:
+    """Add the options of a data module and of the Trainer.
+
+    Args:
+        parser: of the command.
+        data: its constructor's arguments become `--data.NAME`.
+        skip: those that are no options of this command.
+        defaults: of the Trainer, where they differ from Lightning's.
+    """
+    parser.add_class_arguments(data, "data", skip=set(skip), sub_configs=True)
+    parser.add_class_arguments(pl.Trainer, "trainer", instantiate=False, sub_configs=True)
+    defaults = {"enable_checkpointing": False, **defaults}
+    parser.set_defaults({f"trainer.{name}": value for name, value in defaults.items()})
+
+
+def options_of(function: Callable[..., Any], options: Namespace) -> dict[str, Any]:
+    """The arguments of a function or class that are options of a command under the same names."""
+    return {name: options[name] for name in signature(function).parameters if name in options}
+
+
+def parse_with_data(parser: ArgumentParser, words: Sequence[str], config: dict[str, Any]) -> Namespace:
+    """Parse again, with a checkpoint's data options for defaults.
+
+    Args:
+        parser: of the command.
+        words: of the command line.
+        config: the checkpoint's data options.
+    """
+    kept = {name: value for name, value in config.items() if name != "batch_size"}  # it changes nothing but the speed
+    parser.set_defaults({f"data.{name}": value for name, value in _flat(kept).items()})
+    return parser.parse_args(words)
+
+
+def _flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested options with dotted names; a map of labels is one value."""
+    flat: dict[str, Any] = {}
+    for name, value in options.items():
+        nested = isinstance(value, dict) and name != "labels"
+        flat.update(_flat(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value})
+    return flat

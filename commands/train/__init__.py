@@ -1,0 +1,1 @@
+"""The commands of `train.py`, each a module with `parser` and `run`."""

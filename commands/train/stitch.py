@@ -1,0 +1,58 @@
+"""`train.py stitch`: layers trained through frozen tails, then measured on the held-out texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from jsonargparse import ArgumentParser
+
+from aligners.stitching.evaluation import StitchingEvaluation
+from aligners.stitching.storage import load_stitching
+from aligners.stitching.training import Stitching
+from callbacks.best import BestPerSite
+from callbacks.checkpoint import SaveStitching
+from commands.options import add_data_and_trainer, command_parser
+from commands.run import start
+from datamodules.model_texts import ModelTexts
+from reports.callback import WriteReport
+
+__all__ = ["parser", "run"]
+
+
+def parser() -> ArgumentParser:
+    """The options."""
+    made = command_parser(
+        "stitch", "Train stitching layers, then measure them on the held-out texts and report.", seed_everything=True
+    )
+    made.add_argument(
+        "--ckpt_path", type=Path | None, default=None, help="File last.ckpt of an interrupted run, to go on from."
+    )
+    made.add_class_arguments(BestPerSite, "early_stopping")
+    made.add_class_arguments(SaveStitching, "checkpoint")
+    made.add_class_arguments(Stitching, "model", sub_configs=True)
+    add_data_and_trainer(
+        made,
+        ModelTexts,
+        max_epochs=-1,  # as many passes over the texts as the steps need
+        max_steps=2000,
+        val_check_interval=200,
+        check_val_every_n_epoch=None,  # the interval counts steps, across passes
+        num_sanity_val_steps=-1,  # the first point of the learning curves
+        log_every_n_steps=20,
+        enable_model_summary=False,
+    )
+    return made
+
+
+def run(parser: ArgumentParser, words: Sequence[str]) -> None:
+    """Train, measure and report."""
+    options = parser.parse_args(words)
+    begun = start("stitch", parser, options)
+    model, data, saving = begun.made.model, begun.made.data, begun.made.checkpoint.inside(begun.folder)
+    # The best layers are put back before they are saved.
+    trainer = begun.trainer(begun.made.early_stopping, saving, WriteReport("stitching", begun.folder))
+    trainer.fit(model, datamodule=data, ckpt_path=options.ckpt_path, weights_only=True)
+    stored = load_stitching(saving.folder / "stitching.ckpt")
+    evaluation = StitchingEvaluation(stored, model.fitted, allow_mixed=model.allow_mixed, seed=model.seed)
+    trainer.test(evaluation, datamodule=data, verbose=False)

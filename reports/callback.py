@@ -1,0 +1,37 @@
+"""The callback that reports when an evaluation ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import lightning.pytorch as pl
+
+from reports.kinds import make_report
+from reports.publishing import environment, publish
+
+__all__ = ["WriteReport"]
+
+
+class WriteReport(pl.Callback):
+    """Writes a report, shows it, and logs it to W&B where the run has it.
+
+    The LightningModule has `rows` and `meta` when its test ends and, if it has further tables, `report_tables` by name.
+
+    Args:
+        kind: of the report, one of `reports.kinds.KINDS`.
+        folder: where it goes.
+        options: that this kind of report takes.
+    """
+
+    def __init__(self, kind: str, folder: Path, **options: Any) -> None:
+        self.kind, self.folder, self.options = kind, folder, options
+
+    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Report on rank 0; every rank holds the same rows."""
+        if not trainer.is_global_zero:
+            return
+        found = cast(Any, pl_module)
+        meta = {**found.meta, **environment(trainer)}
+        report = make_report(self.kind, meta, found.rows, **getattr(found, "report_tables", {}), **self.options)
+        publish(report, self.folder, trainer)

@@ -1,0 +1,119 @@
+"""What figures of all kinds share: colours, panels, heat maps, legends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from numpy.typing import NDArray
+
+__all__ = ["COLOURS", "MARKERS", "heat_map", "layer_grid", "number", "panels", "shown_lines", "whiskers"]
+
+# Okabe and Ito's colours, which colour-blind readers can tell apart.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
+MARKERS = "osD^vPX*h"  # one more than colours: their pairs repeat late
+LIGHT_FROM = 0.6  # of the colour scale: above it dark letters are easier to read
+
+
+def panels(
+    count: int,
+    abreast: int,
+    size: tuple[float, float],
+    margins: tuple[float, float],
+    *,
+    boxed: bool = False,
+    font: float = 9,
+    width_ratios: Sequence[float] | None = None,
+    sharex: bool = False,
+    sharey: bool = False,
+) -> tuple[Figure, list[Axes]]:
+    """A figure of `count` panels, row by row.
+
+    Args:
+        count: of panels.
+        abreast: most panels in a row.
+        size: width and height of a panel in inches.
+        margins: width and height of what is around them.
+        boxed: whether a panel has a frame on all four sides.
+        font: size in points.
+        width_ratios: of the columns.
+        sharex: whether all panels have one scale across.
+        sharey: whether all panels have one scale upwards.
+    """
+    across = min(abreast, count)
+    down = -(-count // across)
+    frame = {} if boxed else {"axes.spines.top": False, "axes.spines.right": False}
+    with mpl.rc_context({**frame, "font.size": font}):
+        width, height = size[0] * across + margins[0], size[1] * down + margins[1]
+        figure = Figure(figsize=(width, height), layout="constrained")
+        grid = figure.subplots(down, across, squeeze=False, sharex=sharex, sharey=sharey, width_ratios=width_ratios)
+    axes = list(grid.flat)
+    for axis in axes[count:]:
+        axis.set_axis_off()
+    return figure, axes[:count]
+
+
+def shown_lines(axes: Iterable[Axes]) -> tuple[list, list[str]]:
+    """Handles and names for one legend of all panels: of every line that any of them shows."""
+    shown = {}
+    for axis in axes:
+        for handle, name in zip(*axis.get_legend_handles_labels(), strict=True):
+            shown.setdefault(name, handle)
+    return list(shown.values()), list(shown)
+
+
+def heat_map(
+    axis: Axes, grid: NDArray[np.float64], rows: Sequence[int], columns: Sequence[int], low: float = 0, high: float = 1
+) -> AxesImage:
+    """Draw a value for each pair of layers, written into its cell; the first row is at the bottom.
+
+    Args:
+        axis: the panel.
+        grid: (rows, columns) values; NaN leaves a cell empty.
+        rows: numbers of the layers up.
+        columns: numbers of the layers across.
+        low: end of the colour scale.
+        high: its other end.
+    """
+    image = axis.imshow(grid, vmin=low, vmax=high, cmap="viridis", origin="lower", aspect="equal")
+    size = 7 if max(grid.shape) <= 8 else 5.5
+    light = low + LIGHT_FROM * (high - low)
+    for (i, j), value in np.ndenumerate(grid):
+        if np.isfinite(value):
+            axis.text(j, i, _short(value), ha="center", va="center", fontsize=size, color="w" if value < light else "k")
+    axis.set_xticks(range(len(columns)), [str(layer) for layer in columns])
+    axis.set_yticks(range(len(rows)), [str(layer) for layer in rows])
+    axis.tick_params(length=0)
+    return image
+
+
+def layer_grid(
+    cells: Iterable[tuple[int, int, float | None]], rows: Sequence[int], columns: Sequence[int]
+) -> NDArray[np.float64]:
+    """Values by the layers that they belong to, for `heat_map`; NaN where there is none."""
+    grid = np.full((len(rows), len(columns)), np.nan)
+    for i, j, value in cells:
+        grid[rows.index(i), columns.index(j)] = number(value)
+    return grid
+
+
+def whiskers(heights: Sequence[float], low: Sequence[float], high: Sequence[float]) -> NDArray[np.float64]:
+    """Lengths (2, N) of error bars. A percentile interval need not hold the estimate: the bar then ends at it."""
+    middle = np.asarray(heights)
+    return np.maximum([middle - low, np.asarray(high) - middle], 0)
+
+
+def number(value: float | None) -> float:
+    """NaN, which is not drawn, for a figure that is not there."""
+    return math.nan if value is None else value
+
+
+def _short(value: float) -> str:
+    if abs(value) < 0.995:
+        return f"{value:.2f}".replace("0.", ".", 1)
+    return f"{value:.1f}" if abs(value) < 99.95 else f"{value:.0e}"

@@ -1,0 +1,45 @@
+"""The report of a fit: the validation figures of every aligner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from rich.table import Table
+
+from aligners.fitting.outcomes import TRAINED_WELL, what_did_not_train
+from reports.injection.figures import fvu_figure
+from reports.names import site_name, with_short_names
+from reports.report import Report, Row
+from reports.screen import site_table
+
+__all__ = ["report"]
+
+SHOWN = {"fvu": "on the validation texts", "fvu_unseen": "on their rows of types that were left out of fitting"}
+
+
+def report(meta: Row, rows: Sequence[Row]) -> Report:
+    """Make it of one row for each aligner, direction and site pair."""
+    shown = with_short_names(rows)
+    return Report(
+        "summary",
+        meta,
+        rows,
+        figures={"fvu": partial(fvu_figure, shown)},
+        screen=[_table(shown, column) for column in SHOWN if any(row[column] is not None for row in shown)],
+        sentences=what_did_not_train(shown),
+        files="Figures of the fit",
+    )
+
+
+def _table(rows: Sequence[Row], column: str) -> Table:
+    """Aligners down, sites across; a star where a map is not what training made of it."""
+    lines: dict[str, list[Row]] = {}
+    for row in rows:
+        lines.setdefault(f"{row['model_x']} → {row['model_y']}  {row['method']}", []).append(row)
+    sites = [site_name((row["site_x"], row["site_y"])) for row in next(iter(lines.values()))]
+    table = site_table(f"FVU {SHOWN[column]}, by site pair", "aligner", [], {"": sites})
+    for name, line in lines.items():
+        stars = ("" if row["training"] in (None, TRAINED_WELL) else "*" for row in line)
+        table.add_row(name, *(f"{row[column]:.3f}{star}" for row, star in zip(line, stars, strict=True)))
+    return table

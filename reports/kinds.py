@@ -1,0 +1,34 @@
+"""Every kind of report, one line for each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+from reports.report import Report, Row
+
+__all__ = ["KINDS", "make_report"]
+
+# Kind -> the module whose function `report(meta, rows, ...)` makes a Report.
+KINDS = {
+    "finetuning": "reports.finetuning.report",
+    "fit": "reports.fit",
+    "injection": "reports.injection.report",
+    "similarity": "reports.similarity.report",
+    "stitching": "reports.stitching.report",
+    "surgery": "reports.surgery.report",
+}
+
+
+def make_report(kind: str, meta: Row, rows: Sequence[Row], **more: Any) -> Report:
+    """Turn what was measured into a report.
+
+    Args:
+        kind: one of `KINDS`; its module is imported now.
+        meta: what holds for all rows.
+        rows: one for each thing that was measured, with equal keys.
+        more: further tables and options that this kind of report takes.
+    """
+    report: Report = import_module(KINDS[kind]).report(meta, rows, **more)
+    return report

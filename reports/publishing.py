@@ -1,0 +1,120 @@
+"""Where a report goes: the files of a folder, the screen, W&B."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.loggers import WandbLogger
+
+from reports.names import names_in_full, with_short_names
+from reports.report import Report, Row
+from reports.screen import say, screen
+
+__all__ = ["environment", "publish", "write"]
+
+PACKAGES = ("torch", "lightning", "transformers", "torchmetrics", "numpy")
+
+
+def publish(report: Report, folder: Path, trainer: pl.Trainer) -> None:
+    """Write a report, show it, and log it to every W&B run of a trainer.
+
+    Args:
+        report: of any kind.
+        folder: made if need be.
+        trainer: whose loggers are asked.
+    """
+    figures = write(report, folder)
+    console = screen()
+    for table in report.screen:
+        console.print(table)
+    if report.note:
+        say(console, report.note, style="dim")
+    say(console, "\n".join(["", *report.sentences]))
+    runs = [logger for logger in trainer.loggers if isinstance(logger, WandbLogger)]
+    places = [f"{report.files}: {folder}", *(f"W&B run: {_log(report, figures, run)}" for run in runs)]
+    say(console, "\n".join(["", *places] if report.sentences else places))
+
+
+def write(report: Report, folder: Path) -> list[Path]:
+    """Write a report's files, each whole or not at all; the paths of its figures."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {"meta": report.meta, "findings": list(report.sentences), "rows": list(report.rows)}
+    content |= {name: list(table) for name, table in report.tables.items()}
+    _write(folder / f"{report.name}.json", json.dumps(content, indent=1, allow_nan=False))
+    for name, table in {report.name: report.rows, **report.tables}.items():
+        if table:
+            _write(folder / f"{name}.csv", _csv(table))
+    if report.columns:
+        _write(folder / f"{report.name}.md", _markdown(report))
+    figures = []
+    for name, draw in report.figures.items():
+        figures.append(folder / f"{name}.png")
+        unfinished = folder / f"{name}.part.png"
+        draw().savefig(unfinished, dpi=130)
+        unfinished.replace(figures[-1])
+    return figures
+
+
+def environment(trainer: pl.Trainer) -> Row:
+    """Versions, device and number of ranks of a run."""
+    device = trainer.strategy.root_device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return {
+        "versions": {"python": platform.python_version(), **{package: version(package) for package in PACKAGES}},
+        "device": f"{device.type} ({name})",
+        "ranks": trainer.world_size,
+    }
+
+
+def _log(report: Report, figures: Iterable[Path], logger: WandbLogger) -> Path:
+    """Log a report to a W&B run; the run's folder."""
+    logger.experiment.config.update(report.meta, allow_val_change=True)
+    columns = list(report.rows[0])
+    logger.log_table(report.name, columns=columns, data=[[row[column] for column in columns] for row in report.rows])
+    for figure in figures:
+        logger.log_image(figure.stem, [str(figure)])
+    return Path(logger.experiment.dir).parent
+
+
+def _write(path: Path, text: str) -> None:
+    unfinished = path.with_name(path.name + ".part")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(path)
+
+
+def _csv(rows: Sequence[Row]) -> str:
+    lines = io.StringIO()
+    writer = csv.DictWriter(lines, fieldnames=list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    return lines.getvalue()
+
+
+def _markdown(report: Report) -> str:
+    """The table, to four digits; the sentences; the models' names in full."""
+    lines = [_line(report.columns.values()), "|" + "---|" * len(report.columns)]
+    lines += [_line(_cells(row, report.columns)) for row in with_short_names(report.rows)]
+    said = "".join(f"- {sentence}\n" for sentence in report.sentences)
+    return "\n".join(lines) + "\n" + (f"\n{said}" if said else "") + names_in_full(report.rows)
+
+
+def _line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _cells(row: Row, columns: Mapping[str, str]) -> Iterable[str]:
+    """Of a row, whose `site_x` and `site_y` stand in one column, `1→2` where they differ."""
+    if row["site_x"] != row["site_y"]:
+        row = row | {"site_x": f"{row['site_x']}→{row['site_y']}"}
+    for key in columns:
+        value: Any = row[key]
+        yield "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,61 @@
+"""The screen: tables and lines of words."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+__all__ = ["TitledTable", "say", "screen", "site_table"]
+
+
+class TitledTable(Table):
+    """A table of a report. Its title may be wider than its columns, at which Rich would fold it.
+
+    Args:
+        title: over the table, to its left.
+    """
+
+    def __init__(self, title: str) -> None:
+        super().__init__(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        self._over = title
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The title, then the table."""
+        yield Text(f"\n{self._over}", style="bold")
+        yield from super().__rich_console__(console, options)
+
+
+def site_table(title: str, name: str, columns: Sequence[str], sites: Mapping[str, Sequence[str]]) -> TitledTable:
+    """An empty table with sites across.
+
+    Args:
+        title: over the table.
+        name: heading of the first column, which may be folded.
+        columns: headings of those between it and the sites.
+        sites: heading -> the sites below it; an empty heading leaves its line out where it is the only one.
+    """
+    over = "\n" if any(sites) else ""
+    table = TitledTable(title)
+    table.add_column(f"{over}{name}", overflow="fold")
+    for column in columns:
+        table.add_column(column if "\n" in column else f"{over}{column}", justify="right", no_wrap=True)
+    for heading, names in sites.items():
+        for place, site in enumerate(names):
+            above = heading if place == 0 else ""
+            table.add_column(f"{above}\n{site}" if over else site, justify="right", no_wrap=True)
+    return table
+
+
+def screen() -> Console:
+    """The terminal; 120 columns where there is none."""
+    return Console() if sys.stdout.isatty() else Console(width=120)
+
+
+def say(console: Console, line: str, style: str | None = None) -> None:
+    """A line of words: folded where there is a terminal, whole in a file or a pipe."""
+    console.print(line, style=style, highlight=False, soft_wrap=not console.is_terminal)
