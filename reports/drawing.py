@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -47,8 +48,7 @@ def panels(
     """
     across = min(abreast, count)
     down = -(-count // across)
-    frame = {} if boxed else {"axes.spines.top": False, "axes.spines.right": False}
-    with mpl.rc_context({**frame, "font.size": font}):
+    with mpl.rc_context({"axes.spines.top": boxed, "axes.spines.right": boxed, "font.size": font}):
         width, height = size[0] * across + margins[0], size[1] * down + margins[1]
         figure = Figure(figsize=(width, height), layout="constrained")
         grid = figure.subplots(down, across, squeeze=False, sharex=sharex, sharey=sharey, width_ratios=width_ratios)
@@ -58,9 +58,9 @@ def panels(
     return figure, axes[:count]
 
 
-def shown_lines(axes: Iterable[Axes]) -> tuple[list, list[str]]:
+def shown_lines(axes: Iterable[Axes]) -> tuple[list[Any], list[str]]:
     """Handles and names for one legend of all panels: of every line that any of them shows."""
-    shown = {}
+    shown: dict[str, Any] = {}
     for axis in axes:
         for handle, name in zip(*axis.get_legend_handles_labels(), strict=True):
             shown.setdefault(name, handle)

@@ -62,7 +62,7 @@ def report(meta: Row, rows: Sequence[Row], curves: Sequence[Row] = (), groups: G
 
 
 def _figures(rows: Sequence[Row], curves: Sequence[Row], groups: Groups) -> dict[str, Callable[[], Figure]]:
-    figures = {
+    figures: dict[str, Callable[[], Figure]] = {
         "penalty": partial(penalty_figure, rows, groups),
         "accuracy": partial(accuracy_figure, rows, groups),
     }
