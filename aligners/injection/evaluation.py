@@ -9,6 +9,7 @@ from typing import Any, cast
 import lightning.pytorch as pl
 from torch import Tensor, nn
 
+from aligners.fitting.moments import limited, read_moments
 from aligners.injection.behaviour import OF_LABELS, OF_TOKENS, Behaviour
 from aligners.injection.forward import own_logits, read_all
 from aligners.injection.methods import CLOSED_FORMS, build_floors, route_methods, stored_kind
@@ -20,6 +21,7 @@ from aligners.scoring.asked import Asked
 from aligners.scoring.tasks import check_labels
 from aligners.storage import StoredAlignment, different_models
 from datamodules.asking import Asking, TaskBatch
+from datamodules.batches import TextBatch
 from datamodules.protocol import PairedData, TextData, stream_of
 from datamodules.reading import PairedBatch, RowKind
 from datamodules.text.labels import known_labels
@@ -28,7 +30,6 @@ from datamodules.text.tokens import same_tokenizer
 from frozen.loading.precision import check_precision
 from frozen.model import FrozenModel
 from similarity.functional.moments import Moments
-from similarity.moments import MomentsMetric
 
 __all__ = ["Evaluation", "InjectionEvaluation"]
 
@@ -132,7 +133,7 @@ class InjectionEvaluation(Evaluation):
             raise ValueError("Expected at least one checkpoint in `stored`, but got none.")
         self.stored, self.closed_form = list(stored), list(closed_form)
         self.both_directions, self.other_text = both_directions, other_text
-        self.masked_share, self.lacking = masked_share, nn.ModuleDict()
+        self.masked_share = masked_share
 
     # ------------------------------------------------------------------ before
 
@@ -155,7 +156,6 @@ class InjectionEvaluation(Evaluation):
         self._ask()
         self._choose_rows()
         data.plan(
-            ("fit", "test") if self.lacking else ("test",),
             kinds=self.kinds,
             measured=seen_by_any(self.stored, data),
             other=self.other_text,
@@ -163,8 +163,6 @@ class InjectionEvaluation(Evaluation):
             asking=self._asking,
         )
         self.meta = {**described, **data.describe_other(), **self._findings(), "seed": self.seed, "split": "test"}
-        if not self.lacking:
-            self._begin()
 
     def _routes(self) -> list[Route]:
         reader, component = self.stream.reader, self.stream.component
@@ -217,17 +215,12 @@ class InjectionEvaluation(Evaluation):
         return None
 
     def _choose_rows(self) -> None:
-        """The kinds of rows to read, and those whose moments no checkpoint holds."""
+        """The kinds of rows to read."""
         data = self.stream
         self.fitted = {stored_kind(checkpoint): checkpoint.moments for checkpoint in reversed(self.stored)}
         own = data.reader.kind
         injects = [TOKENS] if None in self.not_injected.values() else []
-        kinds = list(dict.fromkeys([own, *map(stored_kind, self.stored), *injects]))
-        self.kinds = kinds
-        sizes = len(self.sites), data.reader.model_x.width, data.reader.model_y.width
-        self.lacking = nn.ModuleDict(
-            {str(place): MomentsMetric(*sizes) for place, kind in enumerate(kinds) if kind not in self.fitted}
-        )
+        self.kinds = list(dict.fromkeys([own, *map(stored_kind, self.stored), *injects]))
 
     def _findings(self) -> dict[str, Any]:
         """What the report says of all rows beyond the data."""
@@ -242,15 +235,27 @@ class InjectionEvaluation(Evaluation):
             "not_injected": {route.key: why for route, why in self.not_injected.items() if why is not None},
         }
 
-    def _begin(self) -> None:
-        """The panels, once the moments of all rows are known."""
-        found = {self.kinds[int(place)]: cast(Any, metric).compute() for place, metric in self.lacking.items()}
+    def on_test_start(self) -> None:
+        """The self-test, and the panels, once the moments of all rows are known."""
+        super().on_test_start()
+        moments = {str(kind): moments for kind, moments in self.fitted.items()}
+        if any(kind not in self.fitted for kind in self.kinds):
+            data, trainer = self.stream, self.trainer
+            loader = data.loader("fit")
+            batches = limited(len(loader), trainer.limit_test_batches)
+            moments = {**read_moments(trainer, loader, self._lacking, data.reader.check, batches), **moments}
         for route in self.routes:
             for kind in self.kinds:
                 injects = kind == TOKENS and self.not_injected[route] is None
                 if injects or kind == self.stream.reader.kind or kind in self.fitted:
-                    self.panels.append(self._panel(route, kind, {**found, **self.fitted}[kind], injects))
+                    self.panels.append(self._panel(route, kind, moments[str(kind)], injects))
         self.panels.to(self.device)
+
+    def _lacking(self, texts: TextBatch) -> dict[str, tuple[Tensor, Tensor]]:
+        """The rows of the kinds whose moments no checkpoint holds."""
+        batch = self.trainer.strategy.batch_to_device(self.stream.on_before_batch_transfer(texts, 0))
+        each = zip(self.kinds, (batch, *batch.others), strict=True)
+        return {str(kind): (rows.x, rows.y) for kind, rows in each if kind not in self.fitted}
 
     def _panel(self, route: Route, kind: RowKind, moments: Moments, injects: bool) -> Panel:
         moments = moments if route.key == "forward" else moments.swap()
@@ -283,20 +288,10 @@ class InjectionEvaluation(Evaluation):
 
     # ------------------------------------------------------------------ the passes
 
-    def on_test_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Between the pass over the fitting texts and that over the held-out ones."""
-        if self.lacking and batch_idx == 0 and self.stream.splits[dataloader_idx] == "test":
-            self._begin()
-
     def test_step(self, batch: PairedBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Add a batch of fitting texts to the moments that are missing, or score one of held-out or other texts."""
+        """Score a batch of held-out or other texts."""
         each = dict(zip(map(str, self.kinds), (batch, *batch.others), strict=True))
-        split = self.stream.splits[dataloader_idx]
-        if split == "fit":
-            for place, metric in self.lacking.items():
-                rows = each[str(self.kinds[int(place)])]
-                cast(Any, metric).update(rows.x, rows.y)
-        elif split == "other":
+        if self.stream.splits[dataloader_idx] == "other":
             for panel in cast(Sequence[Panel], self.panels):
                 panel.update_other(_read(panel, each[panel.kind]))
         else:
