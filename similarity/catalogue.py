@@ -19,7 +19,7 @@ from similarity.functional.regression import mixedsim_from_moments, mixedsim_hel
 from similarity.sample import Sample
 from similarity.shared import SharedMoments
 
-__all__ = ["DEFAULT", "NAMES", "Family", "Measure", "catalogue"]
+__all__ = ["DEFAULT", "Family", "Measure", "catalogue", "register"]
 
 Family = Literal["moments", "batches", "rows", "heads", "head_moments"]
 
@@ -46,6 +46,14 @@ class Measure(NamedTuple):
     held_out: Callable[[Any, Any], Tensor] | None = None
     budget: int = 0
     chance: Callable[[Any], Tensor] | None = None
+
+
+_FURTHER: dict[str, Measure] = {}
+
+
+def register(measure: Measure) -> None:
+    """Make a measure known under its name, beside those below; a known one is replaced."""
+    _FURTHER[measure.name] = measure
 
 
 def catalogue(share: float = 0.99) -> dict[str, Measure]:
@@ -81,7 +89,7 @@ def catalogue(share: float = 0.99) -> dict[str, Measure]:
         Measure("attention_svcca", "head_moments", svcca, held_out=svcca, chance=canonical),
         Measure("attention_pwcca", "head_moments", pwcca, symmetric=False, held_out=pwcca, chance=canonical),
     )
-    return {measure.name: measure for measure in measures}
+    return {measure.name: measure for measure in measures} | _FURTHER
 
 
 def _on(function: Callable[..., Tensor], *contents: SharedMoments) -> Tensor:
@@ -113,5 +121,4 @@ def _attnsim(sums: AttentionSums, name: str) -> Tensor:
     return attnsim_from_sums(sums)[name]
 
 
-NAMES = tuple(catalogue())
 DEFAULT = tuple(name for name, measure in catalogue().items() if measure.family == "moments" or name == "rsa")

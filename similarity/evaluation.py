@@ -16,7 +16,7 @@ from torchmetrics import Metric, SumMetric
 from datamodules.protocol import LayerData, stream_of
 from frozen.loading.precision import check_precision
 from similarity.arms import Arm, PairedRows, Shape, evaluate
-from similarity.catalogue import DEFAULT, NAMES, Measure, catalogue
+from similarity.catalogue import DEFAULT, Measure, catalogue
 from similarity.controls import matching_layers
 from similarity.functional.folding import fold
 from similarity.functional.summaries import angular_distance, localization, nuclear_norm_from_moments
@@ -72,16 +72,17 @@ class SimilarityEvaluation(pl.LightningModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        names = list(NAMES) if measures == "all" else [measures] if isinstance(measures, str) else list(measures)
-        unknown = [name for name in names if name not in NAMES]
+        known = catalogue(share)
+        names = list(known) if measures == "all" else [measures] if isinstance(measures, str) else list(measures)
+        unknown = [name for name in names if name not in known]
         if unknown or not names:
-            raise ValueError(f"Expected `measures` out of {', '.join(NAMES)}, or `all`, but got {', '.join(unknown)}.")
+            raise ValueError(f"Expected `measures` out of {', '.join(known)}, or `all`, but got {', '.join(unknown)}.")
         for name, value, least in (("groups", groups, 2), ("permutations", permutations, 1)):
             if value is not None and value < least:
                 raise ValueError(f"Expected `{name}` of at least {least}, but got {value}.")
         if not 0 < share <= 1:
             raise ValueError(f"Expected `share` of the variance in (0, 1], but got {share:g}.")
-        self.measures: list[Measure] = [catalogue(share)[name] for name in dict.fromkeys(names)]
+        self.measures: list[Measure] = [known[name] for name in dict.fromkeys(names)]
         self.controls, self.within = controls, within
         self.wanted_groups, self.permutations, self.share, self.seed = groups, permutations, share, seed
         self.products: torch.dtype = getattr(torch, products)

@@ -1,0 +1,65 @@
+"""The examples of docs/how_it_works.md for what can be added: each does what the page says."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Olmo2Config
+
+import aligners.maps.linear
+import similarity.catalogue
+from aligners.maps.base import Aligner
+from aligners.storage import build_aligner, describe_aligner
+from frozen import architectures
+from frozen.model import FrozenModel
+from similarity.functional.grid import grid_moments
+from similarity.functional.moments import moments_of
+from similarity.shared import SharedMoments
+from tests.rows import paired
+from tests.runs import related_rows
+from tests.shell import ROOT
+
+
+def example(beginning: str) -> str:
+    """The only example of the page that begins so."""
+    page = (ROOT / "docs" / "how_it_works.md").read_text()
+    (found,) = (code for code in re.findall(r"```python\n(.*?)```", page, re.S) if code.startswith(beginning))
+    return found
+
+
+def run(beginning: str) -> dict[str, Any]:
+    names: dict[str, Any] = {"aligners": aligners, "similarity": similarity, "torch": torch, "__name__": "example"}
+    exec(example(beginning), names)
+    return names
+
+
+def test_a_map(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Aligner, "registry", dict(Aligner.registry))
+    bank = run("class Scale")["Scale"](2, 5, 5).double()
+    x, _ = related_rows(2, 50, 5, 5)
+    bank.fit(moments_of(x, 3 * x + 1))
+    torch.testing.assert_close(bank(x), 3 * x + 1)
+    assert type(build_aligner(describe_aligner(bank))) is type(bank)
+
+
+def test_a_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(similarity.catalogue, "_FURTHER", {})
+    run("def covariance")
+    x, y = paired(30)
+    found = similarity.catalogue.catalogue()["covariance"].compute(SharedMoments(grid_moments(x, y)))
+    centred = x[1] - x[1].mean(0), y[0] - y[0].mean(0)
+    torch.testing.assert_close(found[1, 0], (centred[0].T @ centred[1]).norm() / 30)
+
+
+def test_a_model_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(architectures, "_ARCHITECTURES", dict(architectures._ARCHITECTURES))
+    run("from frozen")
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = Olmo2Config(vocab_size=30, num_key_value_heads=2, pad_token_id=0, **sizes)
+    frozen = FrozenModel(AutoModelForCausalLM.from_config(config), name="tiny")
+    tokens = torch.randint(1, 30, (3, 7), generator=torch.Generator().manual_seed(0))
+    for component in ("residual", "attention", "mlp"):
+        frozen.self_test({"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}, component)
