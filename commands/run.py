@@ -177,7 +177,7 @@ def quiet() -> None:
         ".*LeafSpec.*",
         ".*sync_dist=True.*",  # the metrics are reduced over ranks before they are logged
         ".*will run with no optimizer.*",  # closed forms need none
-        ".*your dataloader is not resumable.*",  # it is: see TextStream.resumable
+        ".*your dataloader is not resumable.*",  # it is: see TextModule.resumable
     ):
         warnings.filterwarnings("ignore", message=message)
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)

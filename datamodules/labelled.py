@@ -2,114 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from datamodules.batches import TextBatch
+from datamodules.frozen_models import Wanted, with_revisions
+from datamodules.module import TextModule
+from datamodules.pipeline import TextPipeline
 from datamodules.text.label_names import LabelsOption
 from datamodules.text.labels import known_labels
-from datamodules.text.sources import TextSource
-from datamodules.text_stream import EMBEDDED, WITHOUT_GRADIENTS, Split, TextStream, with_revisions
+from datamodules.text.tokenised_splits import Split
 from frozen.classifiers import new_classifier
-from frozen.embedded.recipes import Recipe
 from frozen.model import FrozenModel
 
 __all__ = ["LabelledTexts"]
 
 
-class LabelledTexts(TextStream):
+class LabelledTexts(TextModule):
     """Text with classes in, batches for one or more models of any tokenizers out. No model is run or moved here.
 
     Args:
         models: Hub ids, local folders, or embedded models such as `embedded:0`.
         bases: models from which `models` were fine-tuned, each loaded under a new classification head drawn from
             `seed`; they come after the others.
-        text: which texts, and how they are split.
-        batch_size: texts a step, over all ranks together.
-        max_length: longest text in tokens; longer ones are cut, and how many is said.
-        seed: of the order of the texts, unless `reorder` says otherwise, and of the bases' heads.
-        dtype: precision of the models: float32, bfloat16 or float16.
-        attn_implementation: eager, sdpa, flash_attention_2; default: what transformers chooses.
         revisions: of each of `models` on the Hub; default: the main one.
-        trust_remote_code: run code that a model's repository brings. Off, because it is somebody else's code.
-        recipe: how embedded models are made.
-        cache: where embedded models are kept. Default: $ALIGNERS_CACHE, else ~/.cache/aligners.
-        workers: processes that prepare batches beside the main one.
         labels: which classes of a head answer each class of the texts, where their names do not say, by number or name:
             {"entailment": 0, "not_entailment": [1, 2]}. Several are added. One map, or a list of one for each model.
+        options: of `TextPipeline` and `FrozenModels`, by their names, without `packed`, `devices` and `device_map`.
+            `seed` also draws the bases' heads; `reorder` says when it does not draw the order of the texts.
 
     Raises:
         ValueError: an option is out of its range, or no model is named.
     """
 
-    option = "models"
+    not_kept = ("packed", "devices", "device_map")
 
     def __init__(
         self,
         models: list[str] | str = "embedded:0",
         bases: list[str] | str | None = None,
-        text: TextSource = TextSource(),  # noqa: B008  (frozen)
-        batch_size: int = 32,
-        max_length: int = 128,
-        seed: int = 0,
-        dtype: str = "float32",
-        attn_implementation: str | None = None,
         revisions: list[str | None] | None = None,
-        trust_remote_code: bool = False,
-        recipe: Recipe = Recipe(),  # noqa: B008  (frozen)
-        cache: Path | None = None,
-        workers: int = 0,
         labels: LabelsOption = None,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            text=text,
-            rows="cls",  # no rows are read; this policy asks nothing of the tokenizers
-            special_tokens=True,
-            batch_size=batch_size,
-            max_length=max_length,
-            seed=seed,
-            dtype=dtype,
-            attn_implementation=attn_implementation,
-            trust_remote_code=trust_remote_code,
-            recipe=recipe,
-            cache=cache,
-            workers=workers,
-            labels=labels,
-        )
+        super().__init__()
         self.models, self.bases = _listed(models), _listed(bases or [])
-        self.revisions = revisions
-        self._order = seed
-        self._named = with_revisions(self.models, revisions)
+        self.revisions, self.labels = revisions, labels
+        wanted = Wanted(with_revisions(self.models, revisions), further=self._further)
+        self.pipeline = TextPipeline(wanted, False, packed=False, devices=None, device_map=None, **options)
+        self._order = self.pipeline.seed
 
-    def named(self) -> list[tuple[str, str | None]]:
-        """Name and revision of each of `models`."""
-        return self._named
-
-    def wanted(self, depths: Sequence[int]) -> list[list[int]]:
-        """No layer is asked for here."""
-        return [[] for _ in depths]
-
-    @property
-    def reader(self) -> list[FrozenModel]:
-        """The models: there is nothing else to make ready."""
-        return self.frozen
-
-    @property
-    def frozen(self) -> list[FrozenModel]:
-        """`models`, loaded on first use, and then `bases` under new heads.
-
-        Raises:
-            ValueError: a model cannot be loaded or has too few positions, or there is a base without a classifier.
-        """
-        if self._frozen is None:
-            models = super().frozen
-            self._frozen = [*models, *(self._base(name, models[0]) for name in self.bases)]
-        return self._frozen
+    def _further(self, tuned: FrozenModel) -> list[FrozenModel]:
+        """`bases` under new heads."""
+        return [self._base(name, tuned) for name in self.bases]
 
     def _base(self, name: str, tuned: FrozenModel) -> FrozenModel:
         if tuned.n_labels is None:
@@ -117,19 +64,22 @@ class LabelledTexts(TextStream):
                 f"Expected `models` to be classifiers where `bases` are named, but {tuned.name} has no classification "
                 "head. Name models that were fine-tuned to classify."
             )
-        loaded = new_classifier(
-            self.path(name),
-            tuned.n_labels,
-            self.seed,
-            dtype=self.dtype,
-            attn_implementation=self.attn_implementation,
-            trust_remote_code=self.trust_remote_code,
+        return FrozenModel(
+            *self.classifier(name, tuned.n_labels, self.pipeline.seed, dtype=self.pipeline.models.dtype), name=name
         )
-        return FrozenModel(*loaded, name=name)
 
-    def path(self, name: str) -> str:
-        """The folder of an embedded model, made now if it is not in the cache; any other name as it is."""
-        return str(self._embedded(name)) if name.startswith(EMBEDDED) else name
+    def classifier(self, name: str, n_labels: int, seed: int, **options: Any) -> tuple[Any, Any]:
+        """A model under a new classification head, and its tokenizer; loaded as the models here are.
+
+        Args:
+            name: of the model.
+            n_labels: classes of the head; 1: it predicts a number.
+            seed: of the head.
+            options: further ones of `frozen.classifiers.new_classifier`.
+        """
+        models = self.pipeline.models
+        given = {"attn_implementation": models.attn_implementation, "trust_remote_code": models.trust_remote_code}
+        return new_classifier(models.path(name), n_labels, seed, **{**given, **options})
 
     def answers(self, split: Split) -> Tensor:
         """The class of each text of a split, (n,) int64, or the number to predict, (n,) float32.
@@ -173,14 +123,12 @@ class LabelledTexts(TextStream):
 
     def describe(self) -> dict[str, Any]:
         """Everything that says which texts and models these are, as plain values."""
-        described = self.describe_rows()
-        for name in ("rows", "special_tokens"):
-            del described[name]
         count = len(self.models)
         return {
             "models": [model.identity() for model in self.frozen[:count]],
             "bases": [model.identity() for model in self.frozen[count:]],
-            **described,
+            "component": "residual",
+            **self.pipeline.describe(),
         }
 
     @property
@@ -199,29 +147,9 @@ class LabelledTexts(TextStream):
         for split in ("fit", "validation") if stage in ("fit", "validate") else ("test",):
             self.answers(split)
 
-    def loader(self, split: Split, *, shuffle: bool = False, batch_size: int | None = None) -> DataLoader:
-        """A loader of whole batches of one split, this rank's share of them."""
-        return self.make_loader(split, shuffle=shuffle, whole=False, batch_size=batch_size)
-
     def train_dataloader(self) -> DataLoader:
         """The fitting texts, in an order that follows from `order` and the epoch."""
-        return self.resumable(self.make_loader("fit", shuffle=True, whole=False, seed=self._order))
-
-    def val_dataloader(self) -> DataLoader:
-        """The validation texts."""
-        return self.loader("validation", batch_size=WITHOUT_GRADIENTS * self.batch_size)
-
-    def test_dataloader(self) -> DataLoader:
-        """The held-out texts."""
-        return self.loader("test")
-
-    def on_before_batch_transfer(self, batch: TextBatch, dataloader_idx: int) -> TextBatch:
-        """The batch as it is."""
-        return batch
-
-    def on_after_batch_transfer(self, batch: TextBatch, dataloader_idx: int) -> TextBatch:
-        """The batch as it is: models are run by who trains."""
-        return batch
+        return self.resumable(self.pipeline.loader("fit", self.trainer, shuffle=True, seed=self._order))
 
 
 def _listed(names: list[str] | str) -> list[str]:

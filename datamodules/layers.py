@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,11 +11,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from datamodules.batches import TextBatch
-from datamodules.reading import RowPolicy, Rows, check_policy, gather_rows, read_rows, rows_of_each
-from datamodules.text.sources import TextSource
-from datamodules.text_stream import Split, TextStream, with_revisions
+from datamodules.frozen_models import Wanted, with_revisions
+from datamodules.module import PAIRS_TOKENS, TextModule, check_rows
+from datamodules.pipeline import TextPipeline
+from datamodules.reading import WORDS, RowPolicy, Rows, check_policy, gather_rows, read_rows, rows_of_each
+from datamodules.text.tokenised_splits import Split
 from frozen.architectures import Component, first_site
-from frozen.embedded.recipes import Recipe
 from frozen.finite import FiniteCheck
 from frozen.model import FrozenModel
 
@@ -170,23 +170,20 @@ class LayerReader:
         self.check.watch(states, names, "states", batch.texts.number)
 
 
-class LayerActivations(TextStream):
+class LayerActivations(TextModule):
     """Text in, the same rows of all layers of M frozen models out, read on the device where the measures are.
 
     A batch is a `LayerBatch`: `states` (L_m, N, d_m) of each model, `text` and `token` of each row, the batch's
     `number`, with `attention=True` also the attention weights and the words of all tokens. The batches of a split,
     and their numbers, are the same for any number of ranks: rank r of w reads batches r, r + w, ... whole. Their
-    texts are drawn by `seed`, as far as texts of one batch should be of similar length.
-
-    Attributes:
-        splits: what `test_dataloader` loads; see `plan`.
+    texts are drawn by `seed`, as far as texts of one batch should be of similar length. Minibatch measures depend on
+    `batch_size`.
 
     Args:
         models: Hub ids, local folders, or `embedded:SEED` for small BERTs that are trained on the fitting texts the
             first time they are asked for and kept in `cache`; `embedded:SEED:layers=6,width=96` departs from
             `recipe`. `embedded-gpt:SEED` and `embedded-mlm:SEED` are small causal and masked language models, which
             need no labels. One or more; widths, depths and tokenizers may differ.
-        text: which texts, and how they are split.
         layers: of every model: `all` (0..L), `blocks` (1..L), or a list of numbers. 0 is the embedding output, l the
             output of block l before any final norm.
         rows: `words`: the last piece of every word of a text, `words_first`: its first, `words_mean`: the mean over its
@@ -194,99 +191,57 @@ class LayerActivations(TextStream):
             full. The default, because it goes for any models. `tokens`: every real token, for models of equal
             tokenizers; `mean`: the mean over a text's tokens; `cls`: its first token.
         special_tokens: whether [CLS], [SEP] and the like count as rows, for `tokens` and `mean`. Words have none.
-        batch_size: texts a batch. Minibatch measures depend on it.
-        max_length: longest text in tokens; longer ones are cut, and how many is said.
-        packed: lay the texts end to end in sequences of exactly `max_length` tokens, for language models: an
-            end-of-text token after each text, no padding, no labels, the incomplete last sequence dropped.
-        seed: seed of the order of the texts.
-        dtype: precision of the models: float32, bfloat16 or float16. States are always float32.
         attn_implementation: eager, sdpa, flash_attention_2; default: what transformers chooses, eager for attention.
         revisions: revision of each model on the Hub.
-        trust_remote_code: run code that a model's repository brings. Off, because it is somebody else's code.
-        recipe: how embedded classifiers are made.
-        cache: where embedded models are kept. Default: $ALIGNERS_CACHE, else ~/.cache/aligners.
-        workers: processes that prepare batches beside the main one.
         attention: also read the attention weights of all blocks.
         component: what is read at a layer: `residual`, the stream between the blocks; `attention` or `mlp`, what that
             sub-layer of block l adds to it. Sub-layers have no layer 0.
-        devices: of each model, such as cuda:1; default: the run's. For one process only.
-        device_map: of each model, where its parts go if it is too large for one device: `auto`, or modules and devices.
+        options: of `TextPipeline` and `FrozenModels`, by their names.
 
     Raises:
         ValueError: an option is out of its range, or attention is to be read from an implementation that has none.
     """
 
-    option = "layers"
-
     def __init__(
         self,
         models: list[str] = ["embedded:0", "embedded:1"],  # noqa: B006  (copied)
-        text: TextSource = TextSource(),  # noqa: B008  (frozen)
         layers: str | list[int] = "all",
         rows: RowPolicy = "words",
         special_tokens: bool = False,
-        batch_size: int = 32,
-        max_length: int = 128,
-        packed: bool = False,
-        seed: int = 0,
-        dtype: str = "float32",
         attn_implementation: str | None = None,
         revisions: list[str | None] | None = None,
-        trust_remote_code: bool = False,
-        recipe: Recipe = Recipe(),  # noqa: B008  (frozen)
-        cache: Path | None = None,
-        workers: int = 0,
         attention: bool = False,
         component: Component = "residual",
-        devices: list[str | None] | None = None,
-        device_map: list[str | dict[str, int | str] | None] | None = None,
+        **options: Any,
     ) -> None:
         if attention and attn_implementation not in (None, "eager"):
             raise ValueError(
                 f"Expected `attn_implementation` 'eager' where `attention` is read, but got {attn_implementation!r}: "
                 "the others never form the weights. Leave it out."
             )
-        if attention and packed:
+        super().__init__()
+        self.models, self.revisions = list(models), revisions
+        self.layers, self.rows, self.special_tokens = layers, rows, special_tokens
+        self.attention, self.component = attention, component
+        self.attn_implementation = "eager" if attention else attn_implementation
+        wanted = Wanted(with_revisions(models, revisions), one_tokenizer=PAIRS_TOKENS if rows == "tokens" else None)
+        words = attention or rows in WORDS
+        self.pipeline = TextPipeline(wanted, words, attn_implementation=self.attn_implementation, **options)
+        check_rows(rows, component, self.pipeline.packed)
+        if attention and self.pipeline.packed:
             raise ValueError(
                 "`attention` is read with the words that it lies between, but a sequence of `packed` text has no whole "
                 "words. Leave one of them out."
             )
-        super().__init__(
-            text=text,
-            rows=rows,
-            special_tokens=special_tokens,
-            batch_size=batch_size,
-            max_length=max_length,
-            packed=packed,
-            seed=seed,
-            dtype=dtype,
-            attn_implementation="eager" if attention else attn_implementation,
-            trust_remote_code=trust_remote_code,
-            recipe=recipe,
-            cache=cache,
-            workers=workers,
-            component=component,
-            devices=devices,
-            device_map=device_map,
-        )
-        self._named = with_revisions(models, revisions)
-        self.models, self.revisions = list(models), revisions
-        self.layers, self.attention = layers, attention
         self._reader: LayerReader | None = None
-        self.splits: tuple[Split, ...] = ("test",)
-
-    def named(self) -> list[tuple[str, str | None]]:
-        """Name and revision of each model."""
-        return self._named
 
     def wanted(self, depths: Sequence[int]) -> list[list[int]]:
         """The layers of each model."""
         return [parse_layers(self.layers, depth, self.component) for depth in depths]
 
-    @property
-    def reads_words(self) -> bool:
-        """Whether the words of the texts are needed: as rows, or to fold attention to."""
-        return self.attention or super().reads_words
+    def check_models(self) -> None:
+        """Load the models, with every check that can be made before reading."""
+        _ = self.reader
 
     @property
     def reader(self) -> LayerReader:
@@ -304,30 +259,35 @@ class LayerActivations(TextStream):
             "models": [model.identity() for model in self.reader.models],
             "layers": self.reader.layers,
             "attention": self.attention,
-            **self.describe_rows(),
+            "component": self.component,
+            "rows": self.rows,
+            "special_tokens": self.special_tokens,
+            **self.pipeline.describe(),
         }
 
-    def plan(self, splits: Sequence[Split] = ("test",)) -> None:
-        """Say which splits `test_dataloader` loads, one after the other."""
-        self.splits = tuple(splits)
-
-    def loader(self, split: Split, *, only: int | None = None, batch_size: int | None = None) -> DataLoader:
-        """A loader of a split's batches, this rank's share of them, in the same order every time.
+    def loader(
+        self, split: Split, *, shuffle: bool = True, only: int | None = None, batch_size: int | None = None
+    ) -> DataLoader:
+        """Whole batches of a split as text, this rank's share of them, in the same order every time.
 
         Args:
             split: which texts.
+            shuffle: in an order that `seed` draws; otherwise the longest texts come first.
             only: the first so many texts of the split.
             batch_size: texts a batch; default: that of the data module.
         """
-        return self.make_loader(split, shuffle=True, whole=True, only=only, batch_size=batch_size)
+        given = {"shuffle": shuffle, "only": only, "batch_size": batch_size}
+        return self.pipeline.loader(split, self.trainer, whole=True, **given)  # type: ignore[arg-type]
 
-    def read(self, texts: TextBatch) -> LayerBatch:
-        """Read what `loader` gives, on the models' device, where no Trainer moves it there."""
-        return self.reader.read(self.reader.prepare(texts).to(self.frozen[0].device))
+    # ------------------------------------------------------------------ Lightning's hooks
 
-    def test_dataloader(self) -> list[DataLoader]:
-        """The splits that were planned: the held-out texts, unless an evaluation reads others too."""
-        return [self.loader(split) for split in self.splits]
+    def on_before_batch_transfer(self, batch: TextBatch, dataloader_idx: int) -> PreparedTexts:
+        """Choose the rows while the batch is still on the CPU."""
+        return self.reader.prepare(batch)
+
+    def on_after_batch_transfer(self, batch: PreparedTexts, dataloader_idx: int) -> LayerBatch:
+        """Run the models where the batch is now."""
+        return self.reader.read(batch)
 
 
 def parse_layers(layers: str | Sequence[int], depth: int, component: Component = "residual") -> list[int]:

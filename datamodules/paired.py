@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from torch.utils.data import DataLoader
 
 from datamodules.asking import Asking
 from datamodules.batches import TextBatch
-from datamodules.reading import WORDS, PairReader, Prepared, RowKind, RowPolicy, parse_sites
+from datamodules.frozen_models import Wanted
+from datamodules.module import PAIRS_TOKENS, WITHOUT_GRADIENTS, TextModule, check_rows
+from datamodules.pipeline import TextPipeline
+from datamodules.reading import WORDS, PairedBatch, PairReader, Prepared, RowKind, RowPolicy, parse_sites
 from datamodules.row_types import RowTypes, SeenTypes, kind_of, types_of
 from datamodules.text.label_names import LabelsOption
 from datamodules.text.sources import TextSource
 from datamodules.text.texts import Texts, load_texts, without_texts
-from datamodules.text.tokenised_splits import TokenisedSplits
+from datamodules.text.tokenised_splits import Split, TokenisedSplits
 from datamodules.text.tokens import TokenisedTexts
-from datamodules.text_stream import WITHOUT_GRADIENTS, Split, TextStream
 from frozen.architectures import Component
-from frozen.embedded.recipes import Recipe
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -28,11 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["PairedActivations"]
 
 
-class PairedActivations(TextStream):
+class PairedActivations(TextModule):
     """Text in, paired rows of two frozen models out, read on the device where the aligner is.
-
-    Attributes:
-        splits: what `test_dataloader` loads; see `plan`.
 
     Args:
         model_x: X: a Hub id, a local folder, or `embedded:SEED` for a small BERT that is trained on the fitting
@@ -40,36 +37,25 @@ class PairedActivations(TextStream):
             departs from `recipe`. `embedded-gpt:SEED` and `embedded-mlm:SEED` are small causal and masked language
             models, which need no labels; `embedded-gpt:SEED:activation=solu` is one with SoLU.
         model_y: Y, likewise.
-        text: which texts, and how they are split.
         sites: `all` (0..L), `blocks` (1..L), or layers and pairs: `1,3:5` is site 1 of both and X's 3 with Y's 5.
             Site 0 is the embedding output, site l the output of block l before any final norm.
         rows: `tokens`: every real token, for models of equal tokenizers; `mean`: the mean over a text's tokens;
             `cls`: its first token; `words`, `words_first`, `words_mean`: the last piece, the first, or the mean over
             the pieces of every word, for any two models. A word is a run of characters without white space.
         special_tokens: whether [CLS], [SEP] and the like count as rows. Injection replaces them too. Words have none.
-        batch_size: texts a step, over all ranks together.
-        max_length: longest text in tokens; longer ones are cut, and how many is said.
-        packed: lay the texts end to end in sequences of exactly `max_length` tokens, for language models: an
-            end-of-text token after each text, no padding, no labels, the incomplete last sequence dropped.
-        seed: seed of the order of the texts.
-        dtype: precision of the two models: float32, bfloat16 or float16. Rows are always float32.
-        attn_implementation: eager, sdpa, flash_attention_2; default: what transformers chooses.
         revision_x: revision of X on the Hub.
         revision_y: revision of Y on the Hub.
-        trust_remote_code: run code that a model's repository brings. Off, because it is somebody else's code.
-        recipe: how embedded classifiers are made.
-        cache: where embedded models are kept. Default: $ALIGNERS_CACHE, else ~/.cache/aligners.
-        workers: processes that prepare batches beside the main one.
         labels: which classes of a head answer each class of the texts, where their names do not say, by number or name:
             {"entailment": 0, "not_entailment": [1, 2]}. Several are added. One map, or a list of one for each model.
         component: what is read at a site: `residual`, the stream between the blocks; `attention` or `mlp`, what that
             sub-layer of block l adds to it. Sub-layers have no site 0.
-        devices: of each model, such as cuda:1; default: the run's. For one process only.
-        device_map: of each model, where its parts go if it is too large for one device: `auto`, or modules and devices.
         held_out_types: share of the token types (of the word types, where rows are words) whose rows no map is fitted
             on, so that an evaluation can tell a map from a vocabulary. A hash of the type's name with `text.seed`
             chooses them; special tokens are never among them. Their neighbours' states are still fitted on, and these
             have seen them in context. Means and first tokens of texts have no types.
+        options: of `TextPipeline` and `FrozenModels`, by their names: `text`, `batch_size`, `max_length`, `packed`,
+            `seed`, `workers`, `dtype`, `attn_implementation`, `trust_remote_code`, `recipe`, `cache`, `devices`,
+            `device_map`.
 
     Raises:
         ValueError: an option is out of its range.
@@ -81,64 +67,34 @@ class PairedActivations(TextStream):
         self,
         model_x: str = "embedded:0",
         model_y: str = "embedded:1",
-        text: TextSource = TextSource(),  # noqa: B008  (frozen)
         sites: str | list[str | int] = "all",
         rows: RowPolicy = "tokens",
         special_tokens: bool = True,
-        batch_size: int = 32,
-        max_length: int = 128,
-        packed: bool = False,
-        seed: int = 0,
-        dtype: str = "float32",
-        attn_implementation: str | None = None,
         revision_x: str | None = None,
         revision_y: str | None = None,
-        trust_remote_code: bool = False,
-        recipe: Recipe = Recipe(),  # noqa: B008  (frozen)
-        cache: Path | None = None,
-        workers: int = 0,
         labels: LabelsOption = None,
         component: Component = "residual",
-        devices: list[str | None] | None = None,
-        device_map: list[str | dict[str, int | str] | None] | None = None,
         held_out_types: float = 0.1,
+        **options: Any,
     ) -> None:
         if not 0 <= held_out_types < 1:
             raise ValueError(f"Expected `held_out_types` to be a share in [0, 1), but got {held_out_types}.")
-        super().__init__(
-            text=text,
-            rows=rows,
-            special_tokens=special_tokens,
-            batch_size=batch_size,
-            max_length=max_length,
-            packed=packed,
-            seed=seed,
-            dtype=dtype,
-            attn_implementation=attn_implementation,
-            trust_remote_code=trust_remote_code,
-            recipe=recipe,
-            cache=cache,
-            workers=workers,
-            labels=labels,
-            component=component,
-            devices=devices,
-            device_map=device_map,
-        )
+        super().__init__()
         self.model_x, self.model_y = model_x, model_y
         self.revision_x, self.revision_y = revision_x, revision_y
-        self.sites, self.held_out_types = sites, held_out_types
+        self.sites, self.rows, self.special_tokens, self.component = sites, rows, special_tokens, component
+        self.labels, self.held_out_types = labels, held_out_types
+        named = [(model_x, revision_x), (model_y, revision_y)]
+        wanted = Wanted(named, one_tokenizer=PAIRS_TOKENS if rows == "tokens" else None)
+        self.pipeline = TextPipeline(wanted, rows in WORDS, **options)
+        check_rows(rows, component, self.pipeline.packed)
         self._seen: SeenTypes | None = None
         self._reader: PairReader | None = None
-        self.splits: tuple[Split, ...] = ("test",)
         self._kinds: list[RowKind] = []  # that are read beside `rows`
         self._asking: Asking | None = None
         self._measured: SeenTypes | None = None
         self._other: Texts | None = None
         self._tokenised_other: TokenisedSplits | None = None
-
-    def named(self) -> list[tuple[str, str | None]]:
-        """Name and revision of X and of Y."""
-        return [(self.model_x, self.revision_x), (self.model_y, self.revision_y)]
 
     def wanted(self, depths: Sequence[int]) -> list[list[int]]:
         """The sites of X and of Y."""
@@ -154,10 +110,9 @@ class PairedActivations(TextStream):
             self._reader = PairReader(model_x, model_y, pairs, self.rows, self.special_tokens, self.component)
         return self._reader
 
-    @property
-    def reads_words(self) -> bool:
-        """Whether the words of the texts are needed: of rows of any kind that is read."""
-        return super().reads_words or any(kind.policy in WORDS for kind in self._kinds)
+    def check_models(self) -> None:
+        """Load the models, with every check that can be made before reading."""
+        _ = self.reader
 
     def plan(
         self,
@@ -184,8 +139,7 @@ class PairedActivations(TextStream):
         """
         self._kinds, self._measured = [kind for kind in kinds if kind != self.reader.kind], measured
         self._asking = asking
-        if self.tokenised.words != self.reads_words:
-            self._tokenised = None
+        self.pipeline.read_words(any(kind.policy in WORDS for kind in (self.reader.kind, *self._kinds)))
         self._other, self._tokenised_other = None, None
         if other is not None:
             self._read_other(other, known)
@@ -213,12 +167,8 @@ class PairedActivations(TextStream):
         """A split, tokenised for both models."""
         if name != "other":
             return super().split(name)
-        ours = self.tokenised
-        if self._tokenised_other is None or self._tokenised_other.words != ours.words:
-            texts = cast(Texts, self._other)
-            self._tokenised_other = TokenisedSplits(
-                texts, ours.tokenizers, self.max_length, words=ours.words, packed=self.packed
-            )
+        if self._tokenised_other is None:
+            self._tokenised_other = self.pipeline.tokenise(cast(Texts, self._other))
         return self._tokenised_other["test"]
 
     def _as_text(self, split: Split) -> Dataset:
@@ -230,7 +180,10 @@ class PairedActivations(TextStream):
         return {
             "models": {"x": reader.model_x.identity(), "y": reader.model_y.identity()},
             "sites": [list(pair) for pair in reader.sites],
-            **self.describe_rows(),
+            "component": self.component,
+            "rows": self.rows,
+            "special_tokens": self.special_tokens,
+            **self.pipeline.describe(),
             "types": kind_of(self.rows) or f"rows {self.rows!r} have none, and none are held out",
             "held_out_types": self.held_out_types if kind_of(self.rows) else 0.0,
         }
@@ -241,7 +194,7 @@ class PairedActivations(TextStream):
     def seen(self) -> SeenTypes:
         """The types of the fitting rows."""
         if self._seen is None:
-            types = types_of(self.reader.kind, self.split("fit"), self.texts.fit, self.tokenised.tokenizers[0])
+            types = types_of(self.reader.kind, self.split("fit"), self.texts.fit, self.pipeline.models.tokenizers[0])
             self._seen = types.seen(self.held_out_types, self.text.seed) if types else SeenTypes(None, frozenset())
         return self._seen
 
@@ -257,7 +210,7 @@ class PairedActivations(TextStream):
         marks = {}
         for kind in [self.reader.kind] if leave_out else [self.reader.kind, *self._kinds]:
             if seen.kind is not None and kind_of(kind.policy) == seen.kind:
-                types = cast(RowTypes, types_of(kind, data, texts, self.tokenised.tokenizers[0]))
+                types = cast(RowTypes, types_of(kind, data, texts, self.pipeline.models.tokenizers[0]))
                 marks[kind] = types.unseen(seen)
         return data.marked(marks, leave_out=leave_out)
 
@@ -267,6 +220,10 @@ class PairedActivations(TextStream):
         """Choose the rows while the batch is still on the CPU."""
         asks = self._asking is not None and self.splits[dataloader_idx] == "test"
         return self.reader.prepare(batch, self._kinds, self._asking if asks else None)
+
+    def on_after_batch_transfer(self, batch: Prepared, dataloader_idx: int) -> PairedBatch:
+        """Run the models where the batch is now."""
+        return self.reader.read(batch)
 
     def loader(
         self,
@@ -294,7 +251,21 @@ class PairedActivations(TextStream):
                 f"Expected `held_out_types` to leave rows to fit on, but {self.held_out_types:g} of the types hold out "
                 "all of them. Give a smaller share, or more text."
             )
-        return self.loader_of(data, shuffle=shuffle, only=only, batch_size=batch_size, first_epoch=first_epoch)
+        given: dict[str, Any] = {"only": only, "batch_size": batch_size, "first_epoch": first_epoch}
+        return self.pipeline.loader(data, self.trainer, shuffle=shuffle, **given)
+
+    def paired(self, split: Split, **options: Any) -> Iterator[PairedBatch]:
+        """The paired rows of a split, batch by batch, on the device of X; what a Trainer's steps get.
+
+        Args:
+            split: which texts.
+            options: of `loader`.
+
+        Example:
+            for batch in PairedActivations(sites="blocks").paired("fit", only=100):
+                print(batch.x.shape, batch.y.shape)  # (S, N, d_x) and (S, N, d_y)
+        """
+        return self.batches(split, **options)
 
     def train_dataloader(self) -> DataLoader:
         """The fitting texts; after an interruption, from the batch that was next.
@@ -308,7 +279,3 @@ class PairedActivations(TextStream):
         larger = WITHOUT_GRADIENTS * self.batch_size
         count = len(self.split("validation"))
         return [self.loader("validation", batch_size=larger), self.loader("fit", only=count, batch_size=larger)]
-
-    def test_dataloader(self) -> list[DataLoader]:
-        """The texts of `splits`, one after the other: the held-out ones, unless an evaluation asks for others too."""
-        return [self.loader(split) for split in self.splits]

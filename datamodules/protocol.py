@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from frozen.architectures import Component
     from frozen.model import FrozenModel
 
-__all__ = ["LabelledData", "LayerData", "PairedData", "TaskData", "TextData", "stream_of"]
+__all__ = ["HeadData", "LabelledData", "LayerData", "PairedData", "SiteData", "TaskData", "TextData", "stream_of"]
 
 
 class TextData(Protocol):
     """Texts, and the frozen models that read them."""
 
-    text: TextSource
-    labels: LabelsOption
-    component: Component
+    @property
+    def text(self) -> TextSource:
+        """Which texts, and how they are split."""
 
     @property
     def texts(self) -> Texts:
@@ -58,15 +58,30 @@ class TextData(Protocol):
         """The options, from which the data module can be made again."""
 
 
-class PairedData(TextData, Protocol):
+class HeadData(TextData, Protocol):
+    """Texts with classes, and models whose heads may answer them."""
+
+    labels: LabelsOption
+
+
+class SiteData(HeadData, Protocol):
+    """Models whose states are read and replaced at sites."""
+
+    component: Component
+
+
+class PairedData(SiteData, Protocol):
     """Paired rows of two models: see `PairedActivations`."""
 
-    seed: int
     splits: tuple[Split, ...]
 
     @property
     def reader(self) -> PairReader:
         """What reads the rows."""
+
+    @property
+    def seed(self) -> int:
+        """Of the order of the texts."""
 
     @property
     def seen(self) -> SeenTypes:
@@ -111,7 +126,7 @@ class LayerData(TextData, Protocol):
         """Say what an evaluation reads."""
 
 
-class TaskData(TextData, Protocol):
+class TaskData(SiteData, Protocol):
     """What whole models of one tokenizer are asked: see `ModelTexts`."""
 
     sites: str | list[str | int]
@@ -127,7 +142,7 @@ class TaskData(TextData, Protocol):
         """A batch with its rows and with what is asked of it."""
 
 
-class LabelledData(TextData, Protocol):
+class LabelledData(HeadData, Protocol):
     """Texts that all have a label: see `LabelledTexts`."""
 
     models: list[str]

@@ -15,7 +15,7 @@ import torch
 from aligners.injection.methods import CLOSED_FORMS
 from aligners.storage import load_alignment
 from commands.table import evaluate, train
-from datamodules import text_stream
+from datamodules import frozen_models, pipeline
 from tests.processes import HANGS
 from tests.shell import ROOT, TWO_RANKS, command
 from tests.world import TEST_TEXTS, World
@@ -261,8 +261,9 @@ def test_a_wrong_option_fails_before_anything_is_loaded(
         raise AssertionError("something was loaded")
 
     monkeypatch.chdir(tmp_path)
-    for name in ("load_frozen", "load_texts", "embedded_model"):
-        monkeypatch.setattr(text_stream, name, touched)
+    monkeypatch.setattr(pipeline, "load_texts", touched)
+    for name in ("load_frozen", "embedded_model"):
+        monkeypatch.setattr(frozen_models, name, touched)
     runs = [lambda: train(["fit", *wrong])]
     if wrong[0].startswith("--data"):
         runs.append(lambda: evaluate(["inject", *wrong]))

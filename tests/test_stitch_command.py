@@ -12,7 +12,7 @@ import torch
 
 from aligners.stitching.storage import load_stitching
 from commands.table import evaluate, train
-from datamodules import text_stream
+from datamodules import frozen_models, pipeline
 from tests.shell import ROOT, TWO_RANKS, command
 from tests.tiny import tiny_folder
 from tests.world import TEST_TEXTS, World
@@ -206,8 +206,9 @@ def test_a_wrong_option_fails_before_anything_is_loaded(
     def touched(*_: Any, **__: Any) -> None:
         raise AssertionError("something was loaded")
 
-    for name in ("load_frozen", "load_texts", "embedded_model"):
-        monkeypatch.setattr(text_stream, name, touched)
+    monkeypatch.setattr(pipeline, "load_texts", touched)
+    for name in ("load_frozen", "embedded_model"):
+        monkeypatch.setattr(frozen_models, name, touched)
     with pytest.raises((SystemExit, ValueError)) as done:
         train(["stitch", *wrong])
     said = capsys.readouterr().err + str(done.value)

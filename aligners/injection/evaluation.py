@@ -22,7 +22,7 @@ from aligners.scoring.tasks import check_labels
 from aligners.storage import StoredAlignment, different_models
 from datamodules.asking import Asking, TaskBatch
 from datamodules.batches import TextBatch
-from datamodules.protocol import PairedData, TextData, stream_of
+from datamodules.protocol import PairedData, SiteData, stream_of
 from datamodules.reading import PairedBatch, RowKind
 from datamodules.text.labels import known_labels
 from datamodules.text.sources import TextSource
@@ -60,7 +60,7 @@ class Evaluation(pl.LightningModule):
 
     @property
     @abstractmethod
-    def stream(self) -> TextData:
+    def stream(self) -> SiteData:
         """The data module of the run."""
 
     @abstractmethod

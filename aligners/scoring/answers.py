@@ -12,7 +12,7 @@ from torch import Tensor
 from datamodules.text.label_names import ClassMap, GivenMap, class_map, in_words, numbered
 
 if TYPE_CHECKING:
-    from datamodules.protocol import TextData
+    from datamodules.protocol import HeadData
     from frozen.model import FrozenModel
 
 __all__ = ["in_data_order", "match_heads", "one_after_another"]
@@ -43,7 +43,7 @@ def one_after_another(groups: ClassMap | None) -> ClassMap | None:
 
 
 def match_heads(
-    data: TextData, asked: Sequence[FrozenModel], read: Sequence[FrozenModel] = ()
+    data: HeadData, asked: Sequence[FrozenModel], read: Sequence[FrozenModel] = ()
 ) -> dict[FrozenModel, dict[str, list[str]]]:
     """Set each head's `class_map` by the names of its classes and of the texts', or by `data.labels`.
 
@@ -89,7 +89,7 @@ def match_heads(
     return found
 
 
-def _given(data: TextData, model: FrozenModel) -> GivenMap | None:
+def _given(data: HeadData, model: FrozenModel) -> GivenMap | None:
     """What the option says of a model."""
     if data.labels is None or isinstance(data.labels, Mapping):
         return data.labels

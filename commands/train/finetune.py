@@ -22,7 +22,6 @@ from datamodules.text.sources import Score
 from finetuning.saving import FINISHED, finished_row, save_classifier
 from finetuning.training import Finetuning, FinetuningRecipe
 from finetuning.variants import Variant, parse_variants
-from frozen.classifiers import new_classifier
 from reports.kinds import make_report
 from reports.names import file_names
 from reports.publishing import environment, publish, write
@@ -150,15 +149,8 @@ def plan(data: LabelledTexts, seeds: Sequence[int], written: Sequence[str]) -> l
 def _train(job: Job, data: LabelledTexts, recipe: FinetuningRecipe, score: Score, run: Run) -> Row:
     """Train and test one classifier; rank 0 saves it."""
     data.reorder(job.seed)
-    model, tokenizer = new_classifier(
-        data.path(job.base),
-        data.classes,
-        job.seed,
-        label_names=data.texts.label_names,
-        revision=data.named()[job.place][1],
-        attn_implementation=data.attn_implementation,
-        trust_remote_code=data.trust_remote_code,
-    )
+    names, revision = data.texts.label_names, data.named()[job.place][1]
+    model, tokenizer = data.classifier(job.base, data.classes, job.seed, label_names=names, revision=revision)
     module = Finetuning(job.variant.apply(model), recipe, name=job.name, place=job.place, seed=job.seed)
     trainer, folder = run.trainer(), run.folder / job.folder
     rank_zero_only(print)(f"Fine-tuning {job.base}, {job.variant.name}, seed {job.seed}: {folder}")
@@ -198,7 +190,13 @@ def _measured(scores: dict[str, Tensor], score: Score, data: LabelledTexts) -> R
     found = {
         **dict(zip(("accuracy", "accuracy_low", "accuracy_high"), (correct.mean(), *ends), strict=True)),
         "score": task_score(score, answers, labels),
-        **dict(zip(("score_low", "score_high"), score_interval(score, answers, labels, seed=data.seed), strict=True)),
+        **dict(
+            zip(
+                ("score_low", "score_high"),
+                score_interval(score, answers, labels, seed=data.seed),
+                strict=True,
+            )
+        ),
         "loss": scores["loss"].mean(),
     }
     return {"score_name": score, **{k: float(v) if bool(v.isfinite()) else None for k, v in found.items()}}

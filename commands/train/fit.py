@@ -102,7 +102,7 @@ def _sites_at_once(run: Run, trainer: pl.Trainer) -> int | None:
         raise ValueError(f"Expected `sites_at_once` to be at least 1, but got {wanted}.")
     data.prepare_data()
     reader = data.reader
-    rows = data.batch_size * data.max_length
+    rows = data.batch_size * data.pipeline.max_length
     each = bytes_a_site(model, reader.model_x.width, reader.model_y.width, rows)
     weights = [weight for model in (reader.model_x, reader.model_y) for weight in model.model.parameters()]
     free = free_memory(trainer.strategy.root_device) - sum(w.numel() * w.element_size() for w in weights)

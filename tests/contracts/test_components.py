@@ -61,13 +61,13 @@ def test_a_checkpoint_of_another_component_is_refused(world: World, tmp_path: Pa
 def test_layers_of_a_sub_layer_are_what_the_model_reads(world: World) -> None:
     text = TextSource(world.fit, held_out=world.test)
     data = LayerActivations(
-        [world.model_x], text, rows="tokens", special_tokens=True, component="mlp", attention=True, max_length=60
+        [world.model_x], text=text, rows="tokens", special_tokens=True, component="mlp", attention=True, max_length=60
     )
     model = load_frozen(world.model_x, attn_implementation="eager")
     assert data.reader.layers == [[1, 2, 3]]
     assert data.describe()["component"] == "mlp"
-    for texts in data.loader("test"):
-        batch = data.read(texts)
+    for batch in data.batches("test"):
+        texts = batch.texts
         mask = texts.inputs[0]["attention_mask"].bool()
         for found, wanted in zip(batch.states[0], model.front(texts.inputs[0], [1, 2, 3], "mlp"), strict=True):
             assert torch.equal(found, wanted[mask])

@@ -20,7 +20,7 @@ def labelled(world: World, **options: Any) -> LabelledTexts:
 
 def test_every_text_comes_once_with_its_class(world: World) -> None:
     data = labelled(world, models=[world.model_x, world.model_y])
-    batches = list(data.test_dataloader())
+    batches = list(data.loader("test"))
     assert sorted(torch.cat([batch.text for batch in batches]).tolist()) == list(range(TEST_TEXTS))
     for batch in batches:
         assert torch.equal(batch.labels, data.answers("test")[batch.text])
@@ -32,7 +32,7 @@ def test_every_text_comes_once_with_its_class(world: World) -> None:
 def test_bases_come_after_the_models_under_heads_of_their_own(world: World) -> None:
     data = labelled(world, bases=[world.model_x], seed=3)
     tuned, base = data.frozen
-    batch = next(iter(data.test_dataloader()))
+    batch = next(iter(data.loader("test")))
     assert torch.equal(tuned.front(batch.inputs[0], [3])[0], base.front(batch.inputs[1], [3])[0])
     assert not torch.equal(tuned.logits(batch.inputs[0]), base.logits(batch.inputs[1]))
     assert [model["name"] for model in data.describe()["bases"]] == [world.model_x]

@@ -46,11 +46,11 @@ def odd_text(tmp_path_factory: pytest.TempPathFactory) -> TextSource:
 
 def stream(world: World, models: list[str], **options: Any) -> LayerActivations:
     text = options.pop("text", TextSource(world.fit, held_out=world.test))
-    return LayerActivations(models, text, **{"batch_size": 8, "max_length": 60, **options})
+    return LayerActivations(models, text=text, **{"batch_size": 8, "max_length": 60, **options})
 
 
 def read(data: LayerActivations, **options: Any) -> list[LayerBatch]:
-    found = [data.read(texts) for texts in data.loader("test", **options)]
+    found = list(data.batches("test", **options))
     data.reader.check.flush()
     return found
 
@@ -204,7 +204,7 @@ def test_a_model_that_is_named_twice_is_read_once(
     for model in {id(model): model for model in data.frozen}.values():
         head = model.front
         monkeypatch.setattr(model, "front", lambda *args, head=head: runs.append(1) or head(*args))
-    batch = data.read(next(iter(data.loader("test"))))
+    batch = next(data.batches("test"))
     assert len(runs) == 2
     assert batch.states[0] is batch.states[2]
 
@@ -240,7 +240,11 @@ def test_options_make_an_equal_data_module_again(world: World, folders: list[str
     config = json.loads(json.dumps(data.config()))
     again = LayerActivations.from_config(config)
     assert again.config() == data.config()
-    assert (again.text, again.recipe, again.cache) == (data.text, data.recipe, tmp_path)
+    assert (again.text, again.pipeline.models.recipe, again.pipeline.models.cache) == (
+        data.text,
+        Recipe(layers=2),
+        tmp_path,
+    )
     for a, b in zip(read(data), read(again), strict=True):
         assert all(map(torch.equal, a.states, b.states))
     described = json.loads(json.dumps(data.describe()))

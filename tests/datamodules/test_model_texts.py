@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from datamodules import text_stream
+from datamodules import frozen_models
 from datamodules.asking import TaskBatch
 from datamodules.model_texts import ModelTexts
 from datamodules.text.sources import TextSource
@@ -171,7 +171,7 @@ def test_its_options_make_it_again(world: World) -> None:
     data = model_texts(world, sites=["1:2"], recipe=Recipe(layers=2), cache=Path("some"), masked_share=0.3)
     again = ModelTexts.from_config(data.config())
     assert again.config() == data.config()
-    assert (again.sites, again.recipe.layers, again.masked_share) == (["1:2"], 2, 0.3)
+    assert (again.sites, again.pipeline.models.recipe.layers, again.masked_share) == (["1:2"], 2, 0.3)
     about = data.describe()
     assert [model["name"] for model in about["models"]] == [world.model_x, world.model_y]
     assert "masked_share" not in about
@@ -201,10 +201,10 @@ def test_bad_options_are_refused_at_once(world: World, options: dict[str, Any], 
 def test_sites_that_a_model_does_not_have_are_refused(world: World) -> None:
     for sites, says in (([4], "between 0 and 3, received 4"), (["1:4"], "received 4"), ([-1], "received -1")):
         with pytest.raises(ValueError, match=says):
-            _ = model_texts(world, sites=sites).reader
+            model_texts(world, sites=sites).check_models()
     third = [world.model_x, world.model_y, world.model_x]
     with pytest.raises(ValueError, match="received 5"):
-        _ = model_texts(world, models=third, sites=["5:1"]).reader
+        model_texts(world, models=third, sites=["5:1"]).check_models()
 
 
 def test_an_embedded_model_is_not_trained_for_sites_that_it_will_not_have(
@@ -213,7 +213,7 @@ def test_an_embedded_model_is_not_trained_for_sites_that_it_will_not_have(
     def trained(*_: Any, **__: Any) -> None:
         raise AssertionError("a model was trained")
 
-    monkeypatch.setattr(text_stream, "embedded_model", trained)
+    monkeypatch.setattr(frozen_models, "embedded_model", trained)
     for models, says in (
         (["embedded:0", "embedded:1"], r"`sites` between 0 and L = \d+, the blocks of embedded:0, got 9"),
         (["embedded-gpt:0", "embedded-gpt:0:activation=solu"], r"blocks of embedded-gpt:0, got 9"),
@@ -225,13 +225,13 @@ def test_an_embedded_model_is_not_trained_for_sites_that_it_will_not_have(
 def test_models_of_other_tokenizers_are_refused(world: World, tmp_path: Path) -> None:
     pieces = splitter_folder(tmp_path, word_piece(), seed=0, layers=3)
     with pytest.raises(ValueError, match=r"Stitching puts the state of a token.*tokenizers of .*choose models of one"):
-        _ = model_texts(world, models=[world.model_x, pieces]).reader
+        model_texts(world, models=[world.model_x, pieces]).check_models()
 
 
 def test_a_tokenizer_that_cannot_mask_is_refused(world: World, tmp_path: Path) -> None:
     folder = str(tiny_folder(tmp_path, task="masked"))
     with pytest.raises(ValueError, match=r"tokenizer with a mask token.*has none. Set its `mask_token`"):
-        _ = model_texts(world, models=[folder, folder]).reader
+        model_texts(world, models=[folder, folder]).check_models()
 
 
 def test_a_classification_without_labels_is_refused(world: World, tmp_path: Path) -> None:

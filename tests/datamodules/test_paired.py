@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from datamodules import text_stream
+from datamodules import frozen_models
 from datamodules.paired import PairedActivations
 from datamodules.reading import PairedBatch
 from datamodules.text.sources import TextSource
@@ -58,7 +58,11 @@ def test_options_make_an_equal_data_module_again(world: World, tmp_path: Path) -
     config = json.loads(json.dumps(data.config()))
     again = PairedActivations.from_config(config)
     assert again.config() == data.config()
-    assert (again.text, again.recipe, again.cache) == (data.text, data.recipe, tmp_path)
+    assert (again.text, again.pipeline.models.recipe, again.pipeline.models.cache) == (
+        data.text,
+        Recipe(layers=2),
+        tmp_path,
+    )
     for a, b in zip(batches(data), batches(again), strict=True):
         assert torch.equal(a.x, b.x)
         assert torch.equal(a.y, b.y)
@@ -151,7 +155,7 @@ def test_embedded_models_are_made_from_the_fitting_texts_and_kept(
         given.append((texts, labels))
         return embedded_model(seed, texts, labels, **options)
 
-    monkeypatch.setattr(text_stream, "embedded_model", watched)
+    monkeypatch.setattr(frozen_models, "embedded_model", watched)
     recipe = Recipe(vocabulary=100, layers=1, width=8, epochs=1, max_length=64)
     options = {"model_x": "embedded:0", "model_y": "embedded:1", "recipe": recipe, "cache": tmp_path}
     data = activations(world, **options)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from accelerate import dispatch_model
 
-from datamodules import text_stream
+from datamodules import frozen_models
 from datamodules.placing import Placing, check_placings, placings
 from frozen import FrozenModel
 from tests.runs import activations, quiet_trainer
@@ -45,7 +45,7 @@ def test_devices_that_are_not_there_are_refused_at_once(world: World, name: str)
 def test_models_are_where_they_are_told_to_be(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     moved: list[tuple[str, Any]] = []
     monkeypatch.setattr(FrozenModel, "to", lambda model, device: moved.append((model.name, device)))
-    monkeypatch.setattr(text_stream, "load_frozen", _loaded_to_stay(text_stream.load_frozen))
+    monkeypatch.setattr(frozen_models, "load_frozen", _loaded_to_stay(frozen_models.load_frozen))
     data = activations(world, devices=["cpu:0", None])
     data.setup("test")
     assert moved == [(world.model_x, "cpu:0"), (world.model_y, "cpu")]
@@ -67,7 +67,7 @@ def _loaded_to_stay(load: Any) -> Any:
 
 def test_a_sharded_model_is_read_like_a_whole_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = next(iter(_batches(activations(world))))
-    load = text_stream.load_frozen
+    load = frozen_models.load_frozen
 
     def sharded(name: str, **options: Any) -> FrozenModel:
         frozen = load(name, **{**options, "device_map": None})
@@ -76,7 +76,7 @@ def test_a_sharded_model_is_read_like_a_whole_one(world: World, monkeypatch: pyt
             dispatch_model(frozen.model, parts, force_hooks=True)
         return frozen
 
-    monkeypatch.setattr(text_stream, "load_frozen", sharded)
+    monkeypatch.setattr(frozen_models, "load_frozen", sharded)
     data = activations(world, device_map=[None, "auto"])
     found = next(iter(_batches(data)))
     assert [model.sharded for model in data.frozen] == [False, True]
@@ -101,4 +101,4 @@ def test_places_are_no_part_of_the_options_that_a_checkpoint_keeps(world: World)
     data = activations(world, devices=["cpu", None], device_map=[None, "auto"])
     config = data.config()
     assert not {"devices", "device_map"} & config.keys()
-    assert type(data).from_config(config).placings == [Placing(), Placing()]
+    assert type(data).from_config(config).pipeline.models.placings == [Placing(), Placing()]

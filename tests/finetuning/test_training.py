@@ -42,7 +42,7 @@ def test_it_learns_the_task_and_measures_as_the_frozen_model(data: LabelledTexts
     majority = (data.constant_answers() == data.answers("test")).double().mean()
     assert module.scores["correct"].mean() > majority + 0.1
     frozen = FrozenModel(module.model, name="tuned")
-    batch = next(iter(data.test_dataloader()))
+    batch = next(iter(data.loader("test")))
     found = unit_scores(frozen.logits(batch.inputs[0]), classification_targets(batch.labels))
     for name, values in found.items():
         assert torch.allclose(module.scores[name][batch.text], values.double(), atol=1e-6), name

@@ -37,7 +37,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 def stream(world: World, models: list[str], **options: Any) -> LayerActivations:
     text = options.pop("text", TextSource(world.fit, held_out=world.test))
-    return LayerActivations(models, text, max_length=60, **{"batch_size": 8} | options)
+    return LayerActivations(models, text=text, max_length=60, **{"batch_size": 8} | options)
 
 
 def evaluated(data: LayerActivations, **options: Any) -> SimilarityEvaluation:
@@ -48,7 +48,7 @@ def evaluated(data: LayerActivations, **options: Any) -> SimilarityEvaluation:
 
 def states(data: LayerActivations, split: Any) -> list[Tensor]:
     """All rows of a split, each model's layers: (L, N, d)."""
-    batches = [data.read(texts) for texts in data.loader(split)]
+    batches = list(data.batches(split))
     return [torch.cat([batch.states[m] for batch in batches], 1).double() for m in range(len(data.models))]
 
 

@@ -160,7 +160,7 @@ def test_a_packed_stream_says_so(packed_stream: PairedActivations) -> None:
     assert said["test"]["dropped"] == tokens % 16
     assert said["test"]["sequences"] == tokens // 16
     again = PairedActivations.from_config(packed_stream.config())
-    assert again.packed
+    assert again.pipeline.packed
     assert again.describe()["packed"] == {}
 
 
@@ -181,8 +181,8 @@ def test_rows_that_packed_sequences_do_not_have_are_refused(world: World, rows: 
 def test_attention_is_not_read_from_packed_sequences(world: World) -> None:
     text = TextSource(world.fit, held_out=world.test)
     with pytest.raises(ValueError, match=r"`attention`.*`packed`"):
-        LayerActivations([world.model_x], text, rows="tokens", attention=True, packed=True)
-    assert LayerActivations([world.model_x], text, rows="tokens", packed=True, max_length=16).split("test")
+        LayerActivations([world.model_x], text=text, rows="tokens", attention=True, packed=True)
+    assert LayerActivations([world.model_x], text=text, rows="tokens", packed=True, max_length=16).split("test")
 
 
 def test_embedded_language_models_read_packed_text_without_labels(world: World, tmp_path: Path) -> None:

@@ -1,0 +1,209 @@
+"""The frozen models of a data module: which they are, how they are loaded, and where they go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from datamodules.placing import Placing, check_placings, placings
+from datamodules.text.labels import MISSING
+from datamodules.text.texts import Texts
+from datamodules.text.tokens import same_tokenizer
+from frozen.embedded.recipes import EMBEDDED, Recipe, embedded_model, embedded_recipe
+from frozen.loading.models import load_frozen
+from frozen.loading.placement import DeviceMap
+from frozen.model import FrozenModel
+
+__all__ = ["FrozenModels", "Wanted", "with_revisions"]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which models a data module asks for.
+
+    Attributes:
+        named: name and revision of each; one that is named twice is one object.
+        one_tokenizer: why they need equal tokenizers, and what to do otherwise; None: they do not.
+        further: makes more models, which come after the others, from the first; None: there are none.
+    """
+
+    named: Sequence[tuple[str, str | None]]
+    one_tokenizer: tuple[str, str] | None = None
+    further: Callable[[FrozenModel], list[FrozenModel]] | None = None
+
+
+class FrozenModels:
+    """Models that never train, loaded on first use.
+
+    Args:
+        wanted: which models.
+        texts: loads the texts that embedded models are trained on.
+        max_length: longest text in tokens, for which each model must have positions.
+        dtype: precision of the models: float32, bfloat16 or float16.
+        attn_implementation: eager, sdpa, flash_attention_2; default: what transformers chooses.
+        trust_remote_code: run code that a model's repository brings. Off, because it is somebody else's code.
+        recipe: how embedded classifiers are made.
+        cache: where embedded models are kept. Default: $ALIGNERS_CACHE, else ~/.cache/aligners.
+        devices: of each model, such as cuda:1; default: the run's. For one process only. Batches and what is read stay
+            on the run's device.
+        device_map: of each model, where its parts go if it is too large for one device: `auto`, or modules and
+            devices, as transformers takes it; needs accelerate.
+    """
+
+    def __init__(
+        self,
+        wanted: Wanted,
+        texts: Callable[[], Texts],
+        max_length: int,
+        *,
+        dtype: str = "float32",
+        attn_implementation: str | None = None,
+        trust_remote_code: bool = False,
+        recipe: Recipe = Recipe(),  # noqa: B008  (frozen)
+        cache: Path | None = None,
+        devices: list[str | None] | None = None,
+        device_map: list[DeviceMap | None] | None = None,
+    ) -> None:
+        check_placings(devices)
+        self.named, self.max_length = list(wanted.named), max_length
+        self.dtype, self.attn_implementation, self.trust_remote_code = dtype, attn_implementation, trust_remote_code
+        self.recipe, self.cache, self.devices, self.device_map = recipe, cache, devices, device_map
+        self._wanted, self._texts = wanted, texts
+        self._loaded: list[FrozenModel] | None = None
+
+    @property
+    def loaded(self) -> list[FrozenModel]:
+        """The models.
+
+        Raises:
+            ValueError: a model cannot be loaded or has too few positions, or tokenizers differ that must not.
+        """
+        if self._loaded is None:
+            found = {
+                named: self._load(*named, placing.device_map)
+                for named, placing in zip(self.named, self.placings, strict=True)
+            }
+            models = [found[named] for named in self.named]
+            self._check_tokenizers(models)
+            self._loaded = models + (self._wanted.further(models[0]) if self._wanted.further else [])
+        return self._loaded
+
+    @property
+    def tokenizers(self) -> list[PreTrainedTokenizerBase]:
+        """Of each model."""
+        return [cast(PreTrainedTokenizerBase, model.tokenizer) for model in self.loaded]  # loaded with one
+
+    @property
+    def placings(self) -> list[Placing]:
+        """Where each model goes.
+
+        Raises:
+            ValueError: `devices` and `device_map` do not say that of every model, or contradict each other.
+        """
+        return placings(self.named, self.devices, self.device_map)
+
+    def check_ranks(self, ranks: int) -> None:
+        """Raise if several processes would put their models on the same devices."""
+        if ranks > 1 and any(placing.given for placing in self.placings):
+            raise ValueError(
+                f"Expected one process where `devices` or `device_map` says where models are, but got {ranks}: all "
+                "would use the same devices. Leave the options out, or set `trainer.devices` to 1."
+            )
+
+    def place(self, device: torch.device | str) -> None:
+        """Move each model where the user wants it, or to the device of the run."""
+        for model, placing in zip(self.loaded, self.placings, strict=True):
+            if placing.device_map is None:
+                model.to(placing.device or device)
+
+    # ------------------------------------------------------------------ embedded models
+
+    @property
+    def embedded_depths(self) -> list[int] | None:
+        """The number of blocks of each model, known before any is made; None unless all are embedded."""
+        if not all(name.startswith(EMBEDDED) for name, _ in self.named):
+            return None
+        return [embedded_recipe(name, self.recipe)[1].layers for name, _ in self.named]
+
+    def make_embedded(self) -> None:
+        """Train the embedded models that are not in the cache.
+
+        Raises:
+            ValueError: one of them has too few positions, or the texts do not train it.
+        """
+        embedded = list(dict.fromkeys(name for name, _ in self.named if name.startswith(EMBEDDED)))
+        for name in embedded:
+            self._check_positions(name, embedded_recipe(name, self.recipe)[1].max_length)
+        for name in embedded:
+            self.path(name)
+
+    def path(self, name: str) -> str:
+        """The folder of an embedded model, made now if it is not in the cache; any other name as it is."""
+        if not name.startswith(EMBEDDED):
+            return name
+        seed, recipe = embedded_recipe(name, self.recipe)
+        texts = self._texts()
+        labels = list(texts.fit["label"]) if "label" in texts.fit.column_names else None
+        if isinstance(recipe, Recipe):
+            why = f"The embedded model {name} is trained as a classifier, but the"
+            if labels is None:
+                raise ValueError(
+                    f"{why} texts of {texts.origin['source']!r} have no labels. Name a `label_column`, or give your "
+                    "own models."
+                )
+            if texts.regression or MISSING in labels:
+                raise ValueError(
+                    f"{why} fitting texts of {texts.origin['source']!r} do not all have a class. Leave out those "
+                    "without one, or give your own models."
+                )
+        return str(embedded_model(seed, list(texts.fit["text"]), labels, recipe=recipe, cache=self.cache))
+
+    # ------------------------------------------------------------------ loading
+
+    def _load(self, name: str, revision: str | None, device_map: DeviceMap | None) -> FrozenModel:
+        model = load_frozen(
+            self.path(name),
+            revision=revision,
+            dtype=self.dtype,
+            attn_implementation=self.attn_implementation,
+            trust_remote_code=self.trust_remote_code,
+            device_map=device_map,
+            known_as=name,
+        )
+        self._check_positions(name, model.max_length)
+        return model
+
+    def _check_positions(self, name: str, positions: int | None) -> None:
+        if positions is not None and self.max_length > positions:
+            raise ValueError(
+                f"Expected `max_length` of at most {positions}, the positions that {name} has, "
+                f"but got {self.max_length}."
+            )
+
+    def _check_tokenizers(self, models: Sequence[FrozenModel]) -> None:
+        first = models[0]
+        for model in models if self._wanted.one_tokenizer else ():
+            if not same_tokenizer(*(cast(PreTrainedTokenizerBase, each.tokenizer) for each in (first, model))):
+                why, instead = cast(tuple[str, str], self._wanted.one_tokenizer)
+                raise ValueError(f"{why}, but the tokenizers of {first.name} and {model.name} differ. {instead}.")
+
+
+def with_revisions(models: Sequence[str], revisions: Sequence[str | None] | None) -> list[tuple[str, str | None]]:
+    """Name and revision of each model, the main one where none are given.
+
+    Raises:
+        ValueError: there is no model, or not one revision for each.
+    """
+    if not models:
+        raise ValueError("Expected `models` to name at least one model, but got none.")
+    if revisions is not None and len(revisions) != len(models):
+        raise ValueError(
+            f"Expected one of `revisions` for each of the {len(models)} `models`, but got {len(revisions)}. Write null "
+            "for the main one."
+        )
+    return list(zip(models, revisions or [None] * len(models), strict=True))

@@ -1,0 +1,227 @@
+"""What all data modules of this package share: Lightning's hooks over a text pipeline and its frozen models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import Any, Self, cast, get_args
+
+import lightning.pytorch as pl
+from torch.utils.data import DataLoader
+
+from datamodules.batches import LengthBatches
+from datamodules.pipeline import TextPipeline
+from datamodules.reading import check_policy
+from datamodules.text.sources import TextSource
+from datamodules.text.texts import Texts
+from datamodules.text.tokenised_splits import Split
+from datamodules.text.tokens import TokenisedTexts
+from frozen.architectures import Component, first_site
+from frozen.embedded.recipes import Recipe
+from frozen.model import FrozenModel
+
+__all__ = ["PAIRS_TOKENS", "WITHOUT_GRADIENTS", "TextModule", "check_component", "check_rows"]
+
+PAIRS_TOKENS = ("`rows` 'tokens' pairs models token by token", "Use `rows` 'words', 'mean' or 'cls'")
+WITHOUT_GRADIENTS = 4  # so many times the training batch fits where nothing is kept for a backward pass
+
+
+class TextModule(pl.LightningDataModule):
+    """Text in, something of frozen models out, on the device of the run.
+
+    A subclass makes the pipeline from the options that it does not know itself, keeps its own under their names, and
+    says which layers it reads.
+
+    Attributes:
+        pipeline: the texts, and the models that read them.
+        splits: what `test_dataloader` loads; see `plan`.
+    """
+
+    pipeline: TextPipeline
+    splits: tuple[Split, ...] = ("test",)
+    option = "layers"  # the subclass's option that says which layers
+    not_kept: tuple[str, ...] = ("devices", "device_map")  # a matter of the machine
+
+    def named(self) -> list[tuple[str, str | None]]:
+        """Name and revision of each model, as the user wrote them."""
+        return self.pipeline.models.named
+
+    def wanted(self, depths: Sequence[int]) -> list[list[int]]:
+        """The layers asked for of models of these depths, model by model, whether they have them or not."""
+        return [[] for _ in depths]
+
+    def check_models(self) -> None:
+        """Load the models, with every check that can be made before reading."""
+        _ = self.frozen
+
+    # ------------------------------------------------------------------ what it holds
+
+    @property
+    def frozen(self) -> list[FrozenModel]:
+        """The frozen models, loaded on first use; one that is named twice is one object."""
+        return self.pipeline.models.loaded
+
+    @property
+    def text(self) -> TextSource:
+        """Which texts, and how they are split."""
+        return self.pipeline.text
+
+    @property
+    def texts(self) -> Texts:
+        """The three splits, loaded on first use."""
+        return self.pipeline.texts
+
+    @property
+    def batch_size(self) -> int:
+        """Texts a step, over all ranks together."""
+        return self.pipeline.batch_size
+
+    @property
+    def seed(self) -> int:
+        """Of the order of the texts."""
+        return self.pipeline.seed
+
+    def split(self, name: Split) -> TokenisedTexts:
+        """A split, tokenised for all models."""
+        return self.pipeline.tokenised[name]
+
+    def bytes_per_token(self, name: Split) -> float:
+        """Bytes of UTF-8 per token of a split: see `TokenisedSplits.bytes_per_token`."""
+        return self.pipeline.tokenised.bytes_per_token(name)
+
+    # ------------------------------------------------------------------ options
+
+    def config(self) -> dict[str, Any]:
+        """The options as plain values: `from_config` of the same class makes an equal data module."""
+        parts: dict[Any, Any] = {self: _OWN, self.pipeline: _PASSED, self.pipeline.models: _PASSED}
+        return {
+            name: _plain(getattr(part, name))
+            for part, kinds in parts.items()
+            for name, parameter in signature(type(part)).parameters.items()
+            if parameter.kind in kinds and name not in self.not_kept
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        """The data module whose `config` this is."""
+        text, recipe = TextSource(**config["text"]), Recipe(**config["recipe"])
+        cache = Path(config["cache"]) if config["cache"] else None
+        return cls(**{**config, "text": text, "recipe": recipe, "cache": cache})
+
+    # ------------------------------------------------------------------ batches
+
+    def plan(self, splits: Sequence[Split] = ("test",)) -> None:
+        """Say which splits `test_dataloader` loads, one after the other."""
+        self.splits = tuple(splits)
+
+    def loader(
+        self, split: Split, *, shuffle: bool = False, only: int | None = None, batch_size: int | None = None
+    ) -> DataLoader:
+        """Batches of one split as text, this rank's share of each.
+
+        Args:
+            split: which texts.
+            shuffle: a new order every epoch, the same for every number of ranks.
+            only: the first so many texts of the split.
+            batch_size: texts a step; default: that of the data module.
+        """
+        return self.pipeline.loader(split, self.trainer, shuffle=shuffle, only=only, batch_size=batch_size)
+
+    def batches(self, split: Split, **options: Any) -> Iterator[Any]:
+        """What a Trainer would give its module, batch by batch, on the device of the first model.
+
+        Args:
+            split: which texts.
+            options: of `loader`.
+        """
+        place = self.splits.index(split) if split in self.splits else 0
+        for texts in self.loader(split, **options):
+            ready = self.on_before_batch_transfer(texts, place)
+            moved = self.transfer_batch_to_device(ready, self.frozen[0].device, place)
+            yield self.on_after_batch_transfer(moved, place)
+
+    # ------------------------------------------------------------------ Lightning's hooks
+
+    def prepare_data(self) -> None:
+        """Make what is missing on disk, on one rank: the data set's files and the embedded models."""
+        models = self.pipeline.models
+        _ = models.placings
+        depths = models.embedded_depths
+        if depths is not None:  # a wrong layer need not wait for their training
+            for (name, _), depth, layers in zip(models.named, depths, self.wanted(depths), strict=True):
+                least = first_site(getattr(self, "component", "residual"))
+                wrong = [layer for layer in layers if not least <= layer <= depth]
+                if wrong:
+                    raise ValueError(
+                        f"Expected `{self.option}` between {least} and L = {depth}, the blocks of {name}, got "
+                        f"{wrong[0]}."
+                    )
+        models.make_embedded()
+
+    def setup(self, stage: str) -> None:
+        """Load the texts and the models; every check that can be made before reading is made here."""
+        models, trainer = self.pipeline.models, self.trainer
+        models.check_ranks(1 if trainer is None else trainer.world_size)
+        self.check_models()
+        models.place("cpu" if trainer is None else trainer.strategy.root_device)
+        for split in _of_stage(stage):
+            self.split(split)
+
+    def train_dataloader(self) -> DataLoader:
+        """The fitting texts; after an interruption, from the batch that was next."""
+        return self.resumable(self.loader("fit", shuffle=True))
+
+    def val_dataloader(self) -> Any:
+        """The validation texts."""
+        return self.loader("validation", batch_size=WITHOUT_GRADIENTS * self.batch_size)
+
+    def test_dataloader(self) -> list[DataLoader]:
+        """The splits that were planned: the held-out texts, unless an evaluation reads others too."""
+        return [self.loader(split) for split in self.splits]
+
+    def resumable(self, loader: DataLoader) -> DataLoader:
+        """A training loader that begins, after an interruption, with the batch that was next.
+
+        torchdata's `StatefulDataLoader` would keep the state of a worker's iterator in every checkpoint, and replay it
+        batch by batch. Here the epoch and the number of the batch, which Lightning keeps, say it all: nothing is
+        replayed, whatever the number of workers.
+        """
+        loop, batches = cast(Any, self.trainer).fit_loop, cast(LengthBatches, loader.sampler)
+        batches.set_epoch(loop.epoch_progress.current.processed)  # worker processes ask for batches at once
+        if loop.restarting:
+            batches.skip(loop.epoch_loop.batch_progress.current.processed % len(batches))
+        return loader
+
+
+_OWN = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+_PASSED = (Parameter.KEYWORD_ONLY,)  # what comes before is no option, but what the parts give each other
+
+
+def check_rows(rows: str, component: Component, packed: bool) -> None:
+    """Raise if `rows` or `component` cannot be read, or not from `packed` text."""
+    check_policy(rows)
+    check_component(component)
+    if packed and rows not in ("tokens", "mean"):
+        raise ValueError(
+            "A sequence of `packed` text has no words that are whole and no first token that stands for it. "
+            f"Expected `rows` 'tokens' or 'mean', but got {rows!r}."
+        )
+
+
+def check_component(component: Component) -> None:
+    """Raise if `component` is none that can be read."""
+    if component not in get_args(Component):
+        raise ValueError(f"Expected `component` out of {', '.join(get_args(Component))}, but got {component!r}.")
+
+
+def _of_stage(stage: str) -> tuple[Split, ...]:
+    return ("fit", "validation") if stage in ("fit", "validate") else ("test",)
+
+
+def _plain(value: Any) -> Any:
+    """An option as YAML or a checkpoint can hold it."""
+    if isinstance(value, (TextSource, Recipe)):
+        return asdict(value)
+    return str(value) if isinstance(value, Path) else value

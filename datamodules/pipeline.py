@@ -1,0 +1,154 @@
+"""From a source of text to batches of tokens: read, split, tokenised, packed where asked, and loaded by length."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import DataLoader
+
+from datamodules.batches import LengthBatches
+from datamodules.frozen_models import FrozenModels, Wanted
+from datamodules.text.sources import TextSource
+from datamodules.text.texts import Texts, load_texts
+from datamodules.text.tokenised_splits import Split, TokenisedSplits
+from datamodules.text.tokens import TokenisedTexts
+
+if TYPE_CHECKING:
+    import lightning.pytorch as pl
+
+__all__ = ["TextPipeline"]
+
+
+class TextPipeline:
+    """Texts as a number of frozen models read them.
+
+    Args:
+        wanted: which models.
+        words: whether the words of the texts are needed.
+        text: which texts, and how they are split.
+        batch_size: texts (or packed sequences) a step, over all ranks together.
+        max_length: longest text in tokens; longer ones are cut, and how many is said.
+        packed: lay the texts end to end in sequences of exactly `max_length` tokens, for language models: an
+            end-of-text token after each text, no padding, no labels, the incomplete last sequence dropped. A sequence
+            then takes the place of a text.
+        seed: of the order of the texts, and of all else that a data module draws.
+        workers: processes that prepare batches beside the main one.
+        models: options of `FrozenModels`.
+
+    Raises:
+        ValueError: an option is out of its range.
+    """
+
+    def __init__(
+        self,
+        wanted: Wanted,
+        words: bool,
+        *,
+        text: TextSource = TextSource(),  # noqa: B008  (frozen)
+        batch_size: int = 32,
+        max_length: int = 128,
+        packed: bool = False,
+        seed: int = 0,
+        workers: int = 0,
+        **models: Any,
+    ) -> None:
+        for name, value, least in (
+            ("batch_size", batch_size, 1),
+            ("max_length", max_length, 2),
+            ("workers", workers, 0),
+        ):
+            if value < least:
+                raise ValueError(f"Expected `{name}` to be at least {least}, but got {value}.")
+        self.text, self.batch_size, self.max_length = text, batch_size, max_length
+        self.packed, self.seed, self.workers = packed, seed, workers
+        if packed and wanted.one_tokenizer is None:
+            why = "`packed` cuts texts into sequences of equally many tokens, which must be the same texts for all"
+            wanted = replace(wanted, one_tokenizer=(why, "Leave `packed` out"))
+        self.models = FrozenModels(wanted, lambda: self.texts, max_length, **models)
+        self._words = words
+        self._texts: Texts | None = None
+        self._tokenised: TokenisedSplits | None = None
+
+    @property
+    def texts(self) -> Texts:
+        """The three splits, loaded on first use."""
+        if self._texts is None:
+            self._texts = load_texts(self.text)
+        return self._texts
+
+    @property
+    def tokenised(self) -> TokenisedSplits:
+        """The splits as the models read them."""
+        if self._tokenised is None:
+            self._tokenised = self.tokenise(self.texts)
+        return self._tokenised
+
+    def tokenise(self, texts: Texts) -> TokenisedSplits:
+        """Other texts, as the models read these."""
+        return TokenisedSplits(texts, self.models.tokenizers, self.max_length, words=self._words, packed=self.packed)
+
+    def read_words(self, words: bool) -> None:
+        """Say whether the words of the texts are needed, from now on."""
+        if words != self._words:
+            self._words, self._tokenised = words, None
+
+    def describe(self) -> dict[str, Any]:
+        """What a report says about the texts, as plain values."""
+        return {
+            **self.tokenised.describe(),
+            "text": self.texts.describe(),
+            "max_length": self.max_length,
+            "dtype": self.models.dtype,
+            "batch_size": self.batch_size,
+            "seed": self.seed,
+        }
+
+    def loader(
+        self,
+        data: Split | TokenisedTexts,
+        trainer: pl.Trainer | None = None,
+        *,
+        shuffle: bool = False,
+        whole: bool = False,
+        only: int | None = None,
+        batch_size: int | None = None,
+        seed: int | None = None,
+        first_epoch: int = 0,
+    ) -> DataLoader:
+        """A loader of batches of similar length, a rank's share of them.
+
+        Args:
+            data: a split, or other tokenised texts. Where rows are left out, texts that keep none do not come.
+            trainer: of the run, which knows the ranks; None: there is one.
+            shuffle: a new order every epoch, the same for every number of ranks.
+            whole: whether a rank takes whole batches, or its part of each.
+            only: the first so many texts.
+            batch_size: texts a step; default: `batch_size`.
+            seed: of the order; default: `seed`.
+            first_epoch: the first epoch has the order of this number.
+        """
+        data = self.tokenised[data] if isinstance(data, str) else data
+        chosen = None
+        if data.leave_out and data.marks:
+            (marks,) = data.marks.values()
+            chosen = marks.texts_with_rows()[:only].numpy()
+        batches = LengthBatches(
+            data.lengths.numpy()[slice(only) if chosen is None else chosen],
+            batch_size or self.batch_size,
+            shuffle=shuffle,
+            whole=whole,
+            seed=self.seed if seed is None else seed,
+            rank=0 if trainer is None else trainer.global_rank,
+            world=1 if trainer is None else trainer.world_size,
+            chosen=chosen,
+            first_epoch=first_epoch,
+        )
+        return DataLoader(
+            data,
+            sampler=batches,
+            batch_size=None,
+            num_workers=self.workers,
+            persistent_workers=self.workers > 0,
+            pin_memory=trainer is not None and trainer.strategy.root_device.type == "cuda",
+        )
