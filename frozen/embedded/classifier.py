@@ -9,38 +9,28 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
-from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerBase
+from transformers import BertForSequenceClassification, PreTrainedTokenizerBase
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
-from frozen.embedded.making import alone, family_folder, keep_model, train
+from frozen.embedded.making import Size, alone, bert_config, family_folder, keep_model, train
 from frozen.embedded.tokenizers import word_pieces
 
 __all__ = ["Recipe", "classifier"]
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(Size):
     """How an embedded classifier is built and trained.
 
     Args:
-        vocabulary: number of word pieces.
-        layers: number of blocks, L.
-        width: of the states, d; the feed-forward layers are four times as wide.
-        heads: attention heads per block.
-        max_length: longest text in tokens; what is beyond is cut.
         epochs: passes over the texts.
         batch: texts per step.
         learning_rate: of AdamW, reached after the warm-up and then falling linearly to 0.
         warm_up: share of the steps in which the learning rate rises.
         weight_decay: of AdamW.
-        dropout: of states. Attention weights are not dropped: that would double the cost of attention.
+        dropout: of states.
     """
 
-    vocabulary: int = 1536
-    layers: int = 4
-    width: int = 64
-    heads: int = 2
-    max_length: int = 128
     epochs: int = 4
     batch: int = 64
     learning_rate: float = 5e-4
@@ -86,24 +76,11 @@ def _train(
     progress: bool,
 ) -> BertForSequenceClassification:
     with alone(seed):
-        model = BertForSequenceClassification(_config(recipe, len(tokenizer), max(labels) + 1))
+        names = {number: f"LABEL_{number}" for number in range(max(labels) + 1)}
+        model = BertForSequenceClassification(bert_config(recipe, len(tokenizer), recipe.dropout, id2label=names))
         batches = _batches(seed, texts, labels, tokenizer, recipe)
         train(model, batches, recipe, epochs=recipe.epochs, bar=f"Seed {seed}" if progress else None)
     return model
-
-
-def _config(recipe: Recipe, vocabulary: int, classes: int) -> BertConfig:
-    return BertConfig(
-        vocab_size=vocabulary,
-        hidden_size=recipe.width,
-        num_hidden_layers=recipe.layers,
-        num_attention_heads=recipe.heads,
-        intermediate_size=4 * recipe.width,
-        max_position_embeddings=recipe.max_length,
-        hidden_dropout_prob=recipe.dropout,
-        attention_probs_dropout_prob=0.0,
-        id2label={number: f"LABEL_{number}" for number in range(classes)},
-    )
 
 
 def _batches(

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 from transformers import (
-    BertConfig,
     BertForMaskedLM,
     DataCollatorForLanguageModeling,
     GPT2Config,
     GPT2LMHeadModel,
+    PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
-from frozen.embedded.making import alone, family_folder, keep_model, train
+from frozen.embedded.making import Size, alone, bert_config, family_folder, keep_model, train
 from frozen.embedded.tokenizers import byte_pairs, word_pieces
 from frozen.solu import register_solu
 
@@ -31,18 +31,13 @@ TOKENIZER_CHARACTERS = 5_000_000  # of the 25 million of the IMDB reviews: the r
 
 
 @dataclass(frozen=True)
-class LanguageRecipe:
+class LanguageRecipe(Size):
     """How an embedded language model is built and trained.
 
     Texts are laid end to end, the end-of-text token after each, and cut into sequences of one length: the first
     `steps` · `batch` of them, each read once, in an order drawn by the seed; where there are fewer, again.
 
     Args:
-        vocabulary: number of pieces of the tokenizer.
-        layers: number of blocks, L.
-        width: of the states, d; the feed-forward layers are four times as wide.
-        heads: attention heads per block.
-        max_length: tokens of a training sequence, and positions that the model has.
         steps: of the optimiser.
         batch: sequences per step.
         learning_rate: of AdamW, reached after the warm-up and then falling linearly to 0.
@@ -50,11 +45,7 @@ class LanguageRecipe:
         weight_decay: of AdamW.
     """
 
-    vocabulary: int = 1536
     layers: int = 3
-    width: int = 64
-    heads: int = 2
-    max_length: int = 128
     steps: int = 2400
     batch: int = 4
     learning_rate: float = 2e-3
@@ -97,13 +88,13 @@ def causal_model(seed: int, texts: list[str], recipe: GPTRecipe, cache: Path | N
     register_solu()
     kind = f"gpt2-{recipe.activation}"
     said = f"GPT-2 with {recipe.activation}, {recipe.layers} blocks, {recipe.width} wide"
-    return _model(seed, texts, recipe, cache, progress, kind, said, byte_pairs, _train_causal)
+    return _model(seed, texts, recipe, cache, progress, kind, said, byte_pairs, _causal)
 
 
 def masked_model(seed: int, texts: list[str], recipe: MaskedRecipe, cache: Path | None, progress: bool) -> Path:
     """The folder of the masked BERT with this seed; see `frozen.embedded.recipes.embedded_model`."""
     said = f"masked BERT, {recipe.layers} blocks, {recipe.width} wide"
-    return _model(seed, texts, recipe, cache, progress, "bert-mlm", said, word_pieces, _train_masked)
+    return _model(seed, texts, recipe, cache, progress, "bert-mlm", said, word_pieces, _masked)
 
 
 def _model(
@@ -115,7 +106,7 @@ def _model(
     kind: str,
     said: str,
     pieces: Callable[[list[str], int, int], PreTrainedTokenizerBase],
-    trained: Callable[..., Any],
+    plan_of: Callable[..., _Plan],
 ) -> Path:
     if not texts:
         raise ValueError("Expected `texts` to train on, but received none.")
@@ -124,7 +115,7 @@ def _model(
         family_folder(kind, recipe, [texts], cache),
         seed,
         lambda: pieces(_first(texts, TOKENIZER_CHARACTERS), recipe.vocabulary, recipe.max_length),
-        lambda tokenizer: trained(seed, texts, tokenizer, recipe, f"Seed {seed}" if progress else None),
+        lambda tokenizer: _trained(plan_of, seed, texts, tokenizer, recipe, f"Seed {seed}" if progress else None),
         said if progress else None,
     )
 
@@ -143,32 +134,60 @@ def _first(texts: list[str], characters: int) -> list[str]:
 # ---------------------------------------------------------------------- training
 
 
-def _train_causal(
-    seed: int, texts: list[str], tokenizer: PreTrainedTokenizerBase, recipe: GPTRecipe, bar: str | None
-) -> GPT2LMHeadModel:
-    end = tokenizer.eos_token_id
+class _Plan(NamedTuple):
+    """What one kind of language model is trained on, and how.
+
+    Attributes:
+        model: as it was drawn.
+        end: token after each text.
+        length: of a sequence, in tokens of texts.
+        collate: from sequences to a batch.
+        loss: of the model on a batch, a scalar.
+    """
+
+    model: PreTrainedModel
+    end: int
+    length: int
+    collate: Callable[[list[Tensor]], dict[str, Tensor]]
+    loss: Callable[[Any, dict[str, Tensor]], Tensor]
+
+
+def _trained(
+    plan_of: Callable[..., _Plan],
+    seed: int,
+    texts: list[str],
+    tokenizer: PreTrainedTokenizerBase,
+    recipe: LanguageRecipe,
+    bar: str | None,
+) -> PreTrainedModel:
     with alone(seed):
-        model = GPT2LMHeadModel(
-            GPT2Config(
-                vocab_size=len(tokenizer),
-                n_positions=recipe.max_length,
-                n_embd=recipe.width,
-                n_layer=recipe.layers,
-                n_head=recipe.heads,
-                activation_function=recipe.activation,
-                # Every sequence is read once or a few times: there is nothing that dropout would keep from overfitting.
-                resid_pdrop=0.0,
-                embd_pdrop=0.0,
-                attn_pdrop=0.0,
-                bos_token_id=end,
-                eos_token_id=end,
-            )
-        )
-        rows = _sequences(texts, tokenizer, end, recipe.max_length, recipe)
-        batches = _batches(rows, recipe, seed, lambda each: {"input_ids": torch.stack(each)})
-        train(model, batches, recipe, epochs=1, bar=bar, loss=_next_token)
-    model.config.pad_token_id = end  # not before: transformers would take ends of text for padding, and say so
-    return model
+        plan = plan_of(seed, tokenizer, recipe)
+        rows = _sequences(texts, tokenizer, plan.end, plan.length, recipe)
+        train(plan.model, _batches(rows, recipe, seed, plan.collate), recipe, epochs=1, bar=bar, loss=plan.loss)
+    # not before: transformers would take a GPT's ends of text for padding, and say so
+    plan.model.config.pad_token_id = tokenizer.pad_token_id
+    return plan.model
+
+
+def _causal(seed: int, tokenizer: PreTrainedTokenizerBase, recipe: GPTRecipe) -> _Plan:
+    end = tokenizer.eos_token_id
+    config = GPT2Config(
+        vocab_size=len(tokenizer),
+        n_positions=recipe.max_length,
+        n_embd=recipe.width,
+        n_layer=recipe.layers,
+        n_head=recipe.heads,
+        activation_function=recipe.activation,
+        # Every sequence is read once or a few times: there is nothing that dropout would keep from overfitting.
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=end,
+        eos_token_id=end,
+    )
+    return _Plan(
+        GPT2LMHeadModel(config), end, recipe.max_length, lambda rows: {"input_ids": torch.stack(rows)}, _next_token
+    )
 
 
 def _next_token(model: GPT2LMHeadModel, batch: dict[str, Tensor]) -> Tensor:
@@ -176,31 +195,15 @@ def _next_token(model: GPT2LMHeadModel, batch: dict[str, Tensor]) -> Tensor:
     return cross_entropy(logits.flatten(0, 1), batch["input_ids"][:, 1:].flatten())
 
 
-def _train_masked(
-    seed: int, texts: list[str], tokenizer: PreTrainedTokenizerBase, recipe: MaskedRecipe, bar: str | None
-) -> BertForMaskedLM:
-    with alone(seed):
-        model = BertForMaskedLM(
-            BertConfig(
-                vocab_size=len(tokenizer),
-                hidden_size=recipe.width,
-                num_hidden_layers=recipe.layers,
-                num_attention_heads=recipe.heads,
-                intermediate_size=4 * recipe.width,
-                max_position_embeddings=recipe.max_length,
-                hidden_dropout_prob=0.0,
-                attention_probs_dropout_prob=0.0,
-                initializer_range=recipe.initial,
-            )
-        )
-        rows = _sequences(texts, tokenizer, tokenizer.sep_token_id, recipe.max_length - 2, recipe)
-        mask = DataCollatorForLanguageModeling(tokenizer, mlm_probability=recipe.masked_share, seed=seed)
-        first, last = torch.tensor([tokenizer.cls_token_id]), torch.tensor([tokenizer.sep_token_id])
-        batches = _batches(
-            rows, recipe, seed, lambda each: dict(mask([{"input_ids": torch.cat([first, row, last])} for row in each]))
-        )
-        train(model, batches, recipe, epochs=1, bar=bar, loss=_masked_tokens)
-    return model
+def _masked(seed: int, tokenizer: PreTrainedTokenizerBase, recipe: MaskedRecipe) -> _Plan:
+    model = BertForMaskedLM(bert_config(recipe, len(tokenizer), 0.0, initializer_range=recipe.initial))
+    mask = DataCollatorForLanguageModeling(tokenizer, mlm_probability=recipe.masked_share, seed=seed)
+    first, last = torch.tensor([tokenizer.cls_token_id]), torch.tensor([tokenizer.sep_token_id])
+
+    def collate(rows: list[Tensor]) -> dict[str, Tensor]:
+        return dict(mask([{"input_ids": torch.cat([first, row, last])} for row in rows]))
+
+    return _Plan(model, tokenizer.sep_token_id, recipe.max_length - 2, collate, _masked_tokens)
 
 
 def _masked_tokens(model: BertForMaskedLM, batch: dict[str, Tensor]) -> Tensor:

@@ -12,7 +12,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,26 +25,62 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.utils.data import DataLoader
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, get_linear_schedule_with_warmup
+from transformers import (
+    AutoTokenizer,
+    BertConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    get_linear_schedule_with_warmup,
+)
 
 from frozen.loading.saving import save_model, whole_folder
 
-__all__ = ["Size", "alone", "cache_folder", "family_folder", "keep_model", "train"]
+__all__ = ["Size", "alone", "bert_config", "cache_folder", "family_folder", "keep_model", "train"]
 
 
-class Size(Protocol):
-    """What every recipe says; see `frozen.embedded.classifier.Recipe`."""
+@dataclass(frozen=True)
+class Size:
+    """How large an embedded model is.
+
+    Args:
+        vocabulary: number of pieces of the tokenizer.
+        layers: number of blocks, L.
+        width: of the states, d; the feed-forward layers are four times as wide.
+        heads: attention heads per block.
+        max_length: the most tokens of a text or a training sequence: what is beyond is cut.
+    """
+
+    vocabulary: int = 1536
+    layers: int = 4
+    width: int = 64
+    heads: int = 2
+    max_length: int = 128
+
+
+class Rates(Protocol):
+    """What every recipe says of its optimiser; see `frozen.embedded.classifier.Recipe`."""
 
     @property
-    def layers(self) -> int: ...  # noqa: D102
+    def learning_rate(self) -> float: ...
     @property
-    def width(self) -> int: ...  # noqa: D102
+    def warm_up(self) -> float: ...
     @property
-    def learning_rate(self) -> float: ...  # noqa: D102
-    @property
-    def warm_up(self) -> float: ...  # noqa: D102
-    @property
-    def weight_decay(self) -> float: ...  # noqa: D102
+    def weight_decay(self) -> float: ...
+
+
+def bert_config(recipe: Size, vocabulary: int, dropout: float, **options: Any) -> BertConfig:
+    """A BERT of this size, with so many pieces; attention weights are not dropped: that would double their cost."""
+    return BertConfig(
+        vocab_size=vocabulary,
+        hidden_size=recipe.width,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=recipe.heads,
+        intermediate_size=4 * recipe.width,
+        max_position_embeddings=recipe.max_length,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=0.0,
+        **options,
+    )
 
 
 def cache_folder(cache: Path | None = None) -> Path:
@@ -52,12 +88,12 @@ def cache_folder(cache: Path | None = None) -> Path:
     return Path(cache or os.environ.get("ALIGNERS_CACHE") or "~/.cache/aligners").expanduser()
 
 
-def family_folder(kind: str, recipe: Any, data: list[Any], cache: Path | None) -> Path:
+def family_folder(kind: str, recipe: Size, data: list[Any], cache: Path | None) -> Path:
     """The folder of all seeds of a recipe, named by everything that they are made from.
 
     Args:
         kind: how the name begins.
-        recipe: a dataclass with `layers` and `width`.
+        recipe: how they are made.
         data: what is trained on, as JSON can hold it.
         cache: see `cache_folder`.
     """
@@ -123,7 +159,7 @@ def alone(seed: int) -> Iterator[None]:
 def train(
     model: PreTrainedModel,
     batches: DataLoader,
-    recipe: Size,
+    recipe: Rates,
     *,
     epochs: int,
     bar: str | None,
@@ -166,7 +202,7 @@ class _Training(LightningModule):
     """AdamW, warm-up, linear decay."""
 
     def __init__(
-        self, model: PreTrainedModel, recipe: Size, steps: int, loss: Callable[[Any, dict[str, Tensor]], Tensor]
+        self, model: PreTrainedModel, recipe: Rates, steps: int, loss: Callable[[Any, dict[str, Tensor]], Tensor]
     ) -> None:
         super().__init__()
         self.model, self.recipe, self.steps, self.loss = model, recipe, steps, loss
