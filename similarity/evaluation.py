@@ -107,7 +107,14 @@ class SimilarityEvaluation(pl.LightningModule):
     def setup(self, stage: str) -> None:
         """Every check that can be made before reading, and the accumulators of every pair of models."""
         check_precision(self.trainer)
-        data = self._stream
+        self._choose_layers(self._stream)
+        self._choose_groups(self._stream)
+        self._accumulate()
+        self.rows, self.layers, self.distances, self.refusals = [], [], [], Refusals()
+        self.cautions: list[str] = []
+
+    def _choose_layers(self, data: LayerData) -> None:
+        """The models, and what each gives."""
         attention = any(measure.family in ATTENTION for measure in self.measures)
         if attention and not data.attention:
             raise ValueError(
@@ -126,6 +133,9 @@ class SimilarityEvaluation(pl.LightningModule):
             Shape(len(layers), model.width, *((model.depth, model.heads) if attention else ()))
             for model, layers in zip(self.models, self.places, strict=True)
         ]
+
+    def _choose_groups(self, data: LayerData) -> None:
+        """Into how many groups the held-out texts are dealt."""
         data.plan(("fit", "test") if self._fits else ("test",))
         self._batches = self._count_batches()
         self.groups = self.wanted_groups or min(GROUPS, self._batches)
@@ -134,6 +144,9 @@ class SimilarityEvaluation(pl.LightningModule):
                 f"The jackknife leaves out `groups` = {self.groups} groups of batches in turn, but the held-out texts "
                 f"make {self._batches} batches. Lower `groups` or `data.batch_size`, or give more texts."
             )
+
+    def _accumulate(self) -> None:
+        """The accumulators, empty."""
         self.arms = nn.ModuleDict()
         for i, j in self.pairs:
             for name, measures, groups in self._arms_of(i, j):
@@ -144,8 +157,6 @@ class SimilarityEvaluation(pl.LightningModule):
         size = sum(state.nbytes for metric in self.modules() if isinstance(metric, Metric) for state in _states(metric))
         if size > ANNOUNCED:
             logger.warning("The accumulators of this comparison take %.1f GB on each device.", size / 1e9)
-        self.rows, self.layers, self.distances, self.refusals = [], [], [], Refusals()
-        self.cautions: list[str] = []
 
     def _matching(self, i: int, j: int) -> list[tuple[int, int]]:
         """Places of the matching layers of two models, along which there are intervals."""

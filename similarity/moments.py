@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
+from functools import reduce, wraps
 from typing import Any
 
 import torch
@@ -39,7 +39,7 @@ class DoubleMetric(Metric):
         """Keep the answer's shape, and do not copy it."""
         boxed = super()._wrap_compute(lambda: _Box(compute()))
 
-        @functools.wraps(compute)
+        @wraps(compute)
         def unboxed() -> Any:
             return boxed().value
 
@@ -61,24 +61,11 @@ class MomentsMetric(DoubleMetric):
     full_state_update = False
     is_differentiable = False
     n: Tensor
-    mean_x: Tensor
-    mean_y: Tensor
-    xx: Tensor
-    yy: Tensor
-    xy: Tensor
 
     def __init__(self, sites: int, d_x: int, d_y: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        shapes = {
-            "n": (),
-            "mean_x": (sites, d_x),
-            "mean_y": (sites, d_y),
-            "xx": (sites, d_x, d_x),
-            "yy": (sites, d_y, d_y),
-            "xy": (sites, d_x, d_y),
-        }
-        for name in Moments._fields:
-            self.add_state(name, torch.zeros(shapes[name], dtype=torch.float64), dist_reduce_fx=None)
+        for name, zeros in Moments.zeros(sites, d_x, d_y)._asdict().items():
+            self.add_state(name, zeros, dist_reduce_fx=None)
 
     def update(self, x: Tensor, y: Tensor) -> None:
         """Add paired rows: x (S, N, d_x), y (S, N, d_y)."""
@@ -91,10 +78,7 @@ class MomentsMetric(DoubleMetric):
         if self.n.ndim == 0:
             return self._moments()
         ranks = [Moments(*(getattr(self, name)[rank] for name in Moments._fields)) for rank in range(len(self.n))]
-        merged = ranks[0]
-        for moments in ranks[1:]:
-            merged = merge_moments(merged, moments)
-        return merged
+        return reduce(merge_moments, ranks)
 
     def _moments(self) -> Moments:
         return Moments(*(getattr(self, name) for name in Moments._fields))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from similarity.functional.checks import converged
+
 __all__ = ["Canonical", "Whitening", "canonical", "canonical_correlations", "whitening"]
+
+CORRELATIONS = "canonical correlations"
 
 
 class Whitening(NamedTuple):
@@ -79,7 +84,8 @@ def whitening(scatter: Tensor, *, share: float = 1.0, tolerance: float = 1e-10) 
             "Leave constant features or layers out."
         )
     scale = variance.sqrt() if share == 1 else torch.ones_like(variance)
-    values, vectors = _eigh(scatter / (scale[..., :, None] * scale[..., None, :]))
+    correlation = scatter / (scale[..., :, None] * scale[..., None, :])
+    values, vectors = map(_finite, converged("eigendecomposition", "a whitening", torch.linalg.eigh, correlation))
     values, vectors = values.flip(-1), vectors.flip(-1)
     kept = values > tolerance * values[..., :1]
     if share < 1:
@@ -110,7 +116,8 @@ def canonical(white_x: Whitening, white_y: Whitening, xy: Tensor) -> Canonical:
     rho = core.new_zeros(len(core), c)
     u, v = core.new_zeros(len(core), core.shape[1], c), core.new_zeros(len(core), core.shape[2], c)
     for members, k_x, k_y in _of_one_rank(rank_x, rank_y):
-        left, found, right = _svd(core[members, :k_x, :k_y])
+        svd = partial(torch.linalg.svd, full_matrices=False)
+        left, found, right = map(_finite, converged("SVD", CORRELATIONS, svd, core[members, :k_x, :k_y]))
         k = min(k_x, k_y)
         rho[members, :k] = found
         u[members, :k_x, :k] = left
@@ -126,7 +133,9 @@ def canonical_correlations(white_x: Whitening, white_y: Whitening, xy: Tensor) -
     rank = torch.minimum(rank_x, rank_y)
     rho = core.new_zeros(len(core), int(rank.max()))
     for members, k_x, k_y in _of_one_rank(rank_x, rank_y):
-        rho[members, : min(k_x, k_y)] = _svdvals(core[members, :k_x, :k_y])
+        rho[members, : min(k_x, k_y)] = _finite(
+            converged("SVD", CORRELATIONS, torch.linalg.svdvals, core[members, :k_x, :k_y])
+        )
     return rho.view(*lead, -1), rank.view(lead)
 
 
@@ -150,29 +159,6 @@ def _of_one_rank(rank_x: Tensor, rank_y: Tensor) -> list[tuple[Tensor, int, int]
     """
     pairs, group = torch.stack([rank_x, rank_y], 1).unique(dim=0, return_inverse=True)
     return [((group == i).nonzero()[:, 0], k_x, k_y) for i, (k_x, k_y) in enumerate(pairs.tolist())]
-
-
-def _eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    try:
-        values, vectors = torch.linalg.eigh(matrix)
-    except torch.linalg.LinAlgError as error:
-        raise ValueError(f"The eigendecomposition behind a whitening did not converge: {error}") from error
-    return _finite(values), _finite(vectors)
-
-
-def _svd(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    try:
-        u, s, vh = torch.linalg.svd(matrix, full_matrices=False)
-    except torch.linalg.LinAlgError as error:
-        raise ValueError(f"The SVD behind canonical correlations did not converge: {error}") from error
-    return _finite(u), _finite(s), _finite(vh)
-
-
-def _svdvals(matrix: Tensor) -> Tensor:
-    try:
-        return _finite(torch.linalg.svdvals(matrix))
-    except torch.linalg.LinAlgError as error:
-        raise ValueError(f"The SVD behind canonical correlations did not converge: {error}") from error
 
 
 def _finite(values: Tensor) -> Tensor:

@@ -193,8 +193,8 @@ def _whitened(moments: GridMoments, measure: str, share: float) -> tuple[Whiteni
     check_share(share)
     check_moments(moments, measure, 3)
     check = check_features if share == 1 else check_layers
-    check("x", moments.xx, moments.mean_x, moments.n, measure)
-    check("y", moments.yy, moments.mean_y, moments.n, measure)
+    check(moments, "x", measure)
+    check(moments, "y", measure)
     x, y = whitening(moments.xx, share=share), whitening(moments.yy, share=share)
     rank_x, rank_y, n = int(x.rank.max()), int(y.rank.max()), int(moments.n)
     certain = rank_x + rank_y - (n - 1)  # two subspaces of n - 1 dimensions have at least so many in common

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -15,6 +18,7 @@ __all__ = [
     "check_rows",
     "check_share",
     "constant_features",
+    "converged",
 ]
 
 
@@ -93,36 +97,53 @@ def constant_features(scatter: Tensor, mean: Tensor, n: Tensor) -> Tensor:
     return variance <= (1e-7 * mean).square()
 
 
-def check_features(name: str, scatter: Tensor, mean: Tensor, n: Tensor, measure: str) -> None:
+def check_features(moments: GridMoments, name: str, measure: str) -> None:
     """Refuse constant features, for measures that divide by the deviation of each.
 
     Args:
-        name: 'x' or 'y'.
-        scatter: (L, d, d).
-        mean: (L, d).
-        n: number of rows, ().
+        moments: of the rows.
+        name: 'x' or 'y', the side that is looked at.
         measure: name of what cannot be computed.
 
     Raises:
         ValueError: how many there are, and in which layers.
     """
-    constant = constant_features(scatter, mean, n)
-    _refuse_layers(
-        constant.any(-1),
-        name,
-        f"features that vary for {measure}",
-        f"has {int(constant.sum())} constant ones in",
-    )
+    constant = _constant(moments, name)
+    what = f"has {int(constant.sum())} constant ones in"
+    _refuse_layers(constant.any(-1), name, f"features that vary for {measure}", what)
 
 
-def check_layers(name: str, scatter: Tensor, mean: Tensor, n: Tensor, measure: str) -> None:
+def check_layers(moments: GridMoments, name: str, measure: str) -> None:
     """Refuse layers in which nothing varies; arguments as in `check_features`.
 
     Raises:
         ValueError: which layers.
     """
-    constant = constant_features(scatter, mean, n).all(-1)
+    constant = _constant(moments, name).all(-1)
     _refuse_layers(constant, name, f"states that vary for {measure}", "has only constant features in")
+
+
+def _constant(moments: GridMoments, name: str) -> Tensor:
+    side = (moments.xx, moments.mean_x) if name == "x" else (moments.yy, moments.mean_y)
+    return constant_features(*side, moments.n)
+
+
+def converged(kind: str, behind: str, decompose: Callable[..., Any], matrix: Tensor) -> Any:
+    """What a decomposition gives.
+
+    Args:
+        kind: of decomposition, for the message.
+        behind: what it is for, for the message.
+        decompose: one of `torch.linalg`.
+        matrix: (..., n, m).
+
+    Raises:
+        ValueError: it does not converge.
+    """
+    try:
+        return decompose(matrix)
+    except torch.linalg.LinAlgError as error:
+        raise ValueError(f"The {kind} behind {behind} did not converge: {error}") from error
 
 
 def _refuse_layers(bad: Tensor, name: str, expected: str, received: str) -> None:

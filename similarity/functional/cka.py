@@ -30,8 +30,8 @@ def linear_cka_from_moments(moments: GridMoments) -> Tensor:
         ValueError: non-finite rows, or a layer in which nothing varies.
     """
     check_moments(moments, "Linear CKA", 2)
-    check_layers("x", moments.xx, moments.mean_x, moments.n, "linear CKA")
-    check_layers("y", moments.yy, moments.mean_y, moments.n, "linear CKA")
+    check_layers(moments, "x", "linear CKA")
+    check_layers(moments, "y", "linear CKA")
     return _squared(moments.xy) / (_squared(moments.xx)[:, None] * _squared(moments.yy)).sqrt()
 
 
@@ -59,8 +59,8 @@ def unbiased_cka_from_moments(moments: GridMoments) -> Tensor:
             that is not positive.
     """
     check_moments(moments, "Unbiased CKA", 4)
-    check_layers("x", moments.xx, moments.mean_x, moments.n, "unbiased CKA")
-    check_layers("y", moments.yy, moments.mean_y, moments.n, "unbiased CKA")
+    check_layers(moments, "x", "unbiased CKA")
+    check_layers(moments, "y", "unbiased CKA")
     trace_x, trace_y = (scatter.diagonal(dim1=-2, dim2=-1).sum(-1) for scatter in (moments.xx, moments.yy))
     cross = _hsic(moments.n, _squared(moments.xy), moments.q_xy, trace_x[:, None] * trace_y)
     own_x = _hsic(moments.n, _squared(moments.xx), moments.q_xx, trace_x.square())

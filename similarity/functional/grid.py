@@ -153,20 +153,9 @@ class GridSums(NamedTuple):
 
     def moments(self) -> GridMoments:
         """The centred moments of all rows added."""
-        (layers_x, d_x), (layers_y, d_y) = self.shift_x.shape, self.shift_y.shape
-        centred = self.about(*self.means())
-        xy = centred.xy.view(layers_x, d_x, layers_y, d_y).transpose(1, 2).contiguous()
-        return GridMoments(
-            centred.n,
-            centred.shift_x,
-            centred.shift_y,
-            centred.xx,
-            centred.yy,
-            xy,
-            centred.q_xx,
-            centred.q_yy,
-            centred.q_xy,
-        )
+        c = self.about(*self.means())
+        xy = c.xy.view(*c.shift_x.shape, *c.shift_y.shape).transpose(1, 2).contiguous()
+        return GridMoments(c.n, c.shift_x, c.shift_y, c.xx, c.yy, xy, c.q_xx, c.q_yy, c.q_xy)
 
     def pair(self, i: int, j: int) -> GridSums:
         """The sums of one layer of X and one of Y, by their places: a grid of one by one, a view of this one."""

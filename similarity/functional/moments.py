@@ -26,6 +26,12 @@ class Moments(NamedTuple):
     yy: Tensor
     xy: Tensor
 
+    @classmethod
+    def zeros(cls, sites: int, d_x: int, d_y: int) -> Moments:
+        """The moments of no rows."""
+        shapes: list[tuple[int, ...]] = [(), (d_x,), (d_y,), (d_x, d_x), (d_y, d_y), (d_x, d_y)]
+        return cls(*(torch.zeros((sites, *shape) if shape else (), dtype=torch.float64) for shape in shapes))
+
     def swap(self) -> Moments:
         """The moments of the pairs (y, x): what a map from Y to X is fitted on."""
         return Moments(self.n, self.mean_y, self.mean_x, self.yy, self.xx, self.xy.mT)
@@ -89,14 +95,5 @@ class GridMoments(NamedTuple):
 
     def swap(self) -> GridMoments:
         """The moments with X and Y in each other's place: all pairs (L_y, L_x)."""
-        return GridMoments(
-            self.n,
-            self.mean_y,
-            self.mean_x,
-            self.yy,
-            self.xx,
-            self.xy.permute(1, 0, 3, 2),
-            self.q_yy,
-            self.q_xx,
-            self.q_xy.T,
-        )
+        xy = self.xy.permute(1, 0, 3, 2)
+        return GridMoments(self.n, self.mean_y, self.mean_x, self.yy, self.xx, xy, self.q_yy, self.q_xx, self.q_xy.T)

@@ -29,8 +29,8 @@ def neuronsim_from_moments(moments: GridMoments) -> Tensor:
         ValueError: fewer than 3 rows (of two every correlation is ±1), non-finite rows, or constant features.
     """
     check_moments(moments, "Neuron similarity", 3)
-    check_features("x", moments.xx, moments.mean_x, moments.n, "neuron similarity")
-    check_features("y", moments.yy, moments.mean_y, moments.n, "neuron similarity")
+    check_features(moments, "x", "neuron similarity")
+    check_features(moments, "y", "neuron similarity")
     length_x, length_y = (scatter.diagonal(dim1=-2, dim2=-1).sqrt() for scatter in (moments.xx, moments.yy))
     best = (moments.xy.abs() / length_y[:, None]).amax(-1)
     return (best / length_x[:, None]).mean(-1)

@@ -39,7 +39,7 @@ def r2_from_moments(moments: GridMoments) -> Tensor:
             nothing varies, or a decomposition that does not converge.
     """
     check_moments(moments, "R²", 3)
-    check_layers("x", moments.xx, moments.mean_x, moments.n, "R²")
+    check_layers(moments, "x", "R²")
     explained = _cross(moments, _basis(moments, "R²")).square().sum((-1, -2))
     return explained / _variance(moments.xx).sum(-1)[:, None]
 
@@ -64,7 +64,7 @@ def mixedsim_from_moments(moments: GridMoments) -> Tensor:
             decomposition that does not converge.
     """
     check_moments(moments, "Mixed similarity", 3)
-    check_features("x", moments.xx, moments.mean_x, moments.n, "mixed similarity")
+    check_features(moments, "x", "mixed similarity")
     explained = _cross(moments, _basis(moments, "Mixed similarity")).square().sum(-1)
     return (explained / _variance(moments.xx)[:, None]).sqrt().mean(-1)
 
@@ -79,7 +79,7 @@ def r2_held_out(fitted: GridMoments, held_out: GridMoments) -> Tensor:
             held-out row differs from the mean.
     """
     check_moments(fitted, "R²", 3)
-    check_layers("x", fitted.xx, fitted.mean_x, fitted.n, "R²")
+    check_layers(fitted, "x", "R²")
     check_pair(fitted, held_out)
     check_moments(held_out, "Held-out R²", 1)
     basis = _basis(fitted, "R²")
@@ -110,10 +110,10 @@ def mixedsim_held_out(fitted: GridMoments, held_out: GridMoments) -> Tensor:
             predictions that are constant on them.
     """
     check_moments(fitted, "Mixed similarity", 3)
-    check_features("x", fitted.xx, fitted.mean_x, fitted.n, "mixed similarity")
+    check_features(fitted, "x", "mixed similarity")
     check_pair(fitted, held_out)
     check_moments(held_out, "Held-out mixed similarity", 3)
-    check_features("x", held_out.xx, held_out.mean_x, held_out.n, "held-out mixed similarity")
+    check_features(held_out, "x", "held-out mixed similarity")
     basis = _basis(fitted, "Mixed similarity")
     weight = _cross(fitted, basis)
     covariance = (weight * _cross(held_out, basis)).sum(-1)
@@ -129,7 +129,7 @@ def mixedsim_held_out(fitted: GridMoments, held_out: GridMoments) -> Tensor:
 
 def _basis(moments: GridMoments, measure: str) -> Tensor:
     """W (L_y, d_y, k) with orthonormal columns Q_Y = YW, zero columns beyond a layer's rank."""
-    check_features("y", moments.yy, moments.mean_y, moments.n, measure)
+    check_features(moments, "y", measure)
     basis = whitening(moments.yy)
     rank = int(basis.rank.max())
     if moments.n - 1 <= rank:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from similarity.functional.checks import check_moments
+from similarity.functional.checks import check_moments, converged
 from similarity.functional.moments import GridMoments
 
 __all__ = ["angular_distance", "localization", "nuclear_norm", "nuclear_norm_from_moments"]
@@ -20,11 +20,7 @@ def nuclear_norm(x: Tensor) -> Tensor:
     if x.ndim != 3 or not x.isfinite().all():
         raise ValueError(f"Expected `x` as finite states (layers, rows, width), but got shape {tuple(x.shape)} or NaN.")
     x = x.double()
-    try:
-        singular = torch.linalg.svdvals(x - x.mean(1, keepdim=True))
-    except torch.linalg.LinAlgError as error:
-        raise ValueError(f"The SVD behind a nuclear norm did not converge: {error}") from error
-    return singular.sum(-1)
+    return converged("SVD", "a nuclear norm", torch.linalg.svdvals, x - x.mean(1, keepdim=True)).sum(-1)
 
 
 def nuclear_norm_from_moments(moments: GridMoments) -> tuple[Tensor, Tensor]:
@@ -104,9 +100,6 @@ def angular_distance(cka: Tensor) -> Tensor:
 
 
 def _root_sum(scatter: Tensor) -> Tensor:
-    try:
-        values = torch.linalg.eigvalsh(scatter)
-    except torch.linalg.LinAlgError as error:
-        raise ValueError(f"The eigendecomposition behind a nuclear norm did not converge: {error}") from error
+    values = converged("eigendecomposition", "a nuclear norm", torch.linalg.eigvalsh, scatter)
     rounding = scatter.shape[-1] * torch.finfo(scatter.dtype).eps * values[..., -1:]
     return torch.where(values > rounding, values, 0).sqrt().sum(-1)
