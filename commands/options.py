@@ -10,29 +10,56 @@ from typing import Any
 import lightning.pytorch as pl
 from jsonargparse import ArgumentParser, Namespace
 
-__all__ = ["add_data_and_trainer", "command_parser", "options_of", "parse_with_data"]
+from callbacks.best import BestPerSite
+
+__all__ = ["add_data_and_trainer", "add_training", "command_parser", "flat", "options_of", "parse_with_data"]
 
 
-def command_parser(kind: str, description: str, seed_everything: bool = False) -> ArgumentParser:
+def command_parser(kind: str, description: str) -> ArgumentParser:
     """A parser with the options of every command: `--config` and `--run`.
 
     Args:
         kind: what the default folder is called after.
         description: over the list of options.
-        seed_everything: whether there is that option, too.
     """
     parser = ArgumentParser(description=description)
     parser.add_argument("-c", "--config", action="config", help="YAML file with any of these options.")
-    if seed_everything:
-        parser.add_argument(
-            "--seed_everything", type=bool | int, default=0,
-            help="Seed of Python, NumPy and torch; true: one that is drawn, false: none.",
-        )  # fmt: skip
     parser.add_argument(
         "--run", type=Path | None, default=None,
         help=f"New folder of this run: config, logs, checkpoints, report. Default: runs/{kind}-<date>-<time>.",
     )  # fmt: skip
     return parser
+
+
+def add_training(
+    parser: ArgumentParser,
+    module: type[pl.LightningModule],
+    data: type[pl.LightningDataModule],
+    saving: type[pl.Callback],
+    **defaults: Any,
+) -> None:
+    """Add the options of a command that trains maps: seed, where to go on from, what is kept, model, data, Trainer.
+
+    Args:
+        parser: of the command.
+        module: its constructor's arguments become `--model.NAME`.
+        data: see `add_data_and_trainer`.
+        saving: the callback that writes checkpoints; its arguments become `--checkpoint.NAME`.
+        defaults: of the Trainer.
+    """
+    parser.add_argument(
+        "--seed_everything", type=bool | int, default=0,
+        help="Seed of Python, NumPy and torch; true: one that is drawn, false: none.",
+    )  # fmt: skip
+    parser.add_argument(
+        "--ckpt_path", type=str | None, default=None,
+        help="File last.ckpt of an interrupted run, to go on from; to validate: aligners.ckpt.",
+    )  # fmt: skip
+    parser.add_class_arguments(BestPerSite, "early_stopping")
+    parser.add_class_arguments(saving, "checkpoint")
+    parser.add_class_arguments(module, "model", sub_configs=True)
+    usual = {"max_epochs": -1, "log_every_n_steps": 20, "enable_model_summary": False}  # the steps say when it ends
+    add_data_and_trainer(parser, data, **usual, **defaults)
 
 
 def add_data_and_trainer(
@@ -66,14 +93,14 @@ def parse_with_data(parser: ArgumentParser, words: Sequence[str], config: dict[s
         config: the checkpoint's data options.
     """
     kept = {name: value for name, value in config.items() if name != "batch_size"}  # it changes nothing but the speed
-    parser.set_defaults({f"data.{name}": value for name, value in _flat(kept).items()})
+    parser.set_defaults({f"data.{name}": value for name, value in flat(kept).items()})
     return parser.parse_args(words)
 
 
-def _flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested options with dotted names; a map of labels is one value."""
-    flat: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for name, value in options.items():
         nested = isinstance(value, dict) and name != "labels"
-        flat.update(_flat(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value})
-    return flat
+        found |= flat(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value}
+    return found

@@ -2,59 +2,32 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import ArgumentParser, dict_to_namespace
+from jsonargparse import ArgumentParser
 from lightning.pytorch.utilities import rank_zero_only
-from torch import Tensor
 
-from aligners.scoring.scores import bootstrap_interval
-from aligners.scoring.task_scores import choose_score, score_interval, task_score
-from commands.options import add_data_and_trainer, command_parser, options_of
-from commands.run import Run, instantiate, start
+from aligners.scoring.task_scores import choose_score, task_score
+from commands.options import add_data_and_trainer, command_parser, flat, options_of
+from commands.run import instantiate, start
 from datamodules.labelled import LabelledTexts
-from datamodules.text.sources import Score
-from finetuning.saving import FINISHED, finished_row, save_classifier
-from finetuning.training import Finetuning, FinetuningRecipe
-from finetuning.variants import Variant, parse_variants
+from finetuning.jobs import Job, train
+from finetuning.saving import FINISHED, finished_row
+from finetuning.training import FinetuningRecipe
+from finetuning.variants import parse_variants
 from reports.kinds import make_report
 from reports.names import file_names
 from reports.publishing import environment, publish, write
 from reports.report import Row
 
-__all__ = ["Job", "parser", "plan", "run"]
+__all__ = ["parser", "plan", "run"]
 
 # What changes nothing in the result, and may be different when an interrupted run goes on.
 FREE = ("run", "config", "data.workers", "data.cache", "trainer.logger", "trainer.enable_progress_bar")
-
-
-@dataclass(frozen=True)
-class Job:
-    """One classifier to train.
-
-    Attributes:
-        place: number of the base among the models of the data module.
-        base: its name.
-        variant: what is frozen or left out.
-        seed: of the head, the order of the texts and dropout.
-        folder: where it goes, below the run's.
-    """
-
-    place: int
-    base: str
-    variant: Variant
-    seed: int
-    folder: Path
-
-    @property
-    def name(self) -> str:
-        """For logs: the path below the run's folder."""
-        return self.folder.as_posix()
 
 
 def parser() -> ArgumentParser:
@@ -113,7 +86,7 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     rows: list[Row] = []
     for job in jobs:
         row = finished_row(run.folder / job.folder, data.frozen[job.place].fingerprint)
-        rows.append(_train(job, data, recipe, score, run) if row is None else row)
+        rows.append(row or train(job, data, recipe, score, run.trainer(), run.folder))
         if rank_zero_only.rank == 0:  # type: ignore[attr-defined]
             write(make_report("finetuning", meta, rows), run.folder)
     trainer = run.trainer()
@@ -146,62 +119,6 @@ def plan(data: LabelledTexts, seeds: Sequence[int], written: Sequence[str]) -> l
     return jobs
 
 
-def _train(job: Job, data: LabelledTexts, recipe: FinetuningRecipe, score: Score, run: Run) -> Row:
-    """Train and test one classifier; rank 0 saves it."""
-    data.reorder(job.seed)
-    names, revision = data.texts.label_names, data.named()[job.place][1]
-    model, tokenizer = data.classifier(job.base, data.classes, job.seed, label_names=names, revision=revision)
-    module = Finetuning(job.variant.apply(model), recipe, name=job.name, place=job.place, seed=job.seed)
-    trainer, folder = run.trainer(), run.folder / job.folder
-    rank_zero_only(print)(f"Fine-tuning {job.base}, {job.variant.name}, seed {job.seed}: {folder}")
-    began = time.perf_counter()
-    trainer.fit(module, datamodule=data)
-    if trainer.interrupted:
-        raise KeyboardInterrupt
-    seconds, steps = time.perf_counter() - began, trainer.global_step
-    trainer.test(module, datamodule=data, verbose=False)
-    weights = [(weight.numel(), weight.requires_grad) for weight in module.model.parameters()]
-    row: Row = {
-        "base": job.base,
-        "variant": job.variant.name,
-        "kind": job.variant.kind,
-        "count": job.variant.count,
-        "seed": job.seed,
-        **_measured(module.scores, score, data),
-        "validation_accuracy": module.validation_accuracy,
-        "n_texts": len(module.scores["loss"]),
-        "steps": steps,
-        "seconds": round(seconds, 1),
-        "layers": data.frozen[job.place].depth,
-        "parameters": sum(size for size, _ in weights),
-        "trained": sum(size for size, trains in weights if trains),
-        "base_fingerprint": data.frozen[job.place].fingerprint,
-        "folder": job.name,
-    }
-    if trainer.is_global_zero:
-        save_classifier(folder, module.model, tokenizer, row)
-    return row
-
-
-def _measured(scores: dict[str, Tensor], score: Score, data: LabelledTexts) -> Row:
-    """Accuracy, of classes, and the task's score, with intervals over the held-out texts."""
-    labels, answers, correct = data.answers("test"), scores["answer"], scores["correct"]
-    ends = bootstrap_interval(correct, seed=data.seed)
-    found = {
-        **dict(zip(("accuracy", "accuracy_low", "accuracy_high"), (correct.mean(), *ends), strict=True)),
-        "score": task_score(score, answers, labels),
-        **dict(
-            zip(
-                ("score_low", "score_high"),
-                score_interval(score, answers, labels, seed=data.seed),
-                strict=True,
-            )
-        ),
-        "loss": scores["loss"].mean(),
-    }
-    return {"score_name": score, **{k: float(v) if bool(v.isfinite()) else None for k, v in found.items()}}
-
-
 def _seeds(wanted: int | list[int]) -> list[int]:
     seeds = list(range(wanted)) if isinstance(wanted, int) else list(wanted)
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
@@ -211,7 +128,7 @@ def _seeds(wanted: int | list[int]) -> list[int]:
 
 def _check_same(folder: Path, options: dict[str, Any]) -> None:
     written = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-    begun, now = (vars(dict_to_namespace(each).as_flat()) for each in (written, options))
+    begun, now = flat(written), flat(options)
     names = [name for name in {**begun, **now} if not name.startswith(FREE)]
     differences = [name for name in names if begun.get(name) != now.get(name)]
     if differences:

@@ -9,10 +9,9 @@ import lightning.pytorch as pl
 from jsonargparse import ArgumentParser, Namespace
 
 from aligners.fitting.alignment import Alignment
-from callbacks.best import BestPerSite
 from callbacks.checkpoint import SaveAligners
 from callbacks.summary import FitSummary
-from commands.options import add_data_and_trainer, command_parser
+from commands.options import add_training, command_parser
 from commands.parts import bytes_a_site, find_part, free_memory, join_parts, sites_at_once
 from commands.run import Run, start
 from datamodules.paired import PairedActivations
@@ -22,9 +21,7 @@ __all__ = ["alignment_parser", "alignment_trainer", "parser", "run"]
 
 def parser() -> ArgumentParser:
     """The options."""
-    return alignment_parser(
-        "fit", "Fit aligners between the states of two frozen models, then show how exact they are."
-    )
+    return alignment_parser("fit", "Fit aligners between the states of two frozen models, and show how exact they are.")
 
 
 def alignment_parser(kind: str, description: str) -> ArgumentParser:
@@ -34,12 +31,7 @@ def alignment_parser(kind: str, description: str) -> ArgumentParser:
         kind: name of the command.
         description: over the list of options.
     """
-    made = command_parser(kind, description, seed_everything=True)
-    made.add_argument(
-        "--ckpt_path", type=str | None, default=None,
-        help="File last.ckpt of an interrupted run, to go on from; the folder of one that was fitted in parts; to "
-        "validate: the file aligners.ckpt.",
-    )  # fmt: skip
+    made = command_parser(kind, description)
     made.add_argument(
         "--sites_at_once", type=int | None, default=None,
         help="Train a bank so many sites at a time, in runs part-1-1, part-2-1, ... of this run's folder. Default: "
@@ -47,17 +39,7 @@ def alignment_parser(kind: str, description: str) -> ArgumentParser:
     )  # fmt: skip
     for name in ("weights_only", "verbose"):
         made.add_argument(f"--{name}", type=bool | None, default=None, help="Without effect; in older config files.")
-    made.add_class_arguments(BestPerSite, "early_stopping")
-    made.add_class_arguments(SaveAligners, "checkpoint")
-    made.add_class_arguments(Alignment, "model", sub_configs=True)
-    add_data_and_trainer(
-        made,
-        PairedActivations,
-        max_epochs=-1,  # `model.rows` and `model.most_steps` say how long training takes
-        num_sanity_val_steps=0,
-        log_every_n_steps=20,
-        enable_model_summary=False,
-    )
+    add_training(made, Alignment, PairedActivations, SaveAligners, num_sanity_val_steps=0)
     return made
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from jsonargparse import ArgumentParser
 
 from aligners.stitching.evaluation import StitchingEvaluation
 from aligners.stitching.storage import load_stitching
 from aligners.stitching.training import Stitching
-from callbacks.best import BestPerSite
 from callbacks.checkpoint import SaveStitching
-from commands.options import add_data_and_trainer, command_parser
+from commands.options import add_training, command_parser
 from commands.run import start
 from datamodules.model_texts import ModelTexts
 from reports.callback import WriteReport
@@ -22,25 +20,16 @@ __all__ = ["parser", "run"]
 
 def parser() -> ArgumentParser:
     """The options."""
-    made = command_parser(
-        "stitch", "Train stitching layers, then measure them on the held-out texts and report.", seed_everything=True
-    )
-    made.add_argument(
-        "--ckpt_path", type=Path | None, default=None, help="File last.ckpt of an interrupted run, to go on from."
-    )
-    made.add_class_arguments(BestPerSite, "early_stopping")
-    made.add_class_arguments(SaveStitching, "checkpoint")
-    made.add_class_arguments(Stitching, "model", sub_configs=True)
-    add_data_and_trainer(
+    made = command_parser("stitch", "Train stitching layers, then measure them on the held-out texts and report.")
+    add_training(
         made,
+        Stitching,
         ModelTexts,
-        max_epochs=-1,  # as many passes over the texts as the steps need
+        SaveStitching,
         max_steps=2000,
         val_check_interval=200,
-        check_val_every_n_epoch=None,  # the interval counts steps, across passes
+        check_val_every_n_epoch=None,  # the interval counts steps, across passes over the texts
         num_sanity_val_steps=-1,  # the first point of the learning curves
-        log_every_n_steps=20,
-        enable_model_summary=False,
     )
     return made
 

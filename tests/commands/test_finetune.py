@@ -16,6 +16,7 @@ from commands.train import finetune
 from commands.train.finetune import parser, plan
 from datamodules.labelled import LabelledTexts
 from datamodules.text.sources import TextSource
+from finetuning.jobs import Job
 from frozen import load_frozen
 from reports.finetuning.figures import finetuning_figure
 from reports.finetuning.report import finetuning_table, summarise
@@ -87,14 +88,14 @@ def test_an_interrupted_run_goes_on_with_what_is_missing(
     shutil.rmtree(run / "layers-1")
     (run / "layers-1").mkdir()
     trained: list[tuple[str, int]] = []
-    real = finetune._train
+    real = finetune.train
 
-    def watched(job: finetune.Job, data: LabelledTexts, *rest: Any) -> dict[str, Any]:
+    def watched(job: Job, data: LabelledTexts, *rest: Any) -> dict[str, Any]:
         row = real(job, data, *rest)
         trained.append((job.name, data.order))
         return row
 
-    monkeypatch.setattr(finetune, "_train", watched)
+    monkeypatch.setattr(finetune, "train", watched)
     main(options(world, run, **{"data.workers": "0"}))
     assert trained == [("bottom-2/seed-1", 1), ("layers-1/seed-0", 0), ("layers-1/seed-1", 1)]
     after = report(run)["rows"]
