@@ -14,13 +14,15 @@ from datamodules.batches import TextBatch
 from datamodules.frozen_models import Wanted, with_revisions
 from datamodules.module import PAIRS_TOKENS, TextModule, check_rows
 from datamodules.pipeline import TextPipeline
-from datamodules.reading import WORDS, RowPolicy, Rows, check_policy, gather_rows, read_rows, rows_of_each
+from datamodules.reading import gather_rows, read_rows
+from datamodules.rows import RowKind, RowPolicy, Rows, policy_of, rows_of_each
+from datamodules.sites import parse_layers
 from datamodules.text.tokenised_splits import Split
-from frozen.architectures import Component, first_site
+from frozen.architectures import Component
 from frozen.finite import FiniteCheck
 from frozen.model import FrozenModel
 
-__all__ = ["LayerActivations", "LayerBatch", "LayerReader", "PreparedTexts", "parse_layers"]
+__all__ = ["LayerActivations", "LayerBatch", "LayerReader", "PreparedTexts"]
 
 
 @dataclass
@@ -111,18 +113,16 @@ class LayerReader:
         attention: bool = False,
         component: Component = "residual",
     ) -> None:
-        check_policy(rows)
         for model, wanted in zip(models, layers, strict=True):
             for layer in wanted:
                 model.check_site(layer, "layers", component)
         self.models, self.layers = list(models), [list(wanted) for wanted in layers]
-        self.policy: RowPolicy = rows
-        self.special_tokens, self.attention, self.component = special_tokens, attention, component
+        self.kind, self.attention, self.component = RowKind(rows, special_tokens), attention, component
         self.check = FiniteCheck()
 
     def prepare(self, texts: TextBatch) -> PreparedTexts:
         """The part that belongs on the CPU: which positions are rows of each model."""
-        return PreparedTexts(texts, rows_of_each(texts, self.policy, self.special_tokens))
+        return PreparedTexts(texts, rows_of_each(texts, self.kind))
 
     def read(self, prepared: PreparedTexts) -> LayerBatch:
         """Run the models on the batch's device and gather the rows.
@@ -225,7 +225,7 @@ class LayerActivations(TextModule):
         self.attention, self.component = attention, component
         self.attn_implementation = "eager" if attention else attn_implementation
         wanted = Wanted(with_revisions(models, revisions), one_tokenizer=PAIRS_TOKENS if rows == "tokens" else None)
-        words = attention or rows in WORDS
+        words = attention or policy_of(rows).types == "words"
         self.pipeline = TextPipeline(wanted, words, attn_implementation=self.attn_implementation, **options)
         check_rows(rows, component, self.pipeline.packed)
         if attention and self.pipeline.packed:
@@ -288,18 +288,3 @@ class LayerActivations(TextModule):
     def on_after_batch_transfer(self, batch: PreparedTexts, dataloader_idx: int) -> LayerBatch:
         """Run the models where the batch is now."""
         return self.reader.read(batch)
-
-
-def parse_layers(layers: str | Sequence[int], depth: int, component: Component = "residual") -> list[int]:
-    """The layers of a model of L = `depth` blocks: `all` (0..L, of a sub-layer 1..L), `blocks` (1..L), or those named.
-
-    Raises:
-        ValueError: something else was written, nothing, or a layer twice.
-    """
-    if isinstance(layers, str):
-        if layers not in ("all", "blocks"):
-            raise ValueError(f"Expected `layers` to be 'all', 'blocks' or a list of numbers, but got {layers!r}.")
-        return list(range(first_site(component) if layers == "all" else 1, depth + 1))
-    if not layers or len(set(layers)) < len(layers):
-        raise ValueError(f"Expected `layers` to name at least one layer and none twice, but got {list(layers)}.")
-    return list(layers)

@@ -12,11 +12,11 @@ from datamodules.batches import TextBatch
 from datamodules.frozen_models import Wanted, with_revisions
 from datamodules.module import TextModule, check_component
 from datamodules.pipeline import TextPipeline
-from datamodules.reading import parse_sites
+from datamodules.sites import route_sites
 from datamodules.text.label_names import LabelsOption
 from frozen.architectures import Component, Task
 
-__all__ = ["ModelTexts", "route_sites"]
+__all__ = ["ModelTexts"]
 
 
 STITCHES_TOKENS = (
@@ -124,32 +124,3 @@ class ModelTexts(TextModule):
     def _epoch(self) -> int:
         training = self.trainer is not None and self.trainer.training
         return cast(Any, self.trainer).current_epoch + 1 if training else 0
-
-
-def route_sites(
-    sites: str | Sequence[str | int],
-    depths: Sequence[int],
-    source: int,
-    target: int,
-    component: Component = "residual",
-) -> list[tuple[int, int]]:
-    """Site pairs of the route from one model to another, or to itself.
-
-    A pair that the user wrote holds from an earlier model to a later one. On the way back it is turned round; from a
-    model to itself, its own end of the pair is taken twice. A grid is every block with every block on any route.
-
-    Args:
-        sites: as the user wrote them.
-        depths: L of each model.
-        source: number of the model that is read.
-        target: number of the model that is run from there.
-        component: what is read there.
-    """
-    if source < target or sites == "grid":
-        return parse_sites(sites, depths[source], depths[target], component)
-    if source > target:
-        return [(j, i) for i, j in parse_sites(sites, depths[target], depths[source], component)]
-    partner = 1 if source == 0 else 0
-    ends = parse_sites(sites, depths[min(source, partner)], depths[max(source, partner)], component)
-    own = dict.fromkeys(pair[0] if source == 0 else pair[1] for pair in ends)
-    return [(site, site) for site in own]

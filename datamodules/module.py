@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from datamodules.batches import LengthBatches
 from datamodules.pipeline import TextPipeline
-from datamodules.reading import check_policy
+from datamodules.rows import POLICIES, policy_of
 from datamodules.text.sources import TextSource
 from datamodules.text.texts import Texts
 from datamodules.text.tokenised_splits import Split
@@ -201,12 +201,12 @@ _PASSED = (Parameter.KEYWORD_ONLY,)  # what comes before is no option, but what 
 
 def check_rows(rows: str, component: Component, packed: bool) -> None:
     """Raise if `rows` or `component` cannot be read, or not from `packed` text."""
-    check_policy(rows)
     check_component(component)
-    if packed and rows not in ("tokens", "mean"):
+    if packed and not policy_of(rows).packed:
+        fit = " or ".join(repr(name) for name, policy in POLICIES.items() if policy.packed)
         raise ValueError(
             "A sequence of `packed` text has no words that are whole and no first token that stands for it. "
-            f"Expected `rows` 'tokens' or 'mean', but got {rows!r}."
+            f"Expected `rows` {fit}, but got {rows!r}."
         )
 
 

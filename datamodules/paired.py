@@ -13,8 +13,10 @@ from datamodules.batches import TextBatch
 from datamodules.frozen_models import Wanted
 from datamodules.module import PAIRS_TOKENS, WITHOUT_GRADIENTS, TextModule, check_rows
 from datamodules.pipeline import TextPipeline
-from datamodules.reading import WORDS, PairedBatch, PairReader, Prepared, RowKind, RowPolicy, parse_sites
-from datamodules.row_types import RowTypes, SeenTypes, kind_of, types_of
+from datamodules.reading import PairedBatch, PairReader, Prepared
+from datamodules.row_types import RowTypes, SeenTypes, types_of
+from datamodules.rows import RowKind, RowPolicy, policy_of
+from datamodules.sites import parse_sites
 from datamodules.text.label_names import LabelsOption
 from datamodules.text.sources import TextSource
 from datamodules.text.texts import Texts, load_texts, without_texts
@@ -86,7 +88,7 @@ class PairedActivations(TextModule):
         self.labels, self.held_out_types = labels, held_out_types
         named = [(model_x, revision_x), (model_y, revision_y)]
         wanted = Wanted(named, one_tokenizer=PAIRS_TOKENS if rows == "tokens" else None)
-        self.pipeline = TextPipeline(wanted, rows in WORDS, **options)
+        self.pipeline = TextPipeline(wanted, policy_of(rows).types == "words", **options)
         check_rows(rows, component, self.pipeline.packed)
         self._seen: SeenTypes | None = None
         self._reader: PairReader | None = None
@@ -139,7 +141,7 @@ class PairedActivations(TextModule):
         """
         self._kinds, self._measured = [kind for kind in kinds if kind != self.reader.kind], measured
         self._asking = asking
-        self.pipeline.read_words(any(kind.policy in WORDS for kind in (self.reader.kind, *self._kinds)))
+        self.pipeline.read_words(any(kind.types == "words" for kind in (self.reader.kind, *self._kinds)))
         self._other, self._tokenised_other = None, None
         if other is not None:
             self._read_other(other, known)
@@ -176,7 +178,7 @@ class PairedActivations(TextModule):
 
     def describe(self) -> dict[str, Any]:
         """Everything that says which rows these are, as plain values."""
-        reader = self.reader
+        reader, types = self.reader, policy_of(self.rows).types
         return {
             "models": {"x": reader.model_x.identity(), "y": reader.model_y.identity()},
             "sites": [list(pair) for pair in reader.sites],
@@ -184,8 +186,8 @@ class PairedActivations(TextModule):
             "rows": self.rows,
             "special_tokens": self.special_tokens,
             **self.pipeline.describe(),
-            "types": kind_of(self.rows) or f"rows {self.rows!r} have none, and none are held out",
-            "held_out_types": self.held_out_types if kind_of(self.rows) else 0.0,
+            "types": types or f"rows {self.rows!r} have none, and none are held out",
+            "held_out_types": self.held_out_types if types else 0.0,
         }
 
     # ------------------------------------------------------------------ types
@@ -209,7 +211,7 @@ class PairedActivations(TextModule):
         seen = self._measured if self._measured is not None and not leave_out else self.seen
         marks = {}
         for kind in [self.reader.kind] if leave_out else [self.reader.kind, *self._kinds]:
-            if seen.kind is not None and kind_of(kind.policy) == seen.kind:
+            if seen.kind is not None and kind.types == seen.kind:
                 types = cast(RowTypes, types_of(kind, data, texts, self.pipeline.models.tokenizers[0]))
                 marks[kind] = types.unseen(seen)
         return data.marked(marks, leave_out=leave_out)
@@ -255,15 +257,16 @@ class PairedActivations(TextModule):
         return self.pipeline.loader(data, self.trainer, shuffle=shuffle, **given)
 
     def paired(self, split: Split, **options: Any) -> Iterator[PairedBatch]:
-        """The paired rows of a split, batch by batch, on the device of X; what a Trainer's steps get.
+        """The paired rows of a split, batch by batch, on the device of X: what a Trainer's steps get.
 
         Args:
             split: which texts.
             options: of `loader`.
 
         Example:
-            for batch in PairedActivations(sites="blocks").paired("fit", only=100):
-                print(batch.x.shape, batch.y.shape)  # (S, N, d_x) and (S, N, d_y)
+            >>> data = PairedActivations("embedded:0", "embedded:1", sites="blocks")  # doctest: +SKIP
+            >>> for batch in data.paired("fit", only=100):  # doctest: +SKIP
+            ...     print(batch.x.shape, batch.y.shape)  # (S, N, d_x) and (S, N, d_y)
         """
         return self.batches(split, **options)
 

@@ -6,13 +6,13 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.reading import WORDS, RowKind, RowPolicy
+from datamodules.rows import Kind, RowKind
 from datamodules.text.marks import Marks
 from datamodules.text.tokens import TokenisedTexts
 
@@ -20,14 +20,7 @@ if TYPE_CHECKING:
     import datasets
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["Kind", "RowTypes", "SeenTypes", "is_held_out", "kind_of", "types_of"]
-
-Kind = Literal["tokens", "words"]
-
-
-def kind_of(rows: RowPolicy) -> Kind | None:
-    """What the types of rows are; None for the means and first tokens of texts, which have none."""
-    return "words" if rows in WORDS else "tokens" if rows == "tokens" else None
+__all__ = ["RowTypes", "SeenTypes", "is_held_out", "types_of"]
 
 
 def is_held_out(name: str, share: float, seed: int) -> bool:
@@ -101,7 +94,7 @@ def types_of(
         texts: the same as text.
         tokenizer: of the first model.
     """
-    types = kind_of(kind.policy)
+    types = kind.types
     if types is None:
         return None
     return word_types(data, texts) if types == "words" else token_types(data, tokenizer, kind.special_tokens)

@@ -23,7 +23,8 @@ from aligners.storage import StoredAlignment, different_models
 from datamodules.asking import Asking, TaskBatch
 from datamodules.batches import TextBatch
 from datamodules.protocol import PairedData, SiteData, stream_of
-from datamodules.reading import PairedBatch, RowKind
+from datamodules.reading import PairedBatch
+from datamodules.rows import RowKind
 from datamodules.text.labels import known_labels
 from datamodules.text.sources import TextSource
 from datamodules.text.tokens import same_tokenizer

@@ -21,7 +21,7 @@ from aligners.maps.canonical import CCA, PWCCA, SVCCA
 from aligners.maps.linear import Identity, Linear, Mean, Procrustes
 from aligners.maps.permutation import Permutation
 from aligners.storage import StoredAlignment
-from datamodules.reading import RowKind
+from datamodules.rows import RowKind
 from similarity.functional.moments import Moments
 
 __all__ = [

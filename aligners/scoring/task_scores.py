@@ -14,7 +14,7 @@ from torchmetrics.functional.classification import binary_f1_score
 
 from aligners.maps.baselines import random_labels
 from aligners.scoring.scores import percentile_interval, resampled
-from datamodules.text.sources import GLUE_SCORES, Score, TextSource
+from datamodules.text.sources import Score, TextSource, known_source
 
 if TYPE_CHECKING:
     from datamodules.protocol import TextData
@@ -66,7 +66,7 @@ class ScoredTask:
 
 
 def choose_score(text: TextSource, *, regression: bool, classes: int) -> Score:
-    """By what a task is measured: as `score` says; as GLUE does (`GLUE_SCORES`); accuracy, or Pearson's correlation.
+    """By what a task is measured: as `score` says; as GLUE does (`SOURCES`); accuracy, or Pearson's correlation.
 
     Args:
         text: of the task.
@@ -77,7 +77,7 @@ def choose_score(text: TextSource, *, regression: bool, classes: int) -> Score:
         ValueError: `score` does not fit the task.
     """
     usual: Score = "pearson" if regression else "accuracy"
-    score = text.score or GLUE_SCORES.get(text.source, usual)
+    score = text.score or known_source(text).score or usual
     known = OF_NUMBERS if regression else OF_CLASSES if classes == 2 else ("accuracy",)
     if score not in known:
         what = "numbers to predict" if regression else f"{classes} classes"

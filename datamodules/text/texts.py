@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from datamodules.text.labels import LabelColumn, known_labels, read_labels
-from datamodules.text.sources import EMBEDDED, GLUE, TextSource, fitting_split, held_out_split, open_source
+from datamodules.text.sources import TextSource, fitting_split, held_out_split, known_source, open_source
 from datamodules.text.splitting import split_of, split_shares, text_key
 from datamodules.text.streaming import first_rows, first_texts
 
@@ -138,20 +138,18 @@ def load_texts(source: TextSource) -> Texts:
         "duplicates_dropped": sum(len(k) - len(set(k)) for k in keys),
         "dropped_as_held_out": len(set(keys[0]) & held_keys),
     }
-    names = None if labels is None else labels.names
-    if names is None and source.source in EMBEDDED:
-        names = ["negative", "positive"]
+    names = labels.names if labels is not None else None
+    called = known_source(source).label_names
+    if names is None and called is not None:
+        names = list(called)
     return Texts(chosen["fit"], chosen["validation"], chosen["test"], names, origin)
 
 
 def _text_columns(table: Dataset, source: TextSource) -> list[str]:
     """The named columns, the known ones, or the only one that holds text."""
-    if source.text_columns is not None:
-        return list(source.text_columns)
-    if source.source in EMBEDDED:
-        return ["text"]
-    if source.source in GLUE:
-        return GLUE[source.source]
+    columns = source.text_columns or known_source(source).text_columns
+    if columns is not None:
+        return list(columns)
     label = _label_column(table, source)
     found = [name for name in table.column_names if name != label and _is_text(table, name)]
     if len(found) != 1:

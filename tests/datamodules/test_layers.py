@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from datamodules.layers import LayerActivations, LayerBatch, parse_layers
+from datamodules.layers import LayerActivations, LayerBatch
+from datamodules.sites import parse_layers
 from datamodules.text.sources import TextSource
 from frozen.embedded.recipes import Recipe, embedded_recipe
 from tests.datamodules.text.splitters import byte_level, splitter_folder, word_piece

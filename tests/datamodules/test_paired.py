@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
@@ -15,13 +16,13 @@ from datamodules.text.sources import TextSource
 from frozen import FrozenModel
 from frozen.embedded.recipes import Recipe, embedded_model
 from tests.datamodules.text.splitters import byte_level, splitter_folder, word_piece
-from tests.runs import activations
+from tests.runs import activations, quiet_trainer
 from tests.tiny import tiny_folder
 from tests.world import TEST_TEXTS, World, sentences
 
 
 def batches(data: PairedActivations, split: str = "test", **options: int) -> list[PairedBatch]:
-    return [data.reader.read(data.reader.prepare(texts)) for texts in data.loader(split, **options)]  # type: ignore[arg-type]
+    return list(data.paired(split, **options))  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +83,20 @@ def test_every_text_comes_once_with_both_models_states(world: World) -> None:
     torch.testing.assert_close(found[0].y[0], direct[1])
     some = torch.cat([batch.texts.text for batch in batches(data, only=7)])
     assert sorted(some.tolist()) == list(range(7))
+
+
+def test_iterating_gives_what_a_trainer_gives(world: World) -> None:
+    class Keep(pl.LightningModule):
+        def test_step(self, batch: PairedBatch, batch_idx: int) -> None:
+            kept.append(batch)
+
+    kept: list[PairedBatch] = []
+    data = activations(world, sites=[2, "1:3"])
+    quiet_trainer().test(Keep(), datamodule=data, verbose=False)
+    for mine, given in zip(batches(activations(world, sites=[2, "1:3"])), kept, strict=True):
+        assert torch.equal(mine.x, given.x)
+        assert torch.equal(mine.y, given.y)
+        assert torch.equal(mine.text, given.text)
 
 
 def test_description_says_which_rows_these_are(world: World) -> None:

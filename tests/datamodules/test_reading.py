@@ -7,15 +7,9 @@ import torch
 from torch import Tensor
 
 from datamodules.batches import TextBatch
-from datamodules.reading import (
-    PairedBatch,
-    PairReader,
-    RowPolicy,
-    parse_sites,
-    rows_of_each,
-    select_rows,
-    select_words,
-)
+from datamodules.reading import PairedBatch, PairReader
+from datamodules.rows import RowKind, RowPolicy, rows_of_each, select_rows, select_words
+from datamodules.sites import parse_sites
 from frozen import FrozenModel
 from tests.tiny import SPECIAL, TEXTS, tiny_frozen, tokenised
 
@@ -171,7 +165,7 @@ def test_words_in_any_order_are_rows_in_theirs() -> None:
 def test_texts_without_words_have_no_words_for_rows() -> None:
     texts = replace(batch(), words=None, word_count=None)
     with pytest.raises(ValueError, match=r"`rows` 'words_mean'.*`words=True`"):
-        rows_of_each(texts, "words_mean", special_tokens=False)
+        rows_of_each(texts, RowKind("words_mean"))
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ def test_a_packed_stream_reads_full_sequences(packed_stream: PairedActivations) 
     expected = plain_ids(tiny_tokenizer(), texts)
     assert len(data) == len(expected) // 16
     assert data.labels is None
-    batches = [packed_stream.reader.read(packed_stream.reader.prepare(b)) for b in packed_stream.loader("test")]
+    batches = list(packed_stream.paired("test"))
     assert all(batch.texts.inputs_x["attention_mask"].all() for batch in batches)
     ids = {int(i): row for batch in batches for i, row in zip(batch.texts.text, batch.texts.inputs_x["input_ids"],
                                                               strict=True)}  # fmt: skip
@@ -194,7 +194,7 @@ def test_embedded_language_models_read_packed_text_without_labels(world: World, 
         world, **models, text=TextSource(str(path)), packed=True, max_length=32, sites="all", cache=tmp_path / "cache"
     )
     stream.prepare_data()
-    batch = stream.reader.read(stream.reader.prepare(next(iter(stream.loader("test")))))
+    batch = next(stream.paired("test"))
     assert batch.x.shape == batch.y.shape
     assert batch.texts.inputs_x["input_ids"].shape[1] == 32
     assert not torch.allclose(batch.x, batch.y)

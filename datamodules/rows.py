@@ -1,0 +1,236 @@
+"""Which vectors of a batch become rows: the row policies, and how each chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from datamodules.batches import TextBatch
+
+__all__ = [
+    "POLICIES",
+    "Kind",
+    "Policy",
+    "RowKind",
+    "RowPolicy",
+    "Rows",
+    "policy_of",
+    "rows_of_each",
+    "select_rows",
+    "select_words",
+]
+
+Kind = Literal["tokens", "words"]
+RowPolicy = str  # one of POLICIES
+
+
+@dataclass
+class Rows:
+    """Which positions of a batch (B, T) become its N rows.
+
+    Attributes:
+        index: (P,) positions in the flattened batch; P = N, but for means one for every token that enters one.
+        owner: (N,) which text of the batch each row belongs to, 0..B-1, ascending.
+        texts: B.
+        share: (P,) weight of the position in its mean, or None where every position is a row itself.
+        row: (P,) which mean the position enters, 0..N-1, or None likewise.
+        counts: rows of each text, known without asking the device, as long as the rows were chosen on the CPU.
+        unseen: (N,) whether the row's type is not among those that fitting sees; None where that is not known.
+    """
+
+    index: Tensor
+    owner: Tensor
+    texts: int
+    share: Tensor | None = None
+    row: Tensor | None = None
+    counts: tuple[int, ...] = ()
+    unseen: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if not self.counts and self.owner.device.type == "cpu":
+            self.counts = tuple(torch.bincount(self.owner, minlength=self.texts).tolist())
+
+    @property
+    def place(self) -> Tensor:
+        """(N,) number of each row among those of its text, 0, 1, ...: the same however texts are batched."""
+        counts = torch.zeros(self.texts, dtype=torch.int64, device=self.owner.device)
+        counts.index_add_(0, self.owner, torch.ones_like(self.owner))
+        return torch.arange(len(self), device=self.owner.device) - (counts.cumsum(0) - counts)[self.owner]
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Rows:
+        """The same rows on another device."""
+
+        def moved(part: Tensor | None) -> Any:
+            return None if part is None else part.to(device, non_blocking=non_blocking)
+
+        share, row, unseen = moved(self.share), moved(self.row), moved(self.unseen)
+        return Rows(moved(self.index), moved(self.owner), self.texts, share, row, self.counts, unseen)
+
+    def only(self, kept: Tensor) -> Rows:
+        """The rows where `kept` (N,) is True."""
+        if self.share is None or self.row is None:
+            return Rows(self.index[kept], self.owner[kept], self.texts)
+        entering = kept[self.row]
+        row = (kept.cumsum(0) - 1)[self.row[entering]]
+        return Rows(self.index[entering], self.owner[kept], self.texts, self.share[entering], row)
+
+    def gather(self, states: Tensor, out: Tensor) -> None:
+        """Write the rows of states (B, T, d) into `out` (N, d)."""
+        flat = states.flatten(0, 1)
+        if self.share is None or self.row is None:
+            if flat.dtype == out.dtype:
+                torch.index_select(flat, 0, self.index, out=out)
+            else:
+                out.copy_(flat.index_select(0, self.index))
+            return
+        weighted = flat.index_select(0, self.index).to(out.dtype) * self.share[:, None]
+        out.zero_().index_add_(0, self.row, weighted)
+
+    def scatter(self, rows: Tensor, states: Tensor) -> Tensor:
+        """A copy of states (B, T, d) in which the rows (N, d) stand at their positions."""
+        return states.flatten(0, 1).index_copy(0, self.index, rows.to(states.dtype)).view_as(states)
+
+    def __len__(self) -> int:
+        """N, how many rows `gather` gives."""
+        return len(self.owner)
+
+
+@dataclass(frozen=True)
+class RowKind:
+    """Which rows are meant: a policy, and whether special tokens count, where that makes a difference."""
+
+    policy: RowPolicy
+    special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        if not policy_of(self.policy).counts_special:
+            object.__setattr__(self, "special_tokens", True)
+
+    @property
+    def types(self) -> Kind | None:
+        """What the types of the rows are; None: they have none."""
+        return policy_of(self.policy).types
+
+    def __str__(self) -> str:
+        return self.policy + ("" if self.special_tokens else ", special tokens left out")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How the rows of a batch are chosen.
+
+    Attributes:
+        choose: from a batch on the CPU, the number of a model, and whether special tokens count, that model's rows.
+        types: what the types of the rows are, by which some can be held out of fitting; `words` also says that the
+            words of the texts are needed. None: the rows have no types.
+        counts_special: whether it makes a difference if special tokens count.
+        packed: whether packed sequences have such rows, which know neither whole words nor a first token.
+    """
+
+    choose: Callable[[TextBatch, int, bool], Rows]
+    types: Kind | None = None
+    counts_special: bool = False
+    packed: bool = False
+
+
+def select_rows(mask: Tensor, special: Tensor, policy: RowPolicy, special_tokens: bool = True) -> Rows:
+    """Rows of a batch on the CPU, before it is moved: their number is then known without asking the device.
+
+    Args:
+        mask: (B, T) attention mask; padding is never a row.
+        special: (B, T) True at special tokens.
+        policy: `tokens`: every real token; `mean`: the mean over a text's real tokens; `cls`: a text's first
+            real token.
+        special_tokens: whether special tokens count for `tokens` and `mean`.
+
+    Raises:
+        ValueError: a text has no token that counts.
+    """
+    counts, every = mask.bool(), torch.arange(len(mask))
+    if policy == "cls":
+        first = counts.int().argmax(1)
+        return Rows(every * mask.shape[1] + first, every, len(mask))
+    if not special_tokens:
+        counts = counts & ~special
+    lengths = counts.sum(1)
+    if not lengths.all():
+        raise ValueError(
+            f"Expected every text to have a token that counts as a row, but text number "
+            f"{int((lengths == 0).nonzero()[0])} of the batch has none. Drop empty texts, or count special tokens."
+        )
+    index = counts.flatten().nonzero()[:, 0]
+    owner = index // mask.shape[1]
+    if policy == "mean":
+        return Rows(index, every, len(mask), share=1 / lengths[owner].float(), row=owner)
+    return Rows(index, owner, len(mask))
+
+
+def select_words(words: Tensor, counts: Tensor, policy: RowPolicy) -> Rows:
+    """One row for every word of a batch, text by text and in the order of their numbers; on the CPU too.
+
+    The rows of two models are paired by this order alone, so a word must be there for both or for neither.
+
+    Args:
+        words: (B, T) word of each token, 0..W_b-1 in text b, -1 for none.
+        counts: (B,) words of each text, W_b; every word has a token.
+        policy: `words`: the last token of a word; `words_first`: its first; `words_mean`: the mean over them.
+    """
+    index = (words >= 0).flatten().nonzero()[:, 0]
+    row = (counts.cumsum(0) - counts)[index // words.shape[1]] + words.flatten()[index]
+    n, owner = int(counts.sum()), torch.arange(len(words)).repeat_interleave(counts)
+    if policy == "words_mean":
+        pieces = torch.bincount(row, minlength=n)
+        return Rows(index, owner, len(words), share=1 / pieces[row].float(), row=row)
+    chosen = torch.empty(n, dtype=torch.int64)
+    chosen.scatter_reduce_(0, row, index, "amax" if policy == "words" else "amin", include_self=False)
+    return Rows(chosen, owner, len(words))
+
+
+def _from_mask(policy: RowPolicy, texts: TextBatch, model: int, special_tokens: bool) -> Rows:
+    return select_rows(texts.inputs[model]["attention_mask"], texts.special[model], policy, special_tokens)
+
+
+def _from_words(policy: RowPolicy, texts: TextBatch, model: int, special_tokens: bool) -> Rows:
+    if texts.words is None or texts.word_count is None:
+        raise ValueError(
+            f"`rows` {policy!r} needs to know the words of the texts, but they were tokenised without. Call "
+            "`tokenise` with `words=True`."
+        )
+    return select_words(texts.words[model], texts.word_count, policy)
+
+
+POLICIES: dict[RowPolicy, Policy] = {
+    "tokens": Policy(partial(_from_mask, "tokens"), "tokens", counts_special=True, packed=True),
+    "mean": Policy(partial(_from_mask, "mean"), counts_special=True, packed=True),
+    "cls": Policy(partial(_from_mask, "cls")),
+    **{name: Policy(partial(_from_words, name), "words") for name in ("words", "words_first", "words_mean")},
+}
+
+
+def policy_of(rows: RowPolicy) -> Policy:
+    """The policy of a name.
+
+    Raises:
+        ValueError: there is none of this name.
+    """
+    if rows not in POLICIES:
+        raise ValueError(f"Expected `rows` to be one of {', '.join(POLICIES)}, but got {rows!r}.")
+    return POLICIES[rows]
+
+
+def rows_of_each(texts: TextBatch, kind: RowKind) -> tuple[Rows, ...]:
+    """The rows of every model of a batch, one object for models of equal tokenizers.
+
+    Raises:
+        ValueError: words are asked for of texts that were tokenised without them; or as in `select_rows`.
+    """
+    choose, found = policy_of(kind.policy).choose, dict[int, Rows]()
+    for model, inputs in enumerate(texts.inputs):
+        if id(inputs) not in found:
+            found[id(inputs)] = choose(texts, model, kind.special_tokens)
+    return tuple(found[id(inputs)] for inputs in texts.inputs)
