@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
+from copy import deepcopy
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,11 +47,11 @@ class Run(NamedTuple):
         """A Trainer of this run.
 
         Args:
-            callbacks: beside the user's and the progress bar.
+            callbacks: beside the progress bar and copies of the user's.
             changes: of the settings.
         """
         given = self.settings["callbacks"] or []
-        given = given if isinstance(given, list) else [given]
+        given = deepcopy(given if isinstance(given, list) else [given])
         bar = [] if self.settings["enable_progress_bar"] is False else [ProgressBar()]
         return pl.Trainer(**{**self.settings, **changes, "callbacks": [*given, *bar, *callbacks]})
 

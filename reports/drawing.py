@@ -13,11 +13,29 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from numpy.typing import NDArray
 
-__all__ = ["COLOURS", "MARKERS", "heat_map", "layer_grid", "number", "panels", "shown_lines", "whiskers"]
+from reports.report import Row
+
+__all__ = [
+    "COLOURS",
+    "LINEAR_UP_TO",
+    "Look",
+    "heat_map",
+    "layer_grid",
+    "line_look",
+    "lines_by_site",
+    "number",
+    "panels",
+    "penalty_scale",
+    "shown_lines",
+]
+
+Look = dict[str, Any]
+Cells = Sequence[Row | None]
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 MARKERS = "osD^vPX*h"  # one more than colours: their pairs repeat late
+LINEAR_UP_TO = 0.01  # nats: what stitching a model to itself may cost
 LIGHT_FROM = 0.6  # of the colour scale: above it dark letters are easier to read
 
 
@@ -56,6 +74,12 @@ def panels(
     for axis in axes[count:]:
         axis.set_axis_off()
     return figure, axes[:count]
+
+
+def line_look(colour: int, marker: int, linestyle: str) -> Look:
+    """How a line is drawn, by the numbers of its colour and of its marker."""
+    look = {"color": COLOURS[colour % len(COLOURS)], "marker": MARKERS[marker % len(MARKERS)], "linestyle": linestyle}
+    return {**look, "markersize": 4.5, "linewidth": 1.3}
 
 
 def shown_lines(axes: Iterable[Axes]) -> tuple[list[Any], list[str]]:
@@ -102,10 +126,31 @@ def layer_grid(
     return grid
 
 
-def whiskers(heights: Sequence[float], low: Sequence[float], high: Sequence[float]) -> NDArray[np.float64]:
-    """Lengths (2, N) of error bars. A percentile interval need not hold the estimate: the bar then ends at it."""
-    middle = np.asarray(heights)
-    return np.maximum([middle - low, np.asarray(high) - middle], 0)
+def lines_by_site(axis: Axes, lines: Sequence[tuple[str, Look, Cells]], column: str, scale: float = 1) -> None:
+    """Draw lines with their intervals, beside each other so that these can be told apart.
+
+    Args:
+        axis: the panel.
+        lines: name, look, and a row or None for each place across.
+        column: what is drawn; `column`_low and `column`_high are the ends of the interval.
+        scale: by what it is multiplied.
+    """
+    for order, (name, look, cells) in enumerate(lines):
+        here = [(place, row) for place, row in enumerate(cells) if row is not None]
+        aside = min(0.07, 0.5 / len(lines)) * (order - (len(lines) - 1) / 2)
+        middle, low, high = (
+            np.array([scale * number(row[column + end]) for _, row in here]) for end in ("", "_low", "_high")
+        )
+        if here:  # a percentile interval need not hold the estimate: the bar then ends at it
+            bars = np.maximum([middle - low, high - middle], 0)
+            axis.errorbar([place + aside for place, _ in here], middle, bars, label=name, elinewidth=0.8, **look)
+
+
+def penalty_scale(axis: Axes) -> None:
+    """Linear up to `LINEAR_UP_TO` nats, logarithmic beyond: a state that is put in without a map fits on it."""
+    axis.axhline(0, color="0.6", linewidth=0.8, zorder=0)
+    axis.set_yscale("symlog", linthresh=LINEAR_UP_TO, linscale=0.6)
+    axis.yaxis.set_major_formatter("{x:g}")
 
 
 def number(value: float | None) -> float:

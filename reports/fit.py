@@ -38,7 +38,7 @@ def _table(rows: Sequence[Row], column: str) -> Table:
     for row in rows:
         lines.setdefault(f"{row['model_x']} → {row['model_y']}  {row['method']}", []).append(row)
     sites = [site_name((row["site_x"], row["site_y"])) for row in next(iter(lines.values()))]
-    table = site_table(f"FVU {SHOWN[column]}, by site pair", "aligner", [], {"": sites})
+    table = site_table(f"FVU {SHOWN[column]}, by site pair", ["aligner"], [], {"": sites})
     for name, line in lines.items():
         stars = ("" if row["training"] in (None, TRAINED_WELL) else "*" for row in line)
         table.add_row(name, *(f"{row[column]:.3f}{star}" for row, star in zip(line, stars, strict=True)))

@@ -30,18 +30,21 @@ class TitledTable(Table):
         yield from super().__rich_console__(console, options)
 
 
-def site_table(title: str, name: str, columns: Sequence[str], sites: Mapping[str, Sequence[str]]) -> TitledTable:
+def site_table(
+    title: str, names: Sequence[str], columns: Sequence[str], sites: Mapping[str, Sequence[str]]
+) -> TitledTable:
     """An empty table with sites across.
 
     Args:
         title: over the table.
-        name: heading of the first column, which may be folded.
-        columns: headings of those between it and the sites.
+        names: headings of the first columns, which hold words; the first of them may be folded.
+        columns: headings of the columns of numbers between these and the sites.
         sites: heading -> the sites below it; an empty heading leaves its line out where it is the only one.
     """
     over = "\n" if any(sites) else ""
     table = TitledTable(title)
-    table.add_column(f"{over}{name}", overflow="fold")
+    for place, name in enumerate(names):
+        table.add_column(f"{over}{name}", overflow="fold", no_wrap=place > 0)
     for column in columns:
         table.add_column(column if "\n" in column else f"{over}{column}", justify="right", no_wrap=True)
     for heading, names in sites.items():

@@ -37,8 +37,8 @@ def alignment_parser(kind: str, description: str) -> ArgumentParser:
         help="Train a bank so many sites at a time, in runs part-1-1, part-2-1, ... of this run's folder. Default: "
         "all sites, or as many as fit in memory. `--ckpt_path FOLDER` goes on with the parts of a run.",
     )  # fmt: skip
-    for name in ("weights_only", "verbose"):
-        made.add_argument(f"--{name}", type=bool | None, default=None, help="Without effect; in older config files.")
+    for name in ("weights_only", *(["verbose"] if kind == "validate" else [])):
+        made.add_argument(f"--{name}", type=bool | None, default=None, help="Without effect: config files hold it.")
     add_training(made, Alignment, PairedActivations, SaveAligners, num_sanity_val_steps=0)
     return made
 

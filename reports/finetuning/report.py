@@ -66,7 +66,7 @@ def finetuning_table(rows: Sequence[Row], majority: float) -> Table:
     words = score_words(rows)
     title = f"{words[0].upper()}{words[1:]} on {rows[0]['n_texts']} held-out texts"
     columns = ["classifiers", score_heading(rows), "± sd", "loss", "seconds", "weights trained"]
-    table = site_table(title, "variant", columns, {})
+    table = site_table(title, ["variant"], columns, {})
     for row in summarise(rows):
         table.add_row(
             row["variant"],

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import product
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from aligners.fitting.outcomes import TRAINED_WELL
-from reports.drawing import COLOURS, MARKERS, number, panels, shown_lines, whiskers
+from reports.drawing import Look, line_look, lines_by_site, number, panels, shown_lines
 from reports.injection.words import panel_title, panels_of
 from reports.names import site_name
 from reports.report import Row
@@ -25,7 +24,7 @@ FVU_LABELS = {
     "fvu_unseen": "FVU on types that no map saw",
     "fvu_other": "FVU on the other text",
 }
-LEVELS: dict[str, dict[str, Any]] = {
+LEVELS: dict[str, Look] = {
     "native_y": {"color": "0.1", "linestyle": "-"},
     "native_x": {"color": "0.1", "linestyle": "--"},
     "random_classifier": {"color": "0.5", "linestyle": "-."},
@@ -75,14 +74,7 @@ def accuracy_figure(rows: Sequence[Row]) -> Figure:
     figure, axes = _panels(rows)
     styles = _styles(rows)
     for axis, panel in zip(axes, panels_of(rows), strict=True):
-        lines = _lines(panel, styles)
-        for place, (name, style, every) in enumerate(lines):
-            line = [row for row in every if row["score"] is not None]
-            sites = [every.index(row) for row in line]
-            aside = min(0.06, 0.6 / len(lines)) * (place - (len(lines) - 1) / 2)
-            heights, low, high = ([100 * row[f"score{end}"] for row in line] for end in ("", "_low", "_high"))
-            bars = whiskers(heights, low, high)
-            axis.errorbar([s + aside for s in sites], heights, yerr=bars, label=name, elinewidth=0.8, **style)
+        lines_by_site(axis, _lines(panel, styles), "score", 100)
         for row in panel:
             if row["site_x"] is None and row["score"] is not None:
                 axis.axhline(100 * row["score"], label=row["method"], linewidth=1, zorder=0, **LEVELS[row["method"]])
@@ -97,21 +89,19 @@ def _panels(rows: Sequence[Row], over: int = 1) -> tuple[Figure, list[Axes]]:
     return panels(over * count, count, (4.6, 3.1), (1.9, 1.1), sharey=True)
 
 
-def _styles(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+def _styles(rows: Sequence[Row]) -> dict[str, Look]:
     """How each method with sites is drawn in every panel: trained maps solid, closed forms dashed, floors dotted."""
     roles = {row["method"]: row["role"] for row in rows if row["site_x"] is not None}
     solved = {row["method"] for row in rows if row.get("fit") == "closed form"}
-    styles: dict[str, dict[str, Any]] = {}
-    for name in sorted(roles, key=lambda name: roles[name] == "floor"):
-        place = len(styles)
-        look = {"color": COLOURS[place % len(COLOURS)], "linestyle": "--" if name in solved else "-"}
+    styles: dict[str, Look] = {}
+    for place, name in enumerate(sorted(roles, key=lambda name: roles[name] == "floor")):
+        styles[name] = line_look(place, place, "--" if name in solved else "-")
         if roles[name] == "floor":
-            look = {"color": "0.6", "linestyle": ":"}
-        styles[name] = {"markersize": 4.5, "linewidth": 1.3, "marker": MARKERS[place % len(MARKERS)], **look}
+            styles[name] |= {"color": "0.6", "linestyle": ":"}
     return styles
 
 
-def _lines(panel: list[Row], styles: dict[str, dict[str, Any]]) -> list[tuple[str, dict[str, Any], list[Row]]]:
+def _lines(panel: list[Row], styles: dict[str, Look]) -> list[tuple[str, Look, list[Row]]]:
     """(name, style, rows by site) of every method that has sites, in the order of the styles."""
     lines = [(name, style, [row for row in panel if row["method"] == name]) for name, style in styles.items()]
     return [entry for entry in lines if entry[2]]

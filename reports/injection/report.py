@@ -75,7 +75,7 @@ def console_tables(rows: Sequence[Row]) -> list[Table]:
 
 def _table(panel: list[Row], pairs: list[tuple[int, int]], title: str, groups: list[str]) -> Table:
     sites = {COLUMN_GROUPS[group][0] or score_heading(panel): [site_name(pair) for pair in pairs] for group in groups}
-    table = site_table(title, "method", ["parameters"], sites)
+    table = site_table(title, ["method"], ["parameters"], sites)
     for name in dict.fromkeys(row["method"] for row in panel):
         line = {(row["site_x"], row["site_y"]): row for row in panel if row["method"] == name}
         first = next(iter(line.values()))

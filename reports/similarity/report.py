@@ -79,7 +79,7 @@ def _pairs(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
 def _table(rows: Sequence[Row], model_x: str, model_y: str) -> Table:
     pairs = matching_layers(*(sorted({row[f"layer_{side}"] for row in rows}) for side in "xy"))
     title = f"{model_x} and {model_y}, matching layers"
-    table = site_table(title, "measure", [""], {"": [site_name(pair) for pair in pairs]})
+    table = site_table(title, ["measure", ""], [], {"": [site_name(pair) for pair in pairs]})
     for label in dict.fromkeys(row["label"] for row in rows):
         cells = {(row["layer_x"], row["layer_y"]): row for row in rows if row["label"] == label}
         for column, said in SHOWN.items():

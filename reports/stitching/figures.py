@@ -9,25 +9,27 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from reports.drawing import COLOURS, MARKERS, heat_map, layer_grid, number, panels, shown_lines, whiskers
+from reports.drawing import (
+    LINEAR_UP_TO,
+    Look,
+    heat_map,
+    layer_grid,
+    line_look,
+    lines_by_site,
+    number,
+    panels,
+    penalty_scale,
+    shown_lines,
+)
 from reports.names import site_name
 from reports.report import Row
 from reports.score_words import score_words
-from reports.stitching.lines import (
-    Line,
-    averaged,
-    is_grid,
-    lines_of,
-    matching_pairs,
-    methods_of,
-    what_intervals_are,
-)
+from reports.stitching.lines import Line, averaged, is_grid, lines_of, matching_pairs, methods_of, what_intervals_are
 
 __all__ = ["accuracy_figure", "curve_figure", "penalty_figure", "penalty_map"]
 
 Groups = Mapping[str, Sequence[str]] | None
 PANELS_ABREAST = 4
-LINEAR_UP_TO = 0.01  # nats: what stitching a model to itself may cost
 PENALTY = "penalty: stitched minus native loss, nats"
 
 
@@ -46,8 +48,7 @@ def penalty_figure(rows: Sequence[Row], groups: Groups = None) -> Figure:
     pairs = matching_pairs(rows)
     for method, axis in axes.items():
         _draw(axis, lines, method, pairs, "penalty", 1)
-        _penalty_scale(axis)
-        axis.set_xticks(range(len(pairs)), [site_name(pair) for pair in pairs])
+        penalty_scale(axis)
     _dress(figure, axes.values(), _site_label(rows), PENALTY, f"bars: {what_intervals_are(rows, groups)}")
     return figure
 
@@ -95,7 +96,7 @@ def curve_figure(curves: Sequence[Row], groups: Groups = None) -> Figure:
             points = sorted((row["step"], number(row["penalty"])) for row in here)
             if points:
                 axis.plot(*zip(*points, strict=True), label=line.name, **look, markevery=-(-len(points) // 12))
-        _penalty_scale(axis)
+        penalty_scale(axis)
     _dress(figure, axes.values(), "step", PENALTY, "")
     figure.suptitle(curves[0]["method"], fontsize=10)
     return figure
@@ -139,18 +140,16 @@ def _panels(titles: Sequence[str]) -> tuple[Figure, dict[str, Axes]]:
     return figure, dict(zip(titles, axes, strict=True))
 
 
-def _looks(lines: Sequence[Line]) -> list[dict[str, Any]]:
+def _looks(lines: Sequence[Line]) -> list[Look]:
     """Colours are targets and markers sources; of groups each has its own. Dashed: models stitched to themselves."""
     targets = list(dict.fromkeys(line.model_y or line.name for line in lines))
     sources = list(dict.fromkeys(line.model_x or line.name for line in lines))
     return [
-        {
-            "color": COLOURS[targets.index(line.model_y or line.name) % len(COLOURS)],
-            "marker": MARKERS[sources.index(line.model_x or line.name) % len(MARKERS)],
-            "linestyle": "--" if line.same else "-",
-            "markersize": 4.5,
-            "linewidth": 1.3,
-        }
+        line_look(
+            targets.index(line.model_y or line.name),
+            sources.index(line.model_x or line.name),
+            "--" if line.same else "-",
+        )
         for line in lines
     ]
 
@@ -158,22 +157,14 @@ def _looks(lines: Sequence[Line]) -> list[dict[str, Any]]:
 def _draw(
     axis: Axes, lines: Sequence[Line], method: str, pairs: list[tuple[int, int]], column: str, scale: float
 ) -> None:
-    """Every line of one method with its intervals, beside each other so that these can be told apart."""
-    for order, (line, look) in enumerate(zip(lines, _looks(lines), strict=True)):
-        cells = {(row["site_x"], row["site_y"]): row for row in line.rows if row["method"] == method}
-        here = [(place, cells[pair]) for place, pair in enumerate(pairs) if pair in cells]
-        if not here:
-            continue
-        aside = min(0.07, 0.5 / len(lines)) * (order - (len(lines) - 1) / 2)
-        values = [[number(row[column + end]) * scale for _, row in here] for end in ("", "_low", "_high")]
-        across = [place + aside for place, _ in here]
-        axis.errorbar(across, values[0], yerr=whiskers(*values), label=line.name, elinewidth=0.8, **look)
-
-
-def _penalty_scale(axis: Axes) -> None:
-    axis.axhline(0, color="0.6", linewidth=0.8, zorder=0)
-    axis.set_yscale("symlog", linthresh=LINEAR_UP_TO, linscale=0.6)
-    axis.yaxis.set_major_formatter("{x:g}")
+    """Every line of one method with its intervals."""
+    cells = [{(row["site_x"], row["site_y"]): row for row in line.rows if row["method"] == method} for line in lines]
+    drawn = [
+        (line.name, look, [own.get(pair) for pair in pairs])
+        for line, look, own in zip(lines, _looks(lines), cells, strict=True)
+    ]
+    lines_by_site(axis, drawn, column, scale)
+    axis.set_xticks(range(len(pairs)), [site_name(pair) for pair in pairs])
 
 
 def _dress(figure: Figure, axes: Iterable[Axes], across: str, up: str, note: str) -> None:

@@ -10,15 +10,7 @@ from reports.names import short_names
 from reports.report import Row
 from similarity.controls import matching_layers
 
-__all__ = [
-    "Line",
-    "averaged",
-    "is_grid",
-    "lines_of",
-    "matching_pairs",
-    "methods_of",
-    "what_intervals_are",
-]
+__all__ = ["Line", "averaged", "is_grid", "lines_of", "matching_pairs", "methods_of", "what_intervals_are"]
 
 Pair = tuple[int, int]
 MOST_MODELS = 3  # whose routes are still told apart in one panel

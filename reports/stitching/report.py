@@ -14,15 +14,7 @@ from reports.report import Report, Row
 from reports.score_words import score_heading
 from reports.screen import site_table
 from reports.stitching.figures import accuracy_figure, curve_figure, penalty_figure, penalty_map
-from reports.stitching.lines import (
-    Line,
-    averaged,
-    is_grid,
-    lines_of,
-    matching_pairs,
-    methods_of,
-    what_intervals_are,
-)
+from reports.stitching.lines import Line, averaged, is_grid, lines_of, matching_pairs, methods_of, what_intervals_are
 from reports.stitching.words import findings
 
 __all__ = ["report", "stitching_tables"]
@@ -107,7 +99,7 @@ def _table(
     whole = next((column for column in columns if column not in ("penalty", LOST)), None)
     sites = [site_name(pair) for pair in pairs]
     across = {f"{column}, nats" if column == "penalty" else column: sites for column in columns}
-    table = site_table(title, "from → into", [] if whole is None else [f"native\n{whole}"], across)
+    table = site_table(title, ["from → into"], [] if whole is None else [f"native\n{whole}"], across)
     for line in lines:
         cells = {(row["site_x"], row["site_y"]): row for row in line.rows if row["method"] == method}
         if not cells:

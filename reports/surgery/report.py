@@ -41,7 +41,7 @@ def surgery_table(rows: Sequence[Row], majority: float) -> Table:
         f"({floor_words(rows)}: {100 * majority:.1f})"
     )
     sites = sorted({row["site"] for row in cut})
-    table = site_table(title, "model", ["head"], {"": [str(site) for site in sites]})
+    table = site_table(title, ["model", "head"], [], {"": [str(site) for site in sites]})
     for model, kind in dict.fromkeys((row["model"], row["kind"]) for row in cut):
         own = {row["site"]: row["score"] for row in cut if (row["model"], row["kind"]) == (model, kind)}
         cells = ["" if own.get(site) is None else f"{100 * own[site]:.1f}" for site in sites]
