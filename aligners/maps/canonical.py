@@ -29,7 +29,63 @@ from similarity.functional.moments import Moments
 __all__ = ["CCA", "PWCCA", "SVCCA"]
 
 
-class CCA(Affine):
+class _Canonical(Affine):
+    """What the maps along canonical directions share: their options, and what is known of each direction.
+
+    Args:
+        sites: S, the number of site pairs.
+        d_x: width of X's states.
+        d_y: width of Y's states.
+        options: as `options` gives them back.
+
+    Raises:
+        ValueError: `share` or `directions` is out of range.
+    """
+
+    correlations: Tensor
+
+    def __init__(self, sites: int, d_x: int, d_y: int, **options: Any) -> None:
+        super().__init__(sites, d_x, d_y)
+        self._options = options
+        share, directions = options.get("share", 1.0), options.get("directions")
+        if not 0 < share <= 1:
+            raise ValueError(f"Expected `share` in (0, 1], but got {share:g}.")
+        if directions is not None and not 1 <= directions <= min(d_x, d_y):
+            raise ValueError(
+                f"Expected `directions` to be at least 1 and at most {min(d_x, d_y)}, the smaller width, but got "
+                f"{directions}. None keeps all."
+            )
+        self.share, self.directions = share, directions
+        self.shrink, self.tolerance = options["shrink"], options["tolerance"]
+        self.invertible = not self.shrink
+        self.register_buffer("correlations", torch.full((sites, min(d_x, d_y)), float("nan")))
+
+    @property
+    def rows_needed(self) -> int:
+        """One more than X and Y have directions together, at full rank."""
+        return self.d_x + self.d_y + 1
+
+    def _keep(self, moments: Moments, found: _Solved, kept: Tensor) -> None:
+        """Make the map of the directions that are `kept` (S, c)."""
+        self.correlations.fill_(float("nan"))
+        self.correlations[:, : kept.shape[-1]] = torch.where(kept, found.rho, float("nan"))
+        factor = (kept * found.rho if self.shrink else kept.double())[:, None]
+        back = None if self.shrink else (found.b * factor) @ found.onto_x
+        self.set_map(moments, (found.a * factor) @ found.onto_y, back)
+
+    def findings(self) -> dict[str, Any]:
+        """How many directions each site keeps, and their mean correlation on the fitting rows."""
+        return {
+            "directions": self.correlations.isfinite().sum(-1).tolist(),
+            "mean_correlation": self.correlations.nanmean(-1).tolist(),
+        }
+
+    def options(self) -> dict[str, Any]:
+        """Those of the class."""
+        return dict(self._options)
+
+
+class CCA(_Canonical):
     """The canonical variates of X in the place of those of Y (Hotelling 1936; Ren et al. §3.3, eq. 3 to 6).
 
     With all directions and `shrink` it is least squares, whatever the rank of X. Without `shrink` it keeps the
@@ -50,8 +106,6 @@ class CCA(Affine):
         correlations: (S, min(d_x, d_y)) canonical correlations, descending; NaN where a direction is not kept.
     """
 
-    correlations: Tensor
-
     def __init__(
         self,
         sites: int,
@@ -62,16 +116,7 @@ class CCA(Affine):
         shrink: bool = False,
         tolerance: float = 1e-10,
     ) -> None:
-        super().__init__(sites, d_x, d_y)
-        _check_directions(directions, d_x, d_y)
-        self.directions, self.shrink, self.tolerance = directions, shrink, tolerance
-        self.invertible = not shrink
-        self.register_buffer("correlations", torch.full((sites, min(d_x, d_y)), float("nan")))
-
-    @property
-    def rows_needed(self) -> int:
-        """One more than X and Y have directions together, at full rank."""
-        return self.d_x + self.d_y + 1
+        super().__init__(sites, d_x, d_y, directions=directions, shrink=shrink, tolerance=tolerance)
 
     def fit(self, moments: Moments) -> None:
         """Solve from moments, in float64.
@@ -80,20 +125,10 @@ class CCA(Affine):
             ValueError: a neuron is constant, there are too few rows, or fewer directions than asked for.
         """
         found = _solve(moments, 1.0, self.tolerance)
-        kept = _first(found, self.directions)
-        _store(self.correlations, found, kept)
-        self.set_map(moments, *_weights(found, kept, self.shrink))
-
-    def findings(self) -> dict[str, Any]:
-        """How many directions each site keeps, and their mean correlation on the fitting rows."""
-        return _said(self.correlations)
-
-    def options(self) -> dict[str, Any]:
-        """Directions, shrinkage and tolerance."""
-        return {"directions": self.directions, "shrink": self.shrink, "tolerance": self.tolerance}
+        self._keep(moments, found, _first(found, self.directions))
 
 
-class SVCCA(Affine):
+class SVCCA(_Canonical):
     """CCA between the principal components of X and of Y, mapped back to the full space.
 
     Principal components that hold a stated share of the variance are kept, in each model by itself (Raghu et al.
@@ -117,7 +152,6 @@ class SVCCA(Affine):
         reduced_fvu: (S,) the same as share of the variance within them.
     """
 
-    correlations: Tensor
     components: Tensor
     reduced_mse: Tensor
     reduced_fvu: Tensor
@@ -133,15 +167,15 @@ class SVCCA(Affine):
         shrink: bool = False,
         tolerance: float = 1e-10,
     ) -> None:
-        super().__init__(sites, d_x, d_y)
-        _check_share(share)
-        _check_directions(directions, d_x, d_y)
-        self.share, self.directions, self.shrink, self.tolerance = share, directions, shrink, tolerance
-        self.invertible = not shrink
-        self.register_buffer("correlations", torch.full((sites, min(d_x, d_y)), float("nan")))
+        super().__init__(sites, d_x, d_y, share=share, directions=directions, shrink=shrink, tolerance=tolerance)
         self.register_buffer("components", torch.zeros(sites, 2))
         self.register_buffer("reduced_mse", torch.full((sites,), float("nan")))
         self.register_buffer("reduced_fvu", torch.full((sites,), float("nan")))
+
+    @property
+    def rows_needed(self) -> int:
+        """Known only when the components are: `fit` refuses too few."""
+        return 2
 
     def fit(self, moments: Moments) -> None:
         """Solve from moments, in float64.
@@ -151,7 +185,6 @@ class SVCCA(Affine):
         """
         found = _solve(moments, self.share, self.tolerance)
         kept = _first(found, self.directions)
-        _store(self.correlations, found, kept)
         self.components.copy_(torch.stack([found.rank_x, found.rank_y], -1))
         # Canonical variates are uncorrelated, so that the error is a sum over directions.
         factor = found.rho if self.shrink else torch.ones_like(found.rho)
@@ -159,29 +192,20 @@ class SVCCA(Affine):
         error = found.within_y + lost.sum(-1)
         self.reduced_mse.copy_(error / (moments.n * found.rank_y))
         self.reduced_fvu.copy_(error / found.within_y)
-        self.set_map(moments, *_weights(found, kept, self.shrink))
+        self._keep(moments, found, kept)
 
     def findings(self) -> dict[str, Any]:
         """Directions, components, correlation, and the error in the reduced space, all on the fitting rows."""
         return {
-            **_said(self.correlations),
+            **super().findings(),
             "components_x": self.components[:, 0].int().tolist(),
             "components_y": self.components[:, 1].int().tolist(),
             "reduced_mse": self.reduced_mse.tolist(),
             "reduced_fvu": self.reduced_fvu.tolist(),
         }
 
-    def options(self) -> dict[str, Any]:
-        """Share of variance, directions, shrinkage and tolerance."""
-        return {
-            "share": self.share,
-            "directions": self.directions,
-            "shrink": self.shrink,
-            "tolerance": self.tolerance,
-        }
 
-
-class PWCCA(Affine):
+class PWCCA(_Canonical):
     """CCA along the fewest directions that carry a stated share of the projection weight.
 
     The weight of direction i is αᵢ = Σⱼ |⟨Xaᵢ, xⱼ⟩| over the centred columns xⱼ of X (Morcos et al. 2018; Ren et al.
@@ -203,23 +227,13 @@ class PWCCA(Affine):
         carried: (S,) share of Σαᵢ that the kept directions carry.
     """
 
-    correlations: Tensor
     carried: Tensor
 
     def __init__(
         self, sites: int, d_x: int, d_y: int, *, share: float = 0.99, shrink: bool = False, tolerance: float = 1e-10
     ) -> None:
-        super().__init__(sites, d_x, d_y)
-        _check_share(share)
-        self.share, self.shrink, self.tolerance = share, shrink, tolerance
-        self.invertible = not shrink
-        self.register_buffer("correlations", torch.full((sites, min(d_x, d_y)), float("nan")))
+        super().__init__(sites, d_x, d_y, share=share, shrink=shrink, tolerance=tolerance)
         self.register_buffer("carried", torch.full((sites,), float("nan")))
-
-    @property
-    def rows_needed(self) -> int:
-        """One more than X and Y have directions together, at full rank."""
-        return self.d_x + self.d_y + 1
 
     def fit(self, moments: Moments) -> None:
         """Solve from moments, in float64.
@@ -230,17 +244,12 @@ class PWCCA(Affine):
         found = _solve(moments, 1.0, self.tolerance)
         alpha = found.onto_x.abs().sum(-1)
         kept = found.exists & _heaviest(alpha, self.share)
-        _store(self.correlations, found, kept)
         self.carried.copy_((alpha * kept).sum(-1) / alpha.sum(-1))
-        self.set_map(moments, *_weights(found, kept, self.shrink))
+        self._keep(moments, found, kept)
 
     def findings(self) -> dict[str, Any]:
         """How many directions each site keeps, their mean correlation, and the share of Σα that they carry."""
-        return {**_said(self.correlations), "alpha_share": self.carried.tolist()}
-
-    def options(self) -> dict[str, Any]:
-        """Share of α, shrinkage and tolerance."""
-        return {"share": self.share, "shrink": self.shrink, "tolerance": self.tolerance}
+        return {**super().findings(), "alpha_share": self.carried.tolist()}
 
 
 class _Solved(NamedTuple):
@@ -307,35 +316,3 @@ def _heaviest(alpha: Tensor, share: float) -> Tensor:
     rest = weight.flip(-1).cumsum(-1).flip(-1)  # of this direction and all that are lighter
     kept = rest > (1 - share) * weight.sum(-1, keepdim=True)
     return torch.zeros_like(kept).scatter(-1, order, kept)
-
-
-def _weights(found: _Solved, kept: Tensor, shrink: bool) -> tuple[Tensor, Tensor | None]:
-    """W (S, d_x, d_y), and the way back (S, d_y, d_x) unless `shrink`."""
-    factor = (kept * found.rho if shrink else kept.double())[:, None]
-    back = None if shrink else (found.b * factor) @ found.onto_x
-    return (found.a * factor) @ found.onto_y, back
-
-
-def _store(correlations: Tensor, found: _Solved, kept: Tensor) -> None:
-    correlations.fill_(float("nan"))
-    correlations[:, : kept.shape[-1]] = torch.where(kept, found.rho, float("nan"))
-
-
-def _said(correlations: Tensor) -> dict[str, Any]:
-    return {
-        "directions": correlations.isfinite().sum(-1).tolist(),
-        "mean_correlation": correlations.nanmean(-1).tolist(),
-    }
-
-
-def _check_directions(directions: int | None, d_x: int, d_y: int) -> None:
-    if directions is not None and not 1 <= directions <= min(d_x, d_y):
-        raise ValueError(
-            f"Expected `directions` to be at least 1 and at most {min(d_x, d_y)}, the smaller width, but got "
-            f"{directions}. None keeps all."
-        )
-
-
-def _check_share(share: float) -> None:
-    if not 0 < share <= 1:
-        raise ValueError(f"Expected `share` in (0, 1], but got {share:g}.")
