@@ -1,4 +1,4 @@
-"""Classification heads that are trained on the states of a frozen model, one at every site."""
+"""Classification heads trained on the states of a frozen model, one for each site."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class HeadBank(nn.Module):
         )
 
     def logits(self, model: FrozenModel, inputs: Mapping[str, Tensor], states: Sequence[Tensor]) -> Tensor:
-        """What each head answers to the states of its site as if they were those of the last: (S, B, C) float32.
+        """Logits of each head for the states of its site, taken as those of the last site: (S, B, C) float32.
 
         Args:
             model: the model, on the device of the heads.

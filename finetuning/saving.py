@@ -1,4 +1,4 @@
-"""A finished classifier on disk: a model folder, whole or not at all, with what was measured on it."""
+"""Saves a fine-tuned classifier with its figures, completely or not at all."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def save_classifier(
     """Write a model folder that `load_frozen` reads, with the figures beside it.
 
     Args:
-        folder: becomes visible only when everything is in it.
+        folder: appears only once everything is in it.
         model: the classifier.
         tokenizer: its tokenizer.
         row: the figures, as JSON can hold them.
@@ -33,7 +33,7 @@ def save_classifier(
 
 
 def finished_row(folder: Path, base_fingerprint: str) -> dict[str, Any] | None:
-    """The figures of a classifier that is finished; None if it is not.
+    """The figures of a finished classifier; None if the folder does not exist.
 
     Raises:
         ValueError: the folder holds something else, or a classifier that was fine-tuned from other weights.

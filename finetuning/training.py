@@ -33,7 +33,7 @@ class FinetuningRecipe:
         epsilon: of AdamW.
         weight_decay: of AdamW, on matrices only: biases and norms are left alone.
         schedule: how the learning rate moves after the warm-up: constant, linear, cosine; or one_cycle.
-        warmup: in which the learning rate rises: a whole number of steps, or a share of all steps below 1.
+        warmup: length of the rise of the learning rate: a whole number of steps, or a share of all steps below 1.
     """
 
     learning_rate: float = 5e-5
@@ -54,7 +54,7 @@ class FinetuningRecipe:
             )
 
     def warmup_share(self, steps: int) -> float:
-        """Share of `steps` in which the learning rate rises.
+        """Share of `steps` over which the learning rate rises.
 
         Raises:
             ValueError: the warm-up is longer than the training.
@@ -109,23 +109,23 @@ class Finetuning(pl.LightningModule):
     # ------------------------------------------------------------------ training
 
     def setup(self, stage: str) -> None:
-        """Leave weights alone that no answer depends on, before ranks agree on what trains."""
+        """Freeze the weights that no answer depends on, before ranks agree on what trains."""
         if stage == "fit":
             few: TextBatch = stream_of(self.trainer, LabelledData).split("fit")[[0]]
             with torch.enable_grad():
                 freeze_unused(self.model, self.logits(few.to(self.device)))
 
     def on_fit_start(self) -> None:
-        """Switch dropout on: models are handed out in eval mode. Ranks drop different things."""
+        """Switch dropout on, because models are loaded in eval mode. Every rank draws its own."""
         torch.manual_seed(self.seed + 2**32 * self.global_rank)
         self.model.train()
 
     def configure_optimizers(self) -> Any:
-        """AdamW on what trains, with a schedule over all steps."""
+        """AdamW on the trainable weights, with a schedule over all steps."""
         return optimisation(self, [weight for weight in self.model.parameters() if weight.requires_grad], self.recipe)
 
     def training_step(self, batch: TextBatch, batch_idx: int) -> Tensor:
-        """Cross-entropy or squared error, the mean over all ranks' texts."""
+        """Cross-entropy or squared error, averaged over the texts of all ranks."""
         loss = mean_loss(self, self.logits(batch)[None], cast(Tensor, batch.labels))[0]
         self._check.watch(loss.detach()[None], [self.name], "training loss", batch_idx)
         if self.global_step % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
@@ -133,13 +133,13 @@ class Finetuning(pl.LightningModule):
         return loss
 
     def on_train_epoch_end(self) -> None:
-        """Look at the last batch's loss too."""
+        """Check the loss of the last batch as well."""
         self._check.flush()
 
     # ------------------------------------------------------------------ measuring
 
     def on_validation_epoch_start(self) -> None:
-        """Fresh sums."""
+        """Reset the sums."""
         self._means = UnitMeans(2).to(self.device)
 
     def validation_step(self, batch: TextBatch, batch_idx: int) -> None:
@@ -148,7 +148,7 @@ class Finetuning(pl.LightningModule):
         self._means.update(torch.stack([found["correct"], found["loss"]]))
 
     def on_validation_epoch_end(self) -> None:
-        """Log them; they have been added over ranks."""
+        """Log accuracy and loss, already summed over ranks."""
         accuracy, loss = self._means.compute().float()
         self.validation_accuracy = None if self.regression else float(accuracy)
         for name, value in (("loss", loss), *([] if self.regression else [("accuracy", accuracy)])):
@@ -196,10 +196,10 @@ def optimisation(module: pl.LightningModule, weights: Sequence[nn.Parameter], re
 
 
 def mean_loss(module: pl.LightningModule, logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy whose gradient, averaged over ranks, is that of the mean over all ranks' texts.
+    """Cross-entropy whose gradient, averaged over ranks, is that of the mean over the texts of all ranks.
 
     Args:
-        module: who trains.
+        module: the LightningModule that trains.
         logits: (S, B, C) of this rank's texts, float32.
         labels: (B,).
 

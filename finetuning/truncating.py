@@ -35,7 +35,7 @@ HEADS = FinetuningRecipe(learning_rate=1e-3, warmup=0.1)  # a head alone stands,
 
 @dataclass(frozen=True)
 class Condition:
-    """One way in which a model answers.
+    """One way to run a model.
 
     Attributes:
         kind: native: the whole model; untuned: its own head on the state of `site`; tuned: a head trained there;
@@ -52,7 +52,7 @@ class Condition:
 
 
 def conditions(depth: int, *, base: bool, heads: bool) -> list[Condition]:
-    """Everything that is measured of a model of L = `depth` blocks, in the order of its table."""
+    """All conditions measured for a model of L = `depth` blocks, in the order of the table."""
 
     def cut(kind: Kind) -> list[Condition]:
         gone = [(site + 1, depth) if site < depth else (None, None) for site in range(depth + 1)]
@@ -102,7 +102,7 @@ class SurgeryEvaluation(pl.LightningModule):
         return stream_of(self.trainer, LabelledData)
 
     def setup(self, stage: str) -> None:
-        """Every check, and a head for every site of every model."""
+        """Run all checks, and build a head for every site of every model."""
         check_precision(self.trainer)
         data = self._stream
         if data.bases and not self.heads:
@@ -132,17 +132,17 @@ class SurgeryEvaluation(pl.LightningModule):
     # ------------------------------------------------------------------ heads
 
     def configure_optimizers(self) -> Any:
-        """One AdamW for all heads: it treats every weight by itself."""
+        """One AdamW for all heads: it treats each weight independently."""
         return optimisation(self, list(self.banks.parameters()), self.recipe)
 
     def _answers(self, batch: TextBatch, place: int, states: list[Tensor]) -> Tensor:
-        """Of the trained heads, (S, B, C)."""
+        """Logits of the trained heads, (S, B, C)."""
         model = self.models[place]
         logits = cast(HeadBank, self.banks[place]).logits(model, batch.inputs[place], states)
         return in_data_order(logits, model.class_map)
 
     def training_step(self, batch: TextBatch, batch_idx: int) -> Tensor:
-        """The sum over all heads of their mean loss: each gets the gradient of its own."""
+        """The sum of all heads' mean losses: each head gets the gradient of its own."""
         labels, losses, log = cast(Tensor, batch.labels), [], self.global_step % self.trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
         for place, model in enumerate(self.models):
             loss = mean_loss(self, self._answers(batch, place, self._states(batch, place)), labels)
@@ -154,11 +154,11 @@ class SurgeryEvaluation(pl.LightningModule):
         return torch.stack(losses).sum()
 
     def on_train_epoch_end(self) -> None:
-        """Look at the last batch's losses too."""
+        """Check the losses of the last batch as well."""
         self._check.flush()
 
     def on_validation_epoch_start(self) -> None:
-        """Fresh sums."""
+        """Reset the sums."""
         self._means = [UnitMeans(model.depth + 1).to(self.device) for model in self.models]
 
     def validation_step(self, batch: TextBatch, batch_idx: int) -> None:
@@ -169,7 +169,7 @@ class SurgeryEvaluation(pl.LightningModule):
             means.update(found["loss" if self.regression else "correct"])
 
     def on_validation_epoch_end(self) -> None:
-        """Log it; it has been added over ranks."""
+        """Log it, already summed over ranks."""
         for place, means in enumerate(self._means):
             figure = "validation_loss" if self.regression else "validation_accuracy"
             self.log_dict(self._keys(place, figure, means.compute().float()), rank_zero_only=True)
@@ -241,7 +241,7 @@ class SurgeryEvaluation(pl.LightningModule):
         }
 
     def _rows(self, name: str, wanted: Sequence[Condition], tables: list[dict[str, Tensor]]) -> list[dict[str, Any]]:
-        """Of one model, or the means over several."""
+        """Rows of one model, or means over several."""
         every = {quantity: torch.stack([table[quantity][0] for table in tables]) for quantity in QUANTITIES}
         correct = every["correct"].mean(0)
         low, high = bootstrap_interval(correct, seed=self.seed)
@@ -272,5 +272,5 @@ class SurgeryEvaluation(pl.LightningModule):
 
 
 def _finite(value: Tensor) -> float | None:
-    """A number that JSON knows; None where some text had no answer, because logits were not finite."""
+    """A number that JSON can hold; None if the logits of some text were not finite."""
     return float(value) if math.isfinite(float(value)) else None

@@ -1,4 +1,4 @@
-"""What is frozen or left out while a classifier is fine-tuned."""
+"""Variants of fine-tuning: which blocks are frozen or left out."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Variant:
     """One way to fine-tune.
 
     Attributes:
-        kind: none: everything trains; bottom or top: so many blocks are frozen, at the bottom with the embeddings;
-            layers: only the bottom so many blocks are there.
-        count: how many; 0 for none.
+        kind: none: everything trains; bottom or top: `count` blocks are frozen, at the bottom with the embeddings;
+            layers: only the bottom `count` blocks are kept.
+        count: number of blocks; 0 for none.
     """
 
     kind: Kept | Literal["none"] = "none"
@@ -35,10 +35,10 @@ class Variant:
         return NONE if self.kind == NONE else f"{self.kind}-{self.count}"
 
     def check(self, model: PreTrainedModel) -> None:
-        """Refuse what `apply` would, before anything is done.
+        """Raise what `apply` would, before anything is changed.
 
         Raises:
-            ValueError: the model does not have so many blocks, or they are shared.
+            ValueError: the model has fewer blocks, or they are shared.
         """
         if self.kind != NONE:
             check_count(model, cast(Kept, self.kind), self.count)

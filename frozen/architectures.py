@@ -1,4 +1,4 @@
-"""What has to be known about a model family to read and replace its states: one table."""
+"""The table of model families: what must be known to read and replace their states."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _HEADS: dict[str, Task] = {
 
 @dataclass(frozen=True)
 class SubLayer:
-    """The module whose output a sub-layer of a block adds to the stream: before the addition and any norm after it.
+    """The module whose output a sub-layer adds to the stream, before the addition and any norm that follows it.
 
     Attributes:
         path: from the block, dotted.
-        calls: how often a block calls it in one run; its last output is the one.
-        without: settings of a config with which it is not that one module.
+        calls: number of calls by a block in one run; the last output counts.
+        without: config settings under which several modules make up the output.
     """
 
     path: str
@@ -47,7 +47,7 @@ class SubLayer:
 
 @dataclass(frozen=True)
 class Architecture:
-    """Where a family keeps its blocks and how they talk to each other.
+    """Where a family keeps its blocks, and how they pass states on.
 
     A block takes its states as first argument or as `hidden_states`, and answers with a tensor or with a
     sequence whose first item they are.
@@ -64,16 +64,16 @@ class Architecture:
         sequence_first: whether the states between the blocks are (T, B, d) instead of (B, T, d).
         padding: the side on which padding is harmless: the other end of a row is where positions are counted
             from or what the classifier reads.
-        rereads: whether what lies above the blocks reads the text again, as a decoder does. No answer then
-            follows from the states alone, and no head counts.
-        token_types: whether token types are passed on; a family may take them and have none of its own.
-        bare: arguments that build the bare encoder without the modules above the last site. Nobody reads
-            them, and a checkpoint that lacks them would have them filled with noise.
-        bare_class: what loads the bare encoder.
-        reserved_positions: how many rows of the position embeddings no token ever takes.
-        without: settings of a config with which this entry does not hold.
-        attention: what the attention of a block adds to the stream; None: not known.
-        mlp: what its feed-forward layer adds; None: not known.
+        rereads: whether what lies above the blocks reads the text again, as a decoder does. Its answer does not
+            follow from the states alone, so no head is supported.
+        token_types: whether to pass token types; a family may accept them without having embeddings for them.
+        bare: arguments that build the bare encoder without the modules above the last site, which are never used
+            and which a checkpoint without them would leave randomly initialised.
+        bare_class: the class that loads the bare encoder.
+        reserved_positions: number of position embeddings that no token uses.
+        without: config settings for which this entry does not hold.
+        attention: what a block's attention adds to the stream; None if unknown.
+        mlp: what its feed-forward layer adds; None if unknown.
     """
 
     blocks: str
@@ -94,9 +94,9 @@ class Architecture:
     mlp: SubLayer | None = None
 
     def task(self, kind: str) -> Task | None:
-        """What the head of a model class of this family answers; None: it has none that is supported.
+        """The task of the head of a model class of this family; None if it has no supported head.
 
-        A next-token head on blocks that see the next token predicts nothing: it does not count as one.
+        A next-token head on blocks that can see the next token does not count: it predicts nothing.
         """
         task = next((task for end, task in _HEADS.items() if kind.endswith(end)), None)
         return None if self.rereads or (task == "causal" and not self.causal) else task
@@ -110,7 +110,7 @@ class Architecture:
         return (states, *self.beside(block, args, kwargs))
 
     def check(self, config: PreTrainedConfig) -> None:
-        """Refuse a config for which the entry does not hold.
+        """Raise if the entry does not hold for a config.
 
         Raises:
             ValueError: naming the setting.
@@ -124,10 +124,10 @@ class Architecture:
                 )
 
     def sub_layer(self, component: Component, config: PreTrainedConfig) -> SubLayer:
-        """Where the output of a component other than the residual stream is found.
+        """Where to find the output of a component other than the residual stream.
 
         Raises:
-            ValueError: if there is no such component, or it is not to be found in this family or with this config.
+            ValueError: there is no such component, or its place is not known for this family or config.
         """
         if component not in ("attention", "mlp"):
             raise ValueError(f"Expected `component` to be residual, attention or mlp, received {component!r}.")
@@ -148,7 +148,7 @@ class Architecture:
 
 
 def first_site(component: Component) -> int:
-    """The lowest site of a component: a stream has an input, a sub-layer none of its own."""
+    """The lowest site of a component: 0 for the stream, whose input is a site; 1 for a sub-layer."""
     return 0 if component == "residual" else 1
 
 
@@ -156,7 +156,7 @@ _ARCHITECTURES: dict[str, Architecture] = {}
 
 
 def register(model_type: str, architecture: Architecture) -> None:
-    """Make a family known under the `model_type` of its configs; a known one is replaced."""
+    """Register a family under the `model_type` of its configs, in place of any earlier entry."""
     _ARCHITECTURES[model_type] = architecture
 
 
@@ -169,7 +169,7 @@ def architecture_of(model_type: str) -> Architecture:
     """Look a family up.
 
     Raises:
-        ValueError: if nobody has registered `model_type`.
+        ValueError: `model_type` is not registered.
     """
     if model_type not in _ARCHITECTURES:
         raise ValueError(
@@ -182,7 +182,7 @@ def architecture_of(model_type: str) -> Architecture:
 
 
 def _position_bias(block: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor | None, None]:
-    """T5's first block makes the position bias, from the length alone, and all others hand it on."""
+    """T5's first block computes the position bias, from the length alone; the others pass it on."""
     states, _, bias = args[:3]
     attention = block.layer[0].SelfAttention
     if bias is None and attention.has_relative_attention_bias:
@@ -192,7 +192,7 @@ def _position_bias(block: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 _NO_POOLER = {"add_pooling_layer": False}
 _ENCODER = ("is_decoder",)
-# Settings that run a sub-layer several times in a block, and up to which value they do not.
+# Settings that split a sub-layer into several calls, and the largest value at which they do not.
 _SINGLE = {"chunk_size_feed_forward": 0, "inner_group_num": 1}
 _CHUNKED = ("chunk_size_feed_forward",)
 _BERT: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""How a model is called with a tokenised batch: padding, token types and caches, whatever its family."""
+"""Calls models of any family with tokenised batches: padding, token types and caches."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from frozen.padding import Layout
 __all__ = ["Caller"]
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-# What models keep for a next call, and nobody makes here.
+# What models cache for a next call, which never comes here.
 KEPT = ("use_cache", "use_mems")
 
 
 class Caller:
-    """Calls a model with batches that are padded on either side, whether it trains or not.
+    """Calls a model, training or not, with batches that are padded on either side.
 
     Args:
         model: of a registered family; its mode and its weights are left alone.
@@ -51,7 +51,7 @@ class Caller:
         return embeddings.weight.device
 
     def layout(self, inputs: Mapping[str, Tensor]) -> Layout:
-        """What turns this batch as the model wants it, and what comes out back.
+        """The layout that turns this batch as the model wants it, and its output back.
 
         Raises:
             ValueError: an input is unknown.
@@ -64,7 +64,7 @@ class Caller:
         return Layout(inputs, self._padding, self.device)
 
     def arguments(self, part: nn.Module, inputs: Mapping[str, Tensor], layout: Layout) -> dict[str, Any]:
-        """What `part`, the trunk or the whole model, is called with."""
+        """The arguments for `part`, the trunk or the whole model."""
         arguments: dict[str, Any] = {name: layout.turn(value) for name, value in inputs.items() if name in self._names}
         if self.reads_last_token and "attention_mask" in arguments:
             # It looks for the last token that is not its own padding token, and batches may be padded with another.
@@ -77,7 +77,7 @@ class Caller:
 
         Args:
             inputs: the batch.
-            layout: its own, where there is one already.
+            layout: its layout, if already made.
 
         Raises:
             ValueError: an input is unknown.

@@ -1,4 +1,4 @@
-"""Classifiers that are made to be trained: a base model under a new head."""
+"""Classifiers to be trained: a base model with a new head."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def new_classifier(
     attn_implementation: str | None = None,
     trust_remote_code: bool = False,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A base model under a classification head drawn from `seed`, in eval mode, every weight open to training.
+    """A base model with a classification head drawn from `seed`, in eval mode, with all weights trainable.
 
-    The body has the checkpoint's weights, exactly. The head is what lies outside the base model, whatever head the
-    checkpoint has, and a pooler where the checkpoint has none. It is drawn by the model's own recipe, on the CPU; no
+    The body has exactly the checkpoint's weights. New are the modules outside the base model, whichever head the
+    checkpoint has, and a pooler if the checkpoint has none. It is drawn by the model's own recipe, on the CPU; no
     other random number is affected. A causal model without a padding token gets that of its tokenizer, or its
     end-of-text token.
 
@@ -75,7 +75,7 @@ def new_classifier(
 
 
 def _undetermined(model: PreTrainedModel, unfit: Sequence[str]) -> list[str]:
-    """What is not to be had from the checkpoint: the head, and a pooler that the checkpoint lacks."""
+    """What the checkpoint does not provide: the head, and a pooler if it lacks one."""
     inside = f"{model.base_model_prefix}."
     return [
         name

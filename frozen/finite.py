@@ -1,4 +1,4 @@
-"""Non-finite values stop a run, without a synchronisation for every batch."""
+"""Stops a run at non-finite values, without synchronising with the device at every batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST_PENDING = 256
 
 
 class FiniteCheck:
-    """Looks at values when the device has finished with them, and never waits for it before `flush`.
+    """Checks values once the device has computed them, and never waits for it before `flush`.
 
     Asking a device for a value waits for it. The flags of a batch are therefore copied to the host behind the batch's
     own work, and read once that copy has ended: a non-finite value is reported a few batches late, under its own name
@@ -41,7 +41,7 @@ class FiniteCheck:
         self._pending.append(_Entry(_finite(values), names, what, batch))
 
     def flush(self) -> None:
-        """Look at what is still queued."""
+        """Check everything that is still queued."""
         pending, self._pending = self._pending, []
         for entry in pending:
             entry.wait()
@@ -49,7 +49,7 @@ class FiniteCheck:
 
 
 class _Entry:
-    """Flags on their way to the host."""
+    """Flags that are being copied to the host."""
 
     def __init__(self, finite: Tensor, names: list[str], what: str, batch: int) -> None:
         self.names, self.what, self.batch = names, what, batch

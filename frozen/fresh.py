@@ -1,4 +1,4 @@
-"""Weights drawn anew by a model's own recipe: the whole model before any training, or parts of it."""
+"""Re-initialises a model, or parts of it, by the model's own recipe."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def drawn(model: PreTrainedModel, names: Iterable[str], seed: int) -> dict[str, 
 
     Args:
         model: left as it is.
-        names: paths of the parts, in the order in which they are drawn.
+        names: paths of the parts, in the order of drawing.
         seed: of the weights.
     """
     own = {name: model.get_submodule(name) for name in names}
@@ -52,7 +52,7 @@ def drawn(model: PreTrainedModel, names: Iterable[str], seed: int) -> dict[str, 
 
 
 def _moved_like(part: nn.Module, other: nn.Module) -> nn.Module:
-    """Every weight of `part` on the device of its counterpart in `other`, of the same structure."""
+    """Move every weight of `part` to the device of its counterpart in `other`."""
     for mine, theirs in zip(_tensors(part), _tensors(other), strict=True):
         mine.data = mine.data.to(theirs.device)
     return part

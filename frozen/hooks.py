@@ -1,4 +1,4 @@
-"""Reading and replacing the states between the blocks of a model: the only place that touches its modules."""
+"""Reads and replaces the states between the blocks of a model; the only module that touches its modules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Blocks", "SubLayers", "blocks_of", "inject", "read", "replace", "tru
 
 
 class Blocks(Sequence[nn.Module]):
-    """The L blocks of a model as it runs them: one that is shared comes as often as it is run.
+    """The L blocks of a model in the order of execution; a shared block appears as often as it is run.
 
     Args:
         listed: the model's own list of blocks.
@@ -42,17 +42,17 @@ class Blocks(Sequence[nn.Module]):
         return self.listed[self.order[index]]
 
     def numbering(self) -> Callable[[nn.Module], int]:
-        """Tells, asked once at every call of a block in one run of the model, which of 1..L it is."""
+        """A function to call once per call of a block in one run: it tells which of 1..L the block is."""
         return _numbering([[block] for block in self])
 
 
 def trunk_of(model: PreTrainedModel) -> nn.Module:
-    """The part of a model of `transformers` that runs its blocks."""
+    """The part of a `transformers` model that runs its blocks."""
     return model.base_model.get_submodule(architecture_of(model.config.model_type).trunk)
 
 
 def blocks_of(model: PreTrainedModel) -> Blocks:
-    """The blocks of a model of `transformers` as it runs them.
+    """The blocks of a `transformers` model in the order of execution.
 
     Raises:
         ValueError: the architecture is not registered, or its entry does not hold for this config.
@@ -69,7 +69,7 @@ def blocks_of(model: PreTrainedModel) -> Blocks:
 
 
 class SubLayers:
-    """The same sub-layer of each of the L blocks, as the model runs them.
+    """The same sub-layer of all L blocks, in the order of execution.
 
     Args:
         blocks: the blocks.
@@ -87,7 +87,7 @@ class SubLayers:
         return self._modules[index]
 
     def numbering(self) -> Callable[[nn.Module], int]:
-        """Tells, asked once at every call in one run of the model, whose output it gives: 1..L, or 0 for none yet."""
+        """A function to call once per call in one run: it tells whose output this is, 1..L, or 0 if incomplete."""
         return _numbering([[module] * self._calls for module in self._modules])
 
 
@@ -102,7 +102,7 @@ def _found(block: nn.Module, path: str, number: int) -> nn.Module:
 
 
 def _numbering(calls: Sequence[Sequence[nn.Module]]) -> Callable[[nn.Module], int]:
-    """From the calls in each block 1..L, one after another: which block the next call of a module is the last of."""
+    """From the calls in each block 1..L, in order: a function that tells which block a module's next call completes."""
     waiting: dict[nn.Module, list[int]] = {}
     for number, modules in enumerate(calls, start=1):
         for place, module in enumerate(modules, start=1):
@@ -111,7 +111,7 @@ def _numbering(calls: Sequence[Sequence[nn.Module]]) -> Callable[[nn.Module], in
 
 
 class _Reached(Exception):
-    """No error: leaves the forward pass once the deepest wanted site has been read."""
+    """Leaves the forward pass once the deepest requested site was read; not an error."""
 
 
 class _Injected(nn.Module):
@@ -181,7 +181,7 @@ def read(
 
 @contextmanager
 def inject(blocks: Blocks, architecture: Architecture, site: int, states: Tensor) -> Iterator[None]:
-    """Within it, one run of the model has `states` at `site`, and no block up to `site` is run."""
+    """Within it, one run of the model uses `states` at `site`, and skips all blocks up to `site`."""
     if site == 0:
         with _input_replaced(blocks[0], states):
             yield

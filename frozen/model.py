@@ -34,8 +34,8 @@ class FrozenModel:
     (B, T), padded on either side, on any device; what comes out is in the same layout and where `input_ids` are.
     Token types are left out for a model that has none.
 
-    It is deliberately not an `nn.Module`: what holds it neither trains it, nor flips it to train mode, nor
-    saves its weights.
+    It is deliberately not an `nn.Module`: a module that holds one does not train it, put it into train mode, or save
+    its weights.
 
     Args:
         model: the model; put into eval mode and frozen in place.
@@ -46,16 +46,16 @@ class FrozenModel:
     Attributes:
         depth: L, the number of blocks.
         width: d, the width of the states.
-        blocks: the L blocks in the order in which they are run.
+        blocks: the L blocks in the order of execution.
         task: what the head answers: "classification" (B, C); "masked" or "causal", a token for each position
             or for the next, (B, T, V); None: there is no head, or none that is supported.
         n_labels: C, the size of the classification head; None: there is none.
-        class_map: for each class of the texts the head's classes that answer it; None: those of the same numbers. Set
-            by who asks (`aligners.scoring.answers`) and applied there: logits are always the head's own.
+        class_map: for each class of the texts, the head's classes that stand for it; None: those of the same numbers.
+            `aligners.scoring.answers` sets and applies it: logits are always the head's own.
         causal: whether a position sees only those before it.
         heads: attention heads of each block.
         max_length: the most tokens that the model has positions for; None: no limit.
-        quantised: by which method the weights are quantised; None: they are not. Gradients may not pass through them.
+        quantised: method by which the weights are quantised, or None. Gradients may not pass through quantised weights.
 
     Raises:
         ValueError: if the architecture is not registered or its entry does not hold for this config, or if a
@@ -91,30 +91,30 @@ class FrozenModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the inputs are taken: the device of the weights, or of the embeddings where they are sharded."""
+        """The device of the inputs: that of the weights or, if they are sharded, of the embeddings."""
         return self._caller.device
 
     @property
     def regression(self) -> bool:
-        """Whether the head predicts a number instead of a class, as that of a `problem_type` regression."""
+        """Whether the head predicts a number instead of a class."""
         if self.task != "classification":
             return False
         return self.n_labels == 1 or self.model.config.problem_type == "regression"
 
     @property
     def label_names(self) -> list[str]:
-        """What the config calls the head's classes, by number: LABEL_0, LABEL_1, ... where it does not say."""
+        """The config's names of the head's classes, by number; LABEL_0, LABEL_1, ... where it has none."""
         known: Any = self.model.config.id2label or {}
         return [str(known.get(k, f"LABEL_{k}")) for k in range(self.n_labels or 0)]
 
     @property
     def sharded(self) -> bool:
-        """Whether a `device_map` has put the weights where they are, and keeps them there."""
+        """Whether a `device_map` has placed the weights, and keeps them there."""
         return is_sharded(self.model)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights."""
+        """Data type of the weights."""
         return self.model.dtype
 
     def to(self, device: torch.device | str) -> Self:
@@ -215,9 +215,8 @@ class FrozenModel:
     def untrained(self, seed: int) -> FrozenModel:
         """The same model before any training: its config, with fresh weights drawn from `seed`.
 
-        They are drawn by the model's own recipe, on the CPU, so that they are the same on every device. No
-        other random number is affected. Data type, attention implementation, device and tokenizer are this
-        model's.
+        They are drawn by the model's own recipe, on the CPU, so that they are the same on every device. The global
+        random state is left alone. Data type, attention implementation, device and tokenizer are this model's.
         """
         # A bare encoder was loaded without the modules above its last site: leave them out here too.
         options = self.architecture.bare if self.model.base_model is self.model else {}
@@ -259,7 +258,7 @@ class FrozenModel:
             return self._logits(inputs, layout)
 
     def check_site(self, site: int, argument: str, component: Component = "residual") -> None:
-        """Refuse a site that the model does not have.
+        """Raise if the model does not have a site.
 
         Raises:
             ValueError: naming `argument` and L.
@@ -323,7 +322,7 @@ class FrozenModel:
         return self._caller.logits(inputs, layout)
 
     def _inward(self, states: Tensor, layout: Layout) -> Tensor:
-        """States (B, T, d) of the caller as the blocks exchange them."""
+        """The caller's states (B, T, d) in the layout that the blocks use."""
         states = layout.turn(states)
         return states.transpose(0, 1).contiguous() if self.architecture.sequence_first else states
 
@@ -334,8 +333,8 @@ class FrozenModel:
         return layout.turn_back(states.reshape(*shape, -1))
 
     def _layout(self, inputs: Mapping[str, Tensor]) -> Layout:
-        """How a batch is turned, before anything is run on it."""
-        if self.model.training:  # someone holds the bare model in a module and flipped it
+        """The layout of a batch, before anything is run on it."""
+        if self.model.training:  # a module that holds the bare model was put into train mode
             self.model.eval()
         return self._caller.layout(inputs)
 
@@ -380,6 +379,6 @@ def _quantisation(model: PreTrainedModel) -> str | None:
 
 
 def _turn_both_back(weights: Tensor, layout: Layout) -> Tensor:
-    """Both token axes of (B, H, T, T) in the caller's order."""
+    """Restore the caller's order on both token axes of (B, H, T, T)."""
     weights = layout.turn_back(weights.transpose(1, 2)).transpose(1, 2)
     return layout.turn_back(weights.transpose(1, 3)).transpose(1, 3)

@@ -1,4 +1,4 @@
-"""A batch as its model wants it, and what comes out as the caller has it: side of the padding, and device."""
+"""Converts between the caller's layout of a batch and the model's: side of the padding, and device."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ __all__ = ["Layout"]
 class Layout:
     """Turns a batch so that every text starts at position 0, or ends at the last, and states back.
 
-    It also takes the batch to the model's device and what comes out to that of `input_ids`; on one device that is
-    nothing.
+    It also moves the batch to the model's device, and results back to that of `input_ids`.
 
     Most models count absolute positions from the start of the row, and their classifiers read the first token
     or the last real one: padding belongs on the right. XLNet's positions are relative and its classifier reads
@@ -24,8 +23,8 @@ class Layout:
 
     Args:
         inputs: the batch; without an `attention_mask` nothing counts as padding.
-        padding: the side where the model wants it.
-        device: where the model wants it; None: where it is.
+        padding: the side on which the model wants padding.
+        device: where the model wants the batch; None: where it is.
     """
 
     def __init__(
@@ -42,7 +41,7 @@ class Layout:
             return
         real = mask.ne(0).int()
         shift = real.argmax(1) if padding == "right" else -real.flip(1).argmax(1)
-        # On the CPU one look tells that there is nothing to do. On a GPU that look would wait for the device.
+        # On the CPU it is cheap to see that there is nothing to do; on a GPU that would wait for the device.
         if mask.device.type != "cpu" or bool(shift.any()):
             self._rows = (torch.arange(mask.shape[1], device=mask.device) + shift[:, None]).to(device)
 
@@ -60,7 +59,7 @@ class Layout:
         return self.bring_back(_take(values, (2 * columns - self._rows) % values.shape[1]))
 
     def bring_back(self, values: Tensor) -> Tensor:
-        """What has no position, (B, ...), on the caller's device."""
+        """Move what has no token axis, (B, ...), to the caller's device."""
         return values.to(self._home)
 
 

@@ -28,5 +28,5 @@ class SoLU(nn.Module):
 
 
 def register_solu() -> None:
-    """Make the activation known to `transformers` under the name "solu", so that a config can name it."""
+    """Register the activation with `transformers` as "solu", so that configs can name it."""
     ACT2FN["solu"] = SoLU

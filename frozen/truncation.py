@@ -119,13 +119,13 @@ def shortened(model: PreTrainedModel, layers: int) -> PreTrainedModel:
 
 
 def freeze(model: PreTrainedModel, *, bottom: int | None = None, top: int | None = None) -> None:
-    """Stop the training of blocks, in place, by `requires_grad`. Dropout goes on in them, as in the papers.
+    """Freeze blocks in place, by `requires_grad`. Their dropout stays on, as in the papers.
 
     Args:
         model: the model, its other parameters left as they are.
-        bottom: the bottom so many blocks and all that the states up to there depend on: the embeddings, and what
-            blocks share with each other. 0: the embeddings alone. None: nothing. (Merchant et al., Figure 3)
-        top: the top so many blocks; what lies above them trains. None: nothing. (Wu et al., Table 1)
+        bottom: number of bottom blocks to freeze, with all that the states up to there depend on: the embeddings, and
+            what blocks share. 0: the embeddings alone. None: nothing. (Merchant et al., Figure 3)
+        top: number of top blocks to freeze; what lies above them trains. None: nothing. (Wu et al., Table 1)
 
     Raises:
         ValueError: a number is outside 0..L, or it would freeze a part of what shared blocks run.
@@ -142,14 +142,14 @@ def freeze(model: PreTrainedModel, *, bottom: int | None = None, top: int | None
 
 
 def freeze_unused(model: PreTrainedModel, logits: Tensor) -> None:
-    """Stop the training of weights without any part in the answer, in place, by `requires_grad`.
+    """Freeze weights that have no part in the answer, in place, by `requires_grad`.
 
-    XLNet has such: its mask embedding, and its segments where the tokenizer tells none. They would never get a
-    gradient, for which several ranks wait.
+    XLNet has such weights: its mask embedding, and its segments if the tokenizer gives none. They never get a
+    gradient, for which several ranks would wait.
 
     Args:
         model: the model.
-        logits: what it has answered, with gradients, to a batch like those that it is trained on.
+        logits: its output, with gradients, for a batch like those of the training.
     """
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     used = {id(weight) for weight in _reached(logits, weights)}
@@ -159,10 +159,10 @@ def freeze_unused(model: PreTrainedModel, logits: Tensor) -> None:
 
 
 def check_count(model: PreTrainedModel, kind: Kept, count: int) -> None:
-    """Refuse what `freeze` and `shortened` would, before anything is done.
+    """Raise what `freeze` and `shortened` would, before anything is changed.
 
     Raises:
-        ValueError: as there.
+        ValueError: `count` is out of range, or blocks are shared.
     """
     blocks, least = blocks_of(model), 1 if kind == "layers" else 0
     if not least <= count <= len(blocks):
@@ -184,9 +184,9 @@ def check_count(model: PreTrainedModel, kind: Kept, count: int) -> None:
 
 
 def _below(model: PreTrainedModel, blocks: Blocks, site: int) -> list[nn.Parameter]:
-    """The parameters that the state at `site` depends on, and all of the blocks up to there.
+    """The parameters that the state at `site` depends on, and all parameters of the blocks up to there.
 
-    Asked of autograd, because families keep relative positions and projections of the embeddings in different places.
+    Autograd finds them, because families keep relative positions and projections of embeddings in different places.
     """
     weights = [weight for weight in model.base_model.parameters() if weight.requires_grad]
     tokens = torch.zeros(1, 2, dtype=torch.long, device=model.device)
@@ -196,7 +196,7 @@ def _below(model: PreTrainedModel, blocks: Blocks, site: int) -> list[nn.Paramet
 
 
 def _reached(answer: Tensor, weights: Sequence[nn.Parameter]) -> list[nn.Parameter]:
-    """Those that `answer` depends on, by its graph."""
+    """The weights that `answer` depends on, by its graph."""
     if not answer.requires_grad:
         return []
     gradients = torch.autograd.grad(answer.float().sum(), weights, allow_unused=True)

@@ -1,4 +1,4 @@
-"""What a stream of paired rows leaves behind: for each family of measures the sums or rows it is computed from."""
+"""Accumulators of a stream of paired rows: the sums or rows that each family of measures is computed from."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["Arm", "PairedRows", "Part", "Shape", "evaluate"]
 
 
 class Shape(NamedTuple):
-    """What one model gives: layers whose states are read, their width, blocks whose attention is read, their heads."""
+    """Sizes of one model: layers whose states are read, their width, blocks whose attention is read, their heads."""
 
     layers: int
     width: int
@@ -53,7 +53,7 @@ class PairedRows(NamedTuple):
     words: Tensor | None = None
 
     def permuted(self, share: float) -> PairedRows:
-        """X's rows with those of other texts of Y, and attention likewise: the null of every measure.
+        """Rows and attention of X paired with those of other texts of Y: the null of every measure.
 
         Args:
             share: see `similarity.controls.permuted_rows`.
@@ -82,7 +82,7 @@ Kept = GridSums | HSIC | Sample | AttentionSums
 
 
 class Part:
-    """What one group of texts, or several, left behind for one family; parts add up.
+    """The sums or rows of one or more groups of texts, for one family; parts add up.
 
     Args:
         kept: the sums or rows.
@@ -102,7 +102,7 @@ class Part:
         return Part(type(a)(*(one + two for one, two in zip(a, b, strict=True))))
 
     def pair(self, i: int, j: int) -> Part:
-        """Of one layer of X and one of Y alone, by their places."""
+        """The part of one layer of X and one of Y, by index."""
         kept, i_, j_ = self.kept, slice(i, i + 1), slice(j, j + 1)
         if isinstance(kept, GridSums):
             return Part(kept.pair(i, j))
@@ -134,9 +134,9 @@ class Arm(nn.Module):
 
     Args:
         measures: to be computed from it.
-        x: what X gives; y: what Y gives.
-        groups: into how many groups the texts are dealt; 1: they are not told apart.
-        matching: places (a, b) of the layers along which they are.
+        x: sizes of X; y: sizes of Y.
+        groups: number of groups of texts; 1: they are not told apart.
+        matching: indices (a, b) of the layers for which they are.
         seed: of the sample of rows.
         products: precision of the products of X with Y, see `GridMomentsMetric`.
     """
@@ -197,7 +197,7 @@ class Arm(nn.Module):
                 metric.update(*(word_pairs(cast(Tensor, each), rows.words) for each in weights))
 
     def content(self, measure: Measure) -> Any:
-        """What all groups together left behind for this measure, from all ranks; gathered at the first call."""
+        """What a measure is computed from, over all groups and ranks; gathered on the first call."""
         key = _key(measure)
         if key not in self._contents:
             whole = Part(_kept(self.grid)) if measure.family == "moments" else reduce(add, self._gathered(measure))
@@ -205,14 +205,14 @@ class Arm(nn.Module):
         return self._contents[key]
 
     def at(self, measure: Measure, a: int, b: int) -> list[Part]:
-        """What each group left behind at one of the matching pairs of layers, by their places."""
+        """The part of each group at one of the matching pairs of layers, by index."""
         if measure.family != "moments":
             return [part.pair(a, b) for part in self._gathered(measure)]
         place = self.matching.index((a, b))
         return [Part(_kept(cast(Any, metrics)[place])) for metrics in self.pairs]
 
     def _gathered(self, measure: Measure) -> list[Part]:
-        """What each group left behind, of all layers."""
+        """The part of each group, for all layers."""
         key = _key(measure)
         if key not in self._parts:
             if measure.family == "rows":

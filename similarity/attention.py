@@ -66,7 +66,7 @@ class AttentionSimilarity(DoubleMetric):
         return attnsim_from_sums(self._sums())
 
     def sums(self) -> AttentionSums:
-        """What all ranks have seen; `attnsim_from_sums(metric.sums().swap())` is the direction from Y to X."""
+        """The sums over all ranks; `attnsim_from_sums(metric.sums().swap())` is the direction from Y to X."""
         with self.sync_context(dist_sync_fn=self.dist_sync_fn):
             return self._sums()
 

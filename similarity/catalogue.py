@@ -1,4 +1,4 @@
-"""Every measure by its name in a report: what it is computed from, and how."""
+"""The table of measures by name: what each is computed from, and how."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _FURTHER: dict[str, Measure] = {}
 
 
 def register(measure: Measure) -> None:
-    """Make a measure known under its name, beside those below; a known one is replaced."""
+    """Add a measure to those below, in place of any of the same name."""
     _FURTHER[measure.name] = measure
 
 
@@ -93,7 +93,7 @@ def catalogue(share: float = 0.99) -> dict[str, Measure]:
 
 
 def _on(function: Callable[..., Tensor], *contents: SharedMoments) -> Tensor:
-    """A measure that shares nothing with others: of the moments alone, or of those fitted and those held out."""
+    """A measure that shares nothing with others: a function of the moments, or of fitted and held-out ones."""
     return function(*(content.moments for content in contents))
 
 

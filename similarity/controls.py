@@ -1,4 +1,4 @@
-"""Controls of a similarity: rows paired with another text's, and intervals over groups of texts."""
+"""Controls of a similarity: rows paired across texts, and intervals over groups of texts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def permuted_rows(text: Tensor, share: float) -> tuple[Tensor, Tensor]:
 def cropped(weights: Tensor, words: Tensor) -> Tensor:
     """Attention between the first `words` (B,) words of each text, rows again distributions: (L, H, B, W, W).
 
-    Matrices of different texts can then be set against each other: the null of attention.
+    Matrices of different texts can then be compared: the null of attention.
     """
     real = torch.arange(weights.shape[-1], device=words.device) < words[:, None]
     kept = weights * (real[:, :, None] & real[:, None, :])

@@ -1,4 +1,4 @@
-"""The comparison of two or more models: every measure for all layer pairs in one pass, with its controls."""
+"""Compares two or more models: all measures of all layer pairs in one pass, with controls."""
 
 from __future__ import annotations
 
@@ -99,13 +99,13 @@ class SimilarityEvaluation(pl.LightningModule):
 
     @property
     def report_tables(self) -> dict[str, list[Row]]:
-        """What the report has besides its rows."""
+        """Further tables of the report."""
         return {"layers": self.layers, "distances": self.distances}
 
     # ------------------------------------------------------------------ before
 
     def setup(self, stage: str) -> None:
-        """Every check that can be made before reading, and the accumulators of every pair of models."""
+        """Run all checks that can be made before reading, and build the accumulators of every pair of models."""
         check_precision(self.trainer)
         self._choose_layers(self._stream)
         self._choose_groups(self._stream)
@@ -114,7 +114,7 @@ class SimilarityEvaluation(pl.LightningModule):
         self.cautions: list[str] = []
 
     def _choose_layers(self, data: LayerData) -> None:
-        """The models, and what each gives."""
+        """The models, their layers and their sizes."""
         attention = any(measure.family in ATTENTION for measure in self.measures)
         if attention and not data.attention:
             raise ValueError(
@@ -135,7 +135,7 @@ class SimilarityEvaluation(pl.LightningModule):
         ]
 
     def _choose_groups(self, data: LayerData) -> None:
-        """Into how many groups the held-out texts are dealt."""
+        """The number of groups of held-out texts."""
         data.plan(("fit", "test") if self._fits else ("test",))
         self._batches = self._count_batches()
         self.groups = self.wanted_groups or min(GROUPS, self._batches)
@@ -146,7 +146,7 @@ class SimilarityEvaluation(pl.LightningModule):
             )
 
     def _accumulate(self) -> None:
-        """The accumulators, empty."""
+        """Build the empty accumulators."""
         self.arms = nn.ModuleDict()
         for i, j in self.pairs:
             for name, measures, groups in self._arms_of(i, j):
@@ -159,7 +159,7 @@ class SimilarityEvaluation(pl.LightningModule):
             logger.warning("The accumulators of this comparison take %.1f GB on each device.", size / 1e9)
 
     def _matching(self, i: int, j: int) -> list[tuple[int, int]]:
-        """Places of the matching layers of two models, along which there are intervals."""
+        """Indices of the matching layers of two models, for which there are intervals."""
         x, y = self.places[i], self.places[j]
         return [(x.index(a), y.index(b)) for a, b in matching_layers(x, y)]
 
@@ -170,7 +170,7 @@ class SimilarityEvaluation(pl.LightningModule):
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
-        """The pairs of models that are compared, by their places in the list."""
+        """The pairs of models to compare, by index."""
         every = combinations_with_replacement(range(len(self.models)), 2)
         several = len(self.models) != 2
         return [(i, j) for i, j in every if i != j or several or self.within or self.controls]
@@ -220,7 +220,7 @@ class SimilarityEvaluation(pl.LightningModule):
     def _paired(
         self, batch: Any, states: Sequence[Tensor], attention: Sequence[Sequence[Tensor]] | None
     ) -> dict[tuple[int, int], PairedRows]:
-        """The rows of every pair of models, attention folded to the words that all have."""
+        """The rows of every pair of models, with attention folded to the words that all models have."""
         folded: list[Tensor | None] = [None] * len(states)
         words = None
         if attention is not None and any(measure.family in ATTENTION for measure in self.measures):
@@ -260,7 +260,7 @@ class SimilarityEvaluation(pl.LightningModule):
     # ------------------------------------------------------------------ after
 
     def on_test_epoch_end(self) -> None:
-        """Compute every measure from what the pass has left."""
+        """Compute every measure from the accumulators."""
         self._stream.reader.check.flush()
         n_rows = int(self.counts.compute())
         values = {
@@ -298,7 +298,7 @@ class SimilarityEvaluation(pl.LightningModule):
         }
 
     def _numbers(self, measure: Measure, i: int, j: int) -> list[list[int]]:
-        """Numbers of the layers that a measure compares; of attention, all blocks."""
+        """Numbers of the layers that a measure compares; for attention, all blocks."""
         if measure.family in ATTENTION:
             return [list(range(1, self.models[m].depth + 1)) for m in (i, j)]
         return [self.places[m] for m in (i, j)]
@@ -325,7 +325,7 @@ class SimilarityEvaluation(pl.LightningModule):
         return controls, self.refusals.attempt(f"{said}, standardised", scaled)
 
     def _chance(self, measure: Measure, i: int, j: int) -> dict[str, Tensor]:
-        """What of a value chance alone explains, with a caution where that is much; nothing where nothing is fitted."""
+        """How much chance alone explains, with a caution if that is much; nothing for measures without a fit."""
         if measure.chance is None or i == j:
             return {}
         content, said = self._arm(i, j, "value").content(measure), self._said(measure, i, j)
@@ -337,7 +337,7 @@ class SimilarityEvaluation(pl.LightningModule):
         return found
 
     def _summarise(self, values: dict[tuple[int, int, str], dict[str, Tensor]]) -> None:
-        """What is said of a layer, and of two models as a whole."""
+        """Figures of single layers, and of pairs of models as a whole."""
         moments = next((measure for measure in self.measures if measure.family == "moments"), None)
         for m, model in enumerate(self.models):
             norms = None if moments is None else self._nuclear_norms(m, moments)

@@ -1,4 +1,4 @@
-"""The accumulators that every measure and every closed-form map on moments shares."""
+"""Accumulators of moments, shared by closed-form maps and measures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["DoubleMetric", "GridMomentsMetric", "MomentsMetric"]
 
 
 class _Box:
-    """Holds what is not to be looked into."""
+    """Hides a value from torchmetrics, which would look into it."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -144,7 +144,7 @@ class GridMomentsMetric(DoubleMetric):
         self.sums().add_(x.detach(), y.detach(), self.products)
 
     def compute(self) -> Any:
-        """Moments of everything seen on all ranks, as `GridMoments`; a subclass returns its measure of them."""
+        """Moments of everything seen on all ranks."""
         return self.moments()
 
     def moments(self) -> GridMoments:
@@ -162,7 +162,7 @@ class GridMomentsMetric(DoubleMetric):
         should_sync: bool = True,
         distributed_available: Callable | None = None,
     ) -> None:
-        """Bring every rank's sums about one shift, then sum them as torchmetrics does."""
+        """Re-express the sums of every rank about one shift, then sum them as torchmetrics does."""
         available = distributed_available or self.distributed_available_fn
         if should_sync and not self._is_synced and available is not None and available():
             gather = dist_sync_fn or gather_all_tensors
@@ -180,5 +180,5 @@ class GridMomentsMetric(DoubleMetric):
 
 
 def _first(shifts: Tensor) -> Tensor:
-    """The shift that all ranks have agreed on."""
+    """The shift, which is the same on all ranks."""
     return shifts[0]

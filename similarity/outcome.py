@@ -1,4 +1,4 @@
-"""From what the arms of a pair of models have kept to the figures of a report."""
+"""Computes the figures of a report from the accumulators of a pair of models."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ logger = logging.getLogger(__name__)
 
 
 class Refusals(dict[str, str]):
-    """Why a measure could not be computed: a refusal costs its own figure and no other."""
+    """Why measures could not be computed: each refusal affects its own figure only."""
 
     def attempt(self, what: str, compute: Callable[[], Grids]) -> Grids:
-        """What is computed, on the CPU; nothing where it is refused, which is logged and kept."""
+        """The result of `compute`, on the CPU; empty if it raises ValueError, which is logged and kept."""
         try:
             return {direction: value.cpu() for direction, value in compute().items()}
         except ValueError as error:
@@ -81,7 +81,7 @@ def controls_of(
 
 
 def caution(said: str, chance: Grids, rows: int) -> str | None:
-    """What to bear in mind where rows are few beside the directions of a fit; None where they are not.
+    """A caution if there are few rows for the directions of a fit; None if there are enough.
 
     Args:
         said: measure and models.
@@ -129,7 +129,7 @@ def rows_of(
 
 
 def _ceiling(measure: Measure, within_x: Grids, within_y: Grids) -> Grids:
-    """What each layer gives with itself; the smaller of the two."""
+    """The similarity of each layer with itself; the smaller of the two."""
     if not within_x or not within_y:
         return {}
     own_x, own_y = (next(iter(grids.values())).diagonal() for grids in (within_x, within_y))

@@ -121,7 +121,7 @@ class RowSample(DoubleMetric):
             self._add(offered[some], text[some], x[:, some], y[:, some])
 
     def _add(self, key: Tensor, text: Tensor, x: Tensor, y: Tensor) -> None:
-        """Write at most `budget` rows behind those kept, after a tidying up where there is no room for them."""
+        """Append at most `budget` rows, after tidying up if there is no room for them."""
         filled = int((self.key < _FREE).sum())
         if filled + len(key) > len(self.key):
             filled = self._tidy()
@@ -130,7 +130,7 @@ class RowSample(DoubleMetric):
         self.x[:, here], self.y[:, here] = x.to(self.x.dtype), y.to(self.y.dtype)
 
     def _tidy(self) -> int:
-        """Keep the sample alone, in the first places, and say how many rows it has."""
+        """Reduce the state to the sample, at the front, and return its number of rows."""
         key, order = _smallest(self.key, self.budget)
         kept = len(order)
         self.text[:kept], self.x[:, :kept], self.y[:, :kept] = self.text[order], self.x[:, order], self.y[:, order]
@@ -165,5 +165,5 @@ def _mixed(state: Tensor) -> Tensor:
 
 
 def _shifted(state: Tensor, bits: int) -> Tensor:
-    """Shifted right with zeros coming in, where int64 would repeat its sign."""
+    """Logical shift to the right; int64 would extend the sign."""
     return (state >> bits) & (2 ** (64 - bits) - 1)

@@ -1,4 +1,4 @@
-"""Mean and deviation of every feature of every layer: what standardised features are divided by."""
+"""Mean and deviation of every feature of every layer, to standardise features with."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class FeatureScales(DoubleMetric):
         self.squares += states.square().sum(1)
 
     def compute(self) -> tuple[Tensor, Tensor]:
-        """Means and deviations, (L, d) each; 1 for a feature that does not vary, which stays constant then."""
+        """Means and deviations, (L, d) each; the deviation of a constant feature is given as 1."""
         mean = self.sums / self.n
         variance = self.squares / self.n - mean.square()
         constant = variance <= (1e-7 * mean).square()  # what float32 leaves of a constant

@@ -1,4 +1,4 @@
-"""Moments of all layer pairs as several measures share them, each decomposition made once."""
+"""Moments of all layer pairs, shared by measures so that each decomposition is computed once."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class SharedMoments:
         """Canonical correlations of all layer pairs, computed at the first call.
 
         Args:
-            measure: who asks, for what is raised.
+            measure: the measure's name, for error messages.
             share: share of the variance in (0, 1].
-            held_out: rows of which the correlations are, by the directions and weights of these; None: these rows.
+            held_out: rows to take the correlations on, with directions and weights of these rows; None: these rows.
 
         Raises:
             ValueError: as `svcca_from_moments` and `cca_held_out`.

@@ -50,14 +50,14 @@ class Alignment(pl.LightningModule):
         optimizer: one optimiser for all trained aligners. Its learning rate is that of matrices of up to 64 inputs; a
             wider one has proportionally less, so that the rate need not be changed with the width.
         schedule: how the learning rate moves over the training steps: constant, linear, cosine or one_cycle.
-        rows: how many paired rows are trained on, whatever the number of texts and the size of a batch: there are as
-            many steps as that takes. Where `trainer.max_epochs` or `trainer.max_steps` is set, it decides instead.
-        most_steps: the most steps that `rows` may take; with `mean` rows a step has few.
-        warmup: share of the steps over which it rises.
+        rows: number of paired rows to train on, independent of the number of texts and of the batch size; training
+            takes as many steps as that needs. `trainer.max_epochs` or `trainer.max_steps`, where set, take precedence.
+        most_steps: upper limit on the steps that `rows` may take; with `mean` rows a step has few rows.
+        warmup: share of the steps over which the learning rate rises.
         gradient_clip: largest gradient norm of a site of an aligner; 0 turns clipping off.
         products: precision of the networks' matrix products while they train: float32; tf32, which only GPUs have; or
             bfloat16. What an inverse rests on, rotations and closed forms, stays in float32, as do validation and use.
-        seed: seed of every aligner's starting weights. Each starts from the same draw whatever else is in the run.
+        seed: of every aligner's initial weights, which do not depend on what else is in the run.
     """
 
     automatic_optimization = False
@@ -104,7 +104,7 @@ class Alignment(pl.LightningModule):
         return stream_of(self.trainer, PairedData)
 
     def setup(self, stage: str) -> None:
-        """Build the banks for the data module's sites and widths."""
+        """Build the banks for the sites and widths of the data module."""
         check_precision(self.trainer)
         reader = self._stream.reader
         self.data = self._stream.describe()
@@ -117,7 +117,7 @@ class Alignment(pl.LightningModule):
             self.unused = nn.Parameter(torch.zeros(()))
 
     def build(self, sites: int, d_x: int, d_y: int) -> None:
-        """Make the banks, every one from the same seed."""
+        """Build all banks, each from the same seed."""
         for name, factory in self.factories.items():
             aligner = seeded(factory, self.seed, sites, d_x, d_y)
             self.forward_maps[name] = aligner
@@ -125,7 +125,7 @@ class Alignment(pl.LightningModule):
                 self.backward_maps[name] = seeded(factory, self.seed, sites, d_y, d_x)
 
     def one_site_each(self, d_x: int, d_y: int) -> Iterator[Aligner]:
-        """Each of the aligners that `build` makes, for one site: to know how large they are."""
+        """The aligners that `build` makes, for a single site: their size is what a site costs."""
         for factory in self.factories.values():
             aligner = seeded(factory, self.seed, 1, d_x, d_y)
             yield aligner
@@ -184,7 +184,7 @@ class Alignment(pl.LightningModule):
         return make_optimizer(self.optimizer_factory, [fit.aligner for fit in self.trained()])
 
     def on_train_start(self) -> None:
-        """Validate what training has to beat; a run of closed forms ends with that."""
+        """Validate the starting point, which training has to beat. A run of closed forms ends there."""
         validate_if_due(self.trainer, self.validated_at)
         if not self.trained():
             self.trainer.should_stop = True
@@ -193,7 +193,7 @@ class Alignment(pl.LightningModule):
             self.trainer, self.rows, self.most_steps, int(cast(Moments, self.moments).n)
         )
         course = schedule_factor(self.schedule, self.training_steps, self.warmup)
-        # made where the steps are known, at the step that comes next: no checkpoint need hold it
+        # Built here, where the number of steps is known, at the next step: no checkpoint needs to hold it.
         self._rate = torch.optim.lr_scheduler.LambdaLR(self.trainer.optimizers[0], course, self.global_step - 1)
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
@@ -222,27 +222,27 @@ class Alignment(pl.LightningModule):
                 self.log_dict(self._keys("step", fit, "loss", loss), rank_zero_only=True)
 
     def _over_ranks(self, share: Tensor | float, losses: dict[Fit, Tensor]) -> dict[Fit, Tensor]:
-        """The losses of all ranks' rows."""
+        """The losses over the rows of all ranks."""
         every = torch.stack([loss.detach() for loss in losses.values()])
         if self.trainer.world_size > 1:
             every = cast(Tensor, self.trainer.strategy.reduce(share * every, reduce_op="mean"))
         return dict(zip(losses, every, strict=True))
 
     def _share_of_rows(self, batch: Any) -> Tensor | float:
-        """This rank's rows over the mean of all ranks': with it, ranks' mean gradient is that of all rows."""
+        """Rows of this rank over the mean of all ranks: it makes the averaged gradient that of all rows."""
         if self.trainer.world_size == 1:
             return 1.0
         mine = torch.tensor(float(batch.x.shape[1]), device=self.device)
         return mine / self.trainer.strategy.reduce(mine.clone(), reduce_op="mean")
 
     def on_train_epoch_end(self) -> None:
-        """Look at the last batch's states too."""
+        """Check the states of the last batch as well."""
         self._stream.reader.check.flush()
 
     # ------------------------------------------------------------------ validation
 
     def on_validation_epoch_start(self) -> None:
-        """Fresh errors for the validation texts and for the fitting texts beside them."""
+        """Reset the errors on the validation texts and on the fitting texts shown beside them."""
         self._errors: dict[tuple[str, Fit], MapErrors] = {}
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
@@ -257,7 +257,7 @@ class Alignment(pl.LightningModule):
             self._errors[split, fit].update(fit.aligner, *fit.orient(batch.x, batch.y), batch.rows.unseen)
 
     def on_validation_epoch_end(self) -> None:
-        """Log every figure of every aligner and site, and keep those of the validation texts."""
+        """Log all figures of all aligners and sites, and keep those of the validation texts."""
         self._stream.reader.check.flush()
         self.validated_at = self.global_step
         self.validation_figures: dict[Fit, dict[str, Tensor]] = {}
@@ -272,11 +272,11 @@ class Alignment(pl.LightningModule):
                     self.log_dict(self._keys(split, fit, figure, values.float()), rank_zero_only=True)
 
     def banks(self) -> dict[str, Aligner]:
-        """Each trained bank by a name of its own."""
+        """The trained banks by their keys."""
         return {fit.key: fit.aligner for fit in self.trained()}
 
     def criteria(self) -> dict[str, Tensor]:
-        """What the last validation says of each site of each trained bank, (S,): less is better."""
+        """The criterion of the last validation for each trained bank, (S,): lower is better."""
         found = {}
         for fit in self.trained():
             figures = self.validation_figures[fit]
@@ -290,7 +290,7 @@ class Alignment(pl.LightningModule):
     # ------------------------------------------------------------------ checkpoints
 
     def stored(self, path: Path) -> StoredAlignment:
-        """What `load_alignment` would read from a checkpoint of this fit at `path`, without the way over the disk."""
+        """What `load_alignment` would read from a checkpoint of this fit at `path`, without writing one."""
         moments = Moments(*(value.cpu() for value in cast(Moments, self.moments)))
         maps = {
             direction: {name: cast(Aligner, aligner).requires_grad_(False).eval() for name, aligner in every.items()}
@@ -300,7 +300,7 @@ class Alignment(pl.LightningModule):
         return StoredAlignment(path, cast(Any, maps), moments, self.data, self.data_config, seen, self.training_record)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what another process needs to use the maps: how to build them, on what they were fitted."""
+        """Add what another process needs to use the maps: how to build them, and what they were fitted on."""
         if self.moments is None:
             raise RuntimeError("A checkpoint was asked for before the moments were complete; nothing is fitted yet.")
         checkpoint[KEY] = {

@@ -1,4 +1,4 @@
-"""What a run says of trained maps that diverged or learned nothing."""
+"""Warnings about trained maps that diverged or learned nothing."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ logger = logging.getLogger(__name__)
 
 @rank_zero_only
 def warn_of_divergence(module: Alignment, key: str, sites: Tensor, best: Tensor) -> None:
-    """Say which sites of a bank were set back.
+    """Warn that some sites of a bank diverged and were reset.
 
     Args:
-        module: whose bank it is.
+        module: the run.
         key: of the bank.
-        sites: (S,) bool.
-        best: (S,) the step of each one's best.
+        sites: (S,) bool, True where the bank diverged.
+        best: (S,) the step to which each site was reset.
     """
     direction, name = key.split(".")
     step = module.divergence.step[key]
@@ -41,7 +41,7 @@ def warn_of_divergence(module: Alignment, key: str, sites: Tensor, best: Tensor)
 
 @rank_zero_only
 def warn_of_untrained(module: Alignment) -> None:
-    """Say which sites ended at their start."""
+    """Warn about the sites at which no step improved on the start."""
     for key, record in module.training_record.items():
         sites = [s for s, best in enumerate(record["best_step"]) if best == 0]
         if not sites or record["steps"] == 0:

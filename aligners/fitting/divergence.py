@@ -1,4 +1,4 @@
-"""Sites whose training runs away: found on the device, without waiting for it."""
+"""Detects sites whose training diverges, on the device and without a synchronisation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Divergence:
         self._first: dict[str, Tensor] = {}
 
     def watch(self, bank: str, loss: Tensor, step: int) -> None:
-        """Look at the losses of a step.
+        """Check the losses of a step.
 
         Args:
             bank: its name.
@@ -45,7 +45,7 @@ class Divergence:
         self._mark(bank, ~(loss <= (FACTOR * self._first[bank]).clamp(min=HARMLESS)), step)
 
     def watch_gradient(self, bank: str, norms: Tensor, step: int) -> Tensor:
-        """Look at the gradient norms (S,) of a step; True where a site may go on, (S,)."""
+        """Check the gradient norms (S,) of a step; returns (S,), True where a site goes on training."""
         self._mark(bank, ~norms.isfinite(), step)
         return self.step[bank] == 0
 
@@ -54,11 +54,11 @@ class Divergence:
         self.step[bank] = torch.where(bad & (known == 0), step, known)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs."""
+        """The state that a resumed run needs."""
         return {"step": self.step, "first": self._first}
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
-        """Go on from a checkpoint."""
+        """Restore the state from a checkpoint."""
         self.step, self._first = (
             {bank: value.to(device) for bank, value in state[name].items()} for name in ("step", "first")
         )

@@ -1,4 +1,4 @@
-"""How far a map is from what it should give, on held-out rows, per site."""
+"""Errors of a map on held-out rows, site by site."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class MapErrors(Metric):
         self.add_state("worst", torch.zeros(2, sites, dtype=torch.float64), dist_reduce_fx="max")
 
     def update(self, aligner: Aligner, x: Tensor, y: Tensor, unseen: Tensor | None = None) -> None:
-        """Add paired rows x (S, N, d_x), y (S, N, d_y), mapped by `aligner` here; `unseen` (N,): by their types."""
+        """Map x (S, N, d_x) and add its errors against y (S, N, d_y); `unseen` (N,) marks rows of unseen types."""
         mapped = aligner(x)
         residual = (mapped - y).double()
         squares = residual.square().sum(-1)

@@ -1,4 +1,4 @@
-"""Fitting a map from moments, with the checks that every map needs before it."""
+"""Fits a map from moments, after the checks that every map needs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ ADVICE = "Give more texts, or use `rows` 'tokens'."
 
 
 def fit_map(name: str, aligner: Aligner, moments: Moments, advice: str = ADVICE) -> None:
-    """Fit a map, or give a trained one its scaling and its start.
+    """Fit a closed form, or set the scaling and the start of a map that will be trained.
 
     Args:
-        name: of the map, for the message.
+        name: of the map, for error messages.
         aligner: not yet fitted.
         moments: of the fitting rows, in the map's direction.
-        advice: what to do where they are too few.
+        advice: what to do if there are too few rows, for error messages.
 
     Raises:
-        ValueError: there are fewer rows than the map needs; it is to be trained, and the states of a site are constant;
-            or what its own `fit` raises.
+        ValueError: there are fewer rows than the map needs; the map will be trained and the states of a site are
+            constant; or its own `fit` fails.
     """
     if moments.n < aligner.rows_needed:
         raise ValueError(
@@ -31,5 +31,5 @@ def fit_map(name: str, aligner: Aligner, moments: Moments, advice: str = ADVICE)
             f"{advice}"
         )
     if not aligner.closed_form:
-        deviations(moments, constant_neurons=True)  # they are divided by it
+        deviations(moments, constant_neurons=True)  # states are divided by them
     aligner.fit(moments)

@@ -1,4 +1,4 @@
-"""The banks of a run: how each is made, and in which direction it maps."""
+"""The banks of a run: how they are built, and the direction in which each maps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Fit(NamedTuple):
 
     @property
     def key(self) -> str:
-        """A name that no other fit of the run has."""
+        """A name that is unique within the run."""
         return f"{self.direction}.{self.name}"
 
     def orient(self, x: Any, y: Any) -> tuple[Any, Any]:
@@ -33,7 +33,7 @@ class Fit(NamedTuple):
 
 
 def seeded(factory: AlignerFactory, seed: int, sites: int, d_x: int, d_y: int) -> Aligner:
-    """A bank that starts from the same draw whatever else is in the run."""
+    """A bank whose initial weights depend on the seed alone, not on what else is in the run."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return factory(sites, d_x, d_y)

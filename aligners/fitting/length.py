@@ -10,13 +10,13 @@ __all__ = ["training_steps"]
 
 
 def training_steps(trainer: pl.Trainer, rows: int, most: int, read: int) -> int:
-    """Steps of the whole run: as the Trainer has it where it has a limit, else as many as `rows` takes.
+    """Number of steps of the whole run: the Trainer's limit if it has one, otherwise as many as `rows` takes.
 
     Args:
-        trainer: of the run, its training batches known.
-        rows: how many rows to train on.
-        most: the most steps that `rows` may take.
-        read: rows of one epoch.
+        trainer: of the run, after its training loader was set up.
+        rows: number of rows to train on.
+        most: upper limit on the steps that `rows` may take.
+        read: number of rows in one epoch.
     """
     limited = trainer.estimated_stepping_batches
     if limited != math.inf:

@@ -1,4 +1,4 @@
-"""Reading the moments of the fitting texts, which every map needs before it is used or trained."""
+"""Reads the moments of the fitting texts, which every map needs before it is used or trained."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def read_moments(
     check: FiniteCheck,
     batches: int,
 ) -> dict[str, Moments]:
-    """Moments of paired rows, exact over ranks: what all of them have read together.
+    """Moments of the paired rows that all ranks together read, exact over ranks.
 
     Args:
-        trainer: of the run; it has a progress bar or not.
+        trainer: of the run; a progress bar is shown if it has one.
         loader: this rank's share of the fitting texts.
-        rows: reads a batch of the loader: name of a bank -> x (S, N, d_x) and y (S, N, d_y).
-        check: watches the states that `rows` reads.
-        batches: read at most this many.
+        rows: reads a batch of the loader and returns, for each bank, x (S, N, d_x) and y (S, N, d_y).
+        check: what `rows` watches the states with; flushed at the end.
+        batches: the most batches to read.
 
     Returns:
-        Name of a bank -> its moments at S site pairs.
+        The moments of each bank, at its S site pairs.
 
     Raises:
-        ValueError: `check` has seen a value that is not finite.
+        ValueError: a state is not finite.
     """
     metrics: dict[str, MomentsMetric] = {}
     count, shown = min(len(loader), batches), trainer.is_global_zero and trainer.progress_bar_callback is not None
@@ -52,5 +52,5 @@ def read_moments(
 
 
 def limited(batches: int, limit: float) -> int:
-    """How many of so many batches the Trainer reads under a limit such as `limit_train_batches`."""
+    """Number of batches that the Trainer reads of `batches` under a limit such as `limit_train_batches`."""
     return int(batches * limit) if isinstance(limit, float) else min(batches, limit)

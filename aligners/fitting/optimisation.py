@@ -1,4 +1,4 @@
-"""What stands between a loss and a step: each parameter's rate, the rate's course, and clipping site by site."""
+"""From loss to step: learning rates by width, schedules, and gradient clipping site by site."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def schedule_factor(schedule: Schedule, steps: int, warmup: float) -> Callable[[
 
 @torch.no_grad()
 def gradient_norms(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """Norm of each site's gradient over all parameters (S, ...) together: (S,)."""
+    """Norm (S,) of each site's gradient, over all parameters (S, ...) together."""
     return torch.stack([p.grad.flatten(1).square().sum(1) for p in parameters if p.grad is not None]).sum(0).sqrt()
 
 
@@ -99,9 +99,9 @@ def clip_per_site(
 
     Args:
         parameters: of one bank.
-        largest: norm; 0: any.
-        norms: `gradient_norms` of them, where they are known.
-        alive: (S,) sites that train; the gradient of the others becomes zero, whatever it was.
+        largest: the norm; 0 turns clipping off.
+        norms: their `gradient_norms`, if already computed.
+        alive: (S,) True for sites that train; the gradients of all others are set to zero.
 
     Returns:
         (S,) the norms before.

@@ -1,4 +1,4 @@
-"""What became of a trained map at each site, in words: a map that did not learn is called so."""
+"""The outcome of training at each site, in words; maps that did not learn are labelled as such."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def outcomes(record: Mapping[str, Any] | None, sites: int) -> list[str | None]:
     """Of each site: "trained", "untrained start (NAME)", or at which step it diverged and what it was set back to.
 
     Args:
-        record: one entry of `Alignment.training_record`; None of a closed form, or where nothing was validated.
+        record: one entry of `Alignment.training_record`; None for a closed form, or if nothing was validated.
         sites: S.
     """
     if record is None:

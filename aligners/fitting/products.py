@@ -1,4 +1,4 @@
-"""In which precision the networks' matrix products are taken while they train."""
+"""Precision of the networks' matrix products during training."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _HALF: ContextVar[bool] = ContextVar("half", default=False)
 
 
 def check_products(products: str) -> Products:
-    """The precision, if it is one.
+    """Raise if `products` is not a known precision.
 
     Raises:
-        ValueError: it is none.
+        ValueError: naming the known ones.
     """
     for known in get_args(Products):
         if products == known:
@@ -31,7 +31,7 @@ def check_products(products: str) -> Products:
 
 @contextmanager
 def products_in(products: Products) -> Iterator[None]:
-    """Take `bank_product` in this precision; under tf32 every float32 product of a GPU. Sums are in float32."""
+    """Within it, `bank_product` uses this precision; tf32 affects all float32 products on GPUs. Sums stay float32."""
     before = torch.get_float32_matmul_precision()
     token = _HALF.set(products == "bfloat16")
     if products == "tf32":

@@ -1,4 +1,4 @@
-"""Validations that the Trainer would not run by itself."""
+"""Validations that the Trainer does not run by itself."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["validate_if_due"]
 
 
 def validate_if_due(trainer: pl.Trainer, validated_at: int | None) -> None:
-    """Before the first batch of a run: validate if the step that it begins at should have been and has not.
+    """Validate before the first batch of a run, if the current step still lacks its validation.
 
-    That is the start, which training has to beat, and a validation that an interruption has cut off.
+    That is the case at the start, which training has to beat, and after an interruption cut a validation off.
 
     Args:
-        trainer: of the run, its training batches known.
-        validated_at: step of the last validation; None: there has been none.
+        trainer: of the run, after its training loader was set up.
+        validated_at: step of the last validation; None if there was none.
     """
     fitting = cast(Any, trainer)
     if validated_at == trainer.global_step or not fitting.enable_validation:

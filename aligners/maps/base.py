@@ -1,4 +1,4 @@
-"""The contract that every aligner keeps, and the two pieces that trained aligners share."""
+"""The contract of all aligners, and two building blocks of trained ones."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Aligner(nn.Module, ABC):
 
     @property
     def rows_needed(self) -> int:
-        """Fewest fitting rows from which `fit` is determined."""
+        """The fewest fitting rows that determine `fit`."""
         return 2
 
     def inverse(self, y: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ class Aligner(nn.Module, ABC):
     def fit(self, moments: Moments) -> None:
         """Set the parameters from the moments of the fitting rows.
 
-        A closed-form aligner is solved by this; a trained one takes its scaling and its starting point.
+        This solves a closed-form aligner, and sets the scaling and the starting point of a trained one.
         """
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
@@ -81,11 +81,11 @@ class Aligner(nn.Module, ABC):
         raise NotImplementedError(f"{type(self).__name__} is fitted in closed form and has no loss.")
 
     def start_names(self) -> Sequence[str]:
-        """What a trained aligner is before its first step, site by site: the name of a closed form, or "random"."""
+        """The starting map of a trained aligner at each site: the name of a closed form, or "random"."""
         return ["random"] * self.sites
 
     def fan_in(self, name: str, parameter: Tensor) -> int:
-        """How many inputs a parameter adds up, by which its learning rate is divided: see `rate_groups`.
+        """Number of inputs that a parameter sums over, by which its learning rate is divided: see `make_optimizer`.
 
         Args:
             name: of the parameter in this module.
@@ -94,11 +94,11 @@ class Aligner(nn.Module, ABC):
         return parameter.shape[-2] if parameter.ndim > 2 else 1
 
     def findings(self) -> dict[str, Any]:
-        """What a report should say of this fit beyond its errors, as plain values."""
+        """What a report should say about this fit besides its errors, as plain values."""
         return {}
 
     def options(self) -> dict[str, Any]:
-        """The constructor's arguments beyond (sites, d_x, d_y), as plain values: enough to build it again."""
+        """The constructor's arguments after (sites, d_x, d_y), as plain values: enough to build an equal aligner."""
         return {}
 
 

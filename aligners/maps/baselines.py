@@ -1,4 +1,4 @@
-"""Floors of an injection: what a state that knows nothing of the text achieves."""
+"""Floors of an injection: what states achieve that carry no information about the text."""
 
 from __future__ import annotations
 

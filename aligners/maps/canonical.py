@@ -30,13 +30,13 @@ __all__ = ["CCA", "PWCCA", "SVCCA"]
 
 
 class _Canonical(Affine):
-    """What the maps along canonical directions share: their options, and what is known of each direction.
+    """Options and findings that all maps along canonical directions share.
 
     Args:
         sites: S, the number of site pairs.
         d_x: width of X's states.
         d_y: width of Y's states.
-        options: as `options` gives them back.
+        options: of the subclass, as `options` returns them.
 
     Raises:
         ValueError: `share` or `directions` is out of range.
@@ -66,7 +66,7 @@ class _Canonical(Affine):
         return self.d_x + self.d_y + 1
 
     def _keep(self, moments: Moments, found: _Solved, kept: Tensor) -> None:
-        """Make the map of the directions that are `kept` (S, c)."""
+        """Set the map to that of the directions in `kept` (S, c)."""
         self.correlations.fill_(float("nan"))
         self.correlations[:, : kept.shape[-1]] = torch.where(kept, found.rho, float("nan"))
         factor = (kept * found.rho if self.shrink else kept.double())[:, None]
@@ -81,7 +81,7 @@ class _Canonical(Affine):
         }
 
     def options(self) -> dict[str, Any]:
-        """Those of the class."""
+        """The subclass's own options."""
         return dict(self._options)
 
 
@@ -174,7 +174,7 @@ class SVCCA(_Canonical):
 
     @property
     def rows_needed(self) -> int:
-        """Known only when the components are: `fit` refuses too few."""
+        """Two: how many are needed depends on the components, and `fit` raises if there are too few."""
         return 2
 
     def fit(self, moments: Moments) -> None:
@@ -276,7 +276,7 @@ class _Solved(NamedTuple):
 
 
 def _solve(moments: Moments, share: float, tolerance: float) -> _Solved:
-    """Canonical directions from moments, refused where rows are too few for them to mean anything."""
+    """Canonical directions from moments. Raises if there are too few rows for them to mean anything."""
     deviations(moments, constant_neurons=share < 1)
     white_x = whitening(moments.xx, share=share, tolerance=tolerance)
     white_y = whitening(moments.yy, share=share, tolerance=tolerance)

@@ -77,7 +77,7 @@ class AffineCoupling(nn.Module):
 class _Affine(torch.autograd.Function):
     """x ⊙ exp(tanh(r)) + t for conditions (r, t).
 
-    The gradient of the conditions is written into one tensor: autograd would build two and join them.
+    Writes the gradient of the conditions into one tensor, where autograd would build two and concatenate them.
     """
 
     @staticmethod

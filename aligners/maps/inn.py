@@ -151,11 +151,11 @@ class INN(Aligner):
         self.matrices[:, -1] = self.matrices[:, -1].double() @ batch_solve(first, start)
 
     def start_names(self) -> Sequence[str]:
-        """What was taken as `start`, site by site."""
+        """The start that was chosen at each site."""
         return [START_NAMES[number] for number in self.started.tolist()]
 
     def _turned(self, x: Tensor) -> Tensor:
-        """All rotations one after the other: x R_1 ... R_K."""
+        """Apply all rotations in turn: x R_1 ... R_K."""
         for rotation in self.rotations:
             x = rotation(x)
         return x
@@ -165,9 +165,9 @@ class INN(Aligner):
         return self._turned(matrix.mT).mT
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """A checkpoint of before there was a choice of starts says which one it had in its options.
+        """Load checkpoints that lack what the class has gained since.
 
-        One of before there were triangular pairs has what they are at the start, the identity.
+        Without `started`, the start is the one in the options. Without triangular pairs, they are the identity.
         """
         if f"{prefix}started" not in state_dict:
             state_dict[f"{prefix}started"] = torch.full_like(self.started, START_NAMES.index(self.start))
@@ -176,7 +176,7 @@ class INN(Aligner):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def options(self) -> dict[str, Any]:
-        """Everything that shapes the network and its loss."""
+        """All options of the network and of its loss."""
         return {
             "couplings": len(self.couplings),
             "hidden": self.hidden,
@@ -255,7 +255,7 @@ def _telescope(couplings: int, width: int) -> Tensor:
 
 
 def _precise(x: Tensor) -> Tensor:
-    """Float32 at least: in half precision no inverse is exact."""
+    """At least float32: no inverse is exact in half precision."""
     return x.float() if x.dtype.itemsize < 4 else x
 
 

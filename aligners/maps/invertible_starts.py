@@ -1,4 +1,4 @@
-"""Where an invertible network starts: the linear bijections that moments give, and which of them is best."""
+"""Starting points of invertible networks: linear bijections from moments, and the choice of the best."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ class Affine(Aligner):
         return torch.baddbmm(self.mean_x, y - self.mean_y, self.weight_back)
 
     def set_map(self, moments: Moments, weight: Tensor, weight_back: Tensor | None = None) -> None:
-        """Take W (S, d_x, d_y), the way back (S, d_y, d_x) where there is one, and the fitting rows' means."""
+        """Set W (S, d_x, d_y), the inverse (S, d_y, d_x) if there is one, and the means of the fitting rows."""
         self.mean_x.copy_(moments.mean_x[:, None])
         self.mean_y.copy_(moments.mean_y[:, None])
         self.weight.copy_(weight)

@@ -76,7 +76,7 @@ class MLP(Aligner):
 
     @torch.no_grad()
     def fit(self, moments: Moments) -> None:
-        """Take the scaling, and W from least squares, under the ridge that promises least on other rows."""
+        """Set the scaling, and W by least squares, with the ridge of least expected error on other rows."""
         self.scaling.fit(moments)
         if self.skip is not None:
             scale = (self.scaling.scale_x / self.scaling.scale_y).double()

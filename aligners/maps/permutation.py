@@ -65,7 +65,7 @@ class Permutation(Affine):
         return {"mean_correlation": self.correlation.tolist()}
 
     def options(self) -> dict[str, Any]:
-        """Whether signs may turn."""
+        """Whether signs may flip."""
         return {"signed": self.signed}
 
 

@@ -66,7 +66,7 @@ def _shuffle(x: Tensor, order: Tensor, back: Tensor) -> Tensor:
 
 
 class _Shuffle(torch.autograd.Function):
-    """The features in another order. Autograd would add the gradient up entry by entry; it is a shuffle, too."""
+    """Reorders features. The gradient is a shuffle as well, where autograd would accumulate it entry by entry."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, order: Tensor, back: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Inverses and determinants of a bank of square matrices, right on every build of PyTorch."""
+"""Inverses and determinants of banks of square matrices, correct on every build of PyTorch."""
 
 from __future__ import annotations
 

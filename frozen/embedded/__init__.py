@@ -1,1 +1,1 @@
-"""The embedded models: small ones, trained from a seed the first time they are asked for."""
+"""Embedded models: small ones, trained from a seed on first use."""

@@ -86,7 +86,7 @@ def _train(
 def _batches(
     seed: int, texts: list[str], labels: list[int], tokenizer: PreTrainedTokenizerBase, recipe: Recipe
 ) -> DataLoader:
-    """Batches of texts of similar length, in an order that follows from the seed."""
+    """Batches of texts of similar length, in an order determined by the seed."""
     ids = tokenizer(texts, truncation=True, max_length=recipe.max_length)["input_ids"]
 
     def collate(rows: list[tuple[list[int], int]]) -> dict[str, Tensor]:

@@ -121,7 +121,7 @@ def _model(
 
 
 def _first(texts: list[str], characters: int) -> list[str]:
-    """The first texts, up to and with the one that makes them so long together."""
+    """The first texts, up to the one with which they reach this many characters together."""
     found, size = [], 0
     for text in texts:
         found.append(text)
@@ -135,13 +135,13 @@ def _first(texts: list[str], characters: int) -> list[str]:
 
 
 class _Plan(NamedTuple):
-    """What one kind of language model is trained on, and how.
+    """How one kind of language model is trained.
 
     Attributes:
-        model: as it was drawn.
-        end: token after each text.
-        length: of a sequence, in tokens of texts.
-        collate: from sequences to a batch.
+        model: freshly initialised.
+        end: the token that follows each text.
+        length: of a sequence, in tokens of text.
+        collate: makes a batch of sequences.
         loss: of the model on a batch, a scalar.
     """
 
@@ -164,7 +164,7 @@ def _trained(
         plan = plan_of(seed, tokenizer, recipe)
         rows = _sequences(texts, tokenizer, plan.end, plan.length, recipe)
         train(plan.model, _batches(rows, recipe, seed, plan.collate), recipe, epochs=1, bar=bar, loss=plan.loss)
-    # not before: transformers would take a GPT's ends of text for padding, and say so
+    # Not earlier: transformers would take a GPT's end-of-text tokens for padding, and warn.
     plan.model.config.pad_token_id = tokenizer.pad_token_id
     return plan.model
 
@@ -178,7 +178,7 @@ def _causal(seed: int, tokenizer: PreTrainedTokenizerBase, recipe: GPTRecipe) ->
         n_layer=recipe.layers,
         n_head=recipe.heads,
         activation_function=recipe.activation,
-        # Every sequence is read once or a few times: there is nothing that dropout would keep from overfitting.
+        # No dropout: every sequence is read only a few times, so there is no overfitting to prevent.
         resid_pdrop=0.0,
         embd_pdrop=0.0,
         attn_pdrop=0.0,
@@ -207,7 +207,7 @@ def _masked(seed: int, tokenizer: PreTrainedTokenizerBase, recipe: MaskedRecipe)
 
 
 def _masked_tokens(model: BertForMaskedLM, batch: dict[str, Tensor]) -> Tensor:
-    """Mean over the masked tokens. The head runs on them alone: that is a third of the time of all."""
+    """Mean over the masked tokens. Running the head on these alone saves a third of the time."""
     asked = batch["labels"] != -100
     states = model.bert(input_ids=batch["input_ids"]).last_hidden_state[asked]
     return cross_entropy(model.cls(states), batch["labels"][asked])
@@ -216,7 +216,7 @@ def _masked_tokens(model: BertForMaskedLM, batch: dict[str, Tensor]) -> Tensor:
 def _sequences(
     texts: list[str], tokenizer: PreTrainedTokenizerBase, end: int, length: int, recipe: LanguageRecipe
 ) -> Tensor:
-    """The first packed sequences, (n, length) with n at most as many as the training reads."""
+    """The first packed sequences, (n, length), no more than training reads."""
     wanted, ids = recipe.steps * recipe.batch, []
     for first in range(0, len(texts), 1000):
         for one in tokenizer(texts[first : first + 1000], add_special_tokens=False, verbose=False)["input_ids"]:
@@ -235,7 +235,7 @@ def _sequences(
 def _batches(
     rows: Tensor, recipe: LanguageRecipe, seed: int, collate: Callable[[list[Tensor]], dict[str, Tensor]]
 ) -> DataLoader:
-    """`steps` batches of the sequences, each sequence as often as any other, in an order that follows from the seed."""
+    """`steps` batches of sequences, each sequence equally often, in an order determined by the seed."""
     wanted, draw = recipe.steps * recipe.batch, torch.Generator().manual_seed(seed)
     order = torch.cat([torch.randperm(len(rows), generator=draw) for _ in range(-(-wanted // len(rows)))])[:wanted]
     return DataLoader(rows, recipe.batch, sampler=order.tolist(), collate_fn=collate)  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
-"""What all embedded models share: a cache that holds whole models only, and a training that gives the same every time.
+"""What all embedded models share: a cache of complete models, and reproducible training.
 
-What is made is an ordinary folder of `transformers`, read by the code that reads any other model.
+A model is an ordinary folder of `transformers`, loaded like any other.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Rates(Protocol):
 
 
 def bert_config(recipe: Size, vocabulary: int, dropout: float, **options: Any) -> BertConfig:
-    """A BERT of this size, with so many pieces; attention weights are not dropped: that would double their cost."""
+    """Config of a BERT of this size. Attention has no dropout, which would double its cost."""
     return BertConfig(
         vocab_size=vocabulary,
         hidden_size=recipe.width,
@@ -84,17 +84,17 @@ def bert_config(recipe: Size, vocabulary: int, dropout: float, **options: Any) -
 
 
 def cache_folder(cache: Path | None = None) -> Path:
-    """Where what is made here is kept: `cache`, else $ALIGNERS_CACHE, else ~/.cache/aligners."""
+    """The folder of embedded models: `cache`, else $ALIGNERS_CACHE, else ~/.cache/aligners."""
     return Path(cache or os.environ.get("ALIGNERS_CACHE") or "~/.cache/aligners").expanduser()
 
 
 def family_folder(kind: str, recipe: Size, data: list[Any], cache: Path | None) -> Path:
-    """The folder of all seeds of a recipe, named by everything that they are made from.
+    """The folder of all seeds of a recipe, named after everything that determines them.
 
     Args:
         kind: how the name begins.
         recipe: how they are made.
-        data: what is trained on, as JSON can hold it.
+        data: the training data, as JSON can hold it.
         cache: see `cache_folder`.
     """
     made_from = json.dumps([asdict(recipe), *data]).encode()
@@ -109,16 +109,16 @@ def keep_model(
     make_model: Callable[[PreTrainedTokenizerBase], PreTrainedModel],
     said: str | None,
 ) -> Path:
-    """The folder of one seed, made now if it is not there, whole or not at all.
+    """The folder of one seed, complete; made now if it does not exist.
 
-    Several processes may ask at once: one makes it, the others wait. All seeds share the tokenizer.
+    Several processes may ask at once: one makes the model, the others wait. All seeds share the tokenizer.
 
     Args:
         family: see `family_folder`.
         seed: which one.
-        make_tokenizer: called if the family has none yet.
+        make_tokenizer: called if the family has no tokenizer yet.
         make_model: called with the family's tokenizer.
-        said: what is being made, said on the screen before it is; None: nothing is said.
+        said: what is being made, announced on the screen; None to stay silent.
     """
     folder = family / f"seed-{seed}"
     if folder.is_dir():
@@ -142,9 +142,9 @@ def keep_model(
 
 @contextmanager
 def alone(seed: int) -> Iterator[None]:
-    """Seeded, on one thread and quiet: a training that leaves the run around it as it was, and gives what it gives.
+    """Within it, training is seeded, quiet and on one thread, and leaves the surrounding run as it was.
 
-    One thread, because more would gain so small a model little, and the weights would depend on their number.
+    One thread, because more would hardly speed up so small a model, and the weights would depend on their number.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -172,11 +172,11 @@ def train(
         batches: keyword arguments of the model's forward.
         recipe: learning rate, warm-up and weight decay.
         epochs: passes over the batches.
-        bar: how the progress bar begins; None: no bar.
+        bar: how the progress bar begins; None for no bar.
         loss: of the model on a batch, a scalar; default: the model's own.
     """
-    # On the CPU and alone, whatever the run around this one uses: the models are small, and the same seed must give
-    # the same weights.
+    # On one CPU process, whatever the surrounding run uses: the models are small, and a seed must always give the
+    # same weights.
     trainer = Trainer(
         strategy=SingleDeviceStrategy(torch.device("cpu")),
         accelerator="cpu",
@@ -232,7 +232,7 @@ class _Bar(RichProgressBar):
 
 @contextmanager
 def _quiet_lightning() -> Iterator[None]:
-    """Keeps devices, tips and advice on workers off the screen: this run is not the user's."""
+    """Silence Lightning's notes on devices and workers: this is not the user's run."""
     logger = logging.getLogger("lightning.pytorch")
     level = logger.level
     logger.setLevel(logging.ERROR)

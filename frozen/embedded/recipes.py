@@ -1,4 +1,4 @@
-"""Models that need no model hub: trained here from a seed and text the first time they are asked for, then kept."""
+"""Models that need no model hub: trained from a seed and text on first use, then cached."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 AnyRecipe = Recipe | GPTRecipe | MaskedRecipe
-# What a name begins with: how such a model is made.
+# From the prefix of a name to the recipe of such models.
 _KINDS: dict[str, type[AnyRecipe]] = {"embedded": Recipe, "embedded-gpt": GPTRecipe, "embedded-mlm": MaskedRecipe}
 _UNLABELLED: dict[type[AnyRecipe], Callable[..., Path]] = {GPTRecipe: causal_model, MaskedRecipe: masked_model}
 EMBEDDED = tuple(f"{kind}:" for kind in _KINDS)  # for `startswith`
@@ -80,10 +80,10 @@ def embedded_model(
     Args:
         seed: of the initial weights, dropout, masks, and the order of the texts.
         texts: to train on; no text that anything is evaluated on.
-        labels: class of each text, 0, 1, ...; language models need none, and leave any alone.
-        recipe: how to train, and thereby which kind of model; by default `Recipe()`, a classifier.
+        labels: class of each text, 0, 1, ...; language models ignore them.
+        recipe: how to train, which also determines the kind of model; default: `Recipe()`, a classifier.
         cache: folder to keep models in; see `cache_folder`.
-        progress: say what is being made, and show a bar.
+        progress: whether to announce what is being made, and show a progress bar.
 
     Raises:
         ValueError: no texts, or too few; for a classifier not one label for each, or fewer than two classes; for a

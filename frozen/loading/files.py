@@ -1,4 +1,4 @@
-"""The parts of a pretrained model, from the Hub or a folder: config, weights, tokenizer, or what is wrong with them."""
+"""Reads the parts of a pretrained model from the Hub or a folder, with errors that say what is wrong with them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def read_config(name: str, source: dict[str, Any]) -> PreTrainedConfig:
 
 
 def read_weights(name: str, loader: Any, options: dict[str, Any]) -> tuple[PreTrainedModel, list[str]]:
-    """A model, and the names of its weights that the checkpoint has none for, or one of another shape: they are random.
+    """A model, and the names of its weights that are random: missing from the checkpoint, or of another shape there.
 
     Args:
         name: Hub id or folder.
@@ -118,13 +118,13 @@ def _reason(error: BaseException) -> str:
 
 
 def listed(names: Sequence[str], most: int = 4) -> str:
-    """The first few names, for a message, and how many more there are."""
+    """The first few names, and how many more there are, for a message."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence transformers' bars and loading report: what matters in them is raised by those who use this."""
+    """Silence transformers' progress bars and loading report; callers raise what matters in them."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
@@ -136,7 +136,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """Silence transformers' bars alone: a few small files are no progress to report."""
+    """Silence transformers' progress bars alone: a few small files need none."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

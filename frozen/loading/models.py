@@ -1,4 +1,4 @@
-"""Loading a pretrained model from the Hub or a folder, whole or not at all."""
+"""Loads pretrained models from the Hub or a folder, complete or not at all."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def load_frozen(
 
     Weights come from safetensors where there are any; an older `pytorch_model.bin` is read as tensors only
     and cannot run code. What lies above the last site of a bare encoder (a pooler) is not loaded. A checkpoint that
-    names a language modelling head and has no weights for it is loaded without, and that is said.
+    names a language modelling head but has no weights for it is loaded without a head, with a warning.
 
     Args:
         name: Hub id, or a folder that `save_pretrained` wrote.
@@ -59,7 +59,7 @@ def load_frozen(
         device_map: which part goes where instead: "auto", or a mapping from modules to devices. For a model that is
             too large for one device; needs accelerate.
         tokenizer: whether to load the tokenizer too.
-        known_as: the model's name in reports, where it is not `name`.
+        known_as: the model's name in reports; default: `name`.
 
     Raises:
         ValueError: if there is no such model, its architecture is not registered, a file is damaged or

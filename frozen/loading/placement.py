@@ -1,4 +1,4 @@
-"""Where the weights of a model are: on one device, or its blocks on several."""
+"""Placement of a model's weights: on one device, or block by block on several."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check_device(name: str | int | torch.device, argument: str) -> torch.device:
     """The device of this name.
 
     Raises:
-        ValueError: naming `argument`, if it is no device, weights cannot be read there, or there is none here.
+        ValueError: naming `argument`: it is not a device, weights cannot be read there, or this machine lacks it.
     """
     try:
         device = torch.device(name)
@@ -41,15 +41,15 @@ def check_device(name: str | int | torch.device, argument: str) -> torch.device:
 
 
 def check_device_map(device_map: DeviceMap, model: PreTrainedModel, blocks: Blocks) -> None:
-    """Refuse a map that could not be followed, before any weight is read.
+    """Raise if a device map cannot be followed, before any weight is read.
 
     Args:
-        device_map: what transformers is going to be given.
+        device_map: as it will be passed to transformers.
         model: the model without its weights, which may be on the device "meta".
         blocks: its blocks.
 
     Raises:
-        ValueError: there is no accelerate, a device is none or is a place for what does not fit, or a block is split.
+        ValueError: accelerate is missing, a device is unknown or only offloads weights, or a block is split.
     """
     if find_spec("accelerate") is None:
         raise ValueError(
@@ -79,7 +79,7 @@ def check_device_map(device_map: DeviceMap, model: PreTrainedModel, blocks: Bloc
 
 
 def check_placement(model: PreTrainedModel, blocks: Blocks) -> None:
-    """Refuse a model whose weights are not where they are used.
+    """Raise if the weights of a model are not where they are used.
 
     Raises:
         ValueError: a block is split between devices, or weights are kept elsewhere until they are needed.
@@ -91,12 +91,12 @@ def check_placement(model: PreTrainedModel, blocks: Blocks) -> None:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether accelerate has put the parts of the model where they are, and moves what they are called with."""
+    """Whether accelerate has placed the parts of the model, and moves their inputs."""
     return any("_hf_hook" in vars(part) for part in model.modules())
 
 
 def place_like(fresh: PreTrainedModel, model: PreTrainedModel) -> PreTrainedModel:
-    """Put a model of the same structure where another one is."""
+    """Place a model like another one of the same structure."""
     if not is_sharded(model):
         moved: Any = fresh
         return moved.to(model.device)
@@ -111,7 +111,7 @@ def place_like(fresh: PreTrainedModel, model: PreTrainedModel) -> PreTrainedMode
 
 
 def _ancestors(name: str) -> list[str]:
-    """A weight's name and those of the modules around it, the nearest first, the whole model last."""
+    """The name of a weight and of the modules that contain it, from the innermost to the whole model."""
     parts = name.split(".")
     return [".".join(parts[:n]) for n in range(len(parts), -1, -1)]
 

@@ -1,4 +1,4 @@
-"""The models may run in half precision; what is fitted and summed on their states may not."""
+"""Models may run in half precision; aligners and sums may not."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["check_precision"]
 
 
 def check_precision(trainer: pl.Trainer, allowed: Sequence[str] = ("32-true",)) -> None:
-    """Refuse what would round aligners, sums and figures along with the models.
+    """Raise if the Trainer's precision would round aligners, sums and figures along with the models.
 
     Args:
         trainer: of the run.
-        allowed: precisions in which they stay in full precision.
+        allowed: precisions that leave them in full precision.
 
     Raises:
-        ValueError: `trainer.precision` is another one.
+        ValueError: `trainer.precision` is not among `allowed`.
     """
     if trainer.precision not in allowed:
         raise ValueError(

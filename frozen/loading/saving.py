@@ -1,4 +1,4 @@
-"""Model folders that are written whole or not at all."""
+"""Writes model folders completely or not at all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["save_model", "whole_folder"]
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """A folder to write to that becomes `folder` only when everything is in it."""
+    """A folder to write to, which becomes `folder` once everything is in it."""
     unfinished = folder.with_name(f".{folder.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)  # left by a process that was killed; we hold the lock
     unfinished.mkdir()

@@ -64,7 +64,7 @@ def correlations_from_moments(moments: GridMoments, *, share: float, measure: st
     Args:
         moments: of the rows.
         share: share of the variance in (0, 1].
-        measure: who asks, for what is raised.
+        measure: the measure's name, for error messages.
 
     Raises:
         ValueError: as `svcca_from_moments`.
@@ -189,7 +189,7 @@ def _mean_correlation(moments: GridMoments, measure: str, share: float) -> Tenso
 
 
 def _whitened(moments: GridMoments, measure: str, share: float) -> tuple[Whitening, Whitening]:
-    """Whitenings of all layers of X, (L_x, 1, ...), and of Y, (1, L_y, ...); refuses what has no correlations."""
+    """Whitenings of all layers of X, (L_x, 1, ...), and of Y, (1, L_y, ...). Raises if there are no correlations."""
     check_share(share)
     check_moments(moments, measure, 3)
     check = check_features if share == 1 else check_layers
@@ -209,7 +209,7 @@ def _whitened(moments: GridMoments, measure: str, share: float) -> tuple[Whiteni
 
 
 def _correlations(found: Canonical, moments: GridMoments) -> Correlations:
-    """With their weights on the rows that the directions were found from."""
+    """Correlations with their weights on the rows that the directions were fitted on."""
     weight_x, weight_y = (moments.xx[:, None] @ found.a).abs().sum(-2), (moments.yy @ found.b).abs().sum(-2)
     return Correlations(found.rho, found.rank, weight_x, weight_y)
 

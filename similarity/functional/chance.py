@@ -1,4 +1,4 @@
-"""What a fit explains of data that it has nothing to do with, because rows are few beside its directions."""
+"""What a fit explains of unrelated data because it has few rows for its directions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the measures refuse: a number that means nothing is an error with a reason, never a score."""
+"""Input checks of the measures: a number without meaning is an error with a reason, never a score."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
 
 
 def check_rows(x: Tensor, y: Tensor) -> None:
-    """Refuse rows that are not paired, finite states: x (L_x, N, d_x), y (L_y, N, d_y).
+    """Raise unless x (L_x, N, d_x) and y (L_y, N, d_y) are paired rows of finite states.
 
     Raises:
         ValueError: what is wrong with them.
@@ -46,7 +46,7 @@ def check_rows(x: Tensor, y: Tensor) -> None:
 
 
 def check_moments(moments: GridMoments, measure: str, rows: int) -> None:
-    """Refuse moments of fewer than `rows` rows, or of rows that were not finite.
+    """Raise if moments hold fewer than `rows` rows, or rows that were not finite.
 
     Raises:
         ValueError: which, and in which layers.
@@ -61,7 +61,7 @@ def check_moments(moments: GridMoments, measure: str, rows: int) -> None:
 
 
 def check_pair(fitted: GridMoments, held_out: GridMoments) -> None:
-    """Refuse held-out moments of other layers or widths than the fitting rows'.
+    """Raise if held-out moments have other layers or widths than those of the fitting rows.
 
     Raises:
         ValueError: the two shapes.
@@ -74,7 +74,7 @@ def check_pair(fitted: GridMoments, held_out: GridMoments) -> None:
 
 
 def check_share(share: float) -> None:
-    """Refuse a share of the variance outside (0, 1].
+    """Raise if a share of the variance is outside (0, 1].
 
     Raises:
         ValueError: naming it.
@@ -98,12 +98,12 @@ def constant_features(scatter: Tensor, mean: Tensor, n: Tensor) -> Tensor:
 
 
 def check_features(moments: GridMoments, name: str, measure: str) -> None:
-    """Refuse constant features, for measures that divide by the deviation of each.
+    """Raise if a feature is constant, for measures that divide by the deviation of each.
 
     Args:
         moments: of the rows.
-        name: 'x' or 'y', the side that is looked at.
-        measure: name of what cannot be computed.
+        name: 'x' or 'y', the side to check.
+        measure: the measure's name, for error messages.
 
     Raises:
         ValueError: how many there are, and in which layers.
@@ -114,7 +114,7 @@ def check_features(moments: GridMoments, name: str, measure: str) -> None:
 
 
 def check_layers(moments: GridMoments, name: str, measure: str) -> None:
-    """Refuse layers in which nothing varies; arguments as in `check_features`.
+    """Raise if nothing varies in a layer; arguments as in `check_features`.
 
     Raises:
         ValueError: which layers.
@@ -129,11 +129,11 @@ def _constant(moments: GridMoments, name: str) -> Tensor:
 
 
 def converged(kind: str, behind: str, decompose: Callable[..., Any], matrix: Tensor) -> Any:
-    """What a decomposition gives.
+    """Run a decomposition.
 
     Args:
-        kind: of decomposition, for the message.
-        behind: what it is for, for the message.
+        kind: of decomposition, for error messages.
+        behind: what it is for, likewise.
         decompose: one of `torch.linalg`.
         matrix: (..., n, m).
 

@@ -1,4 +1,4 @@
-"""Moments of a whole grid, all layers of X with all of Y, summed over batches and ranks."""
+"""Moments of all pairs of a layer of X and a layer of Y, summed over batches and ranks."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class GridSums(NamedTuple):
         return GridMoments(c.n, c.shift_x, c.shift_y, c.xx, c.yy, xy, c.q_xx, c.q_yy, c.q_xy)
 
     def pair(self, i: int, j: int) -> GridSums:
-        """The sums of one layer of X and one of Y, by their places: a grid of one by one, a view of this one."""
+        """The sums of one layer of X and one of Y, by index: a 1 x 1 grid, a view of this one."""
         one, other, d_x, d_y = slice(i, i + 1), slice(j, j + 1), self.shift_x.shape[1], self.shift_y.shape[1]
         return GridSums(
             n=self.n,

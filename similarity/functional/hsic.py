@@ -111,5 +111,5 @@ def minibatch_cka(x: Tensor, y: Tensor, batch: int) -> Tensor:
 
 
 def _lifted(x: Tensor) -> Tensor:
-    """Half precisions in float32: their products would lose most digits."""
+    """Lift half precision to float32: products in half precision would lose most digits."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()

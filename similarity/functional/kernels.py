@@ -157,7 +157,7 @@ def _of_length_one(x: Tensor, name: str) -> Tensor:
 
 
 def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    """‖a_i − b_j‖², (L, r, c). Rounding can leave a vanishing one below zero, where it has no root: zero it is."""
+    """‖a_i − b_j‖², (L, r, c). Those that rounding leaves below zero become zero."""
     squares_a, squares_b = (a**2).sum(2), (b**2).sum(2)
     return (squares_a[:, :, None] + squares_b[:, None] - 2 * a @ b.mT).clamp_(min=0)
 

@@ -45,7 +45,7 @@ class PairSums(NamedTuple):
 
 
 def check_enough(x: Tensor, y: Tensor, least: int, measure: str) -> None:
-    """Refuse what are not at least `least` paired finite rows: x (L_x, N, d_x), y (L_y, N, d_y).
+    """Raise unless x (L_x, N, d_x) and y (L_y, N, d_y) are at least `least` paired finite rows.
 
     Raises:
         ValueError: what is wrong with them.
@@ -61,8 +61,8 @@ def check_enough(x: Tensor, y: Tensor, least: int, measure: str) -> None:
 def centred(x: Tensor) -> tuple[Tensor, Tensor]:
     """The rows less their mean, and the mean: x (L, N, d) → (L, N, d), (L, 1, d).
 
-    Rounding can put the mean of a constant beside it. Kept within what it is the mean of, it is that constant, and
-    constant features become zeros that can be told.
+    Rounding can move the mean of a constant away from it. Clamped to the range of the rows it is that constant, and
+    constant features become exact zeros.
     """
     mean = x.mean(1, keepdim=True).clamp(x.amin(1, keepdim=True), x.amax(1, keepdim=True))
     return x - mean, mean
