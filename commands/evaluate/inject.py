@@ -25,8 +25,8 @@ def parser() -> ArgumentParser:
     made = command_parser(
         "inject",
         "Measure maps on held-out text: their errors on the rows that they were fitted on, and what the frozen model "
-        "does with mapped states in place of its own, where it has a classification head, the texts have labels, and "
-        "both models read the same tokens.",
+        "does with mapped states in place of its own: a classifier on texts with labels, or a language model. For that "
+        "both models must read the same tokens.",
     )
     made.add_argument(
         "--checkpoints", type=list[Path], default=[],
@@ -47,6 +47,9 @@ def parser() -> ArgumentParser:
         help="Another source of text, on whose held-out texts errors are measured too: the columns fvu_other. Its "
         "labels are not used; texts that maps were fitted on are left out.",
     )  # fmt: skip
+    made.add_argument(
+        "--masked_share", type=float, default=0.15, help="Share of the tokens that a masked language model has to find."
+    )
     add_data_and_trainer(made, PairedActivations)
     made.set_defaults({"data.batch_size": 128})
     return made
@@ -70,6 +73,7 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
         options.both_directions,
         options.seed,
         begun.made.other_text,
+        options.masked_share,
     )
     trainer = begun.trainer(WriteReport("injection", begun.folder))
     trainer.test(evaluation, datamodule=begun.made.data, verbose=False)

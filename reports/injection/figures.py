@@ -1,4 +1,4 @@
-"""Figures of an injection: error and accuracy, site by site."""
+"""Figures of an injection: error, penalty and accuracy, site by site."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from aligners.fitting.outcomes import TRAINED_WELL
-from reports.drawing import Look, line_look, lines_by_site, number, panels, shown_lines
-from reports.injection.words import panel_title, panels_of
+from reports.drawing import Look, line_look, lines_by_site, number, panels, penalty_scale, shown_lines
+from reports.injection.words import of_tokens, panel_title, panels_of
 from reports.names import site_name
 from reports.report import Row
 from reports.score_words import score_words
 
-__all__ = ["accuracy_figure", "fvu_figure"]
+__all__ = ["accuracy_figure", "fvu_figure", "penalty_figure"]
 
 FVU_TOP = 10.0  # an inverse can be worse than the mean by any factor; the lines below 1 are what one wants to see
 FVU_LABELS = {
@@ -30,6 +30,7 @@ LEVELS: dict[str, Look] = {
     "random_classifier": {"color": "0.5", "linestyle": "-."},
     "random_label": {"color": "0.5", "linestyle": (0, (1, 3))},
     "constant_label": {"color": "0.5", "linestyle": (0, (6, 3))},
+    "unigram": {"color": "0.5", "linestyle": (0, (6, 3))},
 }
 
 
@@ -62,6 +63,22 @@ def fvu_figure(rows: Sequence[Row]) -> Figure:
     notes += [f"hollow: untrained start, or set back ({', '.join(sorted(starts))})"] if starts else []
     if notes:
         figure.supxlabel("; ".join(notes), fontsize=7.5, color="0.35")
+    return figure
+
+
+def penalty_figure(rows: Sequence[Row]) -> Figure:
+    """What a language model's loss rises by after injection, against site, with intervals; logarithmic."""
+    rows = [row for panel in panels_of(rows) if of_tokens(panel) for row in panel]
+    figure, axes = _panels(rows)
+    styles = _styles(rows)
+    for axis, panel in zip(axes, panels_of(rows), strict=True):
+        lines_by_site(axis, _lines(panel, styles), "penalty")
+        for row in panel:
+            if row["role"] == "floor" and row["site_x"] is None and row["penalty"] is not None:
+                axis.axhline(row["penalty"], label=row["method"], linewidth=1, zorder=0, **LEVELS[row["method"]])
+        penalty_scale(axis)
+        _label(axis, panel_title(panel), _sites(panel), "penalty of injection, nats a token")
+    _legend(axes)
     return figure
 
 

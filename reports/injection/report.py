@@ -10,8 +10,15 @@ import numpy as np
 from rich.table import Table
 
 from aligners.fitting.outcomes import TRAINED_WELL
-from reports.injection.figures import accuracy_figure, fvu_figure
-from reports.injection.words import below_chance, panel_title, panels_of, price_of_bijectivity, reading
+from reports.injection.figures import accuracy_figure, fvu_figure, penalty_figure
+from reports.injection.words import (
+    below_chance,
+    of_tokens,
+    panel_title,
+    panels_of,
+    price_of_bijectivity,
+    reading,
+)
 from reports.names import site_name, with_short_names
 from reports.report import Report, Row
 from reports.score_words import score_heading
@@ -19,9 +26,10 @@ from reports.screen import site_table
 
 __all__ = ["console_tables", "left_out", "report"]
 
-FIGURES = {"fvu": fvu_figure, "accuracy": accuracy_figure}
-DRAWN = {"fvu": "fvu", "accuracy": "score"}  # the column of each figure
+FIGURES = {"penalty": penalty_figure, "fvu": fvu_figure, "accuracy": accuracy_figure}
+DRAWN = {"penalty": "perplexity", "fvu": "fvu", "accuracy": "score"}  # the column of each figure
 COLUMN_GROUPS = {
+    "penalty": ("penalty", False),  # of language models
     "fvu": ("FVU", False), "fvu_unseen": ("unseen", False), "fvu_other": ("other", False),
     "fvu_inverse": ("inverse", False), "score": ("", True),  # see score_heading
 }  # fmt: skip
@@ -32,7 +40,8 @@ MARKDOWN_COLUMNS = {
     "fvu": "FVU", "fvu_seen": "FVU of seen types", "fvu_unseen": "FVU of unseen types",
     "fvu_other": "FVU on other text", "fvu_inverse": "FVU of the inverse", "mse": "mse", "cosine": "cosine",
     "round_trip": "round trip", "accuracy": "accuracy", "score_name": "score", "score": "value", "score_low": "low",
-    "score_high": "high", "loss": "loss", "agreement": "agreement",
+    "score_high": "high", "loss": "loss", "penalty": "penalty", "penalty_low": "penalty low",
+    "penalty_high": "penalty high", "perplexity": "perplexity", "agreement": "agreement",
 }  # fmt: skip
 
 
@@ -60,13 +69,15 @@ def left_out(meta: Row) -> list[str]:
 def console_tables(rows: Sequence[Row]) -> list[Table]:
     """For each direction and kind of rows, methods down and sites across.
 
-    FVU, also on unseen types and on other text, FVU of the inverse, the score: side by side as far as that fits a
-    screen, one below the other where there are many sites. Without any number, a group of columns is left out.
+    The penalty of language models, FVU, also on unseen types and on other text, FVU of the inverse, the score: side by
+    side as far as that fits a screen, one below the other where there are many sites. Without any number, a group of
+    columns is left out.
     """
     tables = []
     for panel in panels_of(rows):
         pairs = list(dict.fromkeys((row["site_x"], row["site_y"]) for row in panel if row["site_x"] is not None))
-        filled = [group for group in COLUMN_GROUPS if any(row.get(group) is not None for row in panel)]
+        groups = [group for group in COLUMN_GROUPS if group != "penalty" or of_tokens(panel)]
+        filled = [group for group in groups if any(row.get(group) is not None for row in panel)]
         count = math.ceil(len(filled) / max(1, MOST_NUMBERS_ABREAST // len(pairs)))
         together = [list(part) for part in np.array_split(filled, count)]
         tables += [_table(panel, pairs, panel_title(panel), groups) for groups in together]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from aligners.fitting.outcomes import what_did_not_train
 from aligners.injection.methods import BOTH_WAYS, TRAINED
 from reports.report import Row
 from reports.score_words import score_name, score_words
 
-__all__ = ["below_chance", "panel_title", "panels_of", "price_of_bijectivity", "reading"]
+__all__ = ["below_chance", "of_tokens", "panel_title", "panels_of", "price_of_bijectivity", "reading"]
 
 ALIKE = 0.05  # networks count as equally large within this share
 KEPT = 0.015  # an accuracy counts as kept within this share of the texts
@@ -78,6 +79,11 @@ def panels_of(rows: Sequence[Row]) -> list[list[Row]]:
     return list(found.values())
 
 
+def of_tokens(panel: Sequence[Row]) -> bool:
+    """Whether the target is a language model, whose loss is in nats a token."""
+    return any(row.get("perplexity") is not None for row in panel)
+
+
 def panel_title(panel: Sequence[Row]) -> str:
     """From which model into which, and on which rows where they are not all tokens."""
     first = panel[0]
@@ -90,7 +96,8 @@ def _reading(panel: list[Row]) -> str:
     exactness = _exactness(panel, methods) + _elsewhere(methods)
     if all(row["score"] is None for row in panel):
         return f"{panel_title(panel)}: {exactness}"
-    return f"{_behaviour(panel, methods)}. {exactness}"
+    behaviour = _penalties(panel, methods) if of_tokens(panel) else _behaviour(panel, methods)
+    return f"{behaviour}. {exactness}"
 
 
 def _behaviour(panel: list[Row], methods: dict[str, list[Row]]) -> str:
@@ -115,6 +122,37 @@ def _behaviour(panel: list[Row], methods: dict[str, list[Row]]) -> str:
         behaviour += f"; in points, the worst site loses with {_list(worse)}"
     lost = [name for name in accuracies if name not in kept]
     return behaviour + (f"; {_list(lost)} overflowed at some site" if lost else "")
+
+
+def _penalties(panel: list[Row], methods: dict[str, list[Row]]) -> str:
+    """What injection costs a language model, map by map, and which maps the intervals do not tell apart."""
+    source, target = panel[0]["model_x"], panel[0]["model_y"]
+    native = next(row for row in panel if row["method"] == "native_y")
+    if native["loss"] is None:
+        return f"{target}'s own answers are not finite, so that there is nothing to keep"
+    own = f"{native['loss']:.2f} nats a token on its own, {native['score']:.1%} of them right"
+    said = f"{target} loses {own}"
+    known = {name: line for name, line in methods.items() if all(row["penalty"] is not None for row in line)}
+    if "identity" in known:
+        said += f". {source}'s states as they are cost {_nats(known['identity'])} more"
+    maps = [name for name, line in known.items() if line[0]["role"] == "method"]
+    maps.sort(key=lambda name: _total(known[name], "penalty"), reverse=True)
+    if maps:
+        said += f"; mapped, {_list([f'{name} {_nats(known[name])}' for name in maps])}"
+    alike = [f"{a} and {b}" for a, b in pairwise(maps) if _overlap(known[a], known[b])]
+    if alike:
+        said += f". Not told apart by their intervals at every site: {'; '.join(alike)}"
+    lost = [name for name in methods if name not in known]
+    return said + (f". {_list(lost)} overflowed at some site" if lost else "")
+
+
+def _overlap(worse: list[Row], better: list[Row]) -> bool:
+    """Whether the intervals of two penalties meet at any site."""
+    return any(a["penalty_low"] <= b["penalty_high"] for a, b in zip(worse, better, strict=True))
+
+
+def _nats(line: list[Row]) -> str:
+    return _range([row["penalty"] for row in line], ".3f")
 
 
 def _exactness(rows: list[Row], methods: dict[str, list[Row]]) -> str:
