@@ -74,13 +74,13 @@ def main() -> None:
     def read() -> None:
         for batch in on_cpu:
             moved = [part.to(options.device) for part in reader.prepare(batch)]
-            reader.read((moved[0], moved[1], moved[1]))  # type: ignore[arg-type]
+            reader.read((moved[0], moved[1], moved[1]))
 
     @torch.inference_mode()
     def bare() -> None:
         for texts_, _, _ in prepared:
             for model in models:
-                model.model.base_model(**texts_.inputs_x)  # type: ignore[union-attr]
+                model.model.base_model(**texts_.inputs_x)
 
     @torch.inference_mode()
     def one_length() -> None:

@@ -5,21 +5,38 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from datamodules.placing import Placing, check_placings, placings
 from datamodules.text.labels import MISSING
 from datamodules.text.texts import Texts
 from datamodules.text.tokens import same_tokenizer
 from frozen.embedded.recipes import EMBEDDED, Recipe, embedded_model, embedded_recipe
 from frozen.loading.models import load_frozen
-from frozen.loading.placement import DeviceMap
+from frozen.loading.placement import DeviceMap, check_device
 from frozen.model import FrozenModel
 
-__all__ = ["FrozenModels", "Wanted", "with_revisions"]
+__all__ = ["FrozenModels", "Placing", "Wanted", "placings", "with_revisions"]
+
+
+@dataclass(frozen=True)
+class Placing:
+    """Where a model goes; with neither, to the device of the run.
+
+    Attributes:
+        device: all of it.
+        device_map: which part goes where.
+    """
+
+    device: str | None = None
+    device_map: DeviceMap | None = None
+
+    @property
+    def given(self) -> bool:
+        """Whether anything was asked for."""
+        return self.device is not None or self.device_map is not None
 
 
 @dataclass(frozen=True)
@@ -69,7 +86,9 @@ class FrozenModels:
         devices: list[str | None] | None = None,
         device_map: list[DeviceMap | None] | None = None,
     ) -> None:
-        check_placings(devices)
+        for name in devices or ():
+            if name is not None:
+                check_device(name, "devices")
         self.named, self.max_length = list(wanted.named), max_length
         self.dtype, self.attn_implementation, self.trust_remote_code = dtype, attn_implementation, trust_remote_code
         self.recipe, self.cache, self.devices, self.device_map = recipe, cache, devices, device_map
@@ -207,3 +226,39 @@ def with_revisions(models: Sequence[str], revisions: Sequence[str | None] | None
             "for the main one."
         )
     return list(zip(models, revisions or [None] * len(models), strict=True))
+
+
+def placings(
+    named: Sequence[Any], devices: Sequence[str | None] | None, device_maps: Sequence[DeviceMap | None] | None
+) -> list[Placing]:
+    """Where each model goes.
+
+    Args:
+        named: what says which models are one and the same, one entry for each.
+        devices: one for each, or nothing.
+        device_maps: one for each, or nothing.
+
+    Raises:
+        ValueError: there is not one entry for each model, two for a model, or different ones for the same model.
+    """
+    for option, given in (("devices", devices), ("device_map", device_maps)):
+        if given is not None and len(given) != len(named):
+            raise ValueError(
+                f"Expected `{option}` to have one entry for each of {len(named)} models, but got {len(given)}. "
+                "Write null for a model that goes where the run is."
+            )
+    nothing = [None] * len(named)
+    found = [Placing(*each) for each in zip(devices or nothing, device_maps or nothing, strict=True)]
+    for number, placing in enumerate(found, start=1):
+        if placing.device is not None and placing.device_map is not None:
+            raise ValueError(
+                f"Expected `devices` or `device_map` for a model, but model {number} has both: {placing.device} and "
+                f"{placing.device_map}. Write null in one of them."
+            )
+        first = named.index(named[number - 1])
+        if placing != found[first]:
+            raise ValueError(
+                f"Expected `devices` and `device_map` to put a model in one place, but models {first + 1} and {number} "
+                "are the same. Give both entries the same place."
+            )
+    return found

@@ -265,6 +265,10 @@ class LayerActivations(TextModule):
             **self.pipeline.describe(),
         }
 
+    def plan(self, splits: Sequence[Split] = ("test",)) -> None:
+        """Say which splits `test_dataloader` loads, one after the other."""
+        self.splits = tuple(splits)
+
     def loader(
         self, split: Split, *, shuffle: bool = True, only: int | None = None, batch_size: int | None = None
     ) -> DataLoader:

@@ -36,7 +36,7 @@ class TextModule(pl.LightningDataModule):
 
     Attributes:
         pipeline: the texts, and the models that read them.
-        splits: what `test_dataloader` loads; see `plan`.
+        splits: what `test_dataloader` loads, one after the other.
     """
 
     pipeline: TextPipeline
@@ -111,10 +111,6 @@ class TextModule(pl.LightningDataModule):
         return cls(**{**config, "text": text, "recipe": recipe, "cache": cache})
 
     # ------------------------------------------------------------------ batches
-
-    def plan(self, splits: Sequence[Split] = ("test",)) -> None:
-        """Say which splits `test_dataloader` loads, one after the other."""
-        self.splits = tuple(splits)
 
     def loader(
         self, split: Split, *, shuffle: bool = False, only: int | None = None, batch_size: int | None = None

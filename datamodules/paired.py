@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch.utils.data import DataLoader
 
-from datamodules.asking import Asking
 from datamodules.batches import TextBatch
 from datamodules.frozen_models import Wanted
 from datamodules.module import PAIRS_TOKENS, WITHOUT_GRADIENTS, TextModule, check_rows
 from datamodules.pipeline import TextPipeline
-from datamodules.reading import PairedBatch, PairReader, Prepared
+from datamodules.reading import PairedBatch, PairReader, Plan, Prepared
 from datamodules.row_types import RowTypes, SeenTypes, types_of
-from datamodules.rows import RowKind, RowPolicy, policy_of
+from datamodules.rows import RowPolicy, policy_of
 from datamodules.sites import parse_sites
 from datamodules.text.label_names import LabelsOption
 from datamodules.text.sources import TextSource
@@ -92,9 +91,7 @@ class PairedActivations(TextModule):
         check_rows(rows, component, self.pipeline.packed)
         self._seen: SeenTypes | None = None
         self._reader: PairReader | None = None
-        self._kinds: list[RowKind] = []  # that are read beside `rows`
-        self._asking: Asking | None = None
-        self._measured: SeenTypes | None = None
+        self._plan = Plan()
         self._other: Texts | None = None
         self._tokenised_other: TokenisedSplits | None = None
 
@@ -116,36 +113,19 @@ class PairedActivations(TextModule):
         """Load the models, with every check that can be made before reading."""
         _ = self.reader
 
-    def plan(
-        self,
-        splits: Sequence[Split] = ("test",),
-        *,
-        kinds: Sequence[RowKind] = (),
-        measured: SeenTypes | None = None,
-        other: TextSource | None = None,
-        known: Sequence[Dataset] = (),
-        asking: Asking | None = None,
-    ) -> None:
+    def plan(self, plan: Plan) -> None:
         """Say what an evaluation reads, from now on.
 
-        Args:
-            splits: what `test_dataloader` loads, one after the other.
-            kinds: kinds of rows to read from the same texts; those beside `rows` become `PairedBatch.others`.
-            measured: the types by which rows of all splits but `fit` are marked as unseen; default: `seen`.
-            other: a source whose held-out texts become one more split, `other`, at the end. Their labels are not read.
-            known: texts that are left out of `other`.
-            asking: what is asked about every held-out text: `PairedBatch.task`.
-
         Raises:
-            ValueError: as `load_texts` does, or no text of `other` is left.
+            ValueError: as `load_texts` does, or no text of `plan.other` is left.
         """
-        self._kinds, self._measured = [kind for kind in kinds if kind != self.reader.kind], measured
-        self._asking = asking
-        self.pipeline.read_words(any(kind.types == "words" for kind in (self.reader.kind, *self._kinds)))
+        self._plan = replace(plan, kinds=[kind for kind in plan.kinds if kind != self.reader.kind])
+        kinds = (self.reader.kind, *self._plan.kinds)
+        self.pipeline.read_words(any(kind.types == "words" for kind in kinds))
         self._other, self._tokenised_other = None, None
-        if other is not None:
-            self._read_other(other, known)
-        self.splits = (*splits, *(() if other is None else ("other",)))
+        if plan.other is not None:
+            self._read_other(plan.other, plan.known)
+        self.splits = ("test",) if plan.other is None else ("test", "other")
 
     def _read_other(self, source: TextSource, known: Sequence[Dataset]) -> None:
         texts = load_texts(source)
@@ -208,9 +188,9 @@ class PairedActivations(TextModule):
             texts: the same as text.
             leave_out: whether these are texts to fit on, without such rows.
         """
-        seen = self._measured if self._measured is not None and not leave_out else self.seen
+        seen = self.seen if self._plan.measured is None or leave_out else self._plan.measured
         marks = {}
-        for kind in [self.reader.kind] if leave_out else [self.reader.kind, *self._kinds]:
+        for kind in [self.reader.kind] if leave_out else [self.reader.kind, *self._plan.kinds]:
             if seen.kind is not None and kind.types == seen.kind:
                 types = cast(RowTypes, types_of(kind, data, texts, self.pipeline.models.tokenizers[0]))
                 marks[kind] = types.unseen(seen)
@@ -220,8 +200,9 @@ class PairedActivations(TextModule):
 
     def on_before_batch_transfer(self, batch: TextBatch, dataloader_idx: int) -> Prepared:
         """Choose the rows while the batch is still on the CPU."""
-        asks = self._asking is not None and self.splits[dataloader_idx] == "test"
-        return self.reader.prepare(batch, self._kinds, self._asking if asks else None)
+        held_out = self.splits[dataloader_idx : dataloader_idx + 1] == ("test",)
+        asking = self._plan.asking if held_out else None
+        return self.reader.prepare(batch, self._plan.kinds, asking)
 
     def on_after_batch_transfer(self, batch: Prepared, dataloader_idx: int) -> PairedBatch:
         """Run the models where the batch is now."""

@@ -7,14 +7,13 @@ from inspect import getattr_static
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from datasets import Dataset
     from torch import Tensor
     from torch.utils.data import DataLoader
 
-    from datamodules.asking import Asking, TaskBatch
+    from datamodules.asking import TaskBatch
     from datamodules.batches import TextBatch
     from datamodules.layers import LayerReader
-    from datamodules.reading import PairReader, RowKind
+    from datamodules.reading import PairReader, Plan
     from datamodules.row_types import SeenTypes
     from datamodules.text.label_names import LabelsOption
     from datamodules.text.sources import TextSource
@@ -93,16 +92,7 @@ class PairedData(SiteData, Protocol):
     def on_before_batch_transfer(self, batch: TextBatch, dataloader_idx: int) -> Any:
         """Choose the rows of a batch, before it goes to the device."""
 
-    def plan(
-        self,
-        splits: Sequence[Split] = ("test",),
-        *,
-        kinds: Sequence[RowKind] = (),
-        measured: SeenTypes | None = None,
-        other: TextSource | None = None,
-        known: Sequence[Dataset] = (),
-        asking: Asking | None = None,
-    ) -> None:
+    def plan(self, plan: Plan) -> None:
         """Say what an evaluation reads."""
 
     def describe_other(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,7 +15,13 @@ from frozen.architectures import Component
 from frozen.finite import FiniteCheck
 from frozen.model import FrozenModel
 
-__all__ = ["PairReader", "PairedBatch", "Prepared", "gather_rows", "read_rows"]
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from datamodules.row_types import SeenTypes
+    from datamodules.text.sources import TextSource
+
+__all__ = ["PairReader", "PairedBatch", "Plan", "Prepared", "gather_rows", "read_rows"]
 
 
 def read_rows(
@@ -82,6 +88,25 @@ class PairedBatch:
 
 
 # a batch, then the rows of X and those of Y, kind by kind, and last what is asked about it, if anything is
+@dataclass(frozen=True)
+class Plan:
+    """What an evaluation reads of paired rows.
+
+    Attributes:
+        kinds: kinds of rows to read from the same texts; those beside `data.rows` become `PairedBatch.others`.
+        measured: the types by which rows that are not fitted on are marked as unseen; None: those of the fitting rows.
+        other: a source whose held-out texts become one more split, `other`. Their labels are not read.
+        known: texts that are left out of `other`.
+        asking: what is asked about every held-out text: `PairedBatch.task`.
+    """
+
+    kinds: Sequence[RowKind] = ()
+    measured: SeenTypes | None = None
+    other: TextSource | None = None
+    known: Sequence[Dataset] = ()
+    asking: Callable[[TextBatch], Any] | None = None
+
+
 Prepared = tuple[TextBatch, *tuple[Any, ...]]
 
 

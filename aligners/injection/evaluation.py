@@ -23,7 +23,7 @@ from aligners.storage import StoredAlignment, different_models
 from datamodules.asking import Asking, TaskBatch
 from datamodules.batches import TextBatch
 from datamodules.protocol import PairedData, SiteData, stream_of
-from datamodules.reading import PairedBatch
+from datamodules.reading import PairedBatch, Plan
 from datamodules.rows import RowKind
 from datamodules.text.labels import known_labels
 from datamodules.text.sources import TextSource
@@ -156,13 +156,8 @@ class InjectionEvaluation(Evaluation):
             self.methods[route], self.refusals[route] = route_methods(route, self.stored, self.closed_form)
         self._ask()
         self._choose_rows()
-        data.plan(
-            kinds=self.kinds,
-            measured=seen_by_any(self.stored, data),
-            other=self.other_text,
-            known=fitted_texts(self.stored, data) if self.other_text is not None else (),
-            asking=self._asking,
-        )
+        known = fitted_texts(self.stored, data) if self.other_text is not None else ()
+        data.plan(Plan(self.kinds, seen_by_any(self.stored, data), self.other_text, known, self._asking))
         self.meta = {**described, **data.describe_other(), **self._findings(), "seed": self.seed, "split": "test"}
 
     def _routes(self) -> list[Route]:

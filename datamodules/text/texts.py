@@ -89,60 +89,94 @@ def load_texts(source: TextSource) -> Texts:
         ValueError: the source cannot be found or reached; a column is missing, empty or not of text; labels are neither
             names nor numbers; a split would be empty. A text without a label is no error: see `labels`.
     """
-    splits, held_out = open_source(source)
-    pool = fitting_split(splits, source)
-    held = None if held_out is None else held_out_split(splits, held_out, source)
-    beginning = first_rows(pool, source) if source.streaming else pool
-    columns = _text_columns(beginning, source)
-    label = _label_column(beginning, source)
-    read: dict[str, int] = {}
-    if source.streaming:
-        _check_columns(beginning, columns, label, source)
-        if held is not None:
-            _check_columns(first_rows(held, source), columns, label, source)
-            held, read["test"] = first_texts(held, columns, label, source, held=set(), official=True)
-        known = None if held is None else set(_keys(held, columns, source.seed))
-        pool, read["fit"] = first_texts(pool, columns, label, source, held=known)
-    tables = [pool] if held is None else [pool, held]
-    for table in tables:
-        _check_columns(table, columns, label, source)
-    labels = read_labels(tables, label, source.source)
-
-    keys = [_keys(table, columns, source.seed) for table in tables]
-    held_keys = set(keys[1]) if held is not None else set()
-    members = _divide(keys[0], held_keys, source, draw_test=held is None)
-    if held is not None:
+    found = _read(source)
+    labels = read_labels(found.tables, found.label, source.source)
+    keys = [_keys(table, found.columns, source.seed) for table in found.tables]
+    official = len(keys) == 2
+    held = set(keys[-1]) if official else set()
+    members = _divide(keys[0], held, source, draw_test=not official)
+    if official:
         members["test"] = _first_of_each(keys[1])
     chosen = {}
     for name, rows in members.items():
-        official = name == "test" and held is not None
-        table, key = (tables[1], keys[1]) if official else (tables[0], keys[0])
-        if not rows:
-            raise ValueError(
-                f"The split {name!r} of `source` {source.source!r} has no texts: {len(pool)} rows are too "
-                f"few for `validation_share` {source.validation_share} and `test_share` {source.test_share}."
-            )
-        most = source.most(name)
-        if most is not None:
-            rows = sorted(sorted(rows, key=key.__getitem__)[:most])
-        chosen[name] = _normalised(table.select(rows), columns, labels)
+        place = int(official and name == "test")
+        rows = _some(name, rows, keys[place], source)
+        chosen[name] = _normalised(found.tables[place].select(rows), found.columns, labels)
     origin = {
-        "source": source.source,
-        "subset": source.subset,
-        "revision": source.revision,
-        "text_columns": columns,
-        "label_column": label,
-        "split": "by a keyed hash of the text" if held is None else f"test: {held_out}; rest by hash",
-        "seed": source.seed,
-        **({"streamed_rows_read": read} if source.streaming else {}),
+        **found.origin(source),
         "duplicates_dropped": sum(len(k) - len(set(k)) for k in keys),
-        "dropped_as_held_out": len(set(keys[0]) & held_keys),
+        "dropped_as_held_out": len(set(keys[0]) & held),
     }
-    names = labels.names if labels is not None else None
-    called = known_source(source).label_names
+    names, called = labels.names if labels is not None else None, known_source(source).label_names
     if names is None and called is not None:
         names = list(called)
     return Texts(chosen["fit"], chosen["validation"], chosen["test"], names, origin)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What the splits are made of.
+
+    Attributes:
+        tables: the rows that are divided and, where there is an official held-out split, its rows.
+        columns: of the text, one or two.
+        label: column of the labels; None: there is none.
+        held_out: the official held-out split, as the user calls it.
+        streamed: how many rows of which stream were read.
+    """
+
+    tables: list[Dataset]
+    columns: list[str]
+    label: str | None
+    held_out: str | None
+    streamed: dict[str, int]
+
+    def origin(self, source: TextSource) -> dict[str, Any]:
+        """For a report."""
+        drawn = self.held_out is None
+        return {
+            "source": source.source,
+            "subset": source.subset,
+            "revision": source.revision,
+            "text_columns": self.columns,
+            "label_column": self.label,
+            "split": "by a keyed hash of the text" if drawn else f"test: {self.held_out}; rest by hash",
+            "seed": source.seed,
+            **({"streamed_rows_read": self.streamed} if source.streaming else {}),
+        }
+
+
+def _read(source: TextSource) -> _Rows:
+    """Open the source, find its columns, and read as much of a stream as is needed."""
+    splits, held_out = open_source(source)
+    tables = [fitting_split(splits, source)]
+    if held_out is not None:
+        tables.append(held_out_split(splits, held_out, source))
+    beginning = first_rows(tables[0], source) if source.streaming else tables[0]
+    columns, label = _text_columns(beginning, source), _label_column(beginning, source)
+    streamed: dict[str, int] = {}
+    if source.streaming:
+        for table in tables:
+            _check_columns(first_rows(table, source), columns, label, source)
+        known = None
+        if held_out is not None:
+            tables[1], streamed["test"] = first_texts(tables[1], columns, label, source, held=set(), official=True)
+            known = set(_keys(tables[1], columns, source.seed))
+        tables[0], streamed["fit"] = first_texts(tables[0], columns, label, source, held=known)
+    for table in tables:
+        _check_columns(table, columns, label, source)
+    return _Rows(tables, columns, label, held_out, streamed)
+
+
+def _some(name: str, rows: list[int], keys: list[int], source: TextSource) -> list[int]:
+    """As many rows of a split as are wanted."""
+    if not rows:
+        raise ValueError(
+            f"The split {name!r} of `source` {source.source!r} has no texts: {len(keys)} rows are too "
+            f"few for `validation_share` {source.validation_share} and `test_share` {source.test_share}."
+        )
+    most = source.most(name)
+    return rows if most is None else sorted(sorted(rows, key=keys.__getitem__)[:most])
 
 
 def _text_columns(table: Dataset, source: TextSource) -> list[str]:

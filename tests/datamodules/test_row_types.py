@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from datamodules.paired import PairedActivations
-from datamodules.reading import PairedBatch
+from datamodules.reading import PairedBatch, Plan
 from datamodules.row_types import SeenTypes, is_held_out
 from datamodules.text.marks import Marks
 from datamodules.text.sources import TextSource
@@ -70,10 +70,10 @@ def test_rows_of_unseen_tokens_are_marked(world: World, tmp_path: Path) -> None:
         name for name in names if name in HELD or name == "<unk>"
     ]
     assert all(rows.unseen is None for _, rows, _ in prepared(data, "fit"))
-    data.plan(measured=SeenTypes("tokens", frozenset({"<s>", "film"})))  # of a map that was fitted elsewhere
+    data.plan(Plan(measured=SeenTypes("tokens", frozenset({"<s>", "film"}))))  # of a map that was fitted elsewhere
     marked = torch.cat([rows.unseen for _, rows, _ in prepared(data, "test")])
     assert marked.tolist() == [name not in ("<s>", "film") for name in names]
-    data.plan(measured=SeenTypes("words", frozenset({"film"})))  # types that rows of tokens do not have
+    data.plan(Plan(measured=SeenTypes("words", frozenset({"film"}))))  # types that rows of tokens do not have
     assert all(rows.unseen is None for _, rows, _ in prepared(data, "test"))
 
 

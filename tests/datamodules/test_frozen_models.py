@@ -7,7 +7,7 @@ import torch
 from accelerate import dispatch_model
 
 from datamodules import frozen_models
-from datamodules.placing import Placing, check_placings, placings
+from datamodules.frozen_models import Placing, placings
 from frozen import FrozenModel
 from tests.runs import activations, quiet_trainer
 from tests.world import World
@@ -37,7 +37,7 @@ def test_places_that_contradict_each_other_are_refused(devices: Any, maps: Any, 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:99", "meta"])
 def test_devices_that_are_not_there_are_refused_at_once(world: World, name: str) -> None:
-    check_placings(["cpu", None])
+    activations(world, devices=["cpu", None])
     with pytest.raises(ValueError, match=f"Expected `devices` .*{name}"):
         activations(world, devices=["cpu", name])
 
