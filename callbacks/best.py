@@ -17,18 +17,19 @@ __all__ = ["BestPerSite"]
 
 
 class BestPerSite(pl.Callback):
-    """Keeps, for every site of every trained aligner, the parameters of its best validation.
+    """Keeps the parameters that did best in validation, for each site of each trained aligner.
 
-    A site that has not improved for `patience` validations is closed: nothing later counts for it, as if its
-    training had ended there. A site that diverged is closed, too, and set back to its best at once. The run stops when
-    all sites are closed. The best parameters are put back at the end, so a bank gives each site what it would have
-    got alone; `Alignment.training_record` then says at which step each site was best, 0 being the untrained start.
+    A site that has not improved for `patience` validations is closed: later validations no longer count for it, as if
+    its training had ended there. A site that diverges is closed as well, and set back to its best at once. The run
+    stops when all sites are closed. At the end the best parameters are restored, so that a bank gives each site what it
+    would have got alone; `Alignment.training_record` then holds the step at which each site was best (0: the
+    untrained start).
 
-    The criterion is the validation FVU, plus that of the inverse for aligners trained both ways; of stitching layers
-    it is the validation loss of the task.
+    The criterion is the validation FVU, plus that of the inverse for aligners that are trained both ways; for stitching
+    layers it is the validation loss of the task.
 
     Args:
-        patience: validations without improvement after which a site is closed; None: never.
+        patience: number of validations without improvement after which a site is closed; None: never.
         min_delta: smallest improvement that counts.
     """
 
@@ -43,7 +44,7 @@ class BestPerSite(pl.Callback):
         self._kept: dict[str, dict[str, Tensor]] = {}
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Compare, keep, set back what diverged, and stop the run when nothing is left to improve."""
+        """Keep what is better, set back what diverged, and stop the run when every site is closed."""
         if trainer.state.fn != "fit" or not isinstance(pl_module, (Alignment, Stitching)):
             return
         banks, criteria = pl_module.banks(), pl_module.criteria()
@@ -71,7 +72,7 @@ class BestPerSite(pl.Callback):
         self._kept[key] = {name: value.clone() for name, value in bank.state_dict().items()}
 
     def _newly_diverged(self, key: str, module: Alignment | Stitching) -> Tensor:
-        """Sites (S,) that have diverged since the last validation; they are closed from now on."""
+        """Which sites (S,) have diverged since the last validation; they are closed from now on."""
         known = self._diverged[key]
         step = module.divergence.step.get(key, known) if isinstance(module, Alignment) else known
         self._diverged[key] = step.clone()
@@ -90,7 +91,7 @@ class BestPerSite(pl.Callback):
 
     @torch.no_grad()
     def _set_back(self, key: str, bank: Aligner, sites: Tensor, trainer: pl.Trainer) -> None:
-        """Put the best parameters of some sites (S,) back, and forget their momentum: they stay there."""
+        """Restore the best parameters of some sites (S,), and clear their momentum so that they stay there."""
         for name, value in bank.state_dict().items():
             value[sites] = self._kept[key][name][sites]
         for parameter in bank.parameters():
@@ -99,7 +100,7 @@ class BestPerSite(pl.Callback):
                     moment[sites] = 0
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Put the best parameters of every site back."""
+        """Restore the best parameters of every site."""
         if isinstance(pl_module, (Alignment, Stitching)):
             for key, bank in pl_module.banks().items():
                 if key in self._kept:
@@ -118,7 +119,7 @@ class BestPerSite(pl.Callback):
             warn_of_untrained(pl_module)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to go on comparing."""
+        """What a resumed run needs in order to go on comparing."""
         return {name: getattr(self, f"_{name}") for name in _STATE}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

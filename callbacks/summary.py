@@ -18,7 +18,7 @@ FIGURES = ("fvu", "fvu_unseen", "fvu_inverse", "mse", "relative_error", "cosine"
 
 
 class FitSummary(pl.Callback):
-    """Reports after a validation that stands on its own, such as the one that closes a fit.
+    """Reports after a validation outside training, such as the one that closes a fit.
 
     Args:
         folder: where the report goes.

@@ -58,8 +58,8 @@ def add_training(
     parser.add_class_arguments(BestPerSite, "early_stopping")
     parser.add_class_arguments(saving, "checkpoint")
     parser.add_class_arguments(module, "model", sub_configs=True)
-    usual = {"max_epochs": -1, "log_every_n_steps": 20, "enable_model_summary": False}  # the steps say when it ends
-    add_data_and_trainer(parser, data, **usual, **defaults)
+    usual: dict[str, Any] = {"max_epochs": -1, "log_every_n_steps": 20, "enable_model_summary": False}
+    add_data_and_trainer(parser, data, **usual, **defaults)  # the number of steps says when training ends
 
 
 def add_data_and_trainer(
@@ -70,7 +70,7 @@ def add_data_and_trainer(
     Args:
         parser: of the command.
         data: its constructor's arguments become `--data.NAME`.
-        skip: those that are no options of this command.
+        skip: arguments that are no options of this command.
         defaults: of the Trainer, where they differ from Lightning's.
     """
     parser.add_class_arguments(data, "data", skip=set(skip), sub_configs=True)
@@ -80,7 +80,7 @@ def add_data_and_trainer(
 
 
 def options_of(function: Callable[..., Any], options: Namespace) -> dict[str, Any]:
-    """The arguments of a function or class that are options of a command under the same names."""
+    """The options whose names are arguments of a function or class."""
     return {name: options[name] for name in signature(function).parameters if name in options}
 
 

@@ -1,4 +1,4 @@
-"""A bank that does not fit in memory is trained in parts: ordinary runs of a few sites, joined at the end."""
+"""Training a bank that does not fit in memory in parts: ordinary runs of a few sites each, joined at the end."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ FILLED = 0.8  # share of the free memory that a plan uses
 
 
 def bytes_a_site(module: Alignment, d_x: int, d_y: int, rows: int) -> int:
-    """What one site of all maps of a run takes while it is trained.
+    """Bytes that training one site of all maps of a run takes.
 
     Args:
-        module: not yet built: each of its aligners is built once, for one site.
+        module: not set up yet; each of its aligners is built here for one site.
         d_x: width of X's states.
         d_y: width of Y's states.
         rows: most rows in a step.
@@ -41,11 +41,11 @@ def _bytes(aligner: Aligner, rows: int) -> int:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that are free on a device."""
+    """Free memory of a device in bytes."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     lines = Path("/proc/meminfo")
-    if not lines.is_file():  # not Linux: nothing is known, and nothing limited
+    if not lines.is_file():  # not Linux: the free memory is unknown, and not limited
         return 2**62
     found = dict(line.split(":") for line in lines.read_text().splitlines())
     return 1024 * int(found["MemAvailable"].split()[0])
@@ -55,7 +55,7 @@ def sites_at_once(sites: int, bytes_each: int, free: int) -> int:
     """How many sites of a bank fit in the free memory.
 
     Raises:
-        ValueError: not even one does.
+        ValueError: not even one site fits.
     """
     most = int(FILLED * free / bytes_each)
     if most < 1:
@@ -67,7 +67,7 @@ def sites_at_once(sites: int, bytes_each: int, free: int) -> int:
 
 
 def find_part(folder: Path, number: int) -> tuple[Path, Path | None, Path | None]:
-    """What there is of a part of a run: a new folder for it, its aligners.ckpt, and its last.ckpt to go on from."""
+    """A new folder for a part of a run, and its newest aligners.ckpt and last.ckpt, or None where there is none."""
     tries = sorted(folder.glob(f"part-{number}-*"), key=lambda path: int(path.name.split("-")[2]))
 
     def newest(name: str) -> Path | None:
@@ -77,7 +77,7 @@ def find_part(folder: Path, number: int) -> tuple[Path, Path | None, Path | None
 
 
 def join_parts(files: Sequence[Path], folder: Path) -> Path:
-    """One checkpoint of all parts' sites, in the order of the parts, at `folder`/aligners.ckpt."""
+    """Write one checkpoint with the sites of all parts, in their order, to `folder`/aligners.ckpt."""
     parts = [torch.load(file, map_location="cpu", weights_only=True) for file in files]
     first = parts[0]
     stored = [part[KEY] for part in parts]
@@ -108,7 +108,7 @@ def join_parts(files: Sequence[Path], folder: Path) -> Path:
 
 
 def _join(states: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Every tensor of a bank carries its sites on the leading axis."""
+    """Concatenate the tensors of several banks along their leading axis, the sites."""
     each = list(states)
     return {name: torch.cat([state[name] for state in each]) for name in each[0]}
 

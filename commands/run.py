@@ -34,7 +34,7 @@ class Run(NamedTuple):
     Attributes:
         folder: where everything goes.
         options: of the command, as plain values.
-        made: the same, instantiated.
+        made: the same options, instantiated.
         settings: of the Trainer, with loggers and the user's callbacks.
     """
 
@@ -57,15 +57,15 @@ class Run(NamedTuple):
 
 
 def new_run_folder(wanted: Path | None, kind: str, *, begun: bool = False) -> Path:
-    """A folder that no other run has.
+    """Make a folder that no other run has.
 
-    Processes that Lightning starts for further ranks inherit the choice of the first; ranks that somebody else
-    starts follow rank 0 through the Trainer, which is the only one that writes.
+    Processes that Lightning starts for further ranks inherit the choice of rank 0. Ranks that something else starts
+    need no folder of their own: only rank 0 writes.
 
     Args:
-        wanted: what the user named; refused if it holds something. Default: `runs/<kind>-<date>-<time>`.
-        kind: name of the command.
-        begun: whether `wanted` is the folder of a run that goes on.
+        wanted: the folder that the user named, which must be empty. Default: `runs/<kind>-<date>-<time>`.
+        kind: what the default folder is called after.
+        begun: whether to go on with the run in `wanted`.
 
     Raises:
         ValueError: `wanted` exists and is not empty.
@@ -91,14 +91,14 @@ def new_run_folder(wanted: Path | None, kind: str, *, begun: bool = False) -> Pa
 def start(
     kind: str, parser: ArgumentParser, options: Namespace, made: Namespace | None = None, *, begun: bool = False
 ) -> Run:
-    """Begin a run: its folder with config.yaml, its loggers, its seed.
+    """Begin a run: seed it, make its folder with config.yaml and its loggers.
 
     Args:
         kind: what the default folder is called after.
         parser: of the command.
-        options: as plain values.
-        made: the same, instantiated, where that has been done.
-        begun: whether this goes on with the run in the folder `options.run`.
+        options: of the command, as plain values.
+        made: the same options instantiated, if they have been already.
+        begun: whether to go on with the run in the folder `options.run`.
     """
     made = instantiate(parser, options) if made is None else made
     folder = new_run_folder(options.run, kind, begun=begun)
@@ -115,7 +115,7 @@ def start(
 
 
 def instantiate(parser: ArgumentParser, options: Namespace) -> Namespace:
-    """Make the objects that options describe, after seeding; the drawn seed, if so, is put into the options."""
+    """Seed, then make the objects that the options describe. A seed that is drawn is written into the options."""
     seed = options.get("seed_everything", False)
     if seed is not False:
         options.seed_everything = pl.seed_everything(None if seed is True else seed, workers=True)
@@ -123,7 +123,7 @@ def instantiate(parser: ArgumentParser, options: Namespace) -> Namespace:
 
 
 def _keep_options(written: str, folder: Path, loggers: Any, begun: bool) -> None:
-    """Write config.yaml, once, and tell W&B."""
+    """Write the options to config.yaml, unless the run has one, and to W&B."""
     if not begun:
         (folder / "config.yaml").write_text(written)
     for logger in loggers if isinstance(loggers, list) else [loggers]:
@@ -134,8 +134,8 @@ def _keep_options(written: str, folder: Path, loggers: Any, begun: bool) -> None
 def run_loggers(folder: Path, kind: str) -> list[Logger]:
     """CSV and W&B, both inside the run's folder.
 
-    W&B follows WANDB_MODE where it is set. Otherwise it is online for a user who is logged in and offline for
-    everybody else: it never asks. Only rank 0 makes a run.
+    W&B follows WANDB_MODE if it is set. Otherwise it is online for a user who is logged in and offline for everybody
+    else: it never asks. Only rank 0 makes a run.
     """
     csv = CSVLogger(folder.parent, name=folder.name, version="")
     _ = csv.experiment  # before W&B writes: it takes a folder with files in it for an older run's
@@ -169,7 +169,7 @@ def _wandb(folder: Path, kind: str) -> WandbLogger:
 
 
 def quiet() -> None:
-    """Keep off the screen what other packages say about themselves and nobody can act on here."""
+    """Silence messages of other packages that nobody can act on here."""
     os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     for message in (

@@ -29,7 +29,7 @@ class Job:
     """One classifier to train.
 
     Attributes:
-        place: number of the base among the models of the data module.
+        place: index of the base model in the data module.
         base: its name.
         variant: what is frozen or left out.
         seed: of the head, the order of the texts and dropout.

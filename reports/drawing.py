@@ -1,4 +1,4 @@
-"""What figures of all kinds share: colours, panels, heat maps, legends."""
+"""What all figures share: colours, panels, lines by site, heat maps, legends."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Cells = Sequence[Row | None]
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 MARKERS = "osD^vPX*h"  # one more than colours: their pairs repeat late
-LINEAR_UP_TO = 0.01  # nats: what stitching a model to itself may cost
+LINEAR_UP_TO = 0.01  # nats: what stitching a model to itself costs at most
 LIGHT_FROM = 0.6  # of the colour scale: above it dark letters are easier to read
 
 
@@ -51,13 +51,13 @@ def panels(
     sharex: bool = False,
     sharey: bool = False,
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of `count` panels, row by row.
+    """Make a figure of `count` panels, filled row by row.
 
     Args:
         count: of panels.
         abreast: most panels in a row.
         size: width and height of a panel in inches.
-        margins: width and height of what is around them.
+        margins: width and height in inches of what is around all panels.
         boxed: whether a panel has a frame on all four sides.
         font: size in points.
         width_ratios: of the columns.
@@ -77,13 +77,13 @@ def panels(
 
 
 def line_look(colour: int, marker: int, linestyle: str) -> Look:
-    """How a line is drawn, by the numbers of its colour and of its marker."""
+    """How to draw a line; colour and marker are given by number and start again where they run out."""
     look = {"color": COLOURS[colour % len(COLOURS)], "marker": MARKERS[marker % len(MARKERS)], "linestyle": linestyle}
     return {**look, "markersize": 4.5, "linewidth": 1.3}
 
 
 def shown_lines(axes: Iterable[Axes]) -> tuple[list[Any], list[str]]:
-    """Handles and names for one legend of all panels: of every line that any of them shows."""
+    """Handles and names for one legend of all panels, with every line that any of them shows."""
     shown: dict[str, Any] = {}
     for axis in axes:
         for handle, name in zip(*axis.get_legend_handles_labels(), strict=True):
@@ -94,7 +94,7 @@ def shown_lines(axes: Iterable[Axes]) -> tuple[list[Any], list[str]]:
 def heat_map(
     axis: Axes, grid: NDArray[np.float64], rows: Sequence[int], columns: Sequence[int], low: float = 0, high: float = 1
 ) -> AxesImage:
-    """Draw a value for each pair of layers, written into its cell; the first row is at the bottom.
+    """Draw a value for each pair of layers and write it into its cell; the first row is at the bottom.
 
     Args:
         axis: the panel.
@@ -119,7 +119,13 @@ def heat_map(
 def layer_grid(
     cells: Iterable[tuple[int, int, float | None]], rows: Sequence[int], columns: Sequence[int]
 ) -> NDArray[np.float64]:
-    """Values by the layers that they belong to, for `heat_map`; NaN where there is none."""
+    """Arrange values by layer for `heat_map`; NaN where there is none.
+
+    Args:
+        cells: (layer up, layer across, value).
+        rows: numbers of the layers up.
+        columns: numbers of the layers across.
+    """
     grid = np.full((len(rows), len(columns)), np.nan)
     for i, j, value in cells:
         grid[rows.index(i), columns.index(j)] = number(value)
@@ -127,13 +133,13 @@ def layer_grid(
 
 
 def lines_by_site(axis: Axes, lines: Sequence[tuple[str, Look, Cells]], column: str, scale: float = 1) -> None:
-    """Draw lines with their intervals, beside each other so that these can be told apart.
+    """Draw lines with their intervals, shifted a little so that the intervals can be told apart.
 
     Args:
         axis: the panel.
         lines: name, look, and a row or None for each place across.
-        column: what is drawn; `column`_low and `column`_high are the ends of the interval.
-        scale: by what it is multiplied.
+        column: of the rows; COLUMN_low and COLUMN_high are the ends of the interval.
+        scale: factor for all values.
     """
     for order, (name, look, cells) in enumerate(lines):
         here = [(place, row) for place, row in enumerate(cells) if row is not None]
@@ -141,20 +147,20 @@ def lines_by_site(axis: Axes, lines: Sequence[tuple[str, Look, Cells]], column: 
         middle, low, high = (
             np.array([scale * number(row[column + end]) for _, row in here]) for end in ("", "_low", "_high")
         )
-        if here:  # a percentile interval need not hold the estimate: the bar then ends at it
+        if here:  # a percentile interval may miss the estimate: the bar then ends there
             bars = np.maximum([middle - low, high - middle], 0)
             axis.errorbar([place + aside for place, _ in here], middle, bars, label=name, elinewidth=0.8, **look)
 
 
 def penalty_scale(axis: Axes) -> None:
-    """Linear up to `LINEAR_UP_TO` nats, logarithmic beyond: a state that is put in without a map fits on it."""
+    """Make an axis linear up to `LINEAR_UP_TO` nats and logarithmic beyond, so that states without a map fit on it."""
     axis.axhline(0, color="0.6", linewidth=0.8, zorder=0)
     axis.set_yscale("symlog", linthresh=LINEAR_UP_TO, linscale=0.6)
     axis.yaxis.set_major_formatter("{x:g}")
 
 
 def number(value: float | None) -> float:
-    """NaN, which is not drawn, for a figure that is not there."""
+    """The value as a number: NaN, which is not drawn, for None."""
     return math.nan if value is None else value
 
 

@@ -14,13 +14,16 @@ MOST_LETTERS = 40  # two names fit a title of 120 columns
 
 
 def short_names(models: Iterable[str]) -> dict[str, str]:
-    """A short name for each model, by its name: `seed-0` for `runs/tuned/none/seed-0`.
+    """A short name for each model, such as `seed-0` for `runs/tuned/none/seed-0`.
 
-    It is what stands after the last slash, with as many of the parts before it as tell the model from all others;
-    and of what is longer than 40 letters both ends, if these tell it from all others.
+    The short name is the part after the last slash, with as many of the parts before it as are needed to tell the model
+    from all others. A name of more than 40 letters is cut in the middle, unless two models would then look the same.
 
     Args:
-        models: of one report; names that come again are the same model.
+        models: names of all models of a report; equal names are the same model.
+
+    Returns:
+        Full name -> short name.
     """
     every = list(dict.fromkeys(models))
     ends = [_end(name, [other for other in every if other != name]) for name in every]
@@ -29,7 +32,7 @@ def short_names(models: Iterable[str]) -> dict[str, str]:
 
 
 def file_names(models: Iterable[str]) -> dict[str, str]:
-    """The same for the names of files and folders: letters, digits and `_.=-` alone, and no two the same."""
+    """A name for the files or folders of each model: letters, digits and `_.=-` only, no two the same."""
     names: dict[str, str] = {}
     for model, short in short_names(models).items():
         slug = re.sub(r"[^\w.=-]+", "-", short.replace("…", "--")).strip("-.") or "model"
@@ -40,13 +43,13 @@ def file_names(models: Iterable[str]) -> dict[str, str]:
 
 
 def with_short_names(rows: Sequence[Row]) -> list[Row]:
-    """Rows to show: copies in which models have their short names; files keep the others, which identify a model."""
+    """Copies of rows with short model names, for people to read. Files keep the full names, which identify a model."""
     names = short_names(_models(rows))
     return [row | {column: names[row[column]] for column in COLUMNS if column in row} for row in rows]
 
 
 def names_in_full(rows: Sequence[Row]) -> str:
-    """For below a Markdown table: what the short names stand for, a line for each; empty where nothing was cut."""
+    """Lines for below a Markdown table that say what each short name stands for; empty if no name is shorter."""
     names = short_names(_models(rows))
     lines = [f"- {short}: `{name}`\n" for name, short in names.items() if short != name]
     return "\n" + "".join(lines) if lines else ""
@@ -62,7 +65,7 @@ def _models(rows: Sequence[Row]) -> list[str]:
 
 
 def _end(name: str, others: Sequence[str]) -> str:
-    """The fewest last parts that no other name ends with; the whole name if there are none."""
+    """The fewest last parts that no other name ends with; the whole name if there is no such end."""
     parts = name.rstrip("/").split("/")
     ends = ["/".join(parts[-count:]) for count in range(1, len(parts) + 1)]
     return next((end for end in ends if not any(f"/{other.rstrip('/')}".endswith(f"/{end}") for other in others)), name)

@@ -1,4 +1,4 @@
-"""How reports call the score of a task; every score is shown in hundredths, as GLUE does."""
+"""What reports call the score of a task. Scores are shown in hundredths, as GLUE does."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ HEADINGS = {"accuracy": "acc. %", "mcc": "MCC × 100", "f1": "F1 × 100", "pears
 
 
 def score_name(rows: Sequence[dict[str, Any]]) -> str:
-    """The score of the first row that has one."""
+    """Name of the score of the first row that has one; `accuracy` if none has."""
     return next((row["score_name"] for row in rows if row.get("score_name")), "accuracy")
 
 
 def score_words(rows: Sequence[dict[str, Any]]) -> str:
-    """What an axis or a title says of rows: "accuracy in %", "Matthews correlation × 100"."""
+    """The score for an axis or a title, such as "accuracy in %" or "Matthews correlation × 100"."""
     return WORDS[score_name(rows)]
 
 
 def score_heading(rows: Sequence[dict[str, Any]]) -> str:
-    """The same, short: above a column."""
+    """The score for the heading of a column, such as "acc. %"."""
     return HEADINGS[score_name(rows)]
 
 
 def floor_words(rows: Sequence[dict[str, Any]]) -> str:
-    """What is answered to every text alike, as a floor: the majority class, or the mean of numbers."""
+    """What the floor is called that answers every text alike: the majority class, or the mean number."""
     return "mean number" if score_name(rows) in ("pearson", "spearman") else "majority class"

@@ -14,7 +14,7 @@ __all__ = ["TitledTable", "say", "screen", "site_table"]
 
 
 class TitledTable(Table):
-    """A table of a report. Its title may be wider than its columns, at which Rich would fold it.
+    """A table of a report whose title may be wider than its columns; Rich alone would fold it.
 
     Args:
         title: over the table, to its left.
@@ -33,13 +33,13 @@ class TitledTable(Table):
 def site_table(
     title: str, names: Sequence[str], columns: Sequence[str], sites: Mapping[str, Sequence[str]]
 ) -> TitledTable:
-    """An empty table with sites across.
+    """Make an empty table with sites across.
 
     Args:
         title: over the table.
         names: headings of the first columns, which hold words; the first of them may be folded.
         columns: headings of the columns of numbers between these and the sites.
-        sites: heading -> the sites below it; an empty heading leaves its line out where it is the only one.
+        sites: heading -> the sites below it; with one empty heading there is no line of headings.
     """
     over = "\n" if any(sites) else ""
     table = TitledTable(title)
@@ -55,10 +55,10 @@ def site_table(
 
 
 def screen() -> Console:
-    """The terminal; 120 columns where there is none."""
+    """The terminal, or 120 columns if the output is a file or a pipe."""
     return Console() if sys.stdout.isatty() else Console(width=120)
 
 
 def say(console: Console, line: str, style: str | None = None) -> None:
-    """A line of words: folded where there is a terminal, whole in a file or a pipe."""
+    """Print a line of words: folded on a terminal, whole in a file or a pipe."""
     console.print(line, style=style, highlight=False, soft_wrap=not console.is_terminal)

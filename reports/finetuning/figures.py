@@ -1,4 +1,4 @@
-"""The figure of a fine-tuning: accuracy by what was frozen or left out."""
+"""The figure of a fine-tuning: the score by what was frozen or left out."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from reports.score_words import floor_words, score_words
 
 __all__ = ["finetuning_figure"]
 
-CURVE_FROM = 3  # numbers of blocks that make a curve; fewer are set side by side
-UNFROZEN = -1  # Merchant et al.: the place of the model without anything frozen
+CURVE_FROM = 3  # numbers of blocks; fewer are set side by side
+UNFROZEN = -1  # where Merchant et al. put the model with nothing frozen
 ACROSS = {
     "bottom": "bottom blocks frozen (-1: nothing)",
     "top": "top blocks frozen",
@@ -24,14 +24,14 @@ ACROSS = {
 
 
 def finetuning_figure(rows: Sequence[Row], majority: float) -> Figure:
-    """Each classifier a dot, the mean over seeds and bases a line or a bar; the majority class dotted.
+    """Draw each classifier as a dot, means over seeds and bases as lines or bars, and the majority class dotted.
 
-    Kinds of variants with several numbers of blocks make a curve each, as Merchant et al. 2020, Figures 3 and 4; the
-    others stand side by side, as the rows of Wu et al. 2020, Table 1.
+    A kind of variant with at least three numbers of blocks gets a curve, as in Merchant et al. 2020, Figures 3 and 4;
+    the others stand side by side, as in Wu et al. 2020, Table 1.
 
     Args:
         rows: one for each classifier.
-        majority: score of always naming the most frequent class, or the mean of numbers.
+        majority: score of always answering the most frequent class, or the mean number.
     """
     counts = {kind: {row["count"] for row in rows if row["kind"] == kind} for kind in ACROSS}
     curves = [kind for kind in ACROSS if len(counts[kind]) >= CURVE_FROM]
@@ -55,7 +55,7 @@ def finetuning_figure(rows: Sequence[Row], majority: float) -> Figure:
 
 
 def _curve(axis: Axes, rows: Sequence[Row], kind: str) -> None:
-    """The score against the number of blocks; the whole model at its own place of the same axis."""
+    """Draw the score against the number of blocks; the whole model has a place of its own on the same axis."""
     colour = COLOURS[list(ACROSS).index(kind)]
     whole = {"bottom": UNFROZEN, "top": 0, "layers": max(row["layers"] for row in rows)}[kind]
     places: dict[int, list[float]] = {}
@@ -81,7 +81,7 @@ def _side_by_side(axis: Axes, rows: Sequence[Row]) -> None:
 
 
 def _dots(axis: Axes, place: float, values: Sequence[float], colour: str) -> None:
-    """Dots of one place, a little apart."""
+    """Draw dots around one place, a little apart."""
     step = 0.3 / max(1, len(values) - 1)
     across = [place + (number - (len(values) - 1) / 2) * step * (len(values) > 1) for number in range(len(values))]
     axis.plot(across, values, linestyle="", marker="o", markersize=3.5, color=colour, alpha=0.45)

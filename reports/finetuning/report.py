@@ -17,7 +17,7 @@ __all__ = ["finetuning_table", "report", "summarise"]
 
 
 def report(meta: Row, rows: Sequence[Row]) -> Report:
-    """Make it of one row for each classifier that is finished."""
+    """Make it from one row for each classifier that is finished."""
     return Report(
         "finetuning",
         meta,
@@ -30,7 +30,7 @@ def report(meta: Row, rows: Sequence[Row]) -> Report:
 
 
 def summarise(rows: Sequence[Row]) -> list[Row]:
-    """For each variant, over its seeds and bases: mean score and accuracy, their standard deviations, loss and time."""
+    """One row for each variant: means over its seeds and bases, and standard deviations of score and accuracy."""
     summary = []
     for variant in dict.fromkeys(row["variant"] for row in rows):
         own = [row for row in rows if row["variant"] == variant]
@@ -52,7 +52,7 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
 
 
 def _spread(rows: Sequence[Row], column: str) -> Row:
-    """Mean and standard deviation; none where a row has no such figure."""
+    """Mean and standard deviation of a column; None if some row lacks it."""
     values = [row[column] for row in rows if row[column] is not None]
     whole = len(values) == len(rows)
     return {
@@ -62,7 +62,7 @@ def _spread(rows: Sequence[Row], column: str) -> Row:
 
 
 def finetuning_table(rows: Sequence[Row], majority: float) -> Table:
-    """The score by variant, and last that of the majority class, or of the mean of numbers."""
+    """The score by variant, and in the last line that of the majority class, or of the mean number."""
     words = score_words(rows)
     title = f"{words[0].upper()}{words[1:]} on {rows[0]['n_texts']} held-out texts"
     columns = ["classifiers", score_heading(rows), "± sd", "loss", "seconds", "weights trained"]

@@ -37,10 +37,10 @@ SAID = {
 
 
 def heat_maps(rows: Sequence[Row]) -> Figure:
-    """Every measure of one pair of models, all layer pairs; X's layers up, Y's across; one colour scale from 0 to 1.
+    """Draw every measure between all layers of two models: X's layers up, Y's across, one colour scale from 0 to 1.
 
     Args:
-        rows: of one pair of models, on features as they are.
+        rows: of one pair of models, with raw features.
     """
     measures = list(dict.fromkeys(row["label"] for row in rows))
     layers_x, layers_y = (sorted({row[f"layer_{side}"] for row in rows}) for side in "xy")
@@ -59,12 +59,12 @@ def heat_maps(rows: Sequence[Row]) -> Figure:
 
 
 def block_map(rows: Sequence[Row]) -> Figure:
-    """One measure between all layers of all models: a block for each pair, as in Wu et al. 2020, Figure 1.
+    """Draw one measure between all layers of all models, a block for each pair, as in Wu et al. 2020, Figure 1.
 
-    Entry (a, b) is the similarity of a to b, also where the measure is not symmetric.
+    Entry (a, b) is the similarity of a to b, even if the measure is not symmetric.
 
     Args:
-        rows: of one measure, all pairs of models, on features as they are.
+        rows: of one measure and all pairs of models, with raw features.
     """
     layers: dict[str, list[int]] = {}
     for row in rows:
@@ -99,7 +99,7 @@ def block_map(rows: Sequence[Row]) -> Figure:
 
 
 def layer_lines(rows: Sequence[Row]) -> Figure:
-    """Every measure along matching layers: value with its interval, and the controls that were asked for.
+    """Draw every measure along matching layers: the value with its interval, and the controls that were computed.
 
     Args:
         rows: of one pair of models.
@@ -126,7 +126,7 @@ def layer_lines(rows: Sequence[Row]) -> Figure:
 
 
 def _line(rows: Sequence[Row], measure: str, pairs: list[tuple[int, int]]) -> dict[str, NDArray[np.float64]]:
-    """Each quantity along the matching layers; NaN where a row has none."""
+    """Each quantity along the matching layers; NaN where it is missing."""
     by_place = {
         (row["layer_x"], row["layer_y"], row["features"]): row for row in rows if row["label"] == measure
     }  # fmt: skip
@@ -140,7 +140,7 @@ def _line(rows: Sequence[Row], measure: str, pairs: list[tuple[int, int]]) -> di
 
 
 def _draw(axis: Axes, line: dict[str, NDArray[np.float64]]) -> dict[str, Any]:
-    """Draw what there is; handles by name."""
+    """Draw the quantities that have values; handles by name."""
     places = np.arange(len(line["value"]))
     if np.isfinite(line["low"]).any():
         axis.fill_between(places, line["low"], line["high"], color=LINES["value"]["color"], alpha=0.2, linewidth=0)

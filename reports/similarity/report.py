@@ -45,7 +45,7 @@ def report(meta: Row, rows: Sequence[Row], layers: Sequence[Row], distances: Seq
 
 
 def _figures(rows: Sequence[Row]) -> dict[str, Callable[[], Figure]]:
-    """Two for each pair of models: all layer pairs, and along matching layers; of more than two, one a measure."""
+    """Two for each pair of models (all layer pairs; matching layers); for more than two models also one a measure."""
     figures: dict[str, Callable[[], Figure]] = {}
     names = file_names(row[f"model_{side}"] for row in rows for side in "xy")
     for (model_x, model_y), panel in _pairs(rows).items():

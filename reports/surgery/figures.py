@@ -24,9 +24,9 @@ HEADS: dict[str, dict[str, Any]] = {  # Okabe and Ito's green, blue and orange: 
 
 
 def truncation_figure(rows: Sequence[Row], majority: float) -> Figure:
-    """The score against the site whose state the head reads, as Phang et al. 2021, Figure 3.
+    """Draw the score against the site whose state the head reads, as in Phang et al. 2021, Figure 3.
 
-    Each model a thin line; the mean of several, or the only one, thick, with its interval over texts.
+    Each model is a thin line. The mean of several models, or the only model, is thick, with its interval over texts.
     """
     figure, (axis,) = panels(1, 1, (7.6, 3.9), (0, 0))
     for kind, style in HEADS.items():
@@ -60,9 +60,9 @@ def _line(axis: Axes, line: Sequence[Row], style: dict[str, Any], *, main: bool)
 
 
 def skipping_figure(rows: Sequence[Row], majority: float) -> Figure:
-    """The score without every span of blocks, as Phang et al. 2021, Figure 4: first block up, last block across.
+    """Draw the score without each span of blocks, as in Phang et al. 2021, Figure 4: first block up, last block across.
 
-    One panel for the mean of several models, and one for each.
+    There is a panel for each model and, first, one for the mean of several.
     """
     spans = [row for row in rows if row["kind"] == "skip"]
     models = sorted(dict.fromkeys(row["model"] for row in spans), key=lambda name: name != MEAN)

@@ -18,7 +18,7 @@ __all__ = ["report", "surgery_table"]
 
 
 def report(meta: Row, rows: Sequence[Row]) -> Report:
-    """Make it of one row for each model and condition."""
+    """Make it from one row for each model and condition."""
     shown, majority = with_short_names(rows), meta["majority_score"]
     return Report(
         "surgery",
@@ -33,7 +33,7 @@ def report(meta: Row, rows: Sequence[Row]) -> Report:
 
 
 def surgery_table(rows: Sequence[Row], majority: float) -> Table:
-    """The score of every truncation, by site: of each model, and of their mean."""
+    """The score of every truncation by site, for each model and for their mean."""
     cut = [row for row in rows if row["site"] is not None and row["kind"] != "native"]
     words = score_words(rows)
     title = (
