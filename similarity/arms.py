@@ -233,4 +233,4 @@ def _kept(metric: Any) -> Kept:
     if isinstance(metric, AttentionSimilarity):
         return metric.sums()
     with metric.sync_context(dist_sync_fn=metric.dist_sync_fn):
-        return HSIC(metric.xy, metric.xx, metric.yy) if isinstance(metric, MinibatchCKA) else metric.sums()
+        return metric.sums()

@@ -27,9 +27,6 @@ class MinibatchCKA(DoubleMetric):
 
     full_state_update = False
     is_differentiable = False
-    xy: Tensor
-    xx: Tensor
-    yy: Tensor
     batches: Tensor
 
     def __init__(self, layers_x: int, layers_y: int, **kwargs: Any) -> None:
@@ -45,11 +42,9 @@ class MinibatchCKA(DoubleMetric):
             ValueError: the batch has fewer than 4 rows, for which HSIC_1 is not defined: leave a last batch that is
                 too short out, or cut batches evenly. Also where rows are not paired or not finite.
         """
-        hsic = unbiased_hsic(x, y)
         # Not in place, which a state that inference mode has reset would refuse.
-        self.xy = self.xy + hsic.xy
-        self.xx = self.xx + hsic.xx
-        self.yy = self.yy + hsic.yy
+        for name, value in unbiased_hsic(x, y)._asdict().items():
+            setattr(self, name, getattr(self, name) + value)
         self.batches = self.batches + 1
 
     def compute(self) -> Tensor:
@@ -60,4 +55,8 @@ class MinibatchCKA(DoubleMetric):
         """
         if self.batches == 0:
             raise ValueError("Expected at least one batch before `compute`, but received none. Call `update` first.")
-        return cka_from_hsic(HSIC(self.xy, self.xx, self.yy))
+        return cka_from_hsic(self.sums())
+
+    def sums(self) -> HSIC:
+        """The three sums as they stand: of this rank's batches, or within `compute` of all ranks'."""
+        return HSIC(*(getattr(self, name) for name in HSIC._fields))
