@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 
 from matplotlib.axes import Axes
@@ -35,24 +35,18 @@ LEVELS: dict[str, Look] = {
 
 
 def fvu_figure(rows: Sequence[Row]) -> Figure:
-    """FVU against site, one line for each method, one panel for each direction; logarithmic.
+    """Draw FVU against site, a line for each method, a panel for each direction; logarithmic.
 
     Below it, where they are known: FVU on the rows of unseen types, and on another source of text.
     """
     heights = [name for name in FVU_LABELS if name == "fvu" or any(row.get(name) is not None for row in rows)]
     figure, axes = _panels(rows, len(heights))
-    styles = _styles(rows)
     beyond: dict[str, None] = {}
     starts: set[str] = set()
     for axis, (height, panel) in zip(axes, product(heights, panels_of(rows)), strict=True):
-        for name, style, line in _lines(panel, styles):
-            values = [number(row.get(height)) for row in line]
-            shown = [value if value < FVU_TOP else math.nan for value in values]
-            axis.plot(range(len(line)), shown, label=name if any(map(math.isfinite, shown)) else None, **style)
-            unlearned = [s for s, row in enumerate(line) if row.get("training") not in (None, TRAINED_WELL)]
-            hollow = {"linestyle": "none", "markerfacecolor": "white", "markersize": 8}
-            axis.plot(unlearned, [shown[s] for s in unlearned], **{**style, **hollow})
-            starts |= {name} if unlearned else set()
+        for name, style, line in _lines(panel, _styles(rows)):
+            shown, untrained = _fvu_line(axis, name, style, line, height)
+            starts |= {name} if untrained else set()
             if not all(map(math.isfinite, shown)):
                 beyond[f"{name} into {line[0]['model_y']}"] = None
         axis.axhline(1, color="0.6", linewidth=0.8, zorder=0)
@@ -66,36 +60,50 @@ def fvu_figure(rows: Sequence[Row]) -> Figure:
     return figure
 
 
+def _fvu_line(axis: Axes, name: str, style: Look, line: list[Row], height: str) -> tuple[list[float], bool]:
+    """Draw one method; its values, NaN off the scale, and whether some site is not what training made of it."""
+    values = [number(row.get(height)) for row in line]
+    shown = [value if value < FVU_TOP else math.nan for value in values]
+    axis.plot(range(len(line)), shown, label=name if any(map(math.isfinite, shown)) else None, **style)
+    untrained = [s for s, row in enumerate(line) if row.get("training") not in (None, TRAINED_WELL)]
+    hollow = {"linestyle": "none", "markerfacecolor": "white", "markersize": 8}
+    axis.plot(untrained, [shown[s] for s in untrained], **{**style, **hollow})
+    return shown, bool(untrained)
+
+
 def penalty_figure(rows: Sequence[Row]) -> Figure:
-    """What a language model's loss rises by after injection, against site, with intervals; logarithmic."""
-    rows = [row for panel in panels_of(rows) if of_tokens(panel) for row in panel]
-    figure, axes = _panels(rows)
-    styles = _styles(rows)
-    for axis, panel in zip(axes, panels_of(rows), strict=True):
-        lines_by_site(axis, _lines(panel, styles), "penalty")
-        for row in panel:
-            if row["role"] == "floor" and row["site_x"] is None and row["penalty"] is not None:
-                axis.axhline(row["penalty"], label=row["method"], linewidth=1, zorder=0, **LEVELS[row["method"]])
-        penalty_scale(axis)
-        _label(axis, panel_title(panel), _sites(panel), "penalty of injection, nats a token")
-    _legend(axes)
-    return figure
+    """Draw by how much injection raises a language model's loss, with intervals and floors; logarithmic."""
+    of_models = [panel for panel in panels_of(rows) if of_tokens(panel)]
+    levels = [row for panel in of_models for row in panel if row["site_x"] is None and row["role"] == "floor"]
+    return _measured(of_models, levels, "penalty", 1, "penalty of injection, nats a token", penalty_scale)
 
 
 def accuracy_figure(rows: Sequence[Row]) -> Figure:
-    """The task's score after injection against site, with intervals, between the ceiling and the floors.
+    """Draw the task's score after injection, with intervals, between the ceiling and the floors."""
+    scored = [panel for panel in panels_of(rows) if any(row["score"] is not None for row in panel)]
+    levels = [row for panel in scored for row in panel if row["site_x"] is None]
+    return _measured(scored, levels, "score", 100, f"after injection: {score_words(rows)}")
 
-    Panels without any score, where nothing was injected, are left out.
-    """
-    rows = [row for panel in panels_of(rows) if any(row["score"] is not None for row in panel) for row in panel]
+
+def _measured(
+    shown: Sequence[list[Row]],
+    levels: Sequence[Row],
+    column: str,
+    scale: float,
+    height: str,
+    rescale: Callable[[Axes], None] = lambda axis: None,
+) -> Figure:
+    """Draw a column of each panel against site, and rows without a site as levels."""
+    rows = [row for panel in shown for row in panel]
     figure, axes = _panels(rows)
-    styles = _styles(rows)
-    for axis, panel in zip(axes, panels_of(rows), strict=True):
-        lines_by_site(axis, _lines(panel, styles), "score", 100)
-        for row in panel:
-            if row["site_x"] is None and row["score"] is not None:
-                axis.axhline(100 * row["score"], label=row["method"], linewidth=1, zorder=0, **LEVELS[row["method"]])
-        _label(axis, panel_title(panel), _sites(panel), f"after injection: {score_words(rows)}")
+    for axis, panel in zip(axes, shown, strict=True):
+        lines_by_site(axis, _lines(panel, _styles(rows)), column, scale)
+        for row in levels:
+            if row in panel and row[column] is not None:
+                look = LEVELS[row["method"]]
+                axis.axhline(scale * row[column], label=row["method"], linewidth=1, zorder=0, **look)
+        rescale(axis)
+        _label(axis, panel_title(panel), _sites(panel), height)
     _legend(axes)
     return figure
 

@@ -70,32 +70,41 @@ def block_map(rows: Sequence[Row]) -> Figure:
     for row in rows:
         for side in "xy":
             layers[row[f"model_{side}"]] = sorted({*layers.get(row[f"model_{side}"], []), row[f"layer_{side}"]})
-    place = {entry: i for i, entry in enumerate((model, layer) for model in layers for layer in layers[model])}
-    grid = np.full((len(place), len(place)), np.nan)
+    places = [(model, layer) for model, own in layers.items() for layer in own]
+    size = max(3.5, 0.3 * len(places))
+    figure, (axis,) = panels(1, 1, (size, size), (1.6, 1.0), boxed=True, font=8)
+    numbers = [layer for _, layer in places]
+    image = heat_map(axis, _both_directions(rows, places), numbers, numbers)
+    _name_blocks(axis, list(layers), [len(own) for own in layers.values()])
+    axis.set_title(rows[0]["measure"], fontsize=10, pad=22)
+    figure.colorbar(image, ax=axis, shrink=0.6, pad=0.08, label="similarity of the row's layer to the column's")
+    return figure
+
+
+def _both_directions(rows: Sequence[Row], places: Sequence[tuple[str, int]]) -> NDArray[np.float64]:
+    """Similarities of each (model, layer) to each other, NaN where none was measured."""
+    grid = np.full((len(places), len(places)), np.nan)
     for row in rows:
-        a, b = (place[row[f"model_{side}"], row[f"layer_{side}"]] for side in "xy")
+        a, b = (places.index((row[f"model_{side}"], row[f"layer_{side}"])) for side in "xy")
         if row["direction"] != "backward":
             grid[a, b] = row["value"]
         if row["direction"] != "forward":
             grid[b, a] = row["value"]
-    size = max(3.5, 0.3 * len(place))
-    figure, (axis,) = panels(1, 1, (size, size), (1.6, 1.0), boxed=True, font=8)
-    numbers = [layer for _, layer in place]
-    image = heat_map(axis, grid, numbers, numbers)
-    ends = np.cumsum([len(own) for own in layers.values()])
+    return grid
+
+
+def _name_blocks(axis: Axes, names: list[str], sizes: list[int]) -> None:
+    """Part the models by white lines, and name them above and on the right."""
+    ends = np.cumsum(sizes)
     for end in ends[:-1]:
         axis.axhline(end - 0.5, color="w", linewidth=1.5)
         axis.axvline(end - 0.5, color="w", linewidth=1.5)
-    middles = ends - np.array([len(own) for own in layers.values()]) / 2 - 0.5
-    above = axis.secondary_xaxis("top")
-    above.set_xticks(middles, list(layers))
-    right = axis.secondary_yaxis("right")
-    right.set_yticks(middles, list(layers), rotation=90, va="center")
-    for names in (above, right):
-        names.tick_params(length=0)
-    axis.set_title(rows[0]["measure"], fontsize=10, pad=22)
-    figure.colorbar(image, ax=axis, shrink=0.6, pad=0.08, label="similarity of the row's layer to the column's")
-    return figure
+    middles = ends - np.array(sizes) / 2 - 0.5
+    above, right = axis.secondary_xaxis("top"), axis.secondary_yaxis("right")
+    above.set_xticks(middles, names)
+    right.set_yticks(middles, names, rotation=90, va="center")
+    for labels in (above, right):
+        labels.tick_params(length=0)
 
 
 def layer_lines(rows: Sequence[Row]) -> Figure:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from aligners.injection.behaviour import BEHAVIOUR_COLUMNS
 from aligners.injection.methods import BOTH_WAYS, CLOSED, TRAINED
 from aligners.injection.text_errors import ERROR_COLUMNS
 from reports.injection.figures import fvu_figure
@@ -37,6 +38,7 @@ def row(method: str, site: int | None, fvu: float | None, accuracy: float | None
         "fit": None,
         "bijective": None,
         "fitted_on": None,
+        **dict.fromkeys(BEHAVIOUR_COLUMNS),
         "accuracy": accuracy,
         "accuracy_low": None if accuracy is None else accuracy - 0.05,
         "accuracy_high": None if accuracy is None else accuracy + 0.05,
