@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Olmo2Config
 
-import aligners.maps.linear
 import similarity.catalogue
 from aligners.maps.base import Aligner
 from aligners.storage import build_aligner, describe_aligner
@@ -31,14 +30,14 @@ def example(beginning: str) -> str:
 
 
 def run(beginning: str) -> dict[str, Any]:
-    names: dict[str, Any] = {"aligners": aligners, "similarity": similarity, "torch": torch, "__name__": "example"}
+    names: dict[str, Any] = {"__name__": "example"}
     exec(example(beginning), names)
     return names
 
 
 def test_a_map(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Aligner, "registry", dict(Aligner.registry))
-    bank = run("class Scale")["Scale"](2, 5, 5).double()
+    bank = run("# a map")["Scale"](2, 5, 5).double()
     x, _ = related_rows(2, 50, 5, 5)
     bank.fit(moments_of(x, 3 * x + 1))
     torch.testing.assert_close(bank(x), 3 * x + 1)
@@ -47,7 +46,7 @@ def test_a_map(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_measure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(similarity.catalogue, "_FURTHER", {})
-    run("def covariance")
+    run("# a measure")
     x, y = paired(30)
     found = similarity.catalogue.catalogue()["covariance"].compute(SharedMoments(grid_moments(x, y)))
     centred = x[1] - x[1].mean(0), y[0] - y[0].mean(0)
@@ -56,7 +55,7 @@ def test_a_measure(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_model_family(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(architectures, "_ARCHITECTURES", dict(architectures._ARCHITECTURES))
-    run("from frozen")
+    run("# a model family")
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = Olmo2Config(vocab_size=30, num_key_value_heads=2, pad_token_id=0, **sizes)
     frozen = FrozenModel(AutoModelForCausalLM.from_config(config), name="tiny")
