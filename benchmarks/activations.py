@@ -64,7 +64,7 @@ def main() -> None:
     order = LengthBatches([len(text) for text in every], options.batch, shuffle=True)
     groups = [[every[i] for i in rows] for rows in order]
     on_cpu = [batch_of(group, max(map(len, group)), "cpu") for group in groups]
-    prepared = [tuple(part.to(options.device) for part in reader.prepare(batch)) for batch in on_cpu]
+    prepared = [reader.prepare(batch).to(options.device) for batch in on_cpu]
     wide = [
         batch_of([every[i] for i in rows], 128, options.device)
         for rows in np.array_split(range(len(every)), options.batches)
@@ -73,21 +73,20 @@ def main() -> None:
 
     def read() -> None:
         for batch in on_cpu:
-            moved = [part.to(options.device) for part in reader.prepare(batch)]
-            reader.read((moved[0], moved[1], moved[1]))
+            reader.read(reader.prepare(batch).to(options.device))
 
     @torch.inference_mode()
     def bare() -> None:
-        for texts_, _, _ in prepared:
+        for ready in prepared:
             for model in models:
-                model.model.base_model(**texts_.inputs_x)
+                model.model.base_model(**ready.texts.inputs_x)
 
     @torch.inference_mode()
     def one_length() -> None:
         for batch, mask in zip(wide, masks, strict=True):
             padded(models, batch, mask)
 
-    ours = torch.cat([reader.read(parts).x for parts in prepared], 1)  # type: ignore[arg-type]
+    ours = torch.cat([reader.read(parts).x for parts in prepared], 1)
     theirs = torch.cat([padded(models, batch, mask)[0] for batch, mask in zip(wide, masks, strict=True)], 1)
     if ours.shape != theirs.shape or not torch.allclose(ours.double().sum(1), theirs.double().sum(1), atol=1e-2):
         raise RuntimeError("Reading and padding to one length give different rows: their times mean nothing.")

@@ -14,7 +14,7 @@ from datamodules.batches import TextBatch
 from datamodules.frozen_models import Wanted, with_revisions
 from datamodules.module import PAIRS_TOKENS, TextModule, check_rows
 from datamodules.pipeline import TextPipeline
-from datamodules.reading import gather_rows, read_rows
+from datamodules.reading import Prepared, gather_rows, read_rows
 from datamodules.rows import RowKind, RowPolicy, Rows, policy_of, rows_of_each
 from datamodules.sites import parse_layers
 from datamodules.text.tokenised_splits import Split
@@ -22,20 +22,7 @@ from frozen.architectures import Component
 from frozen.finite import FiniteCheck
 from frozen.model import FrozenModel
 
-__all__ = ["LayerActivations", "LayerBatch", "LayerReader", "PreparedTexts"]
-
-
-@dataclass
-class PreparedTexts:
-    """A batch of texts and, for each model, which positions are rows; one object for models of equal tokenizers."""
-
-    texts: TextBatch
-    rows: tuple[Rows, ...]
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> PreparedTexts:
-        """The same on another device, every part moved once."""
-        moved = {id(rows): rows.to(device, non_blocking) for rows in self.rows}
-        return PreparedTexts(self.texts.to(device, non_blocking), tuple(moved[id(rows)] for rows in self.rows))
+__all__ = ["LayerActivations", "LayerBatch", "LayerReader"]
 
 
 @dataclass
@@ -120,11 +107,11 @@ class LayerReader:
         self.kind, self.attention, self.component = RowKind(rows, special_tokens), attention, component
         self.check = FiniteCheck()
 
-    def prepare(self, texts: TextBatch) -> PreparedTexts:
+    def prepare(self, texts: TextBatch) -> Prepared:
         """The part that belongs on the CPU: which positions are rows of each model."""
-        return PreparedTexts(texts, rows_of_each(texts, self.kind))
+        return Prepared(texts, rows_of_each(texts, self.kind))
 
-    def read(self, prepared: PreparedTexts) -> LayerBatch:
+    def read(self, prepared: Prepared) -> LayerBatch:
         """Run the models on the batch's device and gather the rows.
 
         Raises:
@@ -138,7 +125,7 @@ class LayerReader:
         attention = [weights for _, weights in each] if self.attention else None
         return LayerBatch(prepared.texts, prepared.rows, [states for states, _ in each], attention)
 
-    def states(self, model: FrozenModel, batch: PreparedTexts | LayerBatch, m: int) -> Tensor:
+    def states(self, model: FrozenModel, batch: Prepared | LayerBatch, m: int) -> Tensor:
         """The states of another model on the inputs and at the layers of model m, (L_m, N, d): of an untrained twin.
 
         Args:
@@ -153,7 +140,7 @@ class LayerReader:
         self._watch(model, states, batch, m)
         return states
 
-    def read_model(self, model: FrozenModel, batch: PreparedTexts | LayerBatch, m: int) -> tuple[Tensor, list[Tensor]]:
+    def read_model(self, model: FrozenModel, batch: Prepared | LayerBatch, m: int) -> tuple[Tensor, list[Tensor]]:
         """As `states`, and where this reader reads attention the weights (B, H, T, T) of each block, in one pass."""
         if not self.attention:
             return self.states(model, batch, m), []
@@ -165,7 +152,7 @@ class LayerReader:
         self._watch(model, states, batch, m)
         return states, weights
 
-    def _watch(self, model: FrozenModel, states: Tensor, batch: PreparedTexts | LayerBatch, m: int) -> None:
+    def _watch(self, model: FrozenModel, states: Tensor, batch: Prepared | LayerBatch, m: int) -> None:
         names = [f"layer {layer} of {model.name}" for layer in self.layers[m]]
         self.check.watch(states, names, "states", batch.texts.number)
 
@@ -285,10 +272,10 @@ class LayerActivations(TextModule):
 
     # ------------------------------------------------------------------ Lightning's hooks
 
-    def on_before_batch_transfer(self, batch: TextBatch, dataloader_idx: int) -> PreparedTexts:
+    def on_before_batch_transfer(self, batch: TextBatch, dataloader_idx: int) -> Prepared:
         """Choose the rows while the batch is still on the CPU."""
         return self.reader.prepare(batch)
 
-    def on_after_batch_transfer(self, batch: PreparedTexts, dataloader_idx: int) -> LayerBatch:
+    def on_after_batch_transfer(self, batch: Prepared, dataloader_idx: int) -> LayerBatch:
         """Run the models where the batch is now."""
         return self.reader.read(batch)

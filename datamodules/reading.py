@@ -87,7 +87,6 @@ class PairedBatch:
         return None if self.rows.share is not None else self.rows.index % width
 
 
-# a batch, then the rows of X and those of Y, kind by kind, and last what is asked about it, if anything is
 @dataclass(frozen=True)
 class Plan:
     """What an evaluation reads of paired rows.
@@ -107,7 +106,29 @@ class Plan:
     asking: Callable[[TextBatch], Any] | None = None
 
 
-Prepared = tuple[TextBatch, *tuple[Any, ...]]
+@dataclass
+class Prepared:
+    """A batch of texts, and what is chosen on the CPU before it goes to the device.
+
+    Attributes:
+        texts: the tokenised batch.
+        rows: where the rows of each model are; one object for models of equal tokenizers.
+        others: likewise for each further kind of rows.
+        task: what a head is asked about the texts, where anything is.
+    """
+
+    texts: TextBatch
+    rows: tuple[Rows, ...]
+    others: list[tuple[Rows, ...]] = field(default_factory=list)
+    task: Any = None
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Prepared:
+        """The same on another device, every part moved once."""
+        kinds = [self.rows, *self.others]
+        moved = {id(rows): rows.to(device, non_blocking) for each in kinds for rows in each}
+        rows, *others = [tuple(moved[id(rows)] for rows in each) for each in kinds]
+        task = None if self.task is None else self.task.to(device, non_blocking)
+        return Prepared(self.texts.to(device, non_blocking), rows, others, task)
 
 
 class PairReader:
@@ -152,17 +173,13 @@ class PairReader:
             others: further kinds of rows to gather from the same states.
             asking: makes of a batch what a head is asked about it; see `datamodules.asking`.
         """
-        found: list[Rows] = []
-        for kind in (self.kind, *others):
-            rows = rows_of_each(texts, kind)
-            found += _told_apart(rows[0], rows[-1], texts.unseen.get(kind), texts.leave_out)
-        return texts, *found, *([] if asking is None else [asking(texts)])
+        own, *further = [_told_apart(texts, kind) for kind in (self.kind, *others)]
+        return Prepared(texts, own, further, None if asking is None else asking(texts))
 
     def read(self, prepared: Prepared) -> PairedBatch:
         """Run both fronts on the batch's device and gather the rows."""
-        texts, *each = prepared
-        task = each.pop() if len(each) % 2 else None
-        rows_x, rows_y = each[::2], each[1::2]
+        texts = prepared.texts
+        rows_x, rows_y = zip(*((each[0], each[-1]) for each in (prepared.rows, *prepared.others)), strict=True)
         sites_x, sites_y = [i for i, _ in self.sites], [j for _, j in self.sites]
         x = read_each(self.model_x, texts.inputs_x, sites_x, rows_x, self.component)
         y = read_each(self.model_y, texts.inputs_y, sites_y, rows_y, self.component)
@@ -170,14 +187,15 @@ class PairReader:
         self.check.watch(y[0], [f"site {j} of Y ({self.model_y.name})" for j in sites_y], "states", self._read)
         self._read += 1
         own, *others = [PairedBatch(a, b, rows, texts) for a, b, rows in zip(x, y, rows_x, strict=True)]
-        own.others, own.task = others, task
+        own.others, own.task = others, prepared.task
         return own
 
 
-def _told_apart(rows_x: Rows, rows_y: Rows, unseen: Tensor | None, leave_out: bool) -> tuple[Rows, Rows]:
-    """The rows of X and of Y, those of unseen types left out or marked, where types are known."""
+def _told_apart(texts: TextBatch, kind: RowKind) -> tuple[Rows, ...]:
+    """The rows of each model, those of unseen types left out or marked, where types are known."""
+    rows, unseen = rows_of_each(texts, kind), texts.unseen.get(kind)
     if unseen is None:
-        return rows_x, rows_y
-    if leave_out:
-        return rows_x.only(~unseen), rows_y.only(~unseen)
-    return replace(rows_x, unseen=unseen), rows_y
+        return rows
+    if texts.leave_out:
+        return tuple(each.only(~unseen) for each in rows)
+    return replace(rows[0], unseen=unseen), *rows[1:]

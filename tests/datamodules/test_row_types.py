@@ -24,7 +24,7 @@ HELD = {word for word in WORDS if is_held_out(word, SHARE, 0)}
 
 
 def prepared(data: PairedActivations, split: str, **options: Any) -> list[Any]:
-    """(texts, rows of X, rows of Y) of every batch of a split."""
+    """Every batch of a split, its rows chosen."""
     return [data.reader.prepare(texts) for texts in data.loader(split, **options)]  # type: ignore[arg-type]
 
 
@@ -33,7 +33,8 @@ def token_names(data: PairedActivations, split: str) -> list[str]:
     tokenizer = data.reader.model_x.tokenizer
     assert tokenizer is not None
     found: list[str] = []
-    for texts, rows, _ in prepared(data, split):
+    for ready in prepared(data, split):
+        texts, rows = ready.texts, ready.rows[0]
         found += tokenizer.convert_ids_to_tokens(texts.inputs_x["input_ids"].flatten()[rows.index].tolist())
     return found
 
@@ -65,16 +66,16 @@ def test_rows_of_unseen_tokens_are_marked(world: World, tmp_path: Path) -> None:
     rare = write_texts(tmp_path / "rare.csv", ["wonderful film", *sentences(30)])  # <unk>, which no fit has seen
     data = activations(world, held_out_types=SHARE, text=TextSource(world.fit, held_out=rare))
     names = token_names(data, "test")
-    marked = torch.cat([rows.unseen for _, rows, _ in prepared(data, "test")])
+    marked = torch.cat([ready.rows[0].unseen for ready in prepared(data, "test")])
     assert [name for name, mark in zip(names, marked.tolist(), strict=True) if mark] == [
         name for name in names if name in HELD or name == "<unk>"
     ]
-    assert all(rows.unseen is None for _, rows, _ in prepared(data, "fit"))
+    assert all(ready.rows[0].unseen is None for ready in prepared(data, "fit"))
     data.plan(Plan(measured=SeenTypes("tokens", frozenset({"<s>", "film"}))))  # of a map that was fitted elsewhere
-    marked = torch.cat([rows.unseen for _, rows, _ in prepared(data, "test")])
+    marked = torch.cat([ready.rows[0].unseen for ready in prepared(data, "test")])
     assert marked.tolist() == [name not in ("<s>", "film") for name in names]
     data.plan(Plan(measured=SeenTypes("words", frozenset({"film"}))))  # types that rows of tokens do not have
-    assert all(rows.unseen is None for _, rows, _ in prepared(data, "test"))
+    assert all(ready.rows[0].unseen is None for ready in prepared(data, "test"))
 
 
 @pytest.mark.parametrize("rows", ["words", "words_first", "words_mean"])
@@ -93,7 +94,7 @@ def test_rows_of_held_out_words_are_left_out(world: World, tmp_path: Path, rows:
         torch.testing.assert_close(seen[text][1], y[:, fine], rtol=1e-5, atol=1e-5)
     assert data.seen.kind == "words"
     assert data.seen.names == {word for found in words.values() for word in found} - HELD
-    unseen = [int(rows.unseen.sum()) for _, rows, _ in prepared(data, "test")]
+    unseen = [int(ready.rows[0].unseen.sum()) for ready in prepared(data, "test")]
     assert sum(unseen) > 0
 
 
@@ -134,8 +135,8 @@ def test_every_rank_keeps_a_row_in_every_batch(world: World, tmp_path: Path, wor
         data.trainer = Ranked(rank)  # type: ignore[assignment]
         found.append(prepared(data, "fit", shuffle=True))
     assert len({len(batches) for batches in found}) == 1
-    assert all(len(rows) > 0 for batches in found for _, rows, _ in batches)
-    read = [int(text) for batches in found for texts, _, _ in batches for text in texts.text]
+    assert all(len(ready.rows[0]) > 0 for batches in found for ready in batches)
+    read = [int(text) for batches in found for ready in batches for text in ready.texts.text]
     fit = data.texts.fit["text"][:]
     assert sorted(read) == [number for number, text in enumerate(fit) if not set(text.split()) <= HELD]
     assert len(read) < len(fit)
@@ -145,10 +146,10 @@ def test_means_and_first_tokens_have_no_types(world: World) -> None:
     for rows in ("mean", "cls"):
         data = activations(world, rows=rows, held_out_types=0.5)
         assert data.seen == SeenTypes(None, frozenset())
-        assert all(ready[1].unseen is None for ready in prepared(data, "test"))
+        assert all(ready.rows[0].unseen is None for ready in prepared(data, "test"))
         assert data.describe()["held_out_types"] == 0
         assert "none are held out" in data.describe()["types"]
-        assert sum(len(ready[1]) for ready in prepared(data, "fit")) == len(data.split("fit"))
+        assert sum(len(ready.rows[0]) for ready in prepared(data, "fit")) == len(data.split("fit"))
 
 
 def test_shares_that_leave_nothing_are_refused(world: World, tmp_path: Path) -> None:

@@ -138,7 +138,8 @@ def test_a_report_of_answers_that_are_no_numbers_is_shown(world: World, means: S
 
 def test_random_states_ask_the_device_for_nothing(world: World, means: StoredAlignment) -> None:
     data = activations(world, sites=SITES)
-    texts, rows, _ = data.reader.prepare(next(iter(data.loader("test"))))
+    ready = data.reader.prepare(next(iter(data.loader("test"))))
+    texts, rows = ready.texts, ready.rows[0]
     assert rows.counts == tuple(texts.inputs_x["attention_mask"].sum(1).tolist())
     there = PairedBatch(torch.empty(2, len(rows), WIDTH, device="meta"), *([torch.empty(0)] * 2), texts.to("meta"))  # type: ignore[arg-type]
     there.rows = rows.to("meta")  # nothing can be copied from there
