@@ -48,7 +48,7 @@ MARKDOWN_COLUMNS = {
 def report(meta: Row, rows: Sequence[Row]) -> Report:
     """Make it of one row for each method, site, direction and kind of rows; of accuracy where any was measured."""
     shown = with_short_names(rows)
-    drawn = [name for name in FIGURES if any(row[DRAWN[name]] is not None for row in rows)]
+    drawn = [name for name in FIGURES if any(row.get(DRAWN[name]) is not None for row in rows)]
     return Report(
         "report",
         {**meta, "price_of_bijectivity": price_of_bijectivity(rows), "below_chance": below_chance(rows)},

@@ -47,6 +47,7 @@ def row(method: str, site: int | None, fvu: float | None, accuracy: float | None
         "score_high": None if accuracy is None else accuracy + 0.05,
         "score_name": "accuracy",
         "loss": 0.5,
+        **dict.fromkeys(("penalty", "penalty_low", "penalty_high", "perplexity")),
         "agreement": 0.9,
         **dict.fromkeys(ERROR_COLUMNS),
         "fvu": fvu,
