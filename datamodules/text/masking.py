@@ -1,4 +1,8 @@
-"""Which tokens a masked language model has to guess: the same for a text however it is batched."""
+"""Which tokens a masked language model has to guess: the same for a text however it is batched.
+
+With `DataCollatorForLanguageModeling` of transformers, which embedded models are trained with, they would depend on the
+other texts of the batch and on the number of ranks.
+"""
 
 from __future__ import annotations
 

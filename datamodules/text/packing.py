@@ -1,4 +1,8 @@
-"""Texts laid end to end and cut into sequences of one length, as language models are trained."""
+"""Texts laid end to end and cut into sequences of one length, as language models are trained.
+
+Neither `datasets` nor `transformers` does this: the function in the latter's example scripts puts nothing between texts
+and drops what is left over of every thousand.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from datamodules.text.tokens import describe_tokenizer, flatten_column
+from frozen.embedded.tokenizers import ended_texts
 
 if TYPE_CHECKING:
     import datasets
@@ -131,10 +136,7 @@ def _documents(split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, end:
 
 
 def _whole_texts(batch: dict[str, list[Any]], tokenizer: PreTrainedTokenizerBase, end: int) -> dict[str, list[Any]]:
-    encoded = tokenizer(
-        batch["text"], add_special_tokens=False, truncation=False, return_attention_mask=False, verbose=False
-    )
-    ids = [[*one, end] for one in encoded["input_ids"]]
+    ids = ended_texts(batch["text"], tokenizer, end)
     return {
         "input_ids": ids,
         "length": [len(one) for one in ids],

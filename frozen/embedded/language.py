@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from transformers import (
 )
 
 from frozen.embedded.making import Size, alone, bert_config, family_folder, keep_model, train
-from frozen.embedded.tokenizers import byte_pairs, word_pieces
+from frozen.embedded.tokenizers import byte_pairs, ended_texts, word_pieces
 from frozen.solu import register_solu
 
 __all__ = ["GPTRecipe", "LanguageRecipe", "MaskedRecipe", "causal_model", "masked_model"]
@@ -219,8 +220,7 @@ def _sequences(
     """The first packed sequences, (n, length), no more than training reads."""
     wanted, ids = recipe.steps * recipe.batch, []
     for first in range(0, len(texts), 1000):
-        for one in tokenizer(texts[first : first + 1000], add_special_tokens=False, verbose=False)["input_ids"]:
-            ids += [*one, end]
+        ids += chain.from_iterable(ended_texts(texts[first : first + 1000], tokenizer, end))
         if len(ids) >= wanted * length:
             break
     count = min(wanted, len(ids) // length)

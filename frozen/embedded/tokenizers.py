@@ -7,9 +7,9 @@ from tokenizers.models import BPE, WordPiece
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.trainers import BpeTrainer, WordPieceTrainer
-from transformers import BertTokenizer, PreTrainedTokenizerFast
+from transformers import BertTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-__all__ = ["END_OF_TEXT", "byte_pairs", "word_pieces"]
+__all__ = ["END_OF_TEXT", "byte_pairs", "ended_texts", "word_pieces"]
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 END_OF_TEXT = "<|endoftext|>"
@@ -70,3 +70,9 @@ def byte_pairs(texts: list[str], vocabulary: int, max_length: int) -> PreTrained
         pad_token=END_OF_TEXT,
         model_max_length=max_length,
     )
+
+
+def ended_texts(texts: list[str], tokenizer: PreTrainedTokenizerBase, end: int) -> list[list[int]]:
+    """The tokens of each text, uncut and without special tokens, and then the one that ends a text: to be packed."""
+    encoded = tokenizer(texts, add_special_tokens=False, truncation=False, return_attention_mask=False, verbose=False)
+    return [[*ids, end] for ids in encoded["input_ids"]]
