@@ -11,10 +11,9 @@ from aligners.injection.evaluation import InjectionEvaluation
 from aligners.injection.methods import CLOSED_FORMS, ClosedForms
 from aligners.storage import StoredAlignment, load_alignment
 from callbacks.checkpoint import SaveAligners
-from commands.options import add_data_and_trainer, command_parser, parse_with_data
+from commands.options import add_data_and_trainer, command_parser, options_of, parse_with_data
 from commands.run import Run, start
 from datamodules.paired import PairedActivations
-from datamodules.text.sources import TextSource
 from reports.callback import WriteReport
 
 __all__ = ["parser", "run"]
@@ -33,23 +32,7 @@ def parser() -> ArgumentParser:
         help="Files aligners.ckpt of one pair of models. Their data options are this command's defaults. "
         "Without any, only the closed forms are fitted, on the spot.",
     )  # fmt: skip
-    made.add_argument(
-        "--closed_form", type=list[str], default=list(CLOSED_FORMS),
-        help=f"Closed forms to fit on the spot where the checkpoints lack them: {', '.join(CLOSED_FORMS)}.",
-    )  # fmt: skip
-    made.add_argument(
-        "--both_directions", type=bool, default=False,
-        help="Also inject Y's states into X: through the inverse of bijective aligners.",
-    )  # fmt: skip
-    made.add_argument("--seed", type=int, default=0, help="Of the random floors and the resampling of texts.")
-    made.add_argument(
-        "--other_text", type=TextSource | None, default=None,
-        help="Another source of text, on whose held-out texts errors are measured too: the columns fvu_other. Its "
-        "labels are not used; texts that maps were fitted on are left out.",
-    )  # fmt: skip
-    made.add_argument(
-        "--masked_share", type=float, default=0.15, help="Share of the tokens that a masked language model has to find."
-    )
+    made.add_class_arguments(InjectionEvaluation, None, skip={"stored"})
     add_data_and_trainer(made, PairedActivations)
     made.set_defaults({"data.batch_size": 128})
     return made
@@ -67,14 +50,8 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     if stored:
         options = parse_with_data(parser, words, stored[0].data_config)
     begun = start("inject", parser, options)
-    evaluation = InjectionEvaluation(
-        stored or [_fit_closed_forms(begun)],
-        options.closed_form,
-        options.both_directions,
-        options.seed,
-        begun.made.other_text,
-        options.masked_share,
-    )
+    further = options_of(InjectionEvaluation, begun.made)
+    evaluation = InjectionEvaluation(stored or [_fit_closed_forms(begun)], **further)
     trainer = begun.trainer(WriteReport("injection", begun.folder))
     trainer.test(evaluation, datamodule=begun.made.data, verbose=False)
 

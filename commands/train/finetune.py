@@ -68,30 +68,38 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     Raises:
         ValueError: an option is out of its range, or the run's folder holds another run.
     """
-    given = parser.parse_args(words)
-    made = instantiate(parser, given)
+    options = parser.parse_args(words)
+    made = instantiate(parser, options)
     data: LabelledTexts = made.data
-    recipe = FinetuningRecipe(**options_of(FinetuningRecipe, given))
-    jobs = plan(data, _seeds(given.seeds), given.variants)
+    recipe = FinetuningRecipe(**options_of(FinetuningRecipe, options))
+    jobs = plan(data, _seeds(options.seeds), options.variants)
     data.setup("fit")
-    begun = given.run is not None and (given.run / "config.yaml").is_file()
-    if begun and rank_zero_only.rank == 0:  # type: ignore[attr-defined]
-        _check_same(given.run, yaml.safe_load(parser.dump(given)))
+    begun = options.run is not None and (options.run / "config.yaml").is_file()
+    if begun and _rank() == 0:
+        _check_same(options.run, yaml.safe_load(parser.dump(options)))
         for job in jobs:
-            finished_row(given.run / job.folder, data.frozen[job.place].fingerprint)
-    run = start("finetune", parser, given, made, begun=begun)
+            _finished(job, data, options.run)
+    run = start("finetune", parser, options, made, begun=begun)
     score = choose_score(data.text, regression=data.texts.regression, classes=data.classes)
     majority = float(task_score(score, data.constant_answers(), data.answers("test")))
     meta = {**data.describe(), **asdict(recipe), "score": score, "majority_score": majority}
     rows: list[Row] = []
     for job in jobs:
-        row = finished_row(run.folder / job.folder, data.frozen[job.place].fingerprint)
-        rows.append(row or train(job, data, recipe, score, run.trainer(), run.folder))
-        if rank_zero_only.rank == 0:  # type: ignore[attr-defined]
+        rows.append(_finished(job, data, run.folder) or train(job, data, recipe, score, run.trainer(), run.folder))
+        if _rank() == 0:
             write(make_report("finetuning", meta, rows), run.folder)
     trainer = run.trainer()
     if trainer.is_global_zero:
         publish(make_report("finetuning", {**meta, **environment(trainer)}, rows), run.folder, trainer)
+
+
+def _rank() -> int:
+    return rank_zero_only.rank  # type: ignore[attr-defined]
+
+
+def _finished(job: Job, data: LabelledTexts, folder: Path) -> Row | None:
+    """What was measured of a classifier that is there already."""
+    return finished_row(folder / job.folder, data.frozen[job.place].fingerprint)
 
 
 def plan(data: LabelledTexts, seeds: Sequence[int], written: Sequence[str]) -> list[Job]:

@@ -116,21 +116,23 @@ def penalty_map(rows: Sequence[Row], groups: Groups = None) -> Figure:
     figure, axes = panels(len(methods) * count, count, size, (1.3, 0.4), boxed=True, font=8)
     for place, method in enumerate(methods):
         across = axes[place * count : (place + 1) * count]
-        grids = [
-            layer_grid(((r["site_x"], r["site_y"], r["penalty"]) for r in line.rows if r["method"] == method), *layers)
-            for line in lines
-        ]
-        known = np.concatenate([grid[np.isfinite(grid)] for grid in grids])
-        low, high = (0.0, 1.0) if not known.size else (min(0.0, float(known.min())), float(known.max()))
-        for axis, grid, line in zip(across, grids, lines, strict=True):
-            image = heat_map(axis, grid, layers[0], layers[1], low, max(high, LINEAR_UP_TO))
-            if method == methods[0]:
-                axis.set_title(line.name, fontsize=9)
+        _map_row(figure, across, [[r for r in line.rows if r["method"] == method] for line in lines], layers)
         across[0].set_ylabel(method, fontsize=9)
-        figure.colorbar(image, ax=across, shrink=0.8, pad=0.01, label="penalty, nats")
+    for axis, line in zip(axes, lines, strict=False):
+        axis.set_title(line.name, fontsize=9)
     figure.supylabel("site of the source", fontsize=9)
     figure.supxlabel("site of the target", fontsize=9)
     return figure
+
+
+def _map_row(figure: Figure, axes: list[Axes], lines: Sequence[Sequence[Row]], layers: list[list[int]]) -> None:
+    """Draw the penalties of one method, a panel for each line, with one scale."""
+    grids = [layer_grid(((r["site_x"], r["site_y"], r["penalty"]) for r in rows), *layers) for rows in lines]
+    known = np.concatenate([grid[np.isfinite(grid)] for grid in grids])
+    low, high = (0.0, 1.0) if not known.size else (min(0.0, float(known.min())), float(known.max()))
+    for axis, grid in zip(axes, grids, strict=True):
+        image = heat_map(axis, grid, layers[0], layers[1], low, max(high, LINEAR_UP_TO))
+    figure.colorbar(image, ax=axes, shrink=0.8, pad=0.01, label="penalty, nats")
 
 
 def _panels(titles: Sequence[str]) -> tuple[Figure, dict[str, Axes]]:
