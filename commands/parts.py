@@ -29,7 +29,7 @@ def bytes_a_site(module: Alignment, d_x: int, d_y: int, rows: int) -> int:
         rows: most rows in a step.
     """
     moments = 3 * 8 * (d_x * d_x + d_y * d_y + d_x * d_y)  # the metric, its reset value, the result
-    return moments + sum(_bytes(aligner, rows) for aligner in module.one_site_each(d_x, d_y))
+    return moments + sum(_bytes(fit.aligner, rows) for fit in module.made(1, d_x, d_y))
 
 
 def _bytes(aligner: Aligner, rows: int) -> int:

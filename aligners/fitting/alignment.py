@@ -117,20 +117,17 @@ class Alignment(pl.LightningModule):
             self.unused = nn.Parameter(torch.zeros(()))
 
     def build(self, sites: int, d_x: int, d_y: int) -> None:
-        """Build all banks, each from the same seed."""
+        """Build all banks."""
+        for fit in self.made(sites, d_x, d_y):
+            self._maps()[fit.direction][fit.name] = fit.aligner
+
+    def made(self, sites: int, d_x: int, d_y: int) -> Iterator[Fit]:
+        """Build the banks for this number of site pairs and these widths, each from the same seed; none is kept."""
         for name, factory in self.factories.items():
             aligner = seeded(factory, self.seed, sites, d_x, d_y)
-            self.forward_maps[name] = aligner
+            yield Fit(name, "forward", aligner)
             if self.both_directions and not aligner.bijective:
-                self.backward_maps[name] = seeded(factory, self.seed, sites, d_y, d_x)
-
-    def one_site_each(self, d_x: int, d_y: int) -> Iterator[Aligner]:
-        """The aligners that `build` makes, for a single site: their size is what a site costs."""
-        for factory in self.factories.values():
-            aligner = seeded(factory, self.seed, 1, d_x, d_y)
-            yield aligner
-            if self.both_directions and not aligner.bijective:
-                yield seeded(factory, self.seed, 1, d_y, d_x)
+                yield Fit(name, "backward", seeded(factory, self.seed, sites, d_y, d_x))
 
     def _maps(self) -> dict[Direction, nn.ModuleDict]:
         return {"forward": self.forward_maps, "backward": self.backward_maps}
