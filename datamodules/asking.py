@@ -34,7 +34,7 @@ class TaskBatch:
 
     @property
     def inputs(self) -> dict[str, Tensor]:
-        """What every model takes."""
+        """The inputs, which are the same for all models."""
         return self.texts.inputs_x
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> TaskBatch:
@@ -65,7 +65,7 @@ class Asking:
 
     @classmethod
     def of(cls, model: FrozenModel, *, masked_share: float, seed: int) -> Self:
-        """The task of a model's head.
+        """The task that a model's head was trained for.
 
         Raises:
             ValueError: a masked language model has no mask token.

@@ -1,4 +1,4 @@
-"""Batches of tokenised text: what one holds, and which texts go together."""
+"""Batches of tokenised text: what a batch holds, and which texts it is made of."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class TextBatch:
 
 
 class BatchOfRows(list[int]):
-    """The row numbers of a batch, or of a rank's part of it, that know the batch's number."""
+    """The row numbers of a batch, or of a rank's part of it, with the number of the batch."""
 
     def __init__(self, rows: Iterable[int], number: int) -> None:
         super().__init__(rows)
@@ -107,7 +107,7 @@ class BatchOfRows(list[int]):
 
 
 class LengthBatches(DistributedSampler):
-    """Lists of row numbers, one list per step: texts of similar length together, little padding.
+    """Groups texts of similar length into batches, so that little is padded: a list of row numbers for each step.
 
     Used as `DataLoader(dataset, sampler=LengthBatches(...), batch_size=None)`. Every text comes once per
     epoch, over all ranks, and every rank has batches, none of them empty. The batches of all ranks together are
@@ -172,11 +172,11 @@ class LengthBatches(DistributedSampler):
         self.start = 0
 
     def __len__(self) -> int:
-        """Batches per epoch of this rank, whatever was skipped."""
+        """The number of batches that this rank has in an epoch, skipped ones included."""
         return len(self._mine())
 
     def skip(self, batches: int) -> None:
-        """Leave out the first batches of the next epoch to be read: to resume in the middle of one."""
+        """Leave out the first batches of the next epoch, to resume in the middle of it."""
         self.start = batches
 
     def __iter__(self) -> Iterator[BatchOfRows]:
@@ -188,7 +188,7 @@ class LengthBatches(DistributedSampler):
             yield BatchOfRows((part if self.chosen is None else self.chosen[part]).tolist(), number)
 
     def _mine(self) -> range:
-        """Numbers of the batches that this rank has a part in."""
+        """The numbers of the batches of which this rank takes all or a part."""
         return range(self.rank, self.count, self.num_replicas) if self.whole else range(self.count)
 
     def _batches(self) -> list[np.ndarray]:

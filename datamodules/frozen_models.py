@@ -23,11 +23,11 @@ __all__ = ["FrozenModels", "Placing", "Wanted", "placings", "with_revisions"]
 
 @dataclass(frozen=True)
 class Placing:
-    """Where a model goes; with neither, to the device of the run.
+    """Where a model goes: by default to the device of the run.
 
     Attributes:
-        device: all of it.
-        device_map: which part goes where.
+        device: for the whole model.
+        device_map: for each of its parts.
     """
 
     device: str | None = None
@@ -35,7 +35,7 @@ class Placing:
 
     @property
     def given(self) -> bool:
-        """Whether anything was asked for."""
+        """Whether the user chose a place."""
         return self.device is not None or self.device_map is not None
 
 
@@ -97,7 +97,7 @@ class FrozenModels:
 
     @property
     def loaded(self) -> list[FrozenModel]:
-        """The models.
+        """All models, in the order of `named`, further ones last.
 
         Raises:
             ValueError: a model cannot be loaded or has too few positions, or tokenizers differ that must not.
@@ -114,7 +114,7 @@ class FrozenModels:
 
     @property
     def tokenizers(self) -> list[PreTrainedTokenizerBase]:
-        """Of each model."""
+        """The tokenizer of each model."""
         return [cast(PreTrainedTokenizerBase, model.tokenizer) for model in self.loaded]  # loaded with one
 
     @property
@@ -162,7 +162,7 @@ class FrozenModels:
             self.path(name)
 
     def path(self, name: str) -> str:
-        """The folder of an embedded model, made now if it is not in the cache; any other name as it is."""
+        """The folder of an embedded model, which is trained first if the cache lacks it; any other name unchanged."""
         if not name.startswith(EMBEDDED):
             return name
         seed, recipe = embedded_recipe(name, self.recipe)
@@ -213,7 +213,7 @@ class FrozenModels:
 
 
 def with_revisions(models: Sequence[str], revisions: Sequence[str | None] | None) -> list[tuple[str, str | None]]:
-    """Name and revision of each model, the main one where none are given.
+    """Pair each model with its revision, by default None, the main one.
 
     Raises:
         ValueError: there is no model, or not one revision for each.

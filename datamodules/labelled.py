@@ -1,4 +1,4 @@
-"""The LightningDataModule of labelled text: what classifiers are fine-tuned on, and what surgery is measured on."""
+"""The LightningDataModule of labelled text, on which classifiers are fine-tuned and surgery is measured."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["LabelledTexts"]
 
 
 class LabelledTexts(TextModule):
-    """Text with classes in, batches for one or more models of any tokenizers out. No model is run or moved here.
+    """Turns labelled text into batches for one or more models with any tokenizers. It neither runs nor moves a model.
 
     Args:
         models: Hub ids, local folders, or embedded models such as `embedded:0`.
@@ -55,7 +55,7 @@ class LabelledTexts(TextModule):
         self._order = self.pipeline.seed
 
     def _further(self, tuned: FrozenModel) -> list[FrozenModel]:
-        """`bases` under new heads."""
+        """Load `bases` under new heads."""
         return [self._base(name, tuned) for name in self.bases]
 
     def _base(self, name: str, tuned: FrozenModel) -> FrozenModel:
@@ -69,7 +69,7 @@ class LabelledTexts(TextModule):
         )
 
     def classifier(self, name: str, n_labels: int, seed: int, **options: Any) -> tuple[Any, Any]:
-        """A model under a new classification head, and its tokenizer; loaded as the models here are.
+        """Load a model under a new classification head, and its tokenizer, with this module's options.
 
         Args:
             name: of the model.
@@ -82,7 +82,7 @@ class LabelledTexts(TextModule):
         return new_classifier(models.path(name), n_labels, seed, **{**given, **options})
 
     def answers(self, split: Split) -> Tensor:
-        """The class of each text of a split, (n,) int64, or the number to predict, (n,) float32.
+        """Return the class of each text of a split, (n,) int64, or the number to predict, (n,) float32.
 
         Raises:
             ValueError: some texts have none.
@@ -103,7 +103,7 @@ class LabelledTexts(TextModule):
 
     @property
     def classes(self) -> int:
-        """Number of classes, C: those that are named, or one more than the largest in any split; 1 for numbers.
+        """The number of classes, C: as many as have names, or one more than the largest label; 1 for numbers.
 
         Raises:
             ValueError: as in `answers`, or a class is negative.
@@ -117,12 +117,12 @@ class LabelledTexts(TextModule):
         return self.texts.classes
 
     def constant_answers(self) -> Tensor:
-        """The answer to each held-out text that needs none of them, (n,): see `Texts.constant_label`."""
+        """The best answer that does not depend on the text, for each held-out one, (n,): see `Texts.constant_label`."""
         constant = self.texts.constant_label(regression=self.texts.regression)
         return torch.full((len(self.answers("test")),), constant, dtype=torch.float64)
 
     def describe(self) -> dict[str, Any]:
-        """Everything that says which texts and models these are, as plain values."""
+        """Describe texts and models for a report, as plain values."""
         count = len(self.models)
         return {
             "models": [model.identity() for model in self.frozen[:count]],
@@ -137,13 +137,13 @@ class LabelledTexts(TextModule):
         return self._order
 
     def reorder(self, seed: int) -> None:
-        """Draw the order of the training texts from another seed from now on, for the next model that trains."""
+        """Draw the order of the training texts from another seed from now on."""
         self._order = seed
 
     # ------------------------------------------------------------------ Lightning's hooks
 
     def setup(self, stage: str) -> None:
-        """Load the texts; every check that can be made before training is made here."""
+        """Load the texts, and raise if any lacks a label."""
         for split in ("fit", "validation") if stage in ("fit", "validate") else ("test",):
             self.answers(split)
 

@@ -45,7 +45,7 @@ class LayerBatch:
 
     @property
     def number(self) -> int:
-        """Which batch of the split this is, 0, 1, ..., whatever rank reads it."""
+        """The number of the batch in its split, 0, 1, ..., over all ranks."""
         return self.texts.number
 
     @property
@@ -108,7 +108,7 @@ class LayerReader:
         self.check = FiniteCheck()
 
     def prepare(self, texts: TextBatch) -> Prepared:
-        """The part that belongs on the CPU: which positions are rows of each model."""
+        """Choose the rows of each model, which belongs on the CPU."""
         return Prepared(texts, rows_of_each(texts, self.kind))
 
     def read(self, prepared: Prepared) -> LayerBatch:
@@ -126,7 +126,7 @@ class LayerReader:
         return LayerBatch(prepared.texts, prepared.rows, [states for states, _ in each], attention)
 
     def states(self, model: FrozenModel, batch: Prepared | LayerBatch, m: int) -> Tensor:
-        """The states of another model on the inputs and at the layers of model m, (L_m, N, d): of an untrained twin.
+        """Read another model, such as an untrained twin, on the inputs and at the layers of model m: (L_m, N, d).
 
         Args:
             model: with the tokenizer of model m, on the batch's device.
@@ -141,7 +141,7 @@ class LayerReader:
         return states
 
     def read_model(self, model: FrozenModel, batch: Prepared | LayerBatch, m: int) -> tuple[Tensor, list[Tensor]]:
-        """As `states`, and where this reader reads attention the weights (B, H, T, T) of each block, in one pass."""
+        """As `states`, with the attention weights (B, H, T, T) of each block in the same pass, if they are read."""
         if not self.attention:
             return self.states(model, batch, m), []
         layers, rows = self.layers[m], batch.rows[m]
@@ -158,7 +158,7 @@ class LayerReader:
 
 
 class LayerActivations(TextModule):
-    """Text in, the same rows of all layers of M frozen models out, read on the device where the measures are.
+    """Turns text into the same rows of all layers of M frozen models, read on the device where the measures are.
 
     A batch is a `LayerBatch`: `states` (L_m, N, d_m) of each model, `text` and `token` of each row, the batch's
     `number`, with `attention=True` also the attention weights and the words of all tokens. The batches of a split,
@@ -223,7 +223,7 @@ class LayerActivations(TextModule):
         self._reader: LayerReader | None = None
 
     def wanted(self, depths: Sequence[int]) -> list[list[int]]:
-        """The layers of each model."""
+        """The layers to read of each model."""
         return [parse_layers(self.layers, depth, self.component) for depth in depths]
 
     def check_models(self) -> None:
@@ -241,7 +241,7 @@ class LayerActivations(TextModule):
         return self._reader
 
     def describe(self) -> dict[str, Any]:
-        """Everything that says which rows these are, as plain values."""
+        """Describe texts, models and rows for a report, as plain values."""
         return {
             "models": [model.identity() for model in self.reader.models],
             "layers": self.reader.layers,
@@ -253,13 +253,13 @@ class LayerActivations(TextModule):
         }
 
     def plan(self, splits: Sequence[Split] = ("test",)) -> None:
-        """Say which splits `test_dataloader` loads, one after the other."""
+        """Choose the splits that `test_dataloader` loads, one after the other."""
         self.splits = tuple(splits)
 
     def loader(
         self, split: Split, *, shuffle: bool = True, only: int | None = None, batch_size: int | None = None
     ) -> DataLoader:
-        """Whole batches of a split as text, this rank's share of them, in the same order every time.
+        """Make a loader of this rank's batches of a split, in the same order every time.
 
         Args:
             split: which texts.

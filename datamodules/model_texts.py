@@ -1,4 +1,4 @@
-"""The LightningDataModule of whole models on one stream of text: what stitching trains and is measured on."""
+"""The LightningDataModule of texts for whole models, on which stitching layers are trained and measured."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STITCHES_TOKENS = (
 
 
 class ModelTexts(TextModule):
-    """Text in, batches for two or more frozen models of one tokenizer out. Nothing is read from the models here.
+    """Turns text into batches for two or more frozen models with one tokenizer. It does not run the models.
 
     Args:
         models: Hub ids, local folders, or embedded models such as `embedded:0` and `embedded-gpt:0:activation=solu`.
@@ -71,7 +71,7 @@ class ModelTexts(TextModule):
             raise ValueError(f"Expected `masked_share` between 0 and 1, but got {masked_share}.")
 
     def wanted(self, depths: Sequence[int]) -> list[list[int]]:
-        """The sites of each model, as source or as target of any route."""
+        """The sites of each model, as the source or the target of any route."""
         sites: list[set[int]] = [set() for _ in depths]
         for a in range(len(depths)):
             for b in range(a + 1, len(depths)):
@@ -90,11 +90,11 @@ class ModelTexts(TextModule):
 
     @property
     def task(self) -> Task | None:
-        """What the last model's head answers."""
+        """The task of the last model's head."""
         return self.frozen[-1].task
 
     def describe(self) -> dict[str, Any]:
-        """Everything that says which texts and models these are, as plain values."""
+        """Describe texts and models for a report, as plain values."""
         masked = {"masked_share": self.masked_share} if self.task == "masked" else {}
         rows = {"component": self.component, "rows": "tokens", "special_tokens": True}
         return {"models": [model.identity() for model in self.frozen], **masked, **rows, **self.pipeline.describe()}
@@ -106,7 +106,7 @@ class ModelTexts(TextModule):
         return self.prepare(batch, self._epoch())
 
     def prepare(self, texts: TextBatch, epoch: int = 0) -> TaskBatch:
-        """A batch with its rows and with what the last model's task asks of it, masked where that is part of it.
+        """Add the rows and what the last model's task asks, and mask the texts where that is part of the task.
 
         Args:
             texts: on the CPU.
@@ -118,7 +118,7 @@ class ModelTexts(TextModule):
         return Asking.of(self.frozen[-1], masked_share=self.masked_share, seed=self.pipeline.seed)(texts, epoch)
 
     def transfer_batch_to_device(self, batch: TaskBatch, device: torch.device, dataloader_idx: int) -> TaskBatch:
-        """Move it without waiting for a GPU."""
+        """Move the batch without waiting for a GPU."""
         return batch.to(device, non_blocking=device.type == "cuda")
 
     def _epoch(self) -> int:

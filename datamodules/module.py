@@ -29,7 +29,7 @@ WITHOUT_GRADIENTS = 4  # so many times the training batch fits where nothing is 
 
 
 class TextModule(pl.LightningDataModule):
-    """Text in, something of frozen models out, on the device of the run.
+    """Turns text into batches for frozen models, or into what they compute, on the device of the run.
 
     A subclass makes the pipeline from the options that it does not know itself, keeps its own under their names, and
     says which layers it reads.
@@ -49,7 +49,7 @@ class TextModule(pl.LightningDataModule):
         return self.pipeline.models.named
 
     def wanted(self, depths: Sequence[int]) -> list[list[int]]:
-        """The layers asked for of models of these depths, model by model, whether they have them or not."""
+        """The layers that the user asks for, for models of these depths. Whether they exist is not checked here."""
         return [[] for _ in depths]
 
     def check_models(self) -> None:
@@ -80,7 +80,7 @@ class TextModule(pl.LightningDataModule):
 
     @property
     def seed(self) -> int:
-        """Of the order of the texts."""
+        """The seed of the order of the texts."""
         return self.pipeline.seed
 
     def split(self, name: Split) -> TokenisedTexts:
@@ -94,7 +94,7 @@ class TextModule(pl.LightningDataModule):
     # ------------------------------------------------------------------ options
 
     def config(self) -> dict[str, Any]:
-        """The options as plain values: `from_config` of the same class makes an equal data module."""
+        """Return the options as plain values, from which `from_config` makes an equal data module."""
         parts: dict[Any, Any] = {self: _OWN, self.pipeline: _PASSED, self.pipeline.models: _PASSED}
         return {
             name: _plain(getattr(part, name))
@@ -105,7 +105,7 @@ class TextModule(pl.LightningDataModule):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        """The data module whose `config` this is."""
+        """Make a data module from its `config`."""
         text, recipe = TextSource(**config["text"]), Recipe(**config["recipe"])
         cache = Path(config["cache"]) if config["cache"] else None
         return cls(**{**config, "text": text, "recipe": recipe, "cache": cache})
@@ -115,7 +115,7 @@ class TextModule(pl.LightningDataModule):
     def loader(
         self, split: Split, *, shuffle: bool = False, only: int | None = None, batch_size: int | None = None
     ) -> DataLoader:
-        """Batches of one split as text, this rank's share of each.
+        """Make a loader of one split's texts, with this rank's share of each batch.
 
         Args:
             split: which texts.
@@ -126,7 +126,7 @@ class TextModule(pl.LightningDataModule):
         return self.pipeline.loader(split, self.trainer, shuffle=shuffle, only=only, batch_size=batch_size)
 
     def batches(self, split: Split, **options: Any) -> Iterator[Any]:
-        """What a Trainer would give its module, batch by batch, on the device of the first model.
+        """Iterate over a split, with the batches that a Trainer would hand to its module, on the first model's device.
 
         Args:
             split: which texts.
@@ -141,7 +141,7 @@ class TextModule(pl.LightningDataModule):
     # ------------------------------------------------------------------ Lightning's hooks
 
     def prepare_data(self) -> None:
-        """Make what is missing on disk, on one rank: the data set's files and the embedded models."""
+        """Train the embedded models that are missing, on one rank."""
         models = self.pipeline.models
         _ = models.placings
         depths = models.embedded_depths
@@ -157,7 +157,7 @@ class TextModule(pl.LightningDataModule):
         models.make_embedded()
 
     def setup(self, stage: str) -> None:
-        """Load the texts and the models; every check that can be made before reading is made here."""
+        """Load the texts and the models, with every check that can be made before reading."""
         models, trainer = self.pipeline.models, self.trainer
         models.check_ranks(1 if trainer is None else trainer.world_size)
         self.check_models()
@@ -174,11 +174,11 @@ class TextModule(pl.LightningDataModule):
         return self.loader("validation", batch_size=WITHOUT_GRADIENTS * self.batch_size)
 
     def test_dataloader(self) -> list[DataLoader]:
-        """The splits that were planned: the held-out texts, unless an evaluation reads others too."""
+        """The texts of `splits`: the held-out ones, unless an evaluation reads others too."""
         return [self.loader(split) for split in self.splits]
 
     def resumable(self, loader: DataLoader) -> DataLoader:
-        """A training loader that begins, after an interruption, with the batch that was next.
+        """After an interruption, let a training loader begin with the batch that was next.
 
         torchdata's `StatefulDataLoader` would keep the state of a worker's iterator in every checkpoint, and replay it
         batch by batch. Here the epoch and the number of the batch, which Lightning keeps, say it all: nothing is
@@ -196,7 +196,7 @@ _PASSED = (Parameter.KEYWORD_ONLY,)  # what comes before is no option, but what 
 
 
 def check_rows(rows: str, component: Component, packed: bool) -> None:
-    """Raise if `rows` or `component` cannot be read, or not from `packed` text."""
+    """Raise unless `rows` and `component` are known, and can be read from `packed` text if it is."""
     check_component(component)
     if packed and not policy_of(rows).packed:
         fit = " or ".join(repr(name) for name, policy in POLICIES.items() if policy.packed)
@@ -207,7 +207,7 @@ def check_rows(rows: str, component: Component, packed: bool) -> None:
 
 
 def check_component(component: Component) -> None:
-    """Raise if `component` is none that can be read."""
+    """Raise unless `component` is one that can be read."""
     if component not in get_args(Component):
         raise ValueError(f"Expected `component` out of {', '.join(get_args(Component))}, but got {component!r}.")
 
@@ -217,7 +217,7 @@ def _of_stage(stage: str) -> tuple[Split, ...]:
 
 
 def _plain(value: Any) -> Any:
-    """An option as YAML or a checkpoint can hold it."""
+    """Convert an option to what YAML and checkpoints can hold."""
     if isinstance(value, (TextSource, Recipe)):
         return asdict(value)
     return str(value) if isinstance(value, Path) else value

@@ -30,7 +30,7 @@ __all__ = ["PairedActivations"]
 
 
 class PairedActivations(TextModule):
-    """Text in, paired rows of two frozen models out, read on the device where the aligner is.
+    """Turns text into paired rows of two frozen models, read on the device where the aligner is.
 
     Args:
         model_x: X: a Hub id, a local folder, or `embedded:SEED` for a small BERT that is trained on the fitting
@@ -114,7 +114,7 @@ class PairedActivations(TextModule):
         _ = self.reader
 
     def plan(self, plan: Plan) -> None:
-        """Say what an evaluation reads, from now on.
+        """Choose what an evaluation reads from now on.
 
         Raises:
             ValueError: as `load_texts` does, or no text of `plan.other` is left.
@@ -139,7 +139,7 @@ class PairedActivations(TextModule):
         self._others_dropped = len(texts.test) - len(kept)
 
     def describe_other(self) -> dict[str, Any]:
-        """What a report says about the other source, as plain values."""
+        """Describe the other source of text for a report, as plain values."""
         if self._other is None:
             return {}
         left_out = {"dropped_as_fitted_on": self._others_dropped, "n_texts": len(self._other.test)}
@@ -157,7 +157,7 @@ class PairedActivations(TextModule):
         return cast(Texts, self._other).test if split == "other" else getattr(self.texts, split)
 
     def describe(self) -> dict[str, Any]:
-        """Everything that says which rows these are, as plain values."""
+        """Describe texts, models and rows for a report, as plain values."""
         reader, types = self.reader, policy_of(self.rows).types
         return {
             "models": {"x": reader.model_x.identity(), "y": reader.model_y.identity()},
@@ -181,7 +181,7 @@ class PairedActivations(TextModule):
         return self._seen
 
     def mark(self, data: TokenisedTexts, texts: Dataset, *, leave_out: bool = False) -> TokenisedTexts:
-        """The same texts, whose batches say which rows are of unseen types.
+        """Mark the rows of unseen types in the batches of a split.
 
         Args:
             data: tokenised as the splits of this module are.
@@ -217,7 +217,7 @@ class PairedActivations(TextModule):
         batch_size: int | None = None,
         first_epoch: int = 0,
     ) -> DataLoader:
-        """A loader of whole batches of one split, this rank's share of them.
+        """Make a loader of one split's texts, with this rank's share of each batch.
 
         Texts to fit on come without the rows of held-out types, and not at all where no other row is left.
 
@@ -238,7 +238,7 @@ class PairedActivations(TextModule):
         return self.pipeline.loader(data, self.trainer, shuffle=shuffle, **given)
 
     def paired(self, split: Split, **options: Any) -> Iterator[PairedBatch]:
-        """The paired rows of a split, batch by batch, on the device of X: what a Trainer's steps get.
+        """Iterate over the paired rows of a split, batch by batch, on the device of X.
 
         Args:
             split: which texts.

@@ -21,7 +21,7 @@ __all__ = ["TextPipeline"]
 
 
 class TextPipeline:
-    """Texts as a number of frozen models read them.
+    """Reads, splits, tokenises and batches texts for a number of frozen models.
 
     Args:
         wanted: which models.
@@ -85,16 +85,16 @@ class TextPipeline:
         return self._tokenised
 
     def tokenise(self, texts: Texts) -> TokenisedSplits:
-        """Other texts, as the models read these."""
+        """Tokenise other texts in the same way."""
         return TokenisedSplits(texts, self.models.tokenizers, self.max_length, words=self._words, packed=self.packed)
 
     def read_words(self, words: bool) -> None:
-        """Say whether the words of the texts are needed, from now on."""
+        """Set whether the words of the texts are needed from now on."""
         if words != self._words:
             self._words, self._tokenised = words, None
 
     def describe(self) -> dict[str, Any]:
-        """What a report says about the texts, as plain values."""
+        """Describe the texts for a report, as plain values."""
         return {
             **self.tokenised.describe(),
             "text": self.texts.describe(),
@@ -116,7 +116,7 @@ class TextPipeline:
         seed: int | None = None,
         first_epoch: int = 0,
     ) -> DataLoader:
-        """A loader of batches of similar length, a rank's share of them.
+        """Make a loader that batches texts of similar length, with a rank's share of them.
 
         Args:
             data: a split, or other tokenised texts. Where rows are left out, texts that keep none do not come.

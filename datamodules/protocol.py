@@ -51,7 +51,7 @@ class TextData(Protocol):
         """Bytes of UTF-8 per token of a split."""
 
     def describe(self) -> dict[str, Any]:
-        """What a report says about texts, rows and models."""
+        """Describe texts, rows and models for a report."""
 
     def config(self) -> dict[str, Any]:
         """The options, from which the data module can be made again."""
@@ -80,7 +80,7 @@ class PairedData(SiteData, Protocol):
 
     @property
     def seed(self) -> int:
-        """Of the order of the texts."""
+        """The seed of the order of the texts."""
 
     @property
     def seen(self) -> SeenTypes:
@@ -93,10 +93,10 @@ class PairedData(SiteData, Protocol):
         """Choose the rows of a batch, before it goes to the device."""
 
     def plan(self, plan: Plan) -> None:
-        """Say what an evaluation reads."""
+        """Choose what an evaluation reads."""
 
     def describe_other(self) -> dict[str, Any]:
-        """What a report says about the other source of text."""
+        """Describe the other source of text for a report."""
 
 
 class LayerData(TextData, Protocol):
@@ -113,7 +113,7 @@ class LayerData(TextData, Protocol):
         """Batches of texts, whole ones for each rank."""
 
     def plan(self, splits: Sequence[Split] = ("test",)) -> None:
-        """Say what an evaluation reads."""
+        """Choose what an evaluation reads."""
 
 
 class TaskData(SiteData, Protocol):
@@ -123,7 +123,7 @@ class TaskData(SiteData, Protocol):
 
     @property
     def task(self) -> str | None:
-        """What the last model's head answers."""
+        """The task of the last model's head."""
 
     def loader(self, split: Split, *, shuffle: bool = False) -> DataLoader:
         """Batches of texts, this rank's share."""

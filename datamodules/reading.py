@@ -164,7 +164,7 @@ class PairReader:
     def prepare(
         self, texts: TextBatch, others: Sequence[RowKind] = (), asking: Callable[[TextBatch], Any] | None = None
     ) -> Prepared:
-        """The part that belongs on the CPU: which positions are rows of X and of Y, for each kind of rows.
+        """Choose the rows of X and of Y for each kind of rows, which belongs on the CPU.
 
         Rows of unseen types are left out of a batch to fit on, and marked in any other.
 

@@ -1,4 +1,4 @@
-"""The types of rows, token or word types: which of them are held out of fitting, and which rows no fit has seen."""
+"""Token types and word types of rows: which of them are held out of fitting, and which rows are of unseen types."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def is_held_out(name: str, share: float, seed: int) -> bool:
 
 @dataclass(frozen=True)
 class SeenTypes:
-    """The types of the rows that a map was fitted on.
+    """The row types that a map was fitted on.
 
     Attributes:
         kind: `tokens`: entries of the vocabulary, as it writes them; `words`: words, case folded; None: the rows had
@@ -44,18 +44,18 @@ class SeenTypes:
     names: frozenset[str]
 
     def state(self) -> dict[str, Any]:
-        """Plain values for a checkpoint."""
+        """Return plain values for a checkpoint."""
         return {"kind": self.kind, "names": sorted(self.names)}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
-        """What `state` gave."""
+        """Restore what `state` returned."""
         return cls(state["kind"], frozenset(state["names"]))
 
 
 @dataclass
 class RowTypes:
-    """The type of every row of a split.
+    """The type of each row of a split.
 
     Attributes:
         kind: of the types.
@@ -72,7 +72,7 @@ class RowTypes:
     always: Collection[str] = ()
 
     def seen(self, share: float, seed: int) -> SeenTypes:
-        """The types that occur here, without those that are held out."""
+        """Return the types that occur here and are not held out."""
         found = [self.names[i] for i in self.number.bincount().nonzero()[:, 0].tolist()]
         kept = (name for name in found if name in self.always or not is_held_out(name, share, seed))
         return SeenTypes(self.kind, frozenset(kept))
@@ -86,7 +86,7 @@ class RowTypes:
 def types_of(
     kind: RowKind, data: TokenisedTexts, texts: datasets.Dataset, tokenizer: PreTrainedTokenizerBase
 ) -> RowTypes | None:
-    """The types of the rows of a kind; None where they have none.
+    """Find the types of a split's rows; None if rows of this kind have no types.
 
     Args:
         kind: of the rows.
@@ -101,7 +101,7 @@ def types_of(
 
 
 def token_types(data: TokenisedTexts, tokenizer: PreTrainedTokenizerBase, special_tokens: bool) -> RowTypes:
-    """The token type of every row, for rows that are tokens.
+    """Find the type of each row, for rows that are tokens.
 
     Args:
         data: a split.
@@ -120,7 +120,7 @@ def token_types(data: TokenisedTexts, tokenizer: PreTrainedTokenizerBase, specia
 
 
 def word_types(data: TokenisedTexts, texts: datasets.Dataset) -> RowTypes:
-    """The word type of every row, for rows that are words: the word, case folded.
+    """Find the type of each row, for rows that are words: the word, case folded.
 
     Args:
         data: a split, tokenised with its words.
@@ -135,7 +135,7 @@ def word_types(data: TokenisedTexts, texts: datasets.Dataset) -> RowTypes:
 
 
 def _numbered(words: Iterable[str]) -> tuple[list[str], Tensor]:
-    """Different words in the order of their first appearance, and the number of each word (W,)."""
+    """Number words by their first appearance: the different words, and the number of each word (W,)."""
     found: dict[str, int] = {}
     number = np.fromiter((found.setdefault(word, len(found)) for word in words), dtype=np.int64)
     return list(found), torch.from_numpy(number)

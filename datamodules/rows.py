@@ -1,4 +1,4 @@
-"""Which vectors of a batch become rows: the row policies, and how each chooses."""
+"""Row policies: how each chooses which vectors of a batch become rows."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Rows:
         return states.flatten(0, 1).index_copy(0, self.index, rows.to(states.dtype)).view_as(states)
 
     def __len__(self) -> int:
-        """N, how many rows `gather` gives."""
+        """N, the number of rows."""
         return len(self.owner)
 
 
@@ -139,7 +139,7 @@ class Policy:
 
 
 def select_rows(mask: Tensor, special: Tensor, policy: RowPolicy, special_tokens: bool = True) -> Rows:
-    """Rows of a batch on the CPU, before it is moved: their number is then known without asking the device.
+    """Choose the rows of a batch on the CPU, so that their number is known without asking another device.
 
     Args:
         mask: (B, T) attention mask; padding is never a row.
@@ -171,7 +171,7 @@ def select_rows(mask: Tensor, special: Tensor, policy: RowPolicy, special_tokens
 
 
 def select_words(words: Tensor, counts: Tensor, policy: RowPolicy) -> Rows:
-    """One row for every word of a batch, text by text and in the order of their numbers; on the CPU too.
+    """Choose a row for each word of a batch, text by text, in the order of the words' numbers; on the CPU too.
 
     The rows of two models are paired by this order alone, so a word must be there for both or for neither.
 
@@ -213,7 +213,7 @@ POLICIES: dict[RowPolicy, Policy] = {
 
 
 def policy_of(rows: RowPolicy) -> Policy:
-    """The policy of a name.
+    """Look up a policy by its name.
 
     Raises:
         ValueError: there is none of this name.
@@ -224,7 +224,7 @@ def policy_of(rows: RowPolicy) -> Policy:
 
 
 def rows_of_each(texts: TextBatch, kind: RowKind) -> tuple[Rows, ...]:
-    """The rows of every model of a batch, one object for models of equal tokenizers.
+    """Choose the rows of each model of a batch; models with equal tokenizers share one object.
 
     Raises:
         ValueError: words are asked for of texts that were tokenised without them; or as in `select_rows`.

@@ -1,4 +1,4 @@
-"""What a user writes for sites and layers, as numbers."""
+"""Turns what a user writes for sites and layers into numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["parse_layers", "parse_sites", "route_sites"]
 def parse_sites(
     sites: str | Sequence[str | int], depth_x: int, depth_y: int, component: Component = "residual"
 ) -> list[tuple[int, int]]:
-    """Site pairs from what a user writes.
+    """Parse the site pairs that a user wrote.
 
     Args:
         sites: `all` (0..L, of a sub-layer 1..L), `blocks` (1..L), `grid` (every block of X with every block of Y), or
@@ -65,7 +65,7 @@ def route_sites(
     target: int,
     component: Component = "residual",
 ) -> list[tuple[int, int]]:
-    """Site pairs of the route from one model to another, or to itself.
+    """Parse the site pairs of the route from one model to another, or to itself.
 
     A pair that the user wrote holds from an earlier model to a later one. On the way back it is turned round; from a
     model to itself, its own end of the pair is taken twice. A grid is every block with every block on any route.
@@ -88,7 +88,7 @@ def route_sites(
 
 
 def parse_layers(layers: str | Sequence[int], depth: int, component: Component = "residual") -> list[int]:
-    """The layers of a model of L = `depth` blocks: `all` (0..L, of a sub-layer 1..L), `blocks` (1..L), or those named.
+    """Parse layers of a model with L = `depth` blocks: `all` (0..L, of a sub-layer 1..L), `blocks` (1..L), or a list.
 
     Raises:
         ValueError: something else was written, nothing, or a layer twice.

@@ -33,7 +33,7 @@ class Targets:
     texts: int
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Targets:
-        """The targets on another device."""
+        """Copy the targets to another device."""
         index, answer, owner = (
             part.to(device, non_blocking=non_blocking) for part in (self.index, self.answer, self.owner)
         )

@@ -1,4 +1,4 @@
-"""Classes by what they mean: which classes of a head answer each class of the texts."""
+"""Matches classes by meaning: which classes of a head answer each class of the texts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NUMBER = re.compile(r"(?:label[ _-]?)?(\d+)", re.IGNORECASE)
 
 
 def numbered(names: Sequence[str] | None, classes: int) -> list[int] | None:
-    """The numbers that names such as LABEL_0, or bare numbers, stand for; None if they mean something.
+    """Read names such as LABEL_0, or bare numbers, as numbers; None if any name has a meaning of its own.
 
     Args:
         names: of the classes; None: they have none, and class k is k.
@@ -38,7 +38,7 @@ def class_map(
     model: str,
     source: str,
 ) -> ClassMap | None:
-    """Which classes of a head answer each class of the texts; None: those of the same numbers.
+    """Find which classes of a head answer each class of the texts; None if the numbers agree.
 
     Equal names, whatever their case and whether words are joined by spaces, hyphens or underscores, are the same class.
     Names that are mere numbers (LABEL_0, 1) stand for the class of that number. A map that is given goes before both.
@@ -78,7 +78,7 @@ def in_words(groups: ClassMap | None, head: Sequence[str], names: Sequence[str] 
 
 
 def _order(head: Sequence[str], names: Sequence[str] | None, classes: int) -> list[int] | None:
-    """The place in the head of each class of the texts; None if it does not follow."""
+    """Find the place in the head of each class of the texts; None if the names do not tell."""
     if len(head) != classes:
         return None
     numbers, own = numbered(head, classes), numbered(names, classes)
@@ -115,7 +115,7 @@ def _given(given: GivenMap, head: Sequence[str], names: Sequence[str] | None, cl
 
 
 def _number(written: int | str, names: Sequence[str] | None, classes: int) -> int | None:
-    """The class that a user means by its name or number; None: there is none."""
+    """Find the class that a user means by a name or number; None if there is none."""
     plain = [_plain(name) for name in names or ()]
     if isinstance(written, str):
         if _plain(written) in plain:
@@ -140,7 +140,7 @@ def _unknown(head: Sequence[str], names: Sequence[str] | None, classes: int, mod
 
 
 def _example(head: Sequence[str], names: Sequence[str] | None, classes: int) -> dict[str, int | list[int]]:
-    """A map that could be meant: what is called the same, then one after the other, the last with all that is left."""
+    """Suggest a map: equal names first, then in order, the last class with all that is left."""
     keys = [names[k] if names else str(k) for k in range(classes)]
     plain = [_plain(name) for name in head]
     found: dict[str, int | list[int]] = {key: plain.index(_plain(key)) for key in keys if _plain(key) in plain}

@@ -1,4 +1,4 @@
-"""The column of labels: classes or numbers to predict, and what stands where a text has none."""
+"""The column of labels: classes or numbers to predict, and how missing ones are marked."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LabelColumn:
     written: dict[str, int] | None = None
 
     def labels(self, values: Sequence[Any]) -> list[int] | list[float]:
-        """A label for each value of a split, `MISSING` or NaN where there is none.
+        """Convert the values of a split to labels, `MISSING` or NaN where there is none.
 
         In a column of numbers -1 is a number like any other, unless the split has nothing else.
         """
@@ -47,7 +47,7 @@ class LabelColumn:
 
 
 def read_labels(tables: Sequence[Dataset], column: str | None, source: str) -> LabelColumn | None:
-    """What a column holds; None without one.
+    """Find out what a column of labels holds; None if there is no column.
 
     Whole numbers and names are classes. Numbers with fractions are to be predicted. A column of whole numbers with gaps
     may be stored as text or as floats; it holds classes all the same.
@@ -88,7 +88,7 @@ def read_labels(tables: Sequence[Dataset], column: str | None, source: str) -> L
 
 
 def known_labels(labels: Tensor) -> Tensor:
-    """Which texts have a label: (n,) bool."""
+    """Tell which texts have a label: (n,) bool."""
     return ~labels.isnan() if labels.is_floating_point() else labels != MISSING
 
 
@@ -97,7 +97,7 @@ def _absent(value: Any) -> bool:
 
 
 def _all(values: Sequence[Any], kind: Callable[[Any], Any]) -> bool:
-    """Whether all can be read so: of floats, none as a whole number."""
+    """Whether all values convert to this type; floats do not convert to whole numbers."""
     if kind is int and any(isinstance(value, float) for value in values):
         return False
     try:

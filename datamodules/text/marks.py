@@ -1,4 +1,4 @@
-"""Which rows of tokenised texts are marked, whatever the mark stands for."""
+"""Marks on the rows of tokenised texts."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Marks:
         self.ends = self.counts.cumsum(0)
 
     def of(self, texts: Tensor) -> Tensor:
-        """The marks of the rows of some texts: numbers (B,) -> (N,)."""
+        """The marks of the rows of the texts with these numbers: (B,) -> (N,)."""
         counts = self.counts[texts]
         shift = self.ends[texts] - counts.cumsum(0)
         return self.flat[torch.arange(int(counts.sum())) + shift.repeat_interleave(counts)]
 
     def texts_with_rows(self) -> Tensor:
-        """Numbers of the texts that keep a row when marked ones are left out."""
+        """The numbers of the texts that have a row without a mark."""
         kept = torch.cat([torch.zeros(1, dtype=torch.int64), (~self.flat).cumsum(0)])
         return (kept[self.ends] > kept[self.ends - self.counts]).nonzero()[:, 0]

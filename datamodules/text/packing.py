@@ -47,17 +47,17 @@ class Packed:
 
     @property
     def bytes_per_token(self) -> float:
-        """Bytes of the documents over their tokens, the end-of-text tokens and the dropped ones counted."""
+        """Bytes of the documents per token, with end-of-text tokens and dropped tokens counted."""
         return self.bytes / self.tokens
 
     def describe(self) -> dict[str, Any]:
-        """What a report says about the packing, as plain values."""
+        """Describe the packing for a report, as plain values."""
         numbers = {name: getattr(self, name) for name in ("documents", "tokens", "bytes", "dropped", "end_of_text")}
         return {"sequences": len(self.sequences), **numbers}
 
 
 def end_of_text(tokenizer: PreTrainedTokenizerBase) -> tuple[str, int]:
-    """The token that ends a document, and its number: the tokenizer's eos token, else its sep token.
+    """Find the token that ends a document, and its number: the tokenizer's eos token, or else its sep token.
 
     Raises:
         ValueError: the tokenizer has neither.

@@ -1,4 +1,4 @@
-"""Where text lies: in a package, in files, on the Hub."""
+"""Sources of text: a package, files, the Hub."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class TextSource:
     seed: int = 0
 
     def most(self, split: str) -> int | None:
-        """The most texts that a split may have; None: no limit."""
+        """The largest number of texts that a split may have; None for no limit."""
         limits = (self.max_texts, None if split == "fit" else self.max_held_out)
         return min((limit for limit in limits if limit is not None), default=None)
 
@@ -115,13 +115,13 @@ class TextSource:
 
 
 def open_source(source: TextSource) -> tuple[dict[str, Any], str | None]:
-    """The source's splits by name, and which of them is held out; streams of rows with `streaming`."""
+    """Open a source: its splits by name, as streams with `streaming`, and the name of the held-out one."""
     known = known_source(source)
     return known.open(source), source.held_out or known.held_out
 
 
 def _elsewhere(source: TextSource) -> dict[str, Any]:
-    """The splits of a file or folder, or of a data set on the Hub."""
+    """Open a file, a folder, or a data set on the Hub."""
     path = Path(source.source).expanduser()
     if path.exists() or path.suffix in READERS or source.source.startswith((".", "/", "~")):
         return _local(path, source.streaming)
@@ -149,7 +149,7 @@ def _embedded(source: TextSource) -> dict[str, Any]:
 
 
 def _local(path: Path, streaming: bool) -> dict[str, Any]:
-    """The splits of a folder, or a file as the split "train"."""
+    """Open a folder with its splits, or a file as the split "train"."""
     from datasets import load_dataset
     from datasets.exceptions import DatasetGenerationError
 
@@ -177,7 +177,7 @@ def _local(path: Path, streaming: bool) -> dict[str, Any]:
 
 
 def _hub(name: str, subset: str | None, source: TextSource) -> dict[str, Any]:
-    """The splits of a data set on the Hub, or of its copy in the local cache."""
+    """Open a data set on the Hub, or its copy in the local cache."""
     from datasets import load_dataset
     from datasets.exceptions import DatasetNotFoundError
 
@@ -192,7 +192,7 @@ def _hub(name: str, subset: str | None, source: TextSource) -> dict[str, Any]:
 
 
 def fitting_split(splits: dict[str, Any], source: TextSource) -> Any:
-    """The split that is divided: the one named train, or the only one."""
+    """Choose the split to divide: the one named train, or the only one."""
     if "train" in splits:
         return splits["train"]
     if len(splits) == 1:
@@ -204,7 +204,7 @@ def fitting_split(splits: dict[str, Any], source: TextSource) -> Any:
 
 
 def held_out_split(splits: dict[str, Any], held_out: str, source: TextSource) -> Any:
-    """The split of this name, or a local file."""
+    """Find the split of this name, or open a local file."""
     if held_out in splits:
         return splits[held_out]
     if Path(held_out).expanduser().is_file():
@@ -216,7 +216,7 @@ def held_out_split(splits: dict[str, Any], held_out: str, source: TextSource) ->
 
 @dataclass(frozen=True)
 class KnownSource:
-    """A source of text that has a name, and what need not be said of it.
+    """A source of text with a name of its own, and the options that a user need not give for it.
 
     Attributes:
         open: from the user's options to its splits by name, each a `datasets.Dataset`.
@@ -252,5 +252,5 @@ SOURCES = {
 
 
 def known_source(source: TextSource) -> KnownSource:
-    """What is known of a source: of a file, a folder or another data set on the Hub nothing but where it lies."""
+    """What is known of a source; for files, folders and other data sets on the Hub, only how to open it."""
     return SOURCES.get(source.source, KnownSource())

@@ -1,4 +1,4 @@
-"""Which split a text belongs to: a keyed hash of the text itself decides."""
+"""A keyed hash of the text decides which split it belongs to."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["split_of", "split_shares", "text_key"]
 
 
 def text_key(parts: Sequence[str | None], seed: int) -> int:
-    """A number in [0, 2^128) for a text of one or two parts, the same for texts equal up to case and white space."""
+    """Hash a text of one or two parts to [0, 2^128), regardless of case and white space."""
     plain = "\x1f".join(" ".join((part or "").casefold().split()) for part in parts)
     secret = seed.to_bytes(8, "little", signed=True)
     return int.from_bytes(blake2b(plain.encode(), key=secret, digest_size=16).digest(), "big")
 
 
 def split_shares(source: TextSource, *, draw_test: bool) -> dict[str, float]:
-    """Share of the texts that each split has; without `test` where there is an official one."""
+    """The share of the texts for each split, without `test` where there is an official one."""
     test = {"test": source.test_share} if draw_test else {}
     fit = 1 - source.validation_share - sum(test.values())
     return {"fit": fit, "validation": source.validation_share, **test}

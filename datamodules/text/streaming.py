@@ -1,4 +1,4 @@
-"""The first texts of a stream, as many as are asked for, as an ordinary table: nothing is read beyond them."""
+"""Reads as many texts from the beginning of a stream as are needed, and no further."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ PEEKED = 100  # rows that show which columns there are and what they hold
 
 
 def first_rows(stream: IterableDataset, source: TextSource) -> Dataset:
-    """A few rows from the stream's beginning, with all columns."""
+    """Read a few rows from the beginning of a stream, with all columns."""
     return _table([row for _, row in zip(range(PEEKED), _rows(stream, source), strict=False)], stream)
 
 
 def wanted_texts(source: TextSource, *, draw_test: bool) -> dict[str, int]:
-    """How many texts each split takes: the largest `max_texts`, the others in proportion, rounded up, within limits."""
+    """The number of texts for each split: `max_texts` for the largest, the others in proportion, rounded up."""
     shares = split_shares(source, draw_test=draw_test)
     largest = max(shares.values())
     return {
@@ -41,7 +41,7 @@ def first_texts(
     held: set[int] | None,
     official: bool = False,
 ) -> tuple[Dataset, int]:
-    """The first texts of a stream that each split takes; the rest is not read.
+    """Read a stream until each split has its texts.
 
     A row that repeats a text that was taken, or one of `held`, counts for no split; it is kept, so that who drops
     it can say how many there were.

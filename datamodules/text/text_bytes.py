@@ -18,7 +18,7 @@ __all__ = ["bytes_per_token"]
 def bytes_per_token(
     split: datasets.Dataset, tokens: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> float:
-    """Bytes per token of texts that are not packed: of what of them was not cut.
+    """Bytes per token of texts that are not packed, counting only what was not cut.
 
     Special tokens count neither as tokens nor as bytes. A text that reaches `max_length` counts the bytes from its
     first kept token's first character to its last one's last; white space at either end is then left out.

@@ -46,28 +46,28 @@ class Texts:
 
     @property
     def classes(self) -> int:
-        """How many classes there are: those that are named, or one more than the largest label of any split."""
+        """The number of classes: as many as have names, or one more than the largest label of any split."""
         if self.label_names is not None:
             return len(self.label_names)
         return 1 + max(max(split["label"][:]) for split in (self.fit, self.validation, self.test))
 
     def constant_label(self, *, regression: bool) -> float:
-        """The best answer that is the same for all texts: the most frequent class of the fitting texts, or their mean.
+        """The best answer that does not depend on the text: the most frequent class of the fitting texts, or the mean.
 
-        Of the held-out texts where no fitting text has a label.
+        If no fitting text has a label, those of the held-out texts count.
         """
         splits = (torch.tensor(split["label"][:]) for split in (self.fit, self.test))
         known = next(own for own in (labels[known_labels(labels)] for labels in splits) if len(own))
         return float(known.double().mean() if regression else known.bincount().argmax())
 
     def describe(self) -> dict[str, Any]:
-        """What a report says about the data, as plain values."""
+        """Describe the texts for a report, as plain values."""
         sizes = {name: len(getattr(self, name)) for name in ("fit", "validation", "test")}
         return {**self.origin, "label_names": self.label_names, "n_texts": sizes}
 
 
 def without_texts(table: Dataset, known: Sequence[Dataset]) -> Dataset:
-    """The texts of a split, without their labels, that are in none of the known ones up to case and white space."""
+    """Drop the texts that are also in a known split, up to case and white space, and all labels."""
     columns = [name for name in ("text", "text_pair") if name in table.column_names]
     keys = {key for other in known for key in _keys(other, [c for c in columns if c in other.column_names], 0)}
     rows = [row for row, key in enumerate(_keys(table, columns, 0)) if key not in keys]
@@ -115,7 +115,7 @@ def load_texts(source: TextSource) -> Texts:
 
 @dataclass(frozen=True)
 class _Rows:
-    """What the splits are made of.
+    """The rows from which the splits are made.
 
     Attributes:
         tables: the rows that are divided and, where there is an official held-out split, its rows.
@@ -132,7 +132,7 @@ class _Rows:
     streamed: dict[str, int]
 
     def origin(self, source: TextSource) -> dict[str, Any]:
-        """For a report."""
+        """Describe the source for a report."""
         drawn = self.held_out is None
         return {
             "source": source.source,
@@ -169,7 +169,7 @@ def _read(source: TextSource) -> _Rows:
 
 
 def _some(name: str, rows: list[int], keys: list[int], source: TextSource) -> list[int]:
-    """As many rows of a split as are wanted."""
+    """Keep as many rows of a split as are wanted, chosen by their keys."""
     if not rows:
         raise ValueError(
             f"The split {name!r} of `source` {source.source!r} has no texts: {len(keys)} rows are too "
@@ -180,7 +180,7 @@ def _some(name: str, rows: list[int], keys: list[int], source: TextSource) -> li
 
 
 def _text_columns(table: Dataset, source: TextSource) -> list[str]:
-    """The named columns, the known ones, or the only one that holds text."""
+    """Find the columns of text: as the user says, as is known, or the only one that holds text."""
     columns = source.text_columns or known_source(source).text_columns
     if columns is not None:
         return list(columns)
@@ -206,7 +206,7 @@ def _is_text(table: Dataset, name: str) -> bool:
 
 
 def _check_columns(table: Dataset, columns: list[str], label: str | None, source: TextSource) -> None:
-    """Every column exists, and every row has a text."""
+    """Raise unless every column exists and every row has a text."""
     missing = [name for name in [*columns, label] if name is not None and name not in table.column_names]
     if missing:
         raise ValueError(
@@ -246,7 +246,7 @@ def _first_of_each(keys: list[int]) -> list[int]:
 
 
 def _divide(keys: list[int], held: set[int], source: TextSource, *, draw_test: bool) -> dict[str, list[int]]:
-    """Row numbers of each split, in order."""
+    """Assign rows to splits: the row numbers of each, in order."""
     shares = split_shares(source, draw_test=draw_test)
     members: dict[str, list[int]] = {name: [] for name in shares}
     for row in _first_of_each(keys):
@@ -256,7 +256,7 @@ def _divide(keys: list[int], held: set[int], source: TextSource, *, draw_test: b
 
 
 def _normalised(table: Dataset, columns: list[str], labels: LabelColumn | None) -> Dataset:
-    """The table under the names that the rest of the project knows."""
+    """Rename the columns to those of `Texts`, and convert the labels."""
     from datasets import Features, Value
 
     features = {"text": Value("string"), "id": Value("int64")}

@@ -1,4 +1,4 @@
-"""The splits of the texts as the models of a run read them: tokenised once for equal tokenizers, packed where asked."""
+"""Splits as the models of a run read them: tokenised once for equal tokenizers, and packed if asked for."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class TokenisedSplits:
         return self._packed[name].sequences
 
     def describe(self) -> dict[str, Any]:
-        """Of the splits read so far, as plain values: how many words all models have in full, and what was packed."""
+        """Describe the splits read so far: how many words all models have in full, and what was packed."""
         coverage = {
             name: {"words": data.words, "used": data.words_used}
             for name, data in self._made.items()

@@ -1,4 +1,4 @@
-"""Texts as tokens of every model: tokenised once, laid end to end, padded batch by batch."""
+"""Texts as each model's tokens: tokenised once, laid end to end, padded batch by batch."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def same_tokenizer(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase) -> bo
 
 
 def describe_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
-    """All that decides what a tokenizer makes of a text."""
+    """Describe everything that decides what a tokenizer makes of a text."""
     if tokenizer.is_fast:
         inner = json.loads(tokenizer.backend_tokenizer.to_str())
         # How the last call padded and cut, not a property of the tokenizer.
@@ -134,7 +134,7 @@ class _Tokens:
         self.flat = {name: flatten_column(table.column(name)) for name in self.padding}
 
     def batch(self, rows: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor | None]:
-        """The model's inputs for these rows, where special tokens and padding are, and words where there are."""
+        """Pad some texts: the model's inputs, where special tokens and padding are, and the words if there are any."""
         lengths = self.lengths[rows]
         longest = int(lengths.max())
         column = torch.arange(longest)[None]
@@ -149,13 +149,13 @@ class _Tokens:
 
 
 def flatten_column(column: Any) -> Tensor:
-    """All lists of an Arrow column end to end, as int32 (by chunk: the offsets of all could overflow)."""
+    """Lay all lists of an Arrow column end to end, as int32, chunk by chunk: the offsets of all could overflow."""
     parts = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in column.chunks]
     return torch.from_numpy(np.concatenate(parts).astype(np.int32))
 
 
 class TokenisedTexts(Dataset):
-    """A split, tokenised for each of M models, that answers a list of row numbers with a `TextBatch`.
+    """A split, tokenised for each of M models. Indexing it with row numbers gives a `TextBatch`.
 
     Args:
         tokens: what `tokenise` made for each model; one and the same object for models of equal tokenizers.
@@ -201,18 +201,18 @@ class TokenisedTexts(Dataset):
         return len(self.ids)
 
     def first_tokens(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The first model's tokens of all texts end to end, (T,), which are special, and how many each text has."""
+        """All tokens of the first model end to end, (T,), which of them are special, and how many each text has."""
         laid = self._laid[0]
         return laid.flat["input_ids"], laid.flat["special_tokens_mask"].bool(), laid.lengths
 
     def marked(self, marks: Mapping[RowKind, Marks], *, leave_out: bool) -> TokenisedTexts:
-        """The same texts with other `marks` and `leave_out`; nothing is copied."""
+        """Return the same texts with other `marks` and `leave_out`, without copying them."""
         same = copy(self)
         same.marks, same.leave_out = marks, leave_out
         return same
 
     def __getitem__(self, rows: Sequence[int]) -> TextBatch:
-        """The texts with these row numbers, as one batch."""
+        """Make a batch of the texts with these row numbers."""
         index = torch.as_tensor(rows)
         found = {i: laid.batch(index) for i, laid in self._laid.items()}
         inputs, special, words = zip(*(found[i] for i in self._models), strict=True)
@@ -238,7 +238,7 @@ def _labels(table: datasets.Dataset) -> Tensor | None:
 
 
 def _number_common_words(laid: Sequence[_Tokens], counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Number the words of each text anew, in place: 0, 1, ... over those that all models have, -1 elsewhere.
+    """Renumber the words of each text in place: 0, 1, ... for those that all models have, -1 elsewhere.
 
     Args:
         laid: the tokens of each model.

@@ -1,4 +1,4 @@
-"""Which word of its text each piece of a tokenizer belongs to.
+"""Finds the word of the text that each token belongs to.
 
 A word is a maximal run of characters that are not white space, the words of Wu et al. (2020), whose corpus is
 divided at white space. No tokenizer decides what a word is, so that words can be paired between any two.
@@ -23,7 +23,7 @@ WHITE_SPACE = np.array([code for code in range(0x3001) if chr(code).isspace()], 
 def number_words(
     texts: Sequence[Sequence[str]], kept: Sequence[Encoding], whole: Sequence[Encoding]
 ) -> tuple[list[list[int]], list[int]]:
-    """Number of the word that each piece belongs to, from the pieces' places in the text.
+    """Number the word that each piece belongs to, from the pieces' places in the text.
 
     A piece belongs to the word that its characters lie in, with or without the white space before or after
     it. What lies in white space alone, in no text (special tokens) or reaches over white space belongs to none,
@@ -52,7 +52,7 @@ def number_words(
 
 
 class _Table:
-    """Where words begin and end in B texts of P parts each, laid end to end and numbered throughout.
+    """Where words begin and end in B texts of P parts each. Texts are laid end to end and words numbered throughout.
 
     Attributes:
         base: (B,) number of each text's first word.
@@ -76,7 +76,7 @@ class _Table:
         self.counts = np.diff(self.base, append=self.total)
 
     def touched(self, encodings: Sequence[Encoding]) -> tuple[np.ndarray, np.ndarray]:
-        """First and last word that each piece has a character of; -1 and -2 where there is none."""
+        """The first and last word that each piece touches; -1 and -2 if it touches none."""
         owner = np.repeat(np.arange(len(encodings)), [len(one) for one in encodings])
         offsets = np.array([pair for one in encodings for pair in one.offsets], dtype=np.int64).reshape(-1, 2)
         part = np.array([-1 if p is None else p for one in encodings for p in one.sequence_ids], dtype=np.int64)
@@ -87,7 +87,7 @@ class _Table:
 
 
 def _pieces_per_word(first: np.ndarray, last: np.ndarray, total: int) -> np.ndarray:
-    """How many pieces lie in each word; 0 for a word that a piece reaches out of. One more, always 0, for none."""
+    """Count the pieces in each word; 0 if a piece reaches out of it. One more entry, always 0, stands for no word."""
     counts = np.bincount(first[first == last], minlength=total + 1)
     for a, b in zip(first[first < last], last[first < last], strict=True):
         counts[a : b + 1] = 0
