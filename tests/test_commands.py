@@ -54,12 +54,17 @@ def fitted(world: World, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def injected(fitted: Path, folder: Path) -> Path:
+def injected(world: World, fitted: Path, folder: Path) -> Path:
+    """On the tokens that the maps were fitted on, and on means, whose moments are read first; on other text, too."""
     checkpoint = str(fitted / "aligners.ckpt")
     return command(
         folder, "evaluate.py", "inject", "--checkpoints+", checkpoint, "--both_directions", "true",
-        "--trainer.accelerator", "cpu",
+        "--data.rows", "mean", *other_text(world), "--trainer.accelerator", "cpu",
     )  # fmt: skip
+
+
+def other_text(world: World) -> list[str]:
+    return ["--other_text.source", world.test, "--other_text.test_share", "0.3"]
 
 
 def metrics(run: Path) -> dict[str, float]:
@@ -114,6 +119,9 @@ def test_inject_leaves_a_report(injected: Path, fitted: Path, world: World) -> N
     }
     assert {row["method"] for row in rows} == methods | set(CLOSED_FORMS) | {"mlp", "inn"}
     assert {row["n_texts"] for row in rows} == {TEST_TEXTS}
+    assert {row["rows"] for row in rows} == {"tokens", "mean"}
+    sited = [row for row in rows if row["role"] == "method" and row["method"] != "inn"]
+    assert all(row["fvu_other"] is not None and row["n_texts_other"] > 0 for row in sited)
     assert meta["models"]["x"]["name"] == world.model_x
     assert meta["text"]["source"] == world.fit  # the checkpoint's data, without naming them again
     assert meta["methods"]["forward.mlp"]["checkpoint"] == str(fitted / "aligners.ckpt")
@@ -159,11 +167,11 @@ def same(a: dict[str, Any], b: dict[str, Any]) -> None:
             assert b[name] == value, (a["method"], name)
 
 
-def test_two_ranks_report_what_one_does(injected: Path, fitted: Path, folder: Path) -> None:
+def test_two_ranks_report_what_one_does(world: World, injected: Path, fitted: Path, folder: Path) -> None:
     checkpoint = str(fitted / "aligners.ckpt")
     again = command(
         folder, "evaluate.py", "inject", "--checkpoints", f"[{checkpoint}]", "--both_directions", "true",
-        "--trainer.accelerator", "cpu", *TWO_RANKS,
+        "--data.rows", "mean", *other_text(world), "--trainer.accelerator", "cpu", *TWO_RANKS,
     )  # fmt: skip
     (meta, rows), (_, expected) = report(again), report(injected)
     assert meta["ranks"] == 2
@@ -180,7 +188,7 @@ def test_closed_forms_fitted_on_the_spot_by_two_ranks(world: World, injected: Pa
         (expected,) = (
             other
             for other in report(injected)[1]
-            if all(other[name] == row[name] for name in ("method", "direction", "site_x", "site_y"))
+            if all(other[name] == row[name] for name in ("method", "direction", "rows", "site_x", "site_y"))
         )
         for name in ("accuracy", "agreement"):
             assert row[name] == expected[name], row["method"]
