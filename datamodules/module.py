@@ -180,9 +180,9 @@ class TextModule(pl.LightningDataModule):
     def resumable(self, loader: DataLoader) -> DataLoader:
         """After an interruption, let a training loader begin with the batch that was next.
 
-        torchdata's `StatefulDataLoader` would keep the state of a worker's iterator in every checkpoint, and replay it
-        batch by batch. Here the epoch and the number of the batch, which Lightning keeps, say it all: nothing is
-        replayed, whatever the number of workers.
+        The epoch and the number of the batch, which Lightning's checkpoints hold, say it all. torchdata's
+        `StatefulDataLoader` (0.11) would save these six lines, but keeps a state of its own in every checkpoint: earlier
+        checkpoints have none, and it can only be loaded with the same number of `workers`.
         """
         loop, batches = cast(Any, self.trainer).fit_loop, cast(LengthBatches, loader.sampler)
         batches.set_epoch(loop.epoch_progress.current.processed)  # worker processes ask for batches at once
