@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from reports.drawing import COLOURS, panels
 from reports.report import Row
-from reports.score_words import floor_words, score_words
+from reports.words import floor_words, score_words
 
 __all__ = ["finetuning_figure"]
 

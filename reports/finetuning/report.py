@@ -10,8 +10,8 @@ from rich.table import Table
 
 from reports.finetuning.figures import finetuning_figure
 from reports.report import Report, Row
-from reports.score_words import floor_words, score_heading, score_words
 from reports.screen import site_table
+from reports.words import floor_words, score_heading, score_words
 
 __all__ = ["finetuning_table", "report", "summarise"]
 

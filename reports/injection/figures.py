@@ -14,7 +14,7 @@ from reports.drawing import Look, line_look, lines_by_site, number, panels, pena
 from reports.injection.words import of_tokens, panel_title, panels_of
 from reports.names import site_name
 from reports.report import Row
-from reports.score_words import score_words
+from reports.words import score_words
 
 __all__ = ["accuracy_figure", "fvu_figure", "penalty_figure"]
 
@@ -109,13 +109,13 @@ def _measured(
 
 
 def _panels(rows: Sequence[Row], over: int = 1) -> tuple[Figure, list[Axes]]:
-    """A figure with a column of `over` panels for each direction and kind of rows; its panels row by row."""
+    """Make a figure with a column of `over` panels for each direction and kind of rows."""
     count = len(panels_of(rows))
     return panels(over * count, count, (4.6, 3.1), (1.9, 1.1), sharey=True)
 
 
 def _styles(rows: Sequence[Row]) -> dict[str, Look]:
-    """How each method with sites is drawn in every panel: trained maps solid, closed forms dashed, floors dotted."""
+    """How to draw each method that has sites, the same in every panel: closed forms dashed, floors dotted."""
     roles = {row["method"]: row["role"] for row in rows if row["site_x"] is not None}
     solved = {row["method"] for row in rows if row.get("fit") == "closed form"}
     styles: dict[str, Look] = {}
@@ -127,7 +127,7 @@ def _styles(rows: Sequence[Row]) -> dict[str, Look]:
 
 
 def _lines(panel: list[Row], styles: dict[str, Look]) -> list[tuple[str, Look, list[Row]]]:
-    """(name, style, rows by site) of every method that has sites, in the order of the styles."""
+    """(name, style, rows by site) of every method that has sites, in the order of `styles`."""
     lines = [(name, style, [row for row in panel if row["method"] == name]) for name, style in styles.items()]
     return [entry for entry in lines if entry[2]]
 
@@ -146,5 +146,5 @@ def _label(axis: Axes, title: str, sites: list[str], height: str) -> None:
 
 
 def _legend(axes: Sequence[Axes]) -> None:
-    """One legend for all panels, of every line that any of them shows."""
+    """Add one legend for all panels."""
     axes[-1].legend(*shown_lines(axes), loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=8)

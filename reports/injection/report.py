@@ -21,8 +21,8 @@ from reports.injection.words import (
 )
 from reports.names import site_name, with_short_names
 from reports.report import Report, Row
-from reports.score_words import score_heading
 from reports.screen import site_table
+from reports.words import score_heading
 
 __all__ = ["console_tables", "left_out", "report"]
 
@@ -46,7 +46,7 @@ MARKDOWN_COLUMNS = {
 
 
 def report(meta: Row, rows: Sequence[Row]) -> Report:
-    """Make it of one row for each method, site, direction and kind of rows; of accuracy where any was measured."""
+    """Make it from one row for each method, site, direction and kind of rows."""
     shown = with_short_names(rows)
     drawn = [name for name in FIGURES if any(row.get(DRAWN[name]) is not None for row in rows)]
     return Report(
@@ -61,13 +61,13 @@ def report(meta: Row, rows: Sequence[Row]) -> Report:
 
 
 def left_out(meta: Row) -> list[str]:
-    """What was asked for and not measured, a sentence for each."""
+    """Sentences on what was asked for but not measured."""
     missing = [f"Nothing was injected {direction}: {why}." for direction, why in meta.get("not_injected", {}).items()]
     return missing + [f"Left out, {name}: {why}" for name, why in meta.get("refusals", {}).items()]
 
 
 def console_tables(rows: Sequence[Row]) -> list[Table]:
-    """For each direction and kind of rows, methods down and sites across.
+    """A table for each direction and kind of rows: methods down, sites across.
 
     The penalty of language models, FVU, also on unseen types and on other text, FVU of the inverse, the score: side by
     side as far as that fits a screen, one below the other where there are many sites. Without any number, a group of
@@ -101,7 +101,7 @@ def _table(panel: list[Row], pairs: list[tuple[int, int]], title: str, groups: l
 
 
 def _mark(row: Row) -> str:
-    """A star where the map is not what training made of it; the sentences below the table say what it is."""
+    """A star if training did not improve the map; the sentences below the table say what it is."""
     return "" if row.get("training") in (None, TRAINED_WELL) else "*"
 
 

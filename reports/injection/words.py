@@ -1,4 +1,4 @@
-"""What a report says, in two sentences computed from its numbers, and the price of bijectivity."""
+"""What the report of an injection says: sentences computed from its numbers, and the price of bijectivity."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from itertools import pairwise
 from aligners.fitting.outcomes import what_did_not_train
 from aligners.injection.methods import BOTH_WAYS, TRAINED
 from reports.report import Row
-from reports.score_words import score_name, score_words
+from reports.words import listed, score_name, score_words, value_range
 
 __all__ = ["below_chance", "of_tokens", "panel_title", "panels_of", "price_of_bijectivity", "reading"]
 
-ALIKE = 0.05  # networks count as equally large within this share
+ALIKE = 0.05  # numbers of parameters within this share count as equal
 KEPT = 0.015  # an accuracy counts as kept within this share of the texts
 VOCABULARY = 2.0  # a map whose FVU is so many times higher on unseen types is called partly a vocabulary
 ALL_TOKENS = "tokens"
 
 
 def price_of_bijectivity(rows: Sequence[Row]) -> list[Row]:
-    """FVU of each trained bijection over that of an equally large network that is free, at each site.
+    """FVU of each trained bijection over that of an unconstrained network of equal size, at each site.
 
-    A bijection is compared in the directions in which it was trained, each time with a network trained that
-    way. 1 means that being invertible cost nothing.
+    A bijection is compared in the directions in which it was trained, with networks trained in the same direction. A
+    ratio of 1 means that being invertible costs nothing.
     """
     place = ("model_x", "model_y", "direction", "rows", "site_x", "site_y")
     free = [row for row in rows if row["fit"] == TRAINED and not row["bijective"]]
@@ -44,7 +44,7 @@ def price_of_bijectivity(rows: Sequence[Row]) -> list[Row]:
 
 
 def below_chance(rows: Sequence[Row]) -> list[Row]:
-    """The models that answer worse by themselves than random labels: below the interval of these."""
+    """The models whose own score is below the interval of random labels."""
     found = []
     for panel in panels_of(rows):
         chance = next((row["score_low"] for row in panel if row["method"] == "random_label"), None)
@@ -57,7 +57,7 @@ def below_chance(rows: Sequence[Row]) -> list[Row]:
 
 
 def reading(rows: Sequence[Row]) -> str:
-    """What each panel says: does Y still do its task, how exact is the map, and does it know more than a vocabulary."""
+    """Sentences on each panel: whether Y still does its task, how exact the maps are, whether they are vocabularies."""
     said = [line for panel in panels_of(rows) for line in (_reading(panel), *what_did_not_train(panel))]
     return "\n".join([*said, *map(_warning, below_chance(rows))])
 
@@ -85,7 +85,7 @@ def of_tokens(panel: Sequence[Row]) -> bool:
 
 
 def panel_title(panel: Sequence[Row]) -> str:
-    """From which model into which, and on which rows where they are not all tokens."""
+    """From which model into which, and on which rows if these are not tokens."""
     first = panel[0]
     kind = first.get("rows", ALL_TOKENS)
     return f"{first['model_x']} → {first['model_y']}" + ("" if kind == ALL_TOKENS else f", rows: {kind}")
@@ -112,16 +112,16 @@ def _behaviour(panel: list[Row], methods: dict[str, list[Row]]) -> str:
     accuracies = {name: [row["score"] for row in line] for name, line in methods.items()}
     kept = {name: values for name, values in accuracies.items() if None not in values}
     if "identity" in kept:
-        behaviour += f" and {_range(kept['identity'], form)} when {source}'s states are put in as they are"
+        behaviour += f" and {value_range(kept['identity'], form)} when {source}'s states are put in as they are"
     gaps = {name: min(kept[name]) - native for name in kept if methods[name][0]["role"] == "method"}
     good = [name for name, gap in gaps.items() if gap >= -KEPT]
     worse = [f"{name} {100 * gap:.1f}" for name, gap in gaps.items() if gap < -KEPT]
     if good:
-        behaviour += f"; mapped by {_list(good)} they keep it within {100 * KEPT:g} points of that at every site"
+        behaviour += f"; mapped by {listed(good)} they keep it within {100 * KEPT:g} points of that at every site"
     if worse:
-        behaviour += f"; in points, the worst site loses with {_list(worse)}"
+        behaviour += f"; in points, the worst site loses with {listed(worse)}"
     lost = [name for name in accuracies if name not in kept]
-    return behaviour + (f"; {_list(lost)} overflowed at some site" if lost else "")
+    return behaviour + (f"; {listed(lost)} overflowed at some site" if lost else "")
 
 
 def _penalties(panel: list[Row], methods: dict[str, list[Row]]) -> str:
@@ -138,12 +138,12 @@ def _penalties(panel: list[Row], methods: dict[str, list[Row]]) -> str:
     maps = [name for name, line in known.items() if line[0]["role"] == "method"]
     maps.sort(key=lambda name: _total(known[name], "penalty"), reverse=True)
     if maps:
-        said += f"; mapped, {_list([f'{name} {_nats(known[name])}' for name in maps])}"
+        said += f"; mapped, {listed([f'{name} {_nats(known[name])}' for name in maps])}"
     alike = [f"{a} and {b}" for a, b in pairwise(maps) if _overlap(known[a], known[b])]
     if alike:
         said += f". Not told apart by their intervals at every site: {'; '.join(alike)}"
     lost = [name for name in methods if name not in known]
-    return said + (f". {_list(lost)} overflowed at some site" if lost else "")
+    return said + (f". {listed(lost)} overflowed at some site" if lost else "")
 
 
 def _overlap(worse: list[Row], better: list[Row]) -> bool:
@@ -152,80 +152,70 @@ def _overlap(worse: list[Row], better: list[Row]) -> bool:
 
 
 def _nats(line: list[Row]) -> str:
-    return _range([row["penalty"] for row in line], ".3f")
+    return value_range([row["penalty"] for row in line], ".3f")
 
 
 def _exactness(rows: list[Row], methods: dict[str, list[Row]]) -> str:
-    mapped = {
-        name: line
-        for name, line in methods.items()
-        if line[0]["role"] == "method" and all(row["fvu"] is not None for row in line)
-    }
+    """How much of the variance the closest map leaves, against linear, and the price of bijectivity."""
+    mapped = _measured(methods, "fvu")
     if not mapped:
         return "No map was evaluated."
-    best = min(mapped, key=lambda name: sum(row["fvu"] for row in mapped[name]))
-    sentence = (
-        f"The closest map, {best}, leaves {_range([r['fvu'] for r in mapped[best]], '.1%')} of the variance unexplained"
-    )
+    best = _closest(mapped, "fvu")
+    said = f"The closest map, {best}, leaves {_percentages(mapped[best], 'fvu')} of the variance unexplained"
     if "linear" in mapped and best != "linear":
-        sentence += f", where linear leaves {_range([r['fvu'] for r in mapped['linear']], '.1%')}"
+        said += f", where linear leaves {_percentages(mapped['linear'], 'fvu')}"
     prices: dict[tuple[str, str], list[float]] = {}
     for entry in price_of_bijectivity(rows):
         prices.setdefault((entry["method"], entry["against"]), []).append(entry["ratio"])
-    said = [f"{name} {_range(ratios, '.2f')} times {against}" for (name, against), ratios in prices.items()]
-    if said:
-        sentence += f"; the price of bijectivity, FVU against a free network of the same size, is {_list(said)}"
-    return sentence + "."
+    if prices:
+        each = [f"{name} {value_range(ratios, '.2f')} times {against}" for (name, against), ratios in prices.items()]
+        said += f"; the price of bijectivity, FVU against a free network of the same size, is {listed(each)}"
+    return said + "."
 
 
 def _elsewhere(methods: dict[str, list[Row]]) -> str:
-    """Sentences on rows of types that no map saw, and on other text, as far as there are numbers."""
+    """Sentences on rows of types that no map saw, and on other text, where these were measured."""
     said = ""
-    if told := _measured(methods, "fvu_seen", "fvu_unseen"):
-        best = min(told, key=lambda name: _total(told[name], "fvu_unseen"))
-        share = told[best][0]["n_unseen"] / told[best][0]["n_rows"]
+    if known := _measured(methods, "fvu_seen", "fvu_unseen"):
+        best = _closest(known, "fvu_unseen")
+        share = known[best][0]["n_unseen"] / known[best][0]["n_rows"]
         said += (
             f" On types that no map saw, {share:.1%} of the rows, {best} is closest and leaves "
-            f"{_percentages(told[best], 'fvu_unseen')}."
+            f"{_percentages(known[best], 'fvu_unseen')}."
         )
         words = [
             f"{name}, {_percentages(line, 'fvu_unseen')} there and {_percentages(line, 'fvu_seen')} on types it saw"
-            for name, line in told.items()
+            for name, line in known.items()
             if _total(line, "fvu_unseen") >= VOCABULARY * _total(line, "fvu_seen")
         ]
         said += f" Partly a vocabulary: {'; '.join(words)}." if words else ""
-    if told := _measured(methods, "fvu_other"):
-        best = min(told, key=lambda name: _total(told[name], "fvu_other"))
-        said += f" On the other text {best} is closest and leaves {_percentages(told[best], 'fvu_other')}."
+    if known := _measured(methods, "fvu_other"):
+        best = _closest(known, "fvu_other")
+        said += f" On the other text {best} is closest and leaves {_percentages(known[best], 'fvu_other')}."
     return said
 
 
-def _measured(methods: dict[str, list[Row]], *figures: str) -> dict[str, list[Row]]:
-    """The maps of which these figures are known at every site."""
+def _measured(methods: dict[str, list[Row]], *columns: str) -> dict[str, list[Row]]:
+    """The maps whose rows have a value in these columns at every site."""
     return {
         name: line
         for name, line in methods.items()
-        if line[0]["role"] == "method" and all(row.get(figure) is not None for row in line for figure in figures)
+        if line[0]["role"] == "method" and all(row.get(column) is not None for row in line for column in columns)
     }
 
 
-def _total(line: list[Row], figure: str) -> float:
-    return sum(row[figure] for row in line)
+def _closest(methods: dict[str, list[Row]], column: str) -> str:
+    return min(methods, key=lambda name: _total(methods[name], column))
 
 
-def _percentages(line: list[Row], figure: str) -> str:
-    return _range([row[figure] for row in line], ".1%")
+def _total(line: list[Row], column: str) -> float:
+    return sum(row[column] for row in line)
+
+
+def _percentages(line: list[Row], column: str) -> str:
+    return value_range([row[column] for row in line], ".1%")
 
 
 def _by_method(rows: list[Row]) -> dict[str, list[Row]]:
     names = dict.fromkeys(row["method"] for row in rows if row["site_x"] is not None)
     return {name: [row for row in rows if row["method"] == name] for name in names}
-
-
-def _range(values: Sequence[float], form: str) -> str:
-    low, high = format(min(values), form), format(max(values), form)
-    return low if low == high else f"{low} to {high}"
-
-
-def _list(items: Sequence[str]) -> str:
-    return items[0] if len(items) == 1 else ", ".join(items[:-1]) + " and " + items[-1]

@@ -20,7 +20,7 @@ SHOWN = {"value": "", "held_out": "other texts", "null": "null", "untrained": "u
 
 
 def report(meta: Row, rows: Sequence[Row], layers: Sequence[Row], distances: Sequence[Row]) -> Report:
-    """Make it.
+    """Make it from rows, and from what is measured of layers and of whole models.
 
     Args:
         meta: what holds for all rows.

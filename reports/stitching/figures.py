@@ -1,4 +1,4 @@
-"""Figures of stitching: what it costs site by site, while it is trained, and over all site pairs."""
+"""Figures of stitching: what it costs at each site, during training, and over all site pairs."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from reports.drawing import (
 )
 from reports.names import site_name
 from reports.report import Row
-from reports.score_words import score_words
 from reports.stitching.lines import Line, averaged, is_grid, lines_of, matching_pairs, methods_of, what_intervals_are
+from reports.words import score_words
 
 __all__ = ["accuracy_figure", "curve_figure", "penalty_figure", "penalty_map"]
 
@@ -34,10 +34,9 @@ PENALTY = "penalty: stitched minus native loss, nats"
 
 
 def penalty_figure(rows: Sequence[Row], groups: Groups = None) -> Figure:
-    """Penalty against site, a panel for each method and a line for each route (Brown et al. 2023, Figure 1).
+    """Draw penalty against site, a panel for each method and a line for each route (Brown et al. 2023, Figure 1).
 
-    Linear up to .01 nats and logarithmic beyond, so that a state that is put in without a map fits on the scale.
-    Colours are targets, markers sources, dashed lines models stitched to themselves.
+    Colours are targets, markers are sources, dashed lines are models stitched to themselves.
 
     Args:
         rows: of all routes.
@@ -54,7 +53,7 @@ def penalty_figure(rows: Sequence[Row], groups: Groups = None) -> Figure:
 
 
 def accuracy_figure(rows: Sequence[Row], groups: Groups = None) -> Figure:
-    """The task's score against site below the target's own; of groups, how much of it is lost.
+    """Draw the task's score against site, below the target's own; for groups, how much of it is lost.
 
     Args:
         rows: of all routes.
@@ -79,9 +78,9 @@ def accuracy_figure(rows: Sequence[Row], groups: Groups = None) -> Figure:
 
 
 def curve_figure(curves: Sequence[Row], groups: Groups = None) -> Figure:
-    """The penalty of one method on validation texts while it is trained (Brown et al. 2023, Figure 6).
+    """Draw the penalty of one method on validation texts during training (Brown et al. 2023, Figure 6).
 
-    A panel for each site, a line for each route or the mean over a group.
+    There is a panel for each site, and a line for each route or for the mean over a group.
 
     Args:
         curves: step, model_x, model_y, method, site_x, site_y, penalty.
@@ -103,7 +102,7 @@ def curve_figure(curves: Sequence[Row], groups: Groups = None) -> Figure:
 
 
 def penalty_map(rows: Sequence[Row], groups: Groups = None) -> Figure:
-    """Penalty over all site pairs, a row of panels for each method with one scale, a column for each route.
+    """Draw penalty over all site pairs: a row of panels with one scale for each method, a column for each route.
 
     Args:
         rows: of all routes.
@@ -143,7 +142,7 @@ def _panels(titles: Sequence[str]) -> tuple[Figure, dict[str, Axes]]:
 
 
 def _looks(lines: Sequence[Line]) -> list[Look]:
-    """Colours are targets and markers sources; of groups each has its own. Dashed: models stitched to themselves."""
+    """Colours are targets and markers are sources; a group has its own. Dashed: models stitched to themselves."""
     targets = list(dict.fromkeys(line.model_y or line.name for line in lines))
     sources = list(dict.fromkeys(line.model_x or line.name for line in lines))
     return [
@@ -170,7 +169,7 @@ def _draw(
 
 
 def _dress(figure: Figure, axes: Iterable[Axes], across: str, up: str, note: str) -> None:
-    """Names of the axes, and one legend for all panels of every line that any of them shows."""
+    """Name the axes, and add one legend for all panels."""
     figure.supxlabel(across, fontsize=9)
     figure.supylabel(up, fontsize=9)
     handles, names = shown_lines(axes)

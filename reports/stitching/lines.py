@@ -1,4 +1,4 @@
-"""What a report of stitching shows as one line: a route, or the mean over the routes of a group."""
+"""The lines of a stitching report: routes, or means over the routes of groups."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from similarity.controls import matching_layers
 __all__ = ["Line", "averaged", "is_grid", "lines_of", "matching_pairs", "methods_of", "what_intervals_are"]
 
 Pair = tuple[int, int]
-MOST_MODELS = 3  # whose routes are still told apart in one panel
+MOST_MODELS = 3  # whose routes can be told apart in one panel
 
 
 class Line(NamedTuple):
@@ -35,7 +35,7 @@ class Line(NamedTuple):
 
 
 def averaged(rows: Sequence[Row], groups: Mapping[str, Sequence[str]] | None) -> bool:
-    """Whether lines are means over the routes of groups: where there are groups, or too many models."""
+    """Whether lines are means over routes: with groups, or with too many models to tell routes apart."""
     return groups is not None or len({row[f"model_{side}"] for row in rows for side in "xy"}) > MOST_MODELS
 
 
@@ -44,7 +44,7 @@ def lines_of(
     groups: Mapping[str, Sequence[str]] | None = None,
     **averaging: Sequence[str],
 ) -> list[Line]:
-    """The lines, models stitched to themselves last.
+    """Turn rows into lines; models stitched to themselves come last.
 
     Args:
         rows: of all routes.
@@ -76,7 +76,7 @@ def is_grid(rows: Sequence[Row]) -> bool:
 
 
 def matching_pairs(rows: Sequence[Row]) -> list[Pair]:
-    """The site pairs of all routes in order of depth; of a grid those of equal relative depth alone."""
+    """The site pairs of all routes in order of depth; of a grid only those of equal relative depth."""
     found: set[Pair] = set()
     for own in _pairs(rows):
         depths = [sorted({pair[side] for pair in own}) for side in (0, 1)]
@@ -86,7 +86,7 @@ def matching_pairs(rows: Sequence[Row]) -> list[Pair]:
 
 
 def what_intervals_are(rows: Sequence[Row], groups: Mapping[str, Sequence[str]] | None = None) -> str:
-    """Over what the ends of the lines' intervals are taken."""
+    """What the lines' intervals are taken over, in words."""
     if not averaged(rows, groups):
         return "95 % interval over texts"
     return " or ".join(sorted({row["interval"] for line in lines_of(rows, groups) for row in line.rows}))

@@ -11,11 +11,11 @@ from rich.table import Table
 from aligners.scoring.pair_intervals import over_pairs
 from reports.names import site_name
 from reports.report import Report, Row
-from reports.score_words import score_heading
 from reports.screen import site_table
 from reports.stitching.figures import accuracy_figure, curve_figure, penalty_figure, penalty_map
 from reports.stitching.lines import Line, averaged, is_grid, lines_of, matching_pairs, methods_of, what_intervals_are
 from reports.stitching.words import findings
+from reports.words import score_heading
 
 __all__ = ["report", "stitching_tables"]
 
@@ -32,7 +32,7 @@ MARKDOWN_COLUMNS = {
 
 
 def report(meta: Row, rows: Sequence[Row], curves: Sequence[Row] = (), groups: Groups = None) -> Report:
-    """Make it.
+    """Make it from rows and learning curves.
 
     Args:
         meta: what holds for all rows.
@@ -68,10 +68,10 @@ def _figures(rows: Sequence[Row], curves: Sequence[Row], groups: Groups) -> dict
 
 
 def stitching_tables(rows: Sequence[Row], groups: Groups = None) -> list[Table]:
-    """For each method routes down and sites across: penalty with half the width of its interval, and the task's score.
+    """Tables with routes down and sites across: penalty with half the width of its interval, and the task's score.
 
-    With groups or many models lines are means over the routes of a group, and of the score it is what is lost. Many
-    sites make several tables; of a grid the matching sites are shown.
+    With groups or many models a line is the mean over the routes of a group, and shows how much of the score is lost.
+    Many sites are spread over several tables; of a grid only the matching sites are shown.
     """
     pairs, lines = matching_pairs(rows), lines_of(rows, groups)
     mean = averaged(rows, groups)

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from aligners.scoring.pair_intervals import OVER_MODELS
 from reports.names import short_names, site_name
 from reports.report import Row
-from reports.score_words import score_words
 from reports.stitching.lines import averaged, lines_of, methods_of
+from reports.words import score_words, value_range
 
 __all__ = ["findings"]
 
@@ -16,10 +16,10 @@ SMALL = 0.01  # nats, and hundredths of the score
 
 
 def findings(rows: Sequence[Row], groups: Mapping[str, Sequence[str]] | None = None) -> list[str]:
-    """One sentence for each finding of each method.
+    """One sentence for each finding on each method.
 
-    Which direction costs more, whether models stitched to themselves lose anything, how much of the targets' score
-    is kept, and between groups which routes cost more. Of what overflows it is said that it does, and nothing else.
+    They say which direction costs more, whether models stitched to themselves lose anything, how much of the targets'
+    score is kept, and, with groups, which routes cost more. Of a route that overflows they say only that.
 
     Args:
         rows: of all routes.
@@ -49,11 +49,11 @@ def _overflow(rows: Sequence[Row]) -> str:
 
 def _cost(rows: Sequence[Row]) -> str:
     costs = [row["penalty"] for row in rows if not row["same_model"]]
-    return f"between different models the penalty is {_range(costs)} nats" if costs else ""
+    return f"between different models the penalty is {value_range(costs, '.3f')} nats" if costs else ""
 
 
 def _directions(rows: Sequence[Row]) -> list[str]:
-    """For each pair of models the direction that costs more; X's site l into Y's m stands against Y's m into X's l."""
+    """For each pair of models the direction that costs more, X's site l into Y's m compared with Y's m into X's l."""
     names = short_names(row[f"model_{side}"] for row in rows for side in "xy")
     cells = {(row["model_x"], row["model_y"], row["site_x"], row["site_y"]): row for row in rows}
     pairs: dict[tuple[str, str], list[tuple[Row, Row]]] = {}
@@ -79,12 +79,14 @@ def _direction(x: str, y: str, both: Sequence[tuple[Row, Row]]) -> str:
 
 
 def _baselines(rows: Sequence[Row]) -> list[str]:
-    """What stitching a model to itself costs, and whether different models cost more than that."""
+    """What stitching a model to itself costs, and whether different models cost more."""
     same = [row for row in rows if row["same_model"] and row["site_x"] == row["site_y"]]
     if not same:
         return []
     most = max(row["penalty"] for row in same)
-    said = f"stitched to themselves, models have a penalty of {_range([row['penalty'] for row in same])} nats"
+    said = (
+        f"stitched to themselves, models have a penalty of {value_range([row['penalty'] for row in same], '.3f')} nats"
+    )
     said += f", none above {SMALL:g}" if most <= SMALL else f", above {SMALL:g} at {_above(same)}"
     found = [said]
     base = {(row["model_y"], row["site_y"]): row for row in same}
@@ -120,7 +122,7 @@ def _accuracy(rows: Sequence[Row]) -> str:
 
 
 def _between_groups(rows: Sequence[Row], groups: Mapping[str, Sequence[str]]) -> list[str]:
-    """Routes from one group into another against those within either."""
+    """Compare routes from one group into another with those within either group."""
     lines = {
         line.name: {(row["site_x"], row["site_y"]): row for row in line.rows if row["penalty"] is not None}
         for line in lines_of(rows, groups)
@@ -150,8 +152,3 @@ def _places(rows: Sequence[Row]) -> str:
 
 def _of(count: int, every: int, what: str) -> str:
     return f"{count} of {every} {what if every == 1 else what + 's'}"
-
-
-def _range(values: Sequence[float]) -> str:
-    low, high = (f"{end(values):.3f}" for end in (min, max))
-    return low if low == high else f"{low} to {high}"

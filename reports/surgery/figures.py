@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from finetuning.truncating import MEAN
 from reports.drawing import heat_map, layer_grid, panels
 from reports.report import Row
-from reports.score_words import floor_words, score_words
+from reports.words import floor_words, score_words
 
 __all__ = ["skipping_figure", "truncation_figure"]
 

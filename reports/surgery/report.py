@@ -10,9 +10,9 @@ from rich.table import Table
 from finetuning.truncating import MEAN
 from reports.names import with_short_names
 from reports.report import Report, Row
-from reports.score_words import floor_words, score_words
 from reports.screen import site_table
 from reports.surgery.figures import skipping_figure, truncation_figure
+from reports.words import floor_words, score_words
 
 __all__ = ["report", "surgery_table"]
 
