@@ -118,7 +118,7 @@ class Architecture:
         for name in self.without:
             if getattr(config, name, None):
                 raise ValueError(
-                    f"Expected a {config.model_type!r} model without `{name}`, received one with {name} = "
+                    f"Expected a {config.model_type!r} model without `{name}`, but got one with {name} = "
                     f"{getattr(config, name)}: with it, what frozen/architectures.py says of the family does not hold. "
                     "Name another model."
                 )
@@ -130,17 +130,17 @@ class Architecture:
             ValueError: there is no such component, or its place is not known for this family or config.
         """
         if component not in ("attention", "mlp"):
-            raise ValueError(f"Expected `component` to be residual, attention or mlp, received {component!r}.")
+            raise ValueError(f"Expected `component` to be residual, attention or mlp, but got {component!r}.")
         found: SubLayer | None = getattr(self, component)
         if found is None:
             raise ValueError(
-                f"Expected a `component` that is known for {config.model_type!r} models, received {component!r}. Say "
+                f"Expected a `component` that is known for {config.model_type!r} models, but got {component!r}. Say "
                 f"in the family's entry where it is: Architecture(..., {component}=SubLayer('path.from.block'))."
             )
         setting = next((name for name in found.without if (getattr(config, name, None) or 0) > _SINGLE[name]), None)
         if setting is not None:
             raise ValueError(
-                f"Expected a `component` that one module of a block answers, received {component!r} of a "
+                f"Expected a `component` that one module of a block answers, but got {component!r} of a "
                 f"{config.model_type!r} model with {setting} = {getattr(config, setting)}, which answers it in parts. "
                 f"Set {setting} to {_SINGLE[setting]}, or read the residual stream."
             )
@@ -173,7 +173,7 @@ def architecture_of(model_type: str) -> Architecture:
     """
     if model_type not in _ARCHITECTURES:
         raise ValueError(
-            f"Expected a `model_type` out of {', '.join(known_architectures())}, received {model_type!r}. "
+            f"Expected a `model_type` out of {', '.join(known_architectures())}, but got {model_type!r}. "
             "Register it in one line: "
             f"frozen.architectures.register({model_type!r}, Architecture(blocks='path.to.blocks')); "
             "`FrozenModel.self_test` then says whether its states can be replaced."

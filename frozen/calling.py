@@ -59,7 +59,7 @@ class Caller:
         if "input_ids" not in inputs or not set(inputs) <= set(INPUTS):
             raise ValueError(
                 "Expected `inputs` with input_ids and, where there are, attention_mask and token_type_ids, "
-                f"received {', '.join(inputs) or 'nothing'}. Pass these alone, as the tokenizer makes them."
+                f"but got {', '.join(inputs) or 'nothing'}. Pass these alone, as the tokenizer makes them."
             )
         return Layout(inputs, self._padding, self.device)
 

@@ -86,17 +86,17 @@ def _undetermined(model: PreTrainedModel, unfit: Sequence[str]) -> list[str]:
 
 def _check_labels(n_labels: int, label_names: Sequence[str] | None) -> None:
     if n_labels < 1:
-        raise ValueError(f"Expected `n_labels` of 2 or more classes, or 1 for a number, received {n_labels}.")
+        raise ValueError(f"Expected `n_labels` of 2 or more classes, or 1 for a number, but got {n_labels}.")
     if label_names is not None and (len(label_names) != n_labels or len(set(label_names)) != n_labels):
         raise ValueError(
-            f"Expected `label_names` to be {n_labels} different names, received {', '.join(label_names) or 'none'}."
+            f"Expected `label_names` to be {n_labels} different names, but got {', '.join(label_names) or 'none'}."
         )
 
 
 def _check_family(architecture: Architecture, model_type: str) -> None:
     if architecture.rereads:
         raise ValueError(
-            f"Expected a model whose classification head reads its states, received a {model_type!r} model: its "
+            f"Expected a model whose classification head reads its states, but got a {model_type!r} model: its "
             "classifier reads the text a second time, and could not be truncated, injected or stitched. Name another."
         )
 
@@ -106,7 +106,7 @@ def _check_body(model: PreTrainedModel, unfit: Sequence[str], name: str) -> None
     missing = [key for key in unfit if not key.startswith(parts)]
     if missing:
         raise ValueError(
-            f"Expected all weights below the head of a {type(model).__name__} in {name!r}, received none, or none of "
+            f"Expected all weights below the head of a {type(model).__name__} in {name!r}, but got none, or none of "
             f"the right shape, for {listed(missing)}. They would be random: name a checkpoint that has them."
         )
 
@@ -115,7 +115,7 @@ def _set_padding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, nam
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
             raise ValueError(
-                f"Expected a padding or an end-of-text token in the tokenizer of {name!r}, received neither: a "
+                f"Expected a padding or an end-of-text token in the tokenizer of {name!r}, but got neither: a "
                 f"{type(model).__name__} reads the last token that is not padding. Give the tokenizer one."
             )
         tokenizer.pad_token = tokenizer.eos_token

@@ -62,7 +62,7 @@ def blocks_of(model: PreTrainedModel) -> Blocks:
     listed = trunk_of(model).get_submodule(architecture.blocks)
     if not isinstance(listed, nn.ModuleList):
         raise ValueError(
-            f"Expected a list of blocks at {architecture.blocks!r} of a {type(model).__name__}, received a "
+            f"Expected a list of blocks at {architecture.blocks!r} of a {type(model).__name__}, but got a "
             f"{type(listed).__name__}. Correct the entry of {model.config.model_type!r} in frozen/architectures.py."
         )
     return Blocks(listed, int(model.config.num_hidden_layers) if architecture.shared else len(listed))
@@ -96,7 +96,7 @@ def _found(block: nn.Module, path: str, number: int) -> nn.Module:
         return block.get_submodule(path)
     except AttributeError as error:
         raise ValueError(
-            f"Expected a sub-layer at `path` {path!r} of every block, received block {number}, a "
+            f"Expected a sub-layer at `path` {path!r} of every block, but got block {number}, a "
             f"{type(block).__name__}, which has none there. Correct the family's entry in frozen/architectures.py."
         ) from error
 

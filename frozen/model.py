@@ -125,7 +125,7 @@ class FrozenModel:
         """
         if self.sharded:
             raise ValueError(
-                f"Expected a model on one device to move to `device` {device}, received {self.name}, which a "
+                f"Expected a model on one device to move to `device` {device}, but got {self.name}, which a "
                 "`device_map` keeps where it is. Leave it there: inputs and states are taken from any device."
             )
         self.model.to(device)
@@ -205,7 +205,7 @@ class FrozenModel:
         weights = output.attentions
         if len(weights) != self.depth:
             raise ValueError(
-                f"Expected the attention weights of {self.depth} blocks, received those of {len(weights)} from "
+                f"Expected the attention weights of {self.depth} blocks, but got those of {len(weights)} from "
                 f"{self.name}, a {type(self.model).__name__}: it does not hand them out. Compare its states instead."
             )
         shape = inputs["input_ids"].shape
@@ -243,7 +243,7 @@ class FrozenModel:
         if states.shape != expected:
             raise ValueError(
                 f"Expected `states` of shape (B, T, d) = {expected}, one row for every position of the "
-                f"inputs, received {tuple(states.shape)}."
+                f"inputs, but got {tuple(states.shape)}."
             )
         kind = self.device.type
         if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
@@ -268,7 +268,7 @@ class FrozenModel:
             what = f"and site l is what the {component} of block l adds"
         if not least <= site <= self.depth:
             raise ValueError(
-                f"Expected `{argument}` between {least} and {self.depth}, received {site}: {self.name} has "
+                f"Expected `{argument}` between {least} and {self.depth}, but got {site}: {self.name} has "
                 f"L = {self.depth} blocks, {what}."
             )
 
@@ -342,14 +342,14 @@ class FrozenModel:
         received = self.model.base_model.config._attn_implementation
         if received != "eager":
             raise ValueError(
-                f'Expected a model with `attn_implementation` "eager", received {self.name} with {received!r}, '
+                f'Expected a model with `attn_implementation` "eager", but got {self.name} with {received!r}, '
                 'which never forms the attention weights. Load it with attn_implementation="eager".'
             )
 
     def _check_padding_token(self) -> None:
         if self._caller.reads_last_token and self.model.config.pad_token_id is None:
             raise ValueError(
-                f"Expected a `pad_token_id` in the config of {self.name}, received none: a "
+                f"Expected a `pad_token_id` in the config of {self.name}, but got none: a "
                 f"{type(self.model).__name__} reads the last token that is not padding. Set it to the padding "
                 "token of its tokenizer."
             )
@@ -357,7 +357,7 @@ class FrozenModel:
     def _check_answers(self) -> None:
         if self.task is None:
             raise ValueError(
-                f"Expected a model with a classification head or a language modelling head, received {self.name}, "
+                f"Expected a model with a classification head or a language modelling head, but got {self.name}, "
                 f"a {type(self.model).__name__}: its states can be read, but it has no logits that follow from them "
                 "alone. Name a model that was fine-tuned to classify or that predicts tokens."
             )
@@ -365,7 +365,7 @@ class FrozenModel:
     def _check_classifies(self) -> None:
         if self.task != "classification":
             raise ValueError(
-                f"Expected a model with a classification head, received {self.name}, a "
+                f"Expected a model with a classification head, but got {self.name}, a "
                 f"{type(self.model).__name__}. Name a model that was fine-tuned to classify."
             )
 

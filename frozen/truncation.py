@@ -84,7 +84,7 @@ def skipping(model: FrozenModel, first: int, last: int) -> Operated:
     if not 1 <= first <= last <= model.depth:
         raise ValueError(
             f"Expected `first` and `last` with 1 <= first <= last <= {model.depth}, the blocks of {model.name}, "
-            f"received {first} and {last}."
+            f"but got {first} and {last}."
         )
     return Operated(model, first, last)
 
@@ -168,17 +168,17 @@ def check_count(model: PreTrainedModel, kind: Kept, count: int) -> None:
     if not least <= count <= len(blocks):
         raise ValueError(
             f"Expected `{kind}` between {least} and L = {len(blocks)}, the blocks of this {type(model).__name__}, "
-            f"received {count}."
+            f"but got {count}."
         )
     shared = len(blocks.listed) < len(blocks)
     if shared and kind != "layers" and count not in (0, len(blocks)):
         raise ValueError(
-            f"Expected `{kind}` of 0 or {len(blocks)}, received {count}: a {type(model).__name__} runs the same block "
+            f"Expected `{kind}` of 0 or {len(blocks)}, but got {count}: a {type(model).__name__} runs the same block "
             "several times, so that either all of its layers train or none."
         )
     if shared and kind == "layers" and len(blocks.listed) > 1:
         raise ValueError(
-            f"Expected one shared block, received a {type(model).__name__} with {len(blocks.listed)}: which one is run "
+            f"Expected one shared block, but got a {type(model).__name__} with {len(blocks.listed)}: which one is run "
             "when follows from the number of layers, so that fewer layers are another model. Use `truncated`."
         )
 

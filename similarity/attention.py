@@ -50,7 +50,7 @@ class AttentionSimilarity(DoubleMetric):
         received, expected = (*a.shape[:2], *b.shape[:2]), tuple(self._sums().distance.shape)
         if received != expected:
             raise ValueError(
-                f"Expected `a` and `b` of {expected} layers and heads of X and of Y, but received {received}. "
+                f"Expected `a` and `b` of {expected} layers and heads of X and of Y, but got {received}. "
                 "Build the metric for these models."
             )
         sums = attention_sums(a, b, words)

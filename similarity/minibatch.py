@@ -54,7 +54,7 @@ class MinibatchCKA(DoubleMetric):
             ValueError: no batch was seen, or a layer's HSIC with itself is not positive.
         """
         if self.batches == 0:
-            raise ValueError("Expected at least one batch before `compute`, but received none. Call `update` first.")
+            raise ValueError("Expected at least one batch before `compute`, but got none. Call `update` first.")
         return cka_from_hsic(self.sums())
 
     def sums(self) -> HSIC:

@@ -87,7 +87,7 @@ class RowSample(DoubleMetric):
     ) -> None:
         super().__init__(**kwargs)
         if budget < 1:
-            raise ValueError(f"Expected `budget` (rows to keep) of at least 1, but received {budget}.")
+            raise ValueError(f"Expected `budget` (rows to keep) of at least 1, but got {budget}.")
         self.budget, self.seed = budget, seed
         # Of one shape on all ranks, whatever they have seen: gathering can then neither hang nor fail.
         room = 2 * budget
@@ -111,7 +111,7 @@ class RowSample(DoubleMetric):
         """
         rows = {"x": x.shape[1], "y": y.shape[1], "text": len(text), "token": len(token)}
         if len(set(rows.values())) > 1:
-            raise ValueError(f"Expected `x`, `y`, `text` and `token` with as many rows, but received {rows}.")
+            raise ValueError(f"Expected `x`, `y`, `text` and `token` with as many rows, but got {rows}.")
         text, token = (ids.to(self.key.device, torch.int64) for ids in (text, token))
         if self.x.is_inference() and not torch.is_inference_mode_enabled():
             for name in ("key", "text", "x", "y"):  # such tensors cannot be written to

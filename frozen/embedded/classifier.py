@@ -57,12 +57,12 @@ def classifier(
 def _check(texts: list[str], labels: list[int]) -> None:
     if not texts or len(texts) != len(labels):
         raise ValueError(
-            "Expected `texts` to train on and one of `labels` for each, but received "
+            "Expected `texts` to train on and one of `labels` for each, but got "
             f"{len(texts)} texts and {len(labels)} labels."
         )
     if min(labels) < 0 or len(set(labels)) < 2:
         raise ValueError(
-            f"Expected `labels` of at least two classes, counted from 0, but received {sorted(set(labels))}. "
+            f"Expected `labels` of at least two classes, counted from 0, but got {sorted(set(labels))}. "
             "Choose labelled text."
         )
 

@@ -110,7 +110,7 @@ def _model(
     plan_of: Callable[..., _Plan],
 ) -> Path:
     if not texts:
-        raise ValueError("Expected `texts` to train on, but received none.")
+        raise ValueError("Expected `texts` to train on, but got none.")
     said = f"{said}, on {recipe.steps} batches of {recipe.batch} x {recipe.max_length} tokens"
     return keep_model(
         family_folder(kind, recipe, [texts], cache),
@@ -226,7 +226,7 @@ def _sequences(
     count = min(wanted, len(ids) // length)
     if count == 0:
         raise ValueError(
-            f"Expected `texts` of at least {length} tokens together, one training sequence, but received {len(ids)}. "
+            f"Expected `texts` of at least {length} tokens together, one training sequence, but got {len(ids)}. "
             "Use more text, or a smaller `max_length`."
         )
     return torch.tensor(ids[: count * length]).view(count, length)

@@ -55,7 +55,7 @@ def byte_pairs(texts: list[str], vocabulary: int, max_length: int) -> PreTrained
     bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())  # in order, as above
     if vocabulary <= len(bytes_):
         raise ValueError(
-            f"Expected a `vocabulary` of at least {len(bytes_) + 1}, every byte and the end of text, but received "
+            f"Expected a `vocabulary` of at least {len(bytes_) + 1}, every byte and the end of text, but got "
             f"{vocabulary}."
         )
     tokenizer = Tokenizer(BPE())

@@ -29,7 +29,7 @@ def dtype_of(dtype: str | torch.dtype) -> torch.dtype:
     """
     found = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype, None)
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
-        raise ValueError(f"Expected `dtype` to be float32, bfloat16 or float16, received {dtype!r}.")
+        raise ValueError(f"Expected `dtype` to be float32, bfloat16 or float16, but got {dtype!r}.")
     return found
 
 
@@ -46,14 +46,14 @@ def read_config(name: str, source: dict[str, Any]) -> PreTrainedConfig:
     register_solu()  # a config may name it
     if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
         raise ValueError(
-            f"Expected a model folder as `save_pretrained` writes it, received {name!r}, which has no "
+            f"Expected a model folder as `save_pretrained` writes it, but got {name!r}, which has no "
             "config.json: it is no model, or was not written to its end. Name another one, or save it again."
         )
     try:
         return AutoConfig.from_pretrained(name, **source)
     except _UNREADABLE as error:
         raise ValueError(
-            "Expected `name` to be a local model folder or a model on the Hub that can be reached, received "
+            "Expected `name` to be a local model folder or a model on the Hub that can be reached, but got "
             f"{name!r}. {_reason(error)}"
         ) from error
 
@@ -95,19 +95,19 @@ def read_tokenizer(name: str, source: dict[str, Any], config: PreTrainedConfig) 
         tokenizer = AutoTokenizer.from_pretrained(name, **source)
     except _UNREADABLE as error:
         raise ValueError(
-            f"Expected a tokenizer beside the model {name!r}, received none that can be read. Save one, "
+            f"Expected a tokenizer beside the model {name!r}, but got none that can be read. Save one, "
             f"or pass `tokenizer=False` to work on token ids. {_reason(error)}"
         ) from error
     # Without any vocabulary file transformers makes one up out of the special tokens.
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
         raise ValueError(
-            f"Expected a tokenizer beside the model {name!r}, received one without a vocabulary. Save one, "
+            f"Expected a tokenizer beside the model {name!r}, but got one without a vocabulary. Save one, "
             "or pass `tokenizer=False` to work on token ids."
         )
     if len(tokenizer) > config.vocab_size:
         raise ValueError(
             f"Expected a tokenizer of at most {config.vocab_size} tokens, the vocabulary of {name!r}, "
-            f"received one of {len(tokenizer)}: it belongs to another model. Save the model's own beside it."
+            f"but got one of {len(tokenizer)}: it belongs to another model. Save the model's own beside it."
         )
     return tokenizer
 

@@ -105,7 +105,7 @@ def _model(name: str, task: Task | None, architecture: Architecture, options: di
             return _model(name, None, architecture, options)
     if unfit:
         raise ValueError(
-            f"Expected all weights of a {type(model).__name__} in {name!r}, received none, or none of the "
+            f"Expected all weights of a {type(model).__name__} in {name!r}, but got none, or none of the "
             f"right shape, for {listed(unfit)}. They would be random: fine-tune the model first, or name a "
             "checkpoint that has them."
         )

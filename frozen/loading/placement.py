@@ -28,13 +28,13 @@ def check_device(name: str | int | torch.device, argument: str) -> torch.device:
         device = torch.device(name)
     except (RuntimeError, TypeError) as error:
         raise ValueError(
-            f"Expected `{argument}` to name devices such as cpu or cuda:1, received {name!r}. Correct the name."
+            f"Expected `{argument}` to name devices such as cpu or cuda:1, but got {name!r}. Correct the name."
         ) from error
     if device.type in ("meta", "disk"):
         raise ValueError(_not_there(argument, str(name)))
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(
-            f"Expected `{argument}` to name devices of this machine, received {name!r}, but it has "
+            f"Expected `{argument}` to name devices of this machine, but got {name!r}, but it has "
             f"{torch.cuda.device_count()} CUDA devices, counted from 0. Name one of them, or cpu."
         )
     return device
@@ -71,7 +71,7 @@ def check_device_map(device_map: DeviceMap, model: PreTrainedModel, blocks: Bloc
         around = next((part for part in _ancestors(name) if part in devices), None)
         if around is None:
             raise ValueError(
-                f"Expected a `device_map` with a place for every weight, received none for {name}. Name its module, or "
+                f"Expected a `device_map` with a place for every weight, but got none for {name}. Name its module, or "
                 "'' for all that is not named."
             )
         placed[id(weight)] = devices[around]
@@ -123,14 +123,14 @@ def _check_whole(blocks: Blocks, device_of: Callable[[nn.Parameter], torch.devic
         other = next((name for name in placed if placed[name] != placed[first]), None)
         if other is not None:
             raise ValueError(
-                "Expected a `device_map` that keeps every block on one device, received one that splits block "
+                "Expected a `device_map` that keeps every block on one device, but got one that splits block "
                 f"{number}: {first} is on {placed[first]}, {other} on {placed[other]}. Name the blocks as a whole."
             )
 
 
 def _not_there(argument: str, received: str) -> str:
     return (
-        f"Expected `{argument}` to put every weight on a device that computes with it, received {received}. That keeps "
+        f"Expected `{argument}` to put every weight on a device that computes with it, but got {received}. That keeps "
         "weights elsewhere until they are used, where they cannot be read or replaced. Use more devices or a smaller "
         "`dtype`."
     )

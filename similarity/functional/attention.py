@@ -69,7 +69,7 @@ def attnsim_from_sums(sums: AttentionSums) -> dict[str, Tensor]:
     """
     if not bool(sums.texts > 0):
         raise ValueError(
-            "Expected at least one text of two words or more, but received none: heads cannot be told apart on a "
+            "Expected at least one text of two words or more, but got none: heads cannot be told apart on a "
             "single word. Use longer texts."
         )
     if not bool((sums.correlated > 0).all()):
@@ -186,7 +186,7 @@ def _check(a: Tensor, b: Tensor, words: Tensor) -> None:
         if weights.ndim != 5 or weights.shape[2:] != expected or weights.shape[-1] != a.shape[-1]:
             raise ValueError(
                 f"Expected `{name}` of shape (layers, heads, texts, words, words) for {len(words)} texts, with as many "
-                f"words in `a` and `b`, but received {tuple(a.shape)} and {tuple(b.shape)}. Fold both with the same "
+                f"words in `a` and `b`, but got {tuple(a.shape)} and {tuple(b.shape)}. Fold both with the same "
                 "words."
             )
         real = torch.arange(weights.shape[-1], device=words.device) < words[:, None]
@@ -194,5 +194,5 @@ def _check(a: Tensor, b: Tensor, words: Tensor) -> None:
         if not bool(fine & (weights * ~real[:, None, :] == 0).all()):
             raise ValueError(
                 f"Expected rows of `{name}` that are distributions over the words of their text, zero beyond them, but "
-                "received others. Fold the weights of the model with similarity.functional.folding.fold first."
+                "got others. Fold the weights of the model with similarity.functional.folding.fold first."
             )

@@ -49,7 +49,7 @@ def fold(weights: Sequence[Tensor], word: Tensor, words: Tensor) -> Folded:
     if not torch.equal(counts > 0, real) or bool((word >= words[:, None]).any()):
         raise ValueError(
             "Expected `word` to number the words of each text from 0 to `words` - 1 and each of them to have a token, "
-            "but received a word without one, or a number beyond. Give words that a model cuts off, or that one "
+            "but got a word without one, or a number beyond. Give words that a model cuts off, or that one "
             "model does not see, the number -1 and count the others anew."
         )
     to = member[:, None].double()
@@ -95,11 +95,11 @@ def _check_words(weights: Sequence[Tensor], word: Tensor, words: Tensor) -> None
     shapes = sorted({tuple(each.shape) for each in weights})
     if len(shapes) != 1 or len(shapes[0]) != 4 or shapes[0][::2] != tuple(word.shape) or shapes[0][2] != shapes[0][3]:
         raise ValueError(
-            "Expected `weights` of blocks, each (B, H, T, T), and `word` (B, T), but received weights of "
+            "Expected `weights` of blocks, each (B, H, T, T), and `word` (B, T), but got weights of "
             f"{', '.join(map(str, shapes)) or 'no block'} and word of {tuple(word.shape)}."
         )
     if words.shape != word.shape[:1] or not len(words) or int(words.min()) < 1:
         raise ValueError(
-            f"Expected `words` to count at least one word for each of {len(word)} texts, but received "
+            f"Expected `words` to count at least one word for each of {len(word)} texts, but got "
             f"{words.tolist()}. Drop texts without words."
         )

@@ -76,7 +76,7 @@ def cka_from_hsic(hsic: HSIC) -> Tensor:
         if not (own > 0).all():
             layers = (~(own > 0)).nonzero()[:, 0].tolist()
             raise ValueError(
-                f"Expected rows in `{name}` whose HSIC with themselves is positive, but received "
+                f"Expected rows in `{name}` whose HSIC with themselves is positive, but got "
                 f"{own[layers[0]].item():.3g} at layers {layers}: features are constant, or the rows too few for an "
                 "unbiased estimate. Leave these layers out, or use more rows."
             )

@@ -51,7 +51,7 @@ def rsa(x: Tensor, y: Tensor, kernel: Kernel = "cosine") -> Tensor:
             cosine is not defined), similarities that are all equal.
     """
     if kernel not in get_args(Kernel):
-        raise ValueError(f"Expected `kernel` to be one of {', '.join(get_args(Kernel))}, but received {kernel!r}.")
+        raise ValueError(f"Expected `kernel` to be one of {', '.join(get_args(Kernel))}, but got {kernel!r}.")
     x, y = x.double(), y.double()
     check_enough(x, y, 3, "RSA")
     if kernel == "euclidean":
@@ -89,7 +89,7 @@ def rbf_cka(x: Tensor, y: Tensor, width: float = 0.5, unbiased: bool = False) ->
             distance of zero.
     """
     if not width > 0:
-        raise ValueError(f"Expected `width` (σ in units of the median distance) above 0, but received {width}.")
+        raise ValueError(f"Expected `width` (σ in units of the median distance) above 0, but got {width}.")
     x, y = x.double(), y.double()
     check_enough(x, y, LEAST_ROWS, "RBF CKA")
     x, y = centred(x)[0], centred(y)[0]

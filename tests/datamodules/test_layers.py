@@ -221,7 +221,7 @@ def test_another_model_can_be_read_in_the_place_of_one(world: World, folders: li
     again, weights = data.reader.read_model(data.frozen[1], batch, 1)
     torch.testing.assert_close(again, batch.states[1])
     assert len(weights) == (3 if attention else 0)
-    with pytest.raises(ValueError, match="between 0 and 0, received 1"):
+    with pytest.raises(ValueError, match="between 0 and 0, but got 1"):
         data.reader.states(tiny_frozen(layers=0), batch, 1)
 
 
@@ -296,7 +296,7 @@ def test_layers_as_users_write_them() -> None:
         ({"layers": "every"}, r"`layers` to be 'all', 'blocks'.*'every'"),
         ({"layers": []}, r"at least one layer and none twice.*\[\]"),
         ({"layers": [1, 1]}, r"none twice.*\[1, 1\]"),
-        ({"layers": [2]}, r"`layers` between 0 and 1, received 2"),
+        ({"layers": [2]}, r"`layers` between 0 and 1, but got 2"),
         ({"rows": "tokens"}, r"(?s)`rows` 'tokens'.*tokenizers.*differ.*'words', 'mean' or 'cls'"),
         ({"rows": "sentences"}, r"`rows`.*words_mean.*'sentences'"),
         ({"models": []}, "`models` to name at least one model, but got none"),

@@ -199,11 +199,11 @@ def test_bad_options_are_refused_at_once(world: World, options: dict[str, Any], 
 
 
 def test_sites_that_a_model_does_not_have_are_refused(world: World) -> None:
-    for sites, says in (([4], "between 0 and 3, received 4"), (["1:4"], "received 4"), ([-1], "received -1")):
+    for sites, says in (([4], "between 0 and 3, but got 4"), (["1:4"], "got 4"), ([-1], "got -1")):
         with pytest.raises(ValueError, match=says):
             model_texts(world, sites=sites).check_models()
     third = [world.model_x, world.model_y, world.model_x]
-    with pytest.raises(ValueError, match="received 5"):
+    with pytest.raises(ValueError, match="got 5"):
         model_texts(world, models=third, sites=["5:1"]).check_models()
 
 

@@ -193,7 +193,7 @@ def test_embedded_models_are_made_from_the_fitting_texts_and_kept(
         ({"max_length": 1}, "`max_length` to be at least 2, but got 1"),
         ({"workers": -1}, "`workers` to be at least 0, but got -1"),
         ({"model_x": "embedded:first"}, "`embedded:SEED`.*'embedded:first'"),
-        ({"sites": [1, 9]}, "between 0 and 3, received 9"),
+        ({"sites": [1, 9]}, "between 0 and 3, but got 9"),
         ({"rows": "sentences"}, "`rows`.*'sentences'"),
         ({"max_length": 65}, "`max_length` of at most 64.*65"),
     ],

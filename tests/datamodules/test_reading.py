@@ -208,9 +208,9 @@ def test_equal_layers_need_equal_depths() -> None:
 
 
 def test_a_reader_refuses_what_its_models_do_not_have(models: tuple[FrozenModel, FrozenModel]) -> None:
-    with pytest.raises(ValueError, match=r"`sites` between 0 and 3, received 4.*L = 3"):
+    with pytest.raises(ValueError, match=r"`sites` between 0 and 3, but got 4.*L = 3"):
         PairReader(*models, [(1, 1), (2, 4)])
-    with pytest.raises(ValueError, match=r"`sites` between 0 and 3, received -1"):
+    with pytest.raises(ValueError, match=r"`sites` between 0 and 3, but got -1"):
         PairReader(*models, [(-1, 1)])
     with pytest.raises(ValueError, match=r"`rows`.*tokens, mean, cls, words.*'sentences'"):
         PairReader(*models, SITES, "sentences")  # type: ignore[arg-type]

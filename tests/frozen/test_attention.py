@@ -100,7 +100,7 @@ def test_another_implementation_is_refused_before_the_forward(architecture: str)
     frozen = FrozenModel(tiny_model(architecture), name="sdpa")
     calls: list[int] = []
     frozen.blocks[0].register_forward_hook(lambda block, args, output: calls.append(1))
-    with pytest.raises(ValueError, match=r"received sdpa with 'sdpa'.*attn_implementation=\"eager\""):
+    with pytest.raises(ValueError, match=r"got sdpa with 'sdpa'.*attn_implementation=\"eager\""):
         frozen.attention(tokenised())
     assert not calls
 
@@ -108,12 +108,12 @@ def test_another_implementation_is_refused_before_the_forward(architecture: str)
 def test_a_model_that_keeps_its_weights_to_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     frozen = eager()
     monkeypatch.setattr(frozen.model.bert, "forward", lambda **arguments: SimpleNamespace(attentions=()))
-    with pytest.raises(ValueError, match="weights of 3 blocks, received those of 0 from tiny-bert"):
+    with pytest.raises(ValueError, match="weights of 3 blocks, but got those of 0 from tiny-bert"):
         frozen.attention(tokenised())
 
 
 def test_a_site_outside_the_model_is_refused() -> None:
-    with pytest.raises(ValueError, match="`sites` between 0 and 3, received 4"):
+    with pytest.raises(ValueError, match="`sites` between 0 and 3, but got 4"):
         eager().attention(tokenised(), [4])
 
 

@@ -128,8 +128,8 @@ def test_a_model_that_reads_its_text_again_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"n_labels": 0}, "`n_labels` of 2 or more classes, or 1 for a number, received 0"),
-        ({"n_labels": 3, "label_names": ["a", "b"]}, "`label_names` to be 3 different names, received a, b"),
+        ({"n_labels": 0}, "`n_labels` of 2 or more classes, or 1 for a number, but got 0"),
+        ({"n_labels": 3, "label_names": ["a", "b"]}, "`label_names` to be 3 different names, but got a, b"),
     ],
 )
 def test_classes_that_are_none_are_refused(wrong: dict[str, object], said: str, tmp_path: Path) -> None:

@@ -210,28 +210,28 @@ def test_self_test_names_the_sub_layer_where_it_fails() -> None:
 def test_a_sub_layer_outside_the_model_is_refused(site: int) -> None:
     frozen, inputs = tiny_frozen(), tokenised()
     states = frozen.front(inputs, [1], "mlp")[0]
-    with pytest.raises(ValueError, match=rf"`sites` between 1 and 3, received {site}.*l is what the mlp of block l"):
+    with pytest.raises(ValueError, match=rf"`sites` between 1 and 3, but got {site}.*l is what the mlp of block l"):
         frozen.front(inputs, [site], "mlp")
     with pytest.raises(ValueError, match="`site` between 1 and 3"):
         frozen.tail(inputs, site, states, "mlp")
 
 
 def test_a_component_that_is_none_is_refused() -> None:
-    with pytest.raises(ValueError, match="`component` to be residual, attention or mlp, received 'head'"):
+    with pytest.raises(ValueError, match="`component` to be residual, attention or mlp, but got 'head'"):
         tiny_frozen().front(tokenised(), [1], "head")
 
 
 def test_a_component_that_nobody_located_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("frozen.architectures._ARCHITECTURES", {})
     register("bert", Architecture("encoder.layer"))
-    with pytest.raises(ValueError, match=r"known for 'bert' models, received 'mlp'.*mlp=SubLayer\('path.from.block'\)"):
+    with pytest.raises(ValueError, match=r"known for 'bert' models, but got 'mlp'.*mlp=SubLayer\('path.from.block'\)"):
         tiny_frozen().front(tokenised(), [1], "mlp")
 
 
 def test_a_path_that_leads_nowhere_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     other = Architecture("encoder.layer", attention=architecture_of("gpt2").attention)
     monkeypatch.setattr("frozen.architectures._ARCHITECTURES", {"bert": other})
-    with pytest.raises(ValueError, match=r"`path` 'attn.c_proj' of every block, received block 1, a BertLayer"):
+    with pytest.raises(ValueError, match=r"`path` 'attn.c_proj' of every block, but got block 1, a BertLayer"):
         tiny_frozen().front(tokenised(), [1], "attention")
 
 

@@ -215,7 +215,7 @@ def test_shared_blocks_are_told_apart() -> None:
     ],
 )
 def test_a_setting_that_the_table_does_not_cover_is_refused(architecture: str, setting: str, value: object) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"{architecture!r} model without `{setting}`, received one with")):
+    with pytest.raises(ValueError, match=re.escape(f"{architecture!r} model without `{setting}`, but got one with")):
         tiny_frozen(architecture, **{setting: value})
 
 

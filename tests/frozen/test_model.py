@@ -365,7 +365,7 @@ def test_a_bare_encoder_is_read_but_has_no_logits(architecture: str) -> None:
         lambda: bare.self_test(inputs),
         lambda: bare.fresh_head(0).__enter__(),
     ):
-        with pytest.raises(ValueError, match=f"classification head.*received tiny-{architecture}"):
+        with pytest.raises(ValueError, match=f"classification head.*got tiny-{architecture}"):
             call()
 
 
@@ -373,7 +373,7 @@ def test_a_bare_encoder_is_read_but_has_no_logits(architecture: str) -> None:
 def test_a_site_outside_the_model_is_refused(site: int) -> None:
     frozen, inputs = tiny_frozen(), tokenised()
     states = frozen.front(inputs, [0])[0]
-    with pytest.raises(ValueError, match=rf"`here` between 0 and 3, received {site}.*L = 3"):
+    with pytest.raises(ValueError, match=rf"`here` between 0 and 3, but got {site}.*L = 3"):
         frozen.check_site(site, "here")
     with pytest.raises(ValueError, match="`sites`"):
         frozen.front(inputs, [0, site])
@@ -397,7 +397,7 @@ def test_unknown_inputs_are_refused() -> None:
 
 def test_an_unknown_architecture_says_how_to_register_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("frozen.architectures._ARCHITECTURES", {"bert": architecture_of("bert")})
-    with pytest.raises(ValueError, match=r"out of bert, received 'electra'.*register\('electra'"):
+    with pytest.raises(ValueError, match=r"out of bert, but got 'electra'.*register\('electra'"):
         tiny_frozen("electra")
     register("electra", Architecture("encoder.layer"))
     tiny_frozen("electra").self_test(tokenised())

@@ -67,13 +67,13 @@ def test_views_know_their_depth_and_run_no_more() -> None:
 
 @pytest.mark.parametrize(("first", "last"), [(0, 1), (2, 1), (2, 4)])
 def test_a_span_that_is_none_is_refused(first: int, last: int) -> None:
-    with pytest.raises(ValueError, match=rf"1 <= first <= last <= 3.*received {first} and {last}"):
+    with pytest.raises(ValueError, match=rf"1 <= first <= last <= 3.*got {first} and {last}"):
         skipping(tiny_frozen(), first, last)
 
 
 @pytest.mark.parametrize("site", [-1, 4])
 def test_a_site_outside_the_model_is_refused(site: int) -> None:
-    with pytest.raises(ValueError, match=rf"`site` between 0 and 3, received {site}"):
+    with pytest.raises(ValueError, match=rf"`site` between 0 and 3, but got {site}"):
         truncated(tiny_frozen(), site)
 
 
@@ -94,12 +94,12 @@ def test_a_shortened_model_is_a_real_one(architecture: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("layers", [0, 4])
 def test_layers_that_a_model_has_not_cannot_be_left(layers: int) -> None:
-    with pytest.raises(ValueError, match=rf"`layers` between 1 and L = 3.*received {layers}"):
+    with pytest.raises(ValueError, match=rf"`layers` between 1 and L = 3.*got {layers}"):
         shortened(tiny_model("bert"), layers)
 
 
 def test_several_shared_blocks_cannot_be_shortened() -> None:
-    with pytest.raises(ValueError, match="one shared block, received a AlbertForSequenceClassification with 2"):
+    with pytest.raises(ValueError, match="one shared block, but got a AlbertForSequenceClassification with 2"):
         shortened(tiny_model("albert", layers=4, num_hidden_groups=2), 2)
 
 
@@ -160,7 +160,7 @@ def test_shared_blocks_freeze_all_or_none() -> None:
     model = tiny_model("albert")
     model.requires_grad_(True)
     for wrong in ({"bottom": 1}, {"top": 2}):
-        with pytest.raises(ValueError, match=r"`(bottom|top)` of 0 or 3, received [12]: a Albert.* the same block"):
+        with pytest.raises(ValueError, match=r"`(bottom|top)` of 0 or 3, but got [12]: a Albert.* the same block"):
             freeze(model, **wrong)
     freeze(model, top=3)
     assert not any(weight.requires_grad for weight in model.albert.encoder.albert_layer_groups.parameters())
@@ -176,5 +176,5 @@ def test_shared_blocks_freeze_all_or_none() -> None:
 @pytest.mark.parametrize("wrong", [{"bottom": 4}, {"bottom": -1}, {"top": 4}])
 def test_blocks_that_a_model_has_not_cannot_be_frozen(wrong: dict[str, int]) -> None:
     (name,) = wrong
-    with pytest.raises(ValueError, match=rf"`{name}` between 0 and L = 3, .*received {wrong[name]}"):
+    with pytest.raises(ValueError, match=rf"`{name}` between 0 and L = 3, .*got {wrong[name]}"):
         freeze(tiny_model("bert"), **wrong)

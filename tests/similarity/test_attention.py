@@ -189,7 +189,7 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         attention_sums(heads(1, 2), heads(1, 2, WORDS - (WORDS > 4).long()), WORDS)
     with pytest.raises(ValueError, match="`a` of shape"):
         attention_sums(heads(1, 2)[0], heads(1, 2), WORDS)
-    with pytest.raises(ValueError, match=r"\(1, 2, 1, 2\) layers and heads.*received \(1, 2, 1, 3\)"):
+    with pytest.raises(ValueError, match=r"\(1, 2, 1, 2\) layers and heads.*got \(1, 2, 1, 3\)"):
         AttentionSimilarity(1, 2, 1, 2).update(heads(1, 2), heads(1, 3), WORDS)
 
 

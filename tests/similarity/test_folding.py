@@ -104,9 +104,9 @@ def test_no_attention_left_on_words_is_refused() -> None:
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"\(B, H, T, T\).*received weights of \(2, 3, 5, 5\)"):
+    with pytest.raises(ValueError, match=r"\(B, H, T, T\).*got weights of \(2, 3, 5, 5\)"):
         fold(random_weights(1, 2, 3, 5, 5), WORD, WORDS)
-    with pytest.raises(ValueError, match="received weights of no block"):
+    with pytest.raises(ValueError, match="got weights of no block"):
         fold([], WORD, WORDS)
-    with pytest.raises(ValueError, match=r"at least one word for each of 2 texts, but received \[2, 0\]"):
+    with pytest.raises(ValueError, match=r"at least one word for each of 2 texts, but got \[2, 0\]"):
         fold(random_weights(1, 2, 3, 6, 6), WORD, torch.tensor([2, 0]))

@@ -161,7 +161,7 @@ def test_refusals() -> None:
 def test_constant_features_are_refused(value: float, dtype: torch.dtype) -> None:
     x, y = (rows.to(dtype) for rows in grid(40))
     y[1] = value
-    with pytest.raises(ValueError, match=r"`y` whose HSIC .* received 0 at layers \[1\]"):
+    with pytest.raises(ValueError, match=r"`y` whose HSIC .* got 0 at layers \[1\]"):
         minibatch_cka(x, y, 20)
 
 

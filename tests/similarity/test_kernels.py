@@ -135,13 +135,13 @@ def test_the_kernels_differ() -> None:
 
 def test_refusals() -> None:
     x, y = grid(30)
-    with pytest.raises(ValueError, match="`kernel` to be one of cosine, linear, euclidean, but received 'rbf'"):
+    with pytest.raises(ValueError, match="`kernel` to be one of cosine, linear, euclidean, but got 'rbf'"):
         rsa(x, y, "rbf")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="RSA expects at least 3 rows"):
         rsa(x[:, :2], y[:, :2])
     with pytest.raises(ValueError, match="RBF CKA expects at least 4 rows"):
         rbf_cka(x[:, :3], y[:, :3])
-    with pytest.raises(ValueError, match=r"`width`.*received 0"):
+    with pytest.raises(ValueError, match=r"`width`.*got 0"):
         rbf_cka(x, y, 0)
     with pytest.raises(ValueError, match="finite"):
         rsa(x / 0, y)

@@ -120,7 +120,7 @@ def test_reset_and_reused_and_called() -> None:
 
 def test_refusals() -> None:
     x, y, text, token = rows()
-    with pytest.raises(ValueError, match=r"`budget`.*received 0"):
+    with pytest.raises(ValueError, match=r"`budget`.*got 0"):
         sampler(budget=0)
-    with pytest.raises(ValueError, match=r"as many rows, but received .*'text': 59, 'token': 60"):
+    with pytest.raises(ValueError, match=r"as many rows, but got .*'text': 59, 'token': 60"):
         sampler().update(x, y, text[1:], token)

@@ -114,7 +114,7 @@ def test_a_solu_gpt_is_read_and_injected_exactly(cache: Path) -> None:
 def test_the_tokenizer_follows_from_the_texts() -> None:
     made = [byte_pairs(TEXTS, 300, 16).get_vocab() for _ in range(3)]
     assert made[0] == made[1] == made[2]
-    with pytest.raises(ValueError, match=r"`vocabulary` of at least 257.*received 256"):
+    with pytest.raises(ValueError, match=r"`vocabulary` of at least 257.*got 256"):
         byte_pairs(TEXTS, 256, 16)
 
 
@@ -159,7 +159,7 @@ def test_bad_input_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="`texts` to train on"):
         make(tmp_path, GPT, texts=[])
     assert not list(tmp_path.iterdir())
-    with pytest.raises(ValueError, match=r"at least 16 tokens together.*received"):
+    with pytest.raises(ValueError, match=r"at least 16 tokens together.*got"):
         make(tmp_path, GPT, texts=["a"])
 
 

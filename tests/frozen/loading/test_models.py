@@ -163,7 +163,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda d: edit_config(d, vocab_size=20),
         "right shape, for bert.embeddings.word_embeddings",
     ),
-    "unknown family": (lambda d: edit_config(d, model_type="bloom"), "received 'bloom'"),
+    "unknown family": (lambda d: edit_config(d, model_type="bloom"), "got 'bloom'"),
     "no tokenizer": (lambda d: [p.unlink() for p in d.glob("tokenizer*")], "without a vocabulary"),
     "broken tokenizer": (lambda d: (d / "tokenizer.json").write_text("{"), "none that can be read"),
 }
@@ -180,7 +180,7 @@ def test_a_tokenizer_of_another_model_is_refused(folder: Path) -> None:
     frozen = load_frozen(folder)
     frozen.tokenizer.add_tokens(["another"])
     frozen.tokenizer.save_pretrained(folder)
-    with pytest.raises(ValueError, match=r"at most 39 tokens.*received one of 40"):
+    with pytest.raises(ValueError, match=r"at most 39 tokens.*got one of 40"):
         load_frozen(folder)
 
 
@@ -191,7 +191,7 @@ def test_a_model_that_is_not_there_is_refused(name: str) -> None:
 
 
 def test_a_bad_option_is_refused(folder: Path) -> None:
-    with pytest.raises(ValueError, match="`dtype` to be float32, bfloat16 or float16, received 'int8'"):
+    with pytest.raises(ValueError, match="`dtype` to be float32, bfloat16 or float16, but got 'int8'"):
         load_frozen(folder, dtype="int8")
     with pytest.raises(ValueError, match='attn_implementation="none"'):
         load_frozen(folder, attn_implementation="none")

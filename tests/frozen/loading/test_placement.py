@@ -94,7 +94,7 @@ def test_fresh_weights_and_attention_of_a_sharded_model(architecture: str) -> No
 
 
 def test_a_sharded_model_is_not_moved() -> None:
-    with pytest.raises(ValueError, match=r"one device to move to `device` cpu, received tiny-bert.*keeps where it is"):
+    with pytest.raises(ValueError, match=r"one device to move to `device` cpu, but got tiny-bert.*keeps where it is"):
         sharded("bert").to("cpu")
 
 
@@ -203,13 +203,13 @@ def test_a_device_map_is_handed_on(folder: Path, placed: Any) -> None:
 
 
 REFUSED = {
-    "disk": ({"bert": "cpu", "classifier": "disk"}, "every weight on a device that computes with it, received disk"),
-    "offloaded": ({"bert": "lazy:0", "classifier": "cpu"}, "received cpu beside lazy"),
-    "meta": ({"": "meta"}, "received meta"),
-    "no device": ({"": "gpu7"}, "`device_map` to name devices such as cpu or cuda:1, received 'gpu7'"),
-    "no choice": ("automatic", "to name devices such as cpu or cuda:1, received 'automatic'"),
-    "too few": ({"": "cuda:99"}, r"received 'cuda:99', but it has \d+ CUDA devices"),
-    "a hole": ({"bert": "cpu"}, "a place for every weight, received none for classifier.weight"),
+    "disk": ({"bert": "cpu", "classifier": "disk"}, "every weight on a device that computes with it, but got disk"),
+    "offloaded": ({"bert": "lazy:0", "classifier": "cpu"}, "got cpu beside lazy"),
+    "meta": ({"": "meta"}, "got meta"),
+    "no device": ({"": "gpu7"}, "`device_map` to name devices such as cpu or cuda:1, but got 'gpu7'"),
+    "no choice": ("automatic", "to name devices such as cpu or cuda:1, but got 'automatic'"),
+    "too few": ({"": "cuda:99"}, r"got 'cuda:99', but it has \d+ CUDA devices"),
+    "a hole": ({"bert": "cpu"}, "a place for every weight, but got none for classifier.weight"),
     "a split block": (
         {"": "lazy:0", "bert.encoder.layer.1.output": "lazy:1"},
         r"splits block 2: attention.self.query.weight is on lazy:0, output.dense.weight on lazy:1",
@@ -236,7 +236,7 @@ def test_a_device_map_needs_accelerate(folder: Path, monkeypatch: pytest.MonkeyP
 def test_a_split_or_absent_block_is_refused_however_it_came_about() -> None:
     model = tiny_model("bert")
     model.bert.encoder.layer[1].output.to("meta")
-    with pytest.raises(ValueError, match=r"received one that leaves bert.encoder.layer.1.output.dense.weight there"):
+    with pytest.raises(ValueError, match=r"got one that leaves bert.encoder.layer.1.output.dense.weight there"):
         FrozenModel(model, name="absent")
     whole = tiny_frozen("bert")
     with pretended(whole):
