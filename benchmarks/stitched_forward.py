@@ -1,4 +1,4 @@
-"""Head of X and tail of Y against one full forward, and against running both models in full under hooks."""
+"""Front of X and tail of Y against one full forward, and against running both models in full under hooks."""
 
 from __future__ import annotations
 

@@ -3,9 +3,9 @@
 step: an affine map with a LayerNorm from the middle of X into the middle of Y, two random BERT classifiers: forward,
 cross-entropy, backward, gradients of the map. The straightforward way runs both frozen models in full under plain
 hooks, X without gradients, Y's weights not requiring them. With L blocks in either model, a backward pass as dear as a
-forward one and the site at L/2 that is 5/2 L block passes; the head of X and the tail of Y, there and back, are 3/2 L.
+forward one and the site at L/2 that is 5/2 L block passes; the front of X and the tail of Y, there and back, are 3/2 L.
 
-bank: every block of X into the same block of Y, X's head run once, against one site after another.
+bank: every block of X into the same block of Y, X's front run once, against one site after another.
 
 memory: peak memory of a process that does nothing but three steps of either way.
 """

@@ -106,7 +106,7 @@ def check_routes(
 
     Raises:
         ValueError: targets have no head, one that predicts a number, or heads of different tasks; a classification
-            without labels or with labels that the head does not have; a bidirectional head before a causal tail;
+            without labels or with labels that the head does not have; a bidirectional front before a causal tail;
             quantised weights.
     """
     targets = list(dict.fromkeys(route.target for route in routes))
@@ -139,7 +139,7 @@ def check_routes(
     if mixed is not None and not allow_mixed:
         raise ValueError(
             f"{mixed.source.name} sees the whole text and {mixed.target.name} only what comes before a position: "
-            "behind such a head the tail is told what comes next, the very token where it is asked for that, and a low "
+            "behind such a front the tail is told what comes next, the very token where it is asked for that, and a low "
             "loss says nothing. Stitch models of one kind, or set `allow_mixed` to true if this is what you want to "
             "measure."
         )

@@ -50,7 +50,7 @@ MORE_ROWS = "Give more texts, a larger `start_batches`, or another `start`."
 class Stitching(pl.LightningModule):
     """Trains banks of stitching layers: every route, every layer, every site pair, on the same batches.
 
-    Each model's head is run once a batch for all routes that leave it. The models live in the data module: they are
+    Each model's front is run once a batch for all routes that leave it. The models live in the data module: they are
     never in train mode and never in a checkpoint. What is trained is a site's own affair, clipping included, so a bank
     gives each site what it would get alone.
 

@@ -203,8 +203,8 @@ def test_a_model_that_is_named_twice_is_read_once(
 ) -> None:
     data, runs = stream(world, [folders[0], folders[1], folders[0]]), []
     for model in {id(model): model for model in data.frozen}.values():
-        head = model.front
-        monkeypatch.setattr(model, "front", lambda *args, head=head: runs.append(1) or head(*args))
+        front = model.front
+        monkeypatch.setattr(model, "front", lambda *args, front=front: runs.append(1) or front(*args))
     batch = next(data.batches("test"))
     assert len(runs) == 2
     assert batch.states[0] is batch.states[2]

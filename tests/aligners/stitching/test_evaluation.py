@@ -175,7 +175,7 @@ def test_a_masked_model_by_itself_is_the_plain_model(world: World, masked: list[
 def test_figures_are_those_of_the_stitched_model(
     world: World, measured: StitchingEvaluation, stored: StoredStitching
 ) -> None:
-    """Text by text, each alone: head of X, layer, tail of Y."""
+    """Text by text, each alone: front of X, layer, tail of Y."""
     data = model_texts(world)
     x, y = data.frozen
     labels = data.split("test").labels
