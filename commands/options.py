@@ -63,20 +63,26 @@ def add_training(
 
 
 def add_data_and_trainer(
-    parser: ArgumentParser, data: type[pl.LightningDataModule], skip: Collection[str] = (), **defaults: Any
+    parser: ArgumentParser,
+    data: type[pl.LightningDataModule],
+    batch_size: int | None = None,
+    skip: Collection[str] = (),
+    **defaults: Any,
 ) -> None:
     """Add the options of a data module and of the Trainer.
 
     Args:
         parser: of the command.
         data: its constructor's arguments become `--data.NAME`.
+        batch_size: default of this command, where it is another than the data module's.
         skip: arguments that are no options of this command.
         defaults: of the Trainer, where they differ from Lightning's.
     """
     parser.add_class_arguments(data, "data", skip=set(skip), sub_configs=True)
     parser.add_class_arguments(pl.Trainer, "trainer", instantiate=False, sub_configs=True)
     defaults = {"enable_checkpointing": False, **defaults}
-    parser.set_defaults({f"trainer.{name}": value for name, value in defaults.items()})
+    sizes = {} if batch_size is None else {"data.batch_size": batch_size}
+    parser.set_defaults({**{f"trainer.{name}": value for name, value in defaults.items()}, **sizes})
 
 
 def options_of(function: Callable[..., Any], options: Namespace) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
 from callbacks.progress import ProgressBar
+from reports.callback import WriteReport
 
 __all__ = ["RANKS_SHARE", "Run", "instantiate", "new_run_folder", "quiet", "run_loggers", "start"]
 
@@ -54,6 +55,17 @@ class Run(NamedTuple):
         given = deepcopy(given if isinstance(given, list) else [given])
         bar = [] if self.settings["enable_progress_bar"] is False else [ProgressBar()]
         return pl.Trainer(**{**self.settings, **changes, "callbacks": [*given, *bar, *callbacks]})
+
+    def test(self, evaluation: pl.LightningModule, kind: str, **options: Any) -> None:
+        """Test a LightningModule on the data of this run, and report.
+
+        Args:
+            evaluation: what measures.
+            kind: of the report.
+            options: of the report.
+        """
+        trainer = self.trainer(WriteReport(kind, self.folder, **options))
+        trainer.test(evaluation, datamodule=self.made.data, verbose=False)
 
 
 def new_run_folder(wanted: Path | None, kind: str, *, begun: bool = False) -> Path:

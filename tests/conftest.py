@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -52,6 +53,14 @@ def _home() -> Iterator[None]:
 def _bare_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lightning warns when arguments are given beside those of the process."""
     monkeypatch.setattr(sys, "argv", sys.argv[:1])
+
+
+@pytest.fixture(autouse=True)
+def _ctrl_c() -> Iterator[None]:
+    """Lightning switches Ctrl-C off when it has seen one."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -12,7 +13,7 @@ from datamodules.paired import PairedActivations
 from datamodules.text.sources import TextSource
 from tests.world import World
 
-__all__ = ["activations", "quiet_trainer", "related_rows"]
+__all__ = ["activations", "quiet_trainer", "related_rows", "state"]
 
 
 def activations(world: World, **options: Any) -> PairedActivations:
@@ -46,3 +47,9 @@ def related_rows(sites: int, n: int, d_x: int, d_y: int, seed: int = 0) -> tuple
 
     x = normal(sites, n, d_x) @ normal(sites, d_x, d_x) + 3
     return x, x @ normal(sites, d_x, d_y) / d_x**0.5 + 0.3 * normal(sites, n, d_y) - 2
+
+
+def state(path: Path) -> dict[str, Any]:
+    """What a checkpoint holds."""
+    held: dict[str, Any] = torch.load(path, weights_only=True)
+    return held

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from tests.processes import HANGS
 
-__all__ = ["ROOT", "TWO_RANKS", "WARNED", "command"]
+__all__ = ["ROOT", "TWO_RANKS", "WARNED", "command", "options"]
 
 ROOT = Path(__file__).parent.parent
 TWO_RANKS = ["--trainer.devices", "2", "--trainer.strategy", "ddp"]
 WARNED = re.compile(r"^.*(?:Warning: |WARNING ).*$", re.MULTILINE)
+
+
+def options(**values: Any) -> list[str]:
+    """Words of a command line: `__` in a name is a dot; what is no string is written as JSON."""
+    each = ((name.replace("__", "."), value) for name, value in values.items())
+    return [word for name, v in each for word in (f"--{name}", v if isinstance(v, str) else json.dumps(v))]
 
 
 def command(folder: Path, *arguments: str) -> Path:

@@ -72,15 +72,6 @@ def test_two_ranks_compare_what_one_does(compared: Path, options: list[str], fol
                 assert b[name] == value, (a["label"], name)
 
 
-def test_help_names_the_options(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as done:
-        main(["similarity", "--help"])
-    assert not done.value.code
-    shown = capsys.readouterr().out
-    for option in ("--measures", "--controls", "--data.models", "--data.rows", "--groups", "--run"):
-        assert option in shown
-
-
 def test_the_config_is_understood(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as done:
         main(["similarity", "--config", str(ROOT / "configs" / "similarity" / "all.yaml"), "--print_config"])

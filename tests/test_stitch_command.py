@@ -13,7 +13,7 @@ import torch
 from aligners.stitching.storage import load_stitching
 from commands.table import evaluate, train
 from datamodules import frozen_models, pipeline
-from tests.shell import ROOT, TWO_RANKS, command
+from tests.shell import TWO_RANKS, command, options
 from tests.tiny import tiny_folder
 from tests.world import TEST_TEXTS, World
 
@@ -22,19 +22,14 @@ LAYERS = {"affine": "AffineLayer", "norm": {"class_path": "AffineLayer", "init_a
 
 
 def data_options(world: World, *models: str) -> list[str]:
-    return [
-        *("--data.models", json.dumps(models or [world.model_x, world.model_y])),
-        *("--data.text.source", world.fit, "--data.text.held_out", world.test),
-        *("--data.max_length", "60", "--data.batch_size", "17", "--data.sites", "1:2,3"),
-    ]
+    text = options(data__text__source=world.fit, data__text__held_out=world.test, data__sites="1:2,3")
+    named = options(data__models=models or [world.model_x, world.model_y])
+    return [*named, *text, *options(data__max_length=60, data__batch_size=17)]
 
 
 def train_options(world: World) -> list[str]:
-    return [
-        *data_options(world),
-        *("--model.layers", json.dumps(LAYERS), "--model.start_batches", "3"),
-        *("--trainer.max_steps", "6", "--trainer.val_check_interval", "3", *CPU),
-    ]
+    steps = options(trainer__max_steps=6, trainer__val_check_interval=3)
+    return [*data_options(world), *options(model__layers=LAYERS, model__start_batches=3), *steps, *CPU]
 
 
 @pytest.fixture(scope="module")
@@ -162,26 +157,6 @@ def test_the_command_line_overrules_what_a_checkpoint_says_of_the_data(trained: 
     for other, says in (("nothing.ckpt", "no such file"), (str(trained / "config.yaml"), "cannot be read")):
         with pytest.raises(ValueError, match=says):
             evaluate(["stitch", "--checkpoint", other])
-
-
-@pytest.mark.parametrize("config", sorted((ROOT / "configs" / "train").glob("stitching*.yaml")), ids=lambda p: p.stem)
-def test_every_config_is_understood(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as done:
-        train(["stitch", "--config", str(config), "--print_config"])
-    assert not done.value.code
-    assert "layers:" in capsys.readouterr().out
-
-
-def test_help_explains_the_options(capsys: pytest.CaptureFixture[str]) -> None:
-    for run, expected in (
-        (lambda: train(["stitch", "--help"]), ("--model.layers", "loss.distillation", "--data.sites", "--ckpt_path")),
-        (lambda: evaluate(["stitch", "--help"]), ("--checkpoint", "--groups", "--identity", "--data.models")),
-    ):
-        with pytest.raises(SystemExit) as done:
-            run()
-        assert not done.value.code
-        shown = capsys.readouterr().out
-        assert all(option in shown for option in expected)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from callbacks.checkpoint import SaveAligners
 from commands.options import add_data_and_trainer, command_parser, options_of, parse_with_data
 from commands.run import Run, start
 from datamodules.paired import PairedActivations
-from reports.callback import WriteReport
 
 __all__ = ["parser", "run"]
 
@@ -33,8 +32,7 @@ def parser() -> ArgumentParser:
         "Without any, only the closed forms are fitted, on the spot.",
     )  # fmt: skip
     made.add_class_arguments(InjectionEvaluation, None, skip={"stored"})
-    add_data_and_trainer(made, PairedActivations)
-    made.set_defaults({"data.batch_size": 128})
+    add_data_and_trainer(made, PairedActivations, batch_size=128)
     return made
 
 
@@ -52,8 +50,7 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     begun = start("inject", parser, options)
     further = options_of(InjectionEvaluation, begun.made)
     evaluation = InjectionEvaluation(stored or [_fit_closed_forms(begun)], **further)
-    trainer = begun.trainer(WriteReport("injection", begun.folder))
-    trainer.test(evaluation, datamodule=begun.made.data, verbose=False)
+    begun.test(evaluation, "injection")
 
 
 def _fit_closed_forms(run: Run) -> StoredAlignment:

@@ -9,7 +9,6 @@ from jsonargparse import ArgumentParser
 from commands.options import add_data_and_trainer, command_parser, options_of
 from commands.run import start
 from datamodules.layers import LayerActivations
-from reports.callback import WriteReport
 from similarity.evaluation import SimilarityEvaluation
 
 __all__ = ["parser", "run"]
@@ -23,8 +22,7 @@ def parser() -> ArgumentParser:
         "pairs, lines along matching layers, one table.",
     )
     made.add_class_arguments(SimilarityEvaluation, None)
-    add_data_and_trainer(made, LayerActivations)
-    made.set_defaults({"data.batch_size": 32})
+    add_data_and_trainer(made, LayerActivations, batch_size=32)
     return made
 
 
@@ -32,6 +30,4 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     """Compare and report."""
     options = parser.parse_args(words)
     evaluation = SimilarityEvaluation(**options_of(SimilarityEvaluation, options))
-    begun = start("similarity", parser, options)
-    trainer = begun.trainer(WriteReport("similarity", begun.folder))
-    trainer.test(evaluation, datamodule=begun.made.data, verbose=False)
+    start("similarity", parser, options).test(evaluation, "similarity")

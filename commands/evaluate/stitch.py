@@ -13,7 +13,6 @@ from aligners.stitching.storage import load_stitching
 from commands.options import add_data_and_trainer, command_parser, options_of, parse_with_data
 from commands.run import start
 from datamodules.model_texts import ModelTexts
-from reports.callback import WriteReport
 
 __all__ = ["parser", "run"]
 
@@ -26,6 +25,7 @@ def parser() -> ArgumentParser:
         "Without: identity stitching between any number of models of one width, at every block or on the whole grid of "
         "site pairs.",
     )
+    made.add_class_arguments(StitchingEvaluation, None, skip={"stored"})
     made.add_argument(
         "--checkpoint", type=Path | None, default=None,
         help="File stitching.ckpt. Its data options are this command's defaults.",
@@ -35,9 +35,7 @@ def parser() -> ArgumentParser:
         help="Name -> models, for example those that generalise and those that do not: means are then taken over the "
         "routes within and between groups.",
     )  # fmt: skip
-    made.add_class_arguments(StitchingEvaluation, None, skip={"stored"})
-    add_data_and_trainer(made, ModelTexts)
-    made.set_defaults({"data.batch_size": 128})
+    add_data_and_trainer(made, ModelTexts, batch_size=128)
     return made
 
 
@@ -49,6 +47,4 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
         options = parse_with_data(parser, words, stored.data_config)
     check_groups(options.groups, options.data.models)
     evaluation = StitchingEvaluation(stored, **options_of(StitchingEvaluation, options))
-    begun = start("stitching", parser, options)
-    trainer = begun.trainer(WriteReport("stitching", begun.folder, groups=options.groups))
-    trainer.test(evaluation, datamodule=begun.made.data, verbose=False)
+    start("stitching", parser, options).test(evaluation, "stitching", groups=options.groups)

@@ -51,6 +51,7 @@ def parser() -> ArgumentParser:
     add_data_and_trainer(
         made,
         LabelledTexts,
+        batch_size=8,
         skip={"bases", "dtype", "labels"},
         max_epochs=3,
         gradient_clip_val=1.0,
@@ -58,7 +59,6 @@ def parser() -> ArgumentParser:
         enable_model_summary=False,
         log_every_n_steps=20,
     )
-    made.set_defaults({"data.batch_size": 8})
     return made
 
 

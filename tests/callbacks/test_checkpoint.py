@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from aligners.storage import KEY, load_alignment
 from callbacks.best import BestPerSite
 from callbacks.checkpoint import SaveAligners
 from datamodules.reading import PairReader
-from tests.runs import activations, quiet_trainer
+from tests.runs import activations, quiet_trainer, state
 from tests.world import World
 
 BATCHES, EPOCHS = 6, 3
@@ -34,14 +32,6 @@ class Interrupt(pl.Callback):
         self.left -= 1
         if self.left == 0:
             raise KeyboardInterrupt
-
-
-@pytest.fixture(autouse=True)
-def _ctrl_c() -> Iterator[None]:
-    """Lightning switches Ctrl-C off when it has seen one."""
-    before = signal.getsignal(signal.SIGINT)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def run(world: World, folder: Path, *callbacks: pl.Callback, resume: Path | None = None, **options: Any) -> pl.Trainer:
@@ -63,10 +53,6 @@ def whole(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
     run(world, folder)
     return folder
-
-
-def state(path: Path) -> dict[str, Any]:
-    return torch.load(path, weights_only=True)
 
 
 @pytest.mark.parametrize("after", [2, BATCHES, 2 * BATCHES + BATCHES - 1])

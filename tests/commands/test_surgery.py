@@ -134,15 +134,6 @@ def test_no_epochs_train_no_heads(
     assert world.model_x not in capsys.readouterr().out  # it is shown as x
 
 
-def test_help_names_the_options(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as done:
-        main(["surgery", "--help"])
-    assert not done.value.code
-    shown = capsys.readouterr().out
-    for option in ("--data.models", "--data.bases", "--learning_rate", "--run", "--seed"):
-        assert option in shown
-
-
 def test_the_config_is_understood() -> None:
     given = parser().parse_args(["--config", str(ROOT / "configs" / "surgery" / "phang.yaml")])
     assert given.data.bases == ["FacebookAI/roberta-base"]

@@ -54,6 +54,28 @@ def test_help_lists_every_command_and_imports_none(script: str) -> None:
     assert commands == set(table.COMMANDS[script])
 
 
+SOME_OPTIONS = {
+    "train fit": ["--model.aligners", "--data.sites", "ALIGNERS_CACHE", "--run", "--sites_at_once", "--ckpt_path"],
+    "train stitch": ["--model.layers", "loss.distillation", "--data.sites", "--ckpt_path", "--seed_everything"],
+    "train finetune": ["--variants", "--seeds", "--learning_rate", "--data.models", "--config"],
+    "evaluate inject": ["--checkpoints", "--closed_form", "--data.text.held_out", "--other_text", "--run"],
+    "evaluate stitch": ["--checkpoint", "--groups", "--identity", "--data.models"],
+    "evaluate similarity": ["--measures", "--controls", "--data.models", "--data.rows", "--groups", "--run"],
+    "evaluate surgery": ["--data.models", "--data.bases", "--learning_rate", "--run", "--seed"],
+}
+
+
+@pytest.mark.parametrize("command", SOME_OPTIONS)
+def test_help_explains_the_options(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    script, name = command.split()
+    with pytest.raises(SystemExit) as done:
+        getattr(table, script)([name, "--help"])
+    assert not done.value.code
+    shown = capsys.readouterr().out
+    assert f"usage: {script}.py {name}" in shown
+    assert [option for option in SOME_OPTIONS[command] if option not in shown] == []
+
+
 @pytest.mark.parametrize(("words", "said"), [([], "got nothing"), (["fti"], "got 'fti'")])
 def test_another_word_is_an_error(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as done:

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import copy
-import signal
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from aligners.stitching.storage import KEY, load_stitching
 from aligners.stitching.training import Stitching
 from callbacks.best import BestPerSite
 from callbacks.checkpoint import SaveStitching
+from tests.runs import state
 from tests.stitches import evaluate, masking_folder, model_texts, train
 from tests.world import World
 
@@ -39,14 +38,6 @@ class Interrupt(pl.Callback):
                 raise KeyboardInterrupt
 
 
-@pytest.fixture(autouse=True)
-def _ctrl_c() -> Iterator[None]:
-    """Lightning switches Ctrl-C off when it has seen one."""
-    before = signal.getsignal(signal.SIGINT)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def run(
     world: World, folder: Path, *callbacks: pl.Callback, resume: Path | None = None, layers: Any = MIXED, **given: Any
 ) -> Stitching:
@@ -64,10 +55,6 @@ def whole(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
     run(world, folder)
     return folder
-
-
-def state(path: Path) -> dict[str, Any]:
-    return torch.load(path, weights_only=True)
 
 
 def same_end(folder: Path, expected: Path) -> None:
