@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +22,12 @@ __all__ = [
     "describe_aligner",
     "different_models",
     "load_alignment",
+    "read_checkpoint",
     "restore_aligners",
 ]
 
 KEY = "alignment"
+StoredT = TypeVar("StoredT")
 # Options that a class has gained, at what it did before: checkpoints of then do not name them.
 EARLIER: dict[str, dict[str, Any]] = {"MLP": {"skip": False}}
 
@@ -127,22 +129,34 @@ def load_alignment(path: Path | str) -> StoredAlignment:
     Raises:
         ValueError: the file is not there, not readable, or not such a checkpoint.
     """
-    path = Path(path)
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-        stored, state = content[KEY], content["state_dict"]
-    except FileNotFoundError:
-        raise ValueError(f"Expected a checkpoint at {path}, but there is no such file.") from None
-    except Exception as error:
-        raise ValueError(
-            f"Expected {path} to be a checkpoint written by `train.py fit`, but it cannot be read as one: {error}"
-        ) from error
+    return read_checkpoint(Path(path), "fit", _stored)
+
+
+def _stored(path: Path, content: Mapping[str, Any]) -> StoredAlignment:
+    """From what a checkpoint holds."""
+    stored, state = content[KEY], content["state_dict"]
     described = stored["aligners"].items()
     maps = {direction: restore_aligners(every, state, f"{direction}_maps.") for direction, every in described}
     config = {"held_out_types": 0.0, **stored["data_config"]}  # earlier fits left none out
     seen = SeenTypes.from_state(stored["seen"]) if "seen" in stored else None
     moments, training = Moments(**stored["moments"]), stored.get("training", {})
     return StoredAlignment(path, maps, moments, stored["data"], config, seen, training)
+
+
+def read_checkpoint(path: Path, command: str, make: Callable[[Path, Mapping[str, Any]], StoredT]) -> StoredT:
+    """What `make` makes of a checkpoint. Only tensors and plain values are unpickled.
+
+    Raises:
+        ValueError: the file is not there, not readable, or not a checkpoint of that command of `train.py`.
+    """
+    try:
+        return make(path, torch.load(path, map_location="cpu", weights_only=True))
+    except FileNotFoundError:
+        raise ValueError(f"Expected a checkpoint at {path}, but there is no such file.") from None
+    except Exception as error:
+        raise ValueError(
+            f"Expected {path} to be a checkpoint written by `train.py {command}`, but it cannot be read as one: {error}"
+        ) from error
 
 
 def different_models(stored: dict[str, Any], present: dict[str, Any]) -> list[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import transformers
 
-__all__ = ["Figures", "interleaved", "parser", "ratio"]
+__all__ = ["Figures", "interleaved", "parser", "parser_with_sizes", "ratio"]
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -24,6 +24,14 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     arguments.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     arguments.add_argument("--threads", type=int, default=torch.get_num_threads(), help="CPU threads of torch")
     arguments.add_argument("--rounds", type=int, default=15, help="times that each alternative is timed")
+    return arguments
+
+
+def parser_with_sizes(description: str | None, *, layers: int, batch: int, tokens: int = 64) -> argparse.ArgumentParser:
+    """Those of `parser`, and the sizes of random models and of a batch, with these defaults."""
+    arguments = parser(description)
+    for name, size in {"width": 256, "layers": layers, "batch": batch, "tokens": tokens}.items():
+        arguments.add_argument(f"--{name}", type=int, default=size)
     return arguments
 
 

@@ -11,7 +11,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
-from benchmarks.harness import Figures, interleaved, parser, ratio
+from benchmarks.harness import Figures, interleaved, parser_with_sizes, ratio
 from frozen import FrozenModel
 
 
@@ -52,11 +52,7 @@ def with_plain_hooks(x: FrozenModel, y: FrozenModel, inputs: dict[str, Tensor], 
 
 def main() -> None:
     """Run the benchmark."""
-    arguments = parser(__doc__)
-    arguments.add_argument("--width", type=int, default=256)
-    arguments.add_argument("--layers", type=int, default=12)
-    arguments.add_argument("--batch", type=int, default=16)
-    arguments.add_argument("--tokens", type=int, default=64)
+    arguments = parser_with_sizes(__doc__, layers=12, batch=16)
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
 

@@ -30,7 +30,7 @@ from aligners.injection.routes import Route
 from aligners.maps.affine import AffineLayer
 from aligners.scoring.tasks import chosen, unit_losses
 from aligners.stitching.loss import bank_gradients
-from benchmarks.harness import Figures, interleaved, parser, ratio
+from benchmarks.harness import Figures, interleaved, parser_with_sizes, ratio
 from benchmarks.stitched_forward import build
 from datamodules.asking import TaskBatch
 from datamodules.batches import TextBatch
@@ -188,11 +188,7 @@ def memory(figures: Figures, sizes: list[str]) -> None:
 
 def main() -> None:
     """Run the benchmark."""
-    arguments = parser(__doc__)
-    arguments.add_argument("--width", type=int, default=256)
-    arguments.add_argument("--layers", type=int, default=12)
-    arguments.add_argument("--batch", type=int, default=16)
-    arguments.add_argument("--tokens", type=int, default=64)
+    arguments = parser_with_sizes(__doc__, layers=12, batch=16)
     arguments.add_argument("--memory-of", choices=WAYS, help="print the peak memory of this way, and nothing else")
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)

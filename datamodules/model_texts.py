@@ -106,15 +106,7 @@ class ModelTexts(TextModule):
         return self.prepare(batch, self._epoch())
 
     def prepare(self, texts: TextBatch, epoch: int = 0) -> TaskBatch:
-        """Add the rows and what the last model's task asks, and mask the texts where that is part of the task.
-
-        Args:
-            texts: on the CPU.
-            epoch: a training text is masked anew in every epoch.
-
-        Raises:
-            ValueError: the task is a classification and the texts have no labels.
-        """
+        """Say of a batch, on the CPU, which rows it has and what the last model's task asks: see `Asking`."""
         return Asking.of(self.frozen[-1], masked_share=self.masked_share, seed=self.pipeline.seed)(texts, epoch)
 
     def transfer_batch_to_device(self, batch: TaskBatch, device: torch.device, dataloader_idx: int) -> TaskBatch:

@@ -68,3 +68,21 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     from tests.world import make_world
 
     return make_world(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="session")
+def causal(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Folders of two causal language models, of 2 and of 3 blocks."""
+    from tests.tiny import tiny_folder
+
+    folder = tmp_path_factory.mktemp("causal")
+    return [str(tiny_folder(folder / str(s), "gpt2", task="causal", seed=s, layers=2 + s)) for s in range(2)]
+
+
+@pytest.fixture(scope="session")
+def masked(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Folders of two masked language models."""
+    from tests.stitches import masking_folder
+
+    folder = tmp_path_factory.mktemp("masked")
+    return [masking_folder(folder / str(s), seed=s) for s in range(2)]

@@ -139,7 +139,7 @@ def check_routes(
     if mixed is not None and not allow_mixed:
         raise ValueError(
             f"{mixed.source.name} sees the whole text and {mixed.target.name} only what comes before a position: "
-            "behind such a front the tail is told what comes next, the very token where it is asked for that, and a low "
-            "loss says nothing. Stitch models of one kind, or set `allow_mixed` to true if this is what you want to "
-            "measure."
+            "behind such a front the tail is told what comes next, the very token where it is asked for that, and a "
+            "low loss says nothing. Stitch models of one kind, or set `allow_mixed` to true if this is what you want "
+            "to measure."
         )

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from aligners.injection.routes import Route
 from aligners.maps.affine import AffineLayer
 from aligners.maps.base import Aligner
 from aligners.maps.linear import Affine
-from aligners.storage import describe_aligner, load_alignment, restore_aligners
+from aligners.storage import describe_aligner, load_alignment, read_checkpoint, restore_aligners
 from frozen.model import FrozenModel
 
 __all__ = [
@@ -72,15 +71,7 @@ def load_stitching(path: Path | str) -> StoredStitching:
     Raises:
         ValueError: the file is not there, not readable, or not such a checkpoint.
     """
-    path = Path(path)
-    try:
-        return _stored(path, torch.load(path, map_location="cpu", weights_only=True))
-    except FileNotFoundError:
-        raise ValueError(f"Expected a checkpoint at {path}, but there is no such file.") from None
-    except Exception as error:
-        raise ValueError(
-            f"Expected {path} to be a checkpoint written by `train.py stitch`, but it cannot be read as one: {error}"
-        ) from error
+    return read_checkpoint(Path(path), "stitch", _stored)
 
 
 def _stored(path: Path, content: Mapping[str, Any]) -> StoredStitching:

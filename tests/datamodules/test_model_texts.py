@@ -17,21 +17,9 @@ from datamodules.text.sources import TextSource
 from frozen.embedded.recipes import Recipe
 from tests.datamodules.text.splitters import splitter_folder, word_piece
 from tests.runs import quiet_trainer
-from tests.stitches import masking_folder, model_texts
+from tests.stitches import model_texts
 from tests.tiny import tiny_folder
 from tests.world import TEST_TEXTS, World, sentences
-
-
-@pytest.fixture(scope="module")
-def causal(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    folder = tmp_path_factory.mktemp("causal")
-    return [str(tiny_folder(folder / str(s), "gpt2", task="causal", seed=s, layers=2 + s)) for s in range(2)]
-
-
-@pytest.fixture(scope="module")
-def masked(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    folder = tmp_path_factory.mktemp("masked")
-    return [masking_folder(folder / str(s), seed=s) for s in range(2)]
 
 
 def batches(data: ModelTexts, split: Any = "test", epoch: int = 0, **options: Any) -> list[TaskBatch]:

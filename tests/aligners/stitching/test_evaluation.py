@@ -19,23 +19,11 @@ from aligners.stitching.storage import StoredStitching
 from datamodules.text.sources import TextSource
 from frozen import FrozenModel
 from tests.runs import quiet_trainer
-from tests.stitches import LAYERS, evaluate, masking_folder, model_texts, rows_of, train
+from tests.stitches import LAYERS, evaluate, model_texts, rows_of, train
 from tests.tiny import tiny_folder
 from tests.world import TEST_TEXTS, World, sentences, write_texts
 
 FIGURES = ("loss", "penalty", "accuracy", "agreement", "fvu", "perplexity", "bits_per_byte")
-
-
-@pytest.fixture(scope="module")
-def causal(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    folder = tmp_path_factory.mktemp("causal")
-    return [str(tiny_folder(folder / str(s), "gpt2", task="causal", seed=s, layers=2 + s)) for s in range(2)]
-
-
-@pytest.fixture(scope="module")
-def masked(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    folder = tmp_path_factory.mktemp("masked")
-    return [masking_folder(folder / str(s), seed=s) for s in range(2)]
 
 
 def stored_of(module: Any) -> StoredStitching:
