@@ -181,7 +181,7 @@ class TextModule(pl.LightningDataModule):
         """After an interruption, let a training loader begin with the batch that was next.
 
         The epoch and the number of the batch, which Lightning's checkpoints hold, say it all. torchdata's
-        `StatefulDataLoader` (0.11) would save these six lines, but keeps a state of its own in every checkpoint: earlier
+        `StatefulDataLoader` (0.11) would save these six lines, but keeps a state of its own in every checkpoint: older
         checkpoints have none, and it can only be loaded with the same number of `workers`.
         """
         loop, batches = cast(Any, self.trainer).fit_loop, cast(LengthBatches, loader.sampler)

@@ -51,8 +51,8 @@ class Alignment(pl.LightningModule):
             wider one has proportionally less, so that the rate need not be changed with the width.
         schedule: how the learning rate moves over the training steps: constant, linear, cosine or one_cycle.
         rows: number of paired rows to train on, independent of the number of texts and of the batch size; training
-            takes as many steps as that needs. Where set, `trainer.max_epochs` (of training alone) and `trainer.max_steps`
-            take precedence.
+            takes as many steps as that needs. `trainer.max_epochs`, of training alone, and `trainer.max_steps`, where
+            set, take precedence.
         most_steps: upper limit on the steps that `rows` may take; with `mean` rows a step has few rows.
         warmup: share of the steps over which the learning rate rises.
         gradient_clip: largest gradient norm of a site of an aligner; 0 turns clipping off.
