@@ -156,6 +156,7 @@ def penalty_scale(axis: Axes) -> None:
     """Make an axis linear up to `LINEAR_UP_TO` nats and logarithmic beyond, so that states without a map fit on it."""
     axis.axhline(0, color="0.6", linewidth=0.8, zorder=0)
     axis.set_yscale("symlog", linthresh=LINEAR_UP_TO, linscale=0.6)
+    axis.set_ylim(bottom=2 * min(float(axis.dataLim.y0), -LINEAR_UP_TO / 8))  # no room for what nothing gained
     axis.yaxis.set_major_formatter("{x:g}")
 
 

@@ -33,7 +33,7 @@ COLUMN_GROUPS = {
     "fvu": ("FVU", False), "fvu_unseen": ("unseen", False), "fvu_other": ("other", False),
     "fvu_inverse": ("inverse", False), "score": ("", True),  # see score_heading
 }  # fmt: skip
-MOST_NUMBERS_ABREAST = 15
+MOST_NUMBERS_ABREAST = 12
 MARKDOWN_COLUMNS = {
     "model_x": "from", "model_y": "into", "rows": "rows", "site_x": "site", "method": "method",
     "parameters": "parameters",
