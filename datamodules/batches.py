@@ -140,7 +140,7 @@ class LengthBatches(DistributedSampler):
         lengths: Sequence[int] | np.ndarray,
         batch_size: int,
         *,
-        shuffle: bool,
+        shuffle: bool = False,
         whole: bool = False,
         seed: int = 0,
         rank: int = 0,

@@ -109,40 +109,32 @@ class TextPipeline:
         data: Split | TokenisedTexts,
         trainer: pl.Trainer | None = None,
         *,
-        shuffle: bool = False,
-        whole: bool = False,
         only: int | None = None,
         batch_size: int | None = None,
         seed: int | None = None,
-        first_epoch: int = 0,
+        **order: Any,
     ) -> DataLoader:
         """Make a loader that batches texts of similar length, with a rank's share of them.
 
         Args:
             data: a split, or other tokenised texts. Where rows are left out, texts that keep none do not come.
             trainer: of the run, which knows the ranks; None: there is one.
-            shuffle: a new order every epoch, the same for every number of ranks.
-            whole: whether a rank takes whole batches, or its part of each.
             only: the first so many texts.
             batch_size: texts a step; default: `batch_size`.
             seed: of the order; default: `seed`.
-            first_epoch: the first epoch has the order of this number.
+            order: `shuffle`, `whole` and `first_epoch` of `LengthBatches`.
         """
         data = self.tokenised[data] if isinstance(data, str) else data
-        chosen = None
-        if data.leave_out and data.marks:
-            (marks,) = data.marks.values()
-            chosen = marks.texts_with_rows()[:only].numpy()
+        chosen = data.texts_with_rows()
+        chosen = None if chosen is None else chosen[:only]
         batches = LengthBatches(
             data.lengths.numpy()[slice(only) if chosen is None else chosen],
             batch_size or self.batch_size,
-            shuffle=shuffle,
-            whole=whole,
-            seed=self.seed if seed is None else seed,
             rank=0 if trainer is None else trainer.global_rank,
             world=1 if trainer is None else trainer.world_size,
+            seed=self.seed if seed is None else seed,
             chosen=chosen,
-            first_epoch=first_epoch,
+            **order,
         )
         return DataLoader(
             data,

@@ -34,13 +34,7 @@ def parse_sites(
     if sites == "grid":
         return [(i, j) for i in range(1, depth_x + 1) for j in range(1, depth_y + 1)]
     entries = sites.replace(",", " ").split() if isinstance(sites, str) else list(sites)
-    swallowed = [n for n in entries if isinstance(n, int) and n >= 60 and n > max(depth_x, depth_y)]
-    if swallowed:
-        raise ValueError(
-            f"`sites` holds {swallowed[0]}, but the models have {depth_x} and {depth_y} blocks. If you wrote "
-            f"{swallowed[0] // 60}:{swallowed[0] % 60} in a list: YAML reads that as a number of base 60. "
-            "Write the list as one string, without brackets: `sites` '1, 2:3'."
-        )
+    _check_base_60(entries, depth_x, depth_y)
     try:
         pairs = [_pair(str(entry)) for entry in entries]
     except ValueError:
@@ -51,6 +45,17 @@ def parse_sites(
     if not pairs or len(set(pairs)) < len(pairs):
         raise ValueError(f"Expected `sites` to name at least one site pair and none twice, but got {sites!r}.")
     return pairs
+
+
+def _check_base_60(entries: Sequence[str | int], depth_x: int, depth_y: int) -> None:
+    """Raise if YAML seems to have read a pair as one number."""
+    swallowed = [n for n in entries if isinstance(n, int) and n >= 60 and n > max(depth_x, depth_y)]
+    if swallowed:
+        raise ValueError(
+            f"`sites` holds {swallowed[0]}, but the models have {depth_x} and {depth_y} blocks. If you wrote "
+            f"{swallowed[0] // 60}:{swallowed[0] % 60} in a list: YAML reads that as a number of base 60. "
+            "Write the list as one string, without brackets: `sites` '1, 2:3'."
+        )
 
 
 def _pair(entry: str) -> tuple[int, int]:

@@ -38,7 +38,7 @@ def mask_tokens(
     that it is the same in any batch, padded on either side, and on any number of ranks.
 
     Args:
-        inputs: what the model takes: `input_ids` (B, T) int64 and others, which are handed on. None is changed.
+        inputs: what the model takes: `input_ids` (B, T) int64 and others, which stay. None is changed.
         special: True at special tokens and padding, (B, T).
         text: number of each text in its split, (B,).
         mask_token: id of the mask token.
@@ -53,6 +53,27 @@ def mask_tokens(
     Raises:
         ValueError: the share is out of range, or the mask token is not in the vocabulary.
     """
+    _check(share, mask_token, vocabulary)
+    ids = inputs["input_ids"].clone()
+    answers = torch.full_like(ids, UNASKED)
+    for row, number in enumerate(text.tolist()):
+        places = (~special[row]).nonzero()[:, 0].numpy()
+        if len(places):
+            draw = np.random.default_rng([seed, epoch, number])
+            places = draw.permutation(places)[: max(1, round(share * len(places)))]
+            answers[row, places] = own = ids[row, places]
+            ids[row, places] = _replaced(own, draw, mask_token, vocabulary)
+    return {**inputs, "input_ids": ids}, answers
+
+
+def _replaced(own: Tensor, draw: np.random.Generator, mask_token: int, vocabulary: int) -> Tensor:
+    """What stands in the place of the chosen tokens (n,)."""
+    fate, others = draw.random(len(own)), draw.integers(vocabulary, size=len(own))
+    kept = np.where(fate < _MASKED + _RANDOM, others, own)
+    return torch.from_numpy(np.where(fate < _MASKED, mask_token, kept))
+
+
+def _check(share: float, mask_token: int, vocabulary: int) -> None:
     if not 0 < share <= 1:
         raise ValueError(f"Expected `share` of the tokens in (0, 1], but got {share:g}. BERT's is 0.15.")
     if not 0 <= mask_token < vocabulary:
@@ -60,17 +81,3 @@ def mask_tokens(
             f"Expected `mask_token` to be one of the {vocabulary} tokens of `vocabulary`, but got {mask_token}. Give "
             "the size of the model's embedding and its tokenizer's mask token."
         )
-    ids = inputs["input_ids"].clone()
-    answers = torch.full_like(ids, UNASKED)
-    for row, number in enumerate(text.tolist()):
-        places = (~special[row]).nonzero()[:, 0].numpy()
-        if not len(places):
-            continue
-        draw = np.random.default_rng([seed, epoch, number])
-        places = draw.permutation(places)[: max(1, round(share * len(places)))]
-        fate, others = draw.random(len(places)), draw.integers(vocabulary, size=len(places))
-        own = ids[row, places]
-        answers[row, places] = own
-        new = np.where(fate < _MASKED, mask_token, np.where(fate < _MASKED + _RANDOM, others, own))
-        ids[row, places] = torch.from_numpy(new)
-    return {**inputs, "input_ids": ids}, answers

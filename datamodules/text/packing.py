@@ -105,16 +105,12 @@ def pack(split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, length: in
             f"Expected at least {length} tokens (`max_length`) in the {name} texts, one packed sequence, but their "
             f"{len(split)} texts have {tokens}. Use more text or a smaller `max_length`."
         )
-    ids = flatten_column(documents.with_format("arrow")[:].column("input_ids"))[: count * length].numpy()
-    ends = np.zeros(tokens, dtype=np.int8)
-    ends[np.cumsum(sizes) - 1] = 1
     dropped = tokens - count * length
     logger.warning(
         "The %d %s texts are packed, %r after each, into %d sequences of %d tokens; the last %d of %d tokens do not "
         "fill one and are dropped.", len(split), name, token, count, length, dropped, tokens,
     )  # fmt: skip
-    sequences = _sequences(ids, ends[: count * length], length)
-    return Packed(sequences, len(split), tokens, size, dropped, token)
+    return Packed(_sequences(documents, sizes, length), len(split), tokens, size, dropped, token)
 
 
 def _documents(split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, end: int) -> datasets.Dataset:
@@ -144,15 +140,18 @@ def _whole_texts(batch: dict[str, list[Any]], tokenizer: PreTrainedTokenizerBase
     }
 
 
-def _sequences(ids: np.ndarray, ends: np.ndarray, length: int) -> datasets.Dataset:
-    """Tokens (n · length,) and marks of ends of text as rows of `length`."""
+def _sequences(documents: datasets.Dataset, sizes: np.ndarray, length: int) -> datasets.Dataset:
+    """Cut documents of these sizes, laid end to end, into rows of `length` tokens."""
     import datasets
 
-    count = len(ids) // length
+    count = int(sizes.sum()) // length
+    ids = flatten_column(documents.with_format("arrow")[:].column("input_ids")).numpy()
+    ends = np.zeros(len(ids), dtype=np.int8)
+    ends[np.cumsum(sizes) - 1] = 1
     return datasets.Dataset.from_dict(
         {
-            "input_ids": ids.reshape(count, length),
-            "special_tokens_mask": ends.reshape(count, length),
+            "input_ids": ids[: count * length].reshape(count, length),
+            "special_tokens_mask": ends[: count * length].reshape(count, length),
             "length": np.full(count, length),
             "id": np.arange(count),
         }

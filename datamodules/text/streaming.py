@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from datamodules.text.sources import TextSource
@@ -43,8 +43,7 @@ def first_texts(
 ) -> tuple[Dataset, int]:
     """Read a stream until each split has its texts.
 
-    A row that repeats a text that was taken, or one of `held`, counts for no split; it is kept, so that who drops
-    it can say how many there were.
+    A row that repeats a text that was taken, or one of `held`, counts for no split; it is kept to be counted later.
 
     Args:
         stream: rows with these columns, and others, which are dropped.
@@ -57,16 +56,15 @@ def first_texts(
     Returns:
         The rows, in the stream's order, and how many rows were read.
     """
-    shares = split_shares(source, draw_test=held is None)
-    wanted = {"test": source.most("test") or 0} if official else wanted_texts(source, draw_test=held is None)
-    place: Callable[[int], str] = (lambda key: "test") if official else (lambda key: split_of(key, shares))
-    columns = [*texts, *([] if label is None else [label])]
-    taken, rows, read = set(held or ()), [], 0
+    draw_test = held is None
+    shares = split_shares(source, draw_test=draw_test)
+    wanted = {"test": source.most("test") or 0} if official else wanted_texts(source, draw_test=draw_test)
+    columns, taken, rows, read = [*texts, *([label] if label else [])], set(held or ()), [], 0
     for row in _rows(stream, source):
         read += 1
         key = text_key([row[name] for name in texts], source.seed)
         if key not in taken:
-            name = place(key)
+            name = "test" if official else split_of(key, shares)
             if wanted[name] == 0:
                 continue
             wanted[name] -= 1

@@ -205,6 +205,13 @@ class TokenisedTexts(Dataset):
         laid = self._laid[0]
         return laid.flat["input_ids"], laid.flat["special_tokens_mask"].bool(), laid.lengths
 
+    def texts_with_rows(self) -> np.ndarray | None:
+        """The numbers of the texts that keep a row, where marked rows are left out; None if all do."""
+        if not (self.leave_out and self.marks):
+            return None
+        (marks,) = self.marks.values()
+        return marks.texts_with_rows().numpy()
+
     def marked(self, marks: Mapping[RowKind, Marks], *, leave_out: bool) -> TokenisedTexts:
         """Return the same texts with other `marks` and `leave_out`, without copying them."""
         same = copy(self)
