@@ -267,8 +267,8 @@ class LayerActivations(TextModule):
             only: the first so many texts of the split.
             batch_size: texts a batch; default: that of the data module.
         """
-        given = {"shuffle": shuffle, "only": only, "batch_size": batch_size}
-        return self.pipeline.loader(split, self.trainer, whole=True, **given)  # type: ignore[arg-type]
+        given: dict[str, Any] = {"shuffle": shuffle, "only": only, "batch_size": batch_size}
+        return self.pipeline.loader(split, self.trainer, whole=True, **given)
 
     # ------------------------------------------------------------------ Lightning's hooks
 

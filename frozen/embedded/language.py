@@ -218,7 +218,7 @@ def _sequences(
     texts: list[str], tokenizer: PreTrainedTokenizerBase, end: int, length: int, recipe: LanguageRecipe
 ) -> Tensor:
     """The first packed sequences, (n, length), no more than training reads."""
-    wanted, ids = recipe.steps * recipe.batch, []
+    wanted, ids = recipe.steps * recipe.batch, list[int]()
     for first in range(0, len(texts), 1000):
         ids += chain.from_iterable(ended_texts(texts[first : first + 1000], tokenizer, end))
         if len(ids) >= wanted * length:
