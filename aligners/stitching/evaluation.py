@@ -119,8 +119,8 @@ class StitchingEvaluation(Evaluation):
     def _methods(self, route: Route, fitted: dict[str, Aligner]) -> list[Method]:
         methods = []
         if self.identity and route.source.width == route.target.width:
-            layer = Identity(len(route.pairs), route.source.width, route.target.width)
-            methods.append(make_method("identity", layer, "floor", {**describe_map(layer), "fit": "none"}))
+            same = Identity(len(route.pairs), route.source.width, route.target.width)
+            methods.append(make_method("identity", same, "floor", {**describe_map(same), "fit": "none"}))
         methods += [make_method(name, layer, "method", describe_map(layer)) for name, layer in fitted.items()]
         trained = self.stored.layers[route.key] if self.stored is not None else {}
         for name, layer in trained.items():
