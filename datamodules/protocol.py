@@ -50,6 +50,9 @@ class TextData(Protocol):
     def bytes_per_token(self, name: Split) -> float:
         """Bytes of UTF-8 per token of a split."""
 
+    def loader(self, split: Split, *, shuffle: bool = False) -> DataLoader:
+        """Batches of texts, this rank's share."""
+
     def describe(self) -> dict[str, Any]:
         """Describe texts, rows and models for a report."""
 
@@ -86,9 +89,6 @@ class PairedData(SiteData, Protocol):
     def seen(self) -> SeenTypes:
         """The types of the fitting rows."""
 
-    def loader(self, split: Split, *, shuffle: bool = False) -> DataLoader:
-        """Batches of texts, this rank's share."""
-
     def on_before_batch_transfer(self, batch: TextBatch, dataloader_idx: int) -> Any:
         """Choose the rows of a batch, before it goes to the device."""
 
@@ -109,9 +109,6 @@ class LayerData(TextData, Protocol):
     def reader(self) -> LayerReader:
         """What reads the rows."""
 
-    def loader(self, split: Split) -> DataLoader:
-        """Batches of texts, whole ones for each rank."""
-
     def plan(self, splits: Sequence[Split] = ("test",)) -> None:
         """Choose what an evaluation reads."""
 
@@ -124,9 +121,6 @@ class TaskData(SiteData, Protocol):
     @property
     def task(self) -> str | None:
         """The task of the last model's head."""
-
-    def loader(self, split: Split, *, shuffle: bool = False) -> DataLoader:
-        """Batches of texts, this rank's share."""
 
     def prepare(self, texts: TextBatch, epoch: int = 0) -> TaskBatch:
         """A batch with its rows and with what is asked of it."""
