@@ -42,13 +42,9 @@ def penalty_figure(rows: Sequence[Row], groups: Groups = None) -> Figure:
         rows: of all routes.
         groups: see `pair_intervals.over_pairs`; with groups or many models lines are means over routes.
     """
-    lines = lines_of(rows, groups)
-    figure, axes = _panels(methods_of(rows))
-    pairs = matching_pairs(rows)
-    for method, axis in axes.items():
-        _draw(axis, lines, method, pairs, "penalty", 1)
+    figure, axes = _by_site(rows, groups, "penalty", 1, PENALTY)
+    for axis in axes:
         penalty_scale(axis)
-    _dress(figure, axes.values(), _site_label(rows), PENALTY, f"bars: {what_intervals_are(rows, groups)}")
     return figure
 
 
@@ -59,22 +55,35 @@ def accuracy_figure(rows: Sequence[Row], groups: Groups = None) -> Figure:
         rows: of all routes.
         groups: see `penalty_figure`.
     """
-    lines = lines_of(rows, groups)
-    figure, axes = _panels(methods_of(rows))
-    pairs = matching_pairs(rows)
-    column = "score_penalty" if averaged(rows, groups) else "score"
-    natives = {row["model_y"]: row["score"] for row in rows if row["method"] == "native"}
-    colours = {line.model_y: look["color"] for line, look in zip(lines, _looks(lines), strict=True)}
-    for method, axis in axes.items():
-        _draw(axis, lines, method, pairs, column, 100)
-        if column == "score_penalty":
+    if averaged(rows, groups):
+        figure, axes = _by_site(rows, groups, "score_penalty", 100, f"lost {score_words(rows)}")
+        for axis in axes:
             axis.axhline(0, color="0.6", linewidth=0.8, zorder=0)
+        return figure
+    figure, axes = _by_site(rows, groups, "score", 100, f"{score_words(rows)}; thin: the target by itself")
+    natives = {row["model_y"]: row["score"] for row in rows if row["method"] == "native"}
+    lines = lines_of(rows, groups)
+    colours = {line.model_y: look["color"] for line, look in zip(lines, _looks(lines), strict=True)}
+    for axis in axes:
         for target in colours.keys() & natives.keys():
             axis.axhline(100 * natives[target], color=colours[target], linewidth=0.8, alpha=0.6, zorder=0)
-        axis.set_xticks(range(len(pairs)), [site_name(pair) for pair in pairs])
-    height = f"{score_words(rows)}; thin: the target by itself" if column == "score" else f"lost {score_words(rows)}"
-    _dress(figure, axes.values(), _site_label(rows), height, f"bars: {what_intervals_are(rows, groups)}")
     return figure
+
+
+def _by_site(rows: Sequence[Row], groups: Groups, column: str, scale: float, height: str) -> tuple[Figure, list[Axes]]:
+    """Draw a column of the rows against site with its intervals, a panel for each method."""
+    lines, pairs = lines_of(rows, groups), matching_pairs(rows)
+    figure, axes = _panels(methods_of(rows))
+    for method, axis in axes.items():
+        drawn = []
+        for line, look in zip(lines, _looks(lines), strict=True):
+            cells = {(row["site_x"], row["site_y"]): row for row in line.rows if row["method"] == method}
+            drawn.append((line.name, look, [cells.get(pair) for pair in pairs]))
+        lines_by_site(axis, drawn, column, scale)
+        axis.set_xticks(range(len(pairs)), [site_name(pair) for pair in pairs])
+    across = "site (matching layers)" if is_grid(rows) else "site (layer)"
+    _dress(figure, axes.values(), across, height, f"bars: {what_intervals_are(rows, groups)}")
+    return figure, list(axes.values())
 
 
 def curve_figure(curves: Sequence[Row], groups: Groups = None) -> Figure:
@@ -155,19 +164,6 @@ def _looks(lines: Sequence[Line]) -> list[Look]:
     ]
 
 
-def _draw(
-    axis: Axes, lines: Sequence[Line], method: str, pairs: list[tuple[int, int]], column: str, scale: float
-) -> None:
-    """Every line of one method with its intervals."""
-    cells = [{(row["site_x"], row["site_y"]): row for row in line.rows if row["method"] == method} for line in lines]
-    drawn = [
-        (line.name, look, [own.get(pair) for pair in pairs])
-        for line, look, own in zip(lines, _looks(lines), cells, strict=True)
-    ]
-    lines_by_site(axis, drawn, column, scale)
-    axis.set_xticks(range(len(pairs)), [site_name(pair) for pair in pairs])
-
-
 def _dress(figure: Figure, axes: Iterable[Axes], across: str, up: str, note: str) -> None:
     """Name the axes, and add one legend for all panels."""
     figure.supxlabel(across, fontsize=9)
@@ -175,7 +171,3 @@ def _dress(figure: Figure, axes: Iterable[Axes], across: str, up: str, note: str
     handles, names = shown_lines(axes)
     look: dict[str, Any] = {"frameon": False, "fontsize": 8, "title": note or None, "title_fontsize": 7.5}
     figure.legend(handles, names, loc="outside right center", **look)
-
-
-def _site_label(rows: Sequence[Row]) -> str:
-    return "site (matching layers)" if is_grid(rows) else "site (layer)"
