@@ -12,12 +12,12 @@ __all__ = ["KINDS", "make_report"]
 
 # Kind -> the module whose function `report(meta, rows, ...)` makes a Report.
 KINDS = {
-    "finetuning": "reports.finetuning.report",
+    "finetuning": "reports.finetuning",
     "fit": "reports.fit",
     "injection": "reports.injection.report",
     "similarity": "reports.similarity.report",
     "stitching": "reports.stitching.report",
-    "surgery": "reports.surgery.report",
+    "surgery": "reports.surgery",
 }
 
 

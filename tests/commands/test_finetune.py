@@ -18,8 +18,7 @@ from datamodules.labelled import LabelledTexts
 from datamodules.text.sources import TextSource
 from finetuning.jobs import Job
 from frozen import load_frozen
-from reports.finetuning.figures import finetuning_figure
-from reports.finetuning.report import finetuning_table, summarise
+from reports.finetuning import finetuning_figure, finetuning_table, summarise
 from tests.ranks import two_ranks
 from tests.shell import ROOT, TWO_RANKS, WARNED
 from tests.tiny import tiny_folder

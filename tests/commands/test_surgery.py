@@ -14,8 +14,7 @@ from commands.evaluate.surgery import parser
 from commands.table import evaluate as main
 from finetuning.truncating import MEAN, conditions
 from reports.publishing import write
-from reports.surgery.figures import skipping_figure, truncation_figure
-from reports.surgery.report import report, surgery_table
+from reports.surgery import report, skipping_figure, surgery_table, truncation_figure
 from tests.ranks import two_ranks
 from tests.shell import ROOT, TWO_RANKS, WARNED
 from tests.world import World
