@@ -32,26 +32,22 @@ def mask_tokens(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Mask a batch by BERT's recipe (Devlin et al. 2019, §3.1 and A.1), on the CPU.
 
-    Of each text, `share` of the tokens that are neither special nor padding are chosen, rounded, and at least one
-    where there is any. Of the chosen, each becomes the mask token with probability .8, a token drawn from the whole
-    vocabulary with .1, and else stays. What a text draws follows from the seed, the epoch and its number alone, so
-    that it is the same in any batch, padded on either side, and on any number of ranks.
+    Of each text's tokens that are neither special nor padding, `share` are chosen, rounded, at least one. Each becomes
+    the mask token with probability .8, a token drawn from the vocabulary with .1, and else stays. The draw follows
+    from the seed, the epoch and the text's number alone: it is the same in any batch and on any number of ranks.
 
     Args:
         inputs: what the model takes: `input_ids` (B, T) int64 and others, which stay. None is changed.
         special: True at special tokens and padding, (B, T).
         text: number of each text in its split, (B,).
-        mask_token: id of the mask token.
-        vocabulary: number of tokens, from which the random ones are drawn.
-        share: how many tokens are chosen, in (0, 1]; BERT's is .15.
-        seed: zero or positive.
-        epoch: zero or positive. Another epoch chooses other tokens.
+        mask_token: its id.
+        vocabulary: number of tokens.
+        share: in (0, 1]; BERT's is .15.
+        seed: zero or positive, as is `epoch`.
+        epoch: another epoch chooses other tokens.
 
     Returns:
         The inputs with other `input_ids`, and the answers (B, T) int64: the token where one was chosen, else -100.
-
-    Raises:
-        ValueError: the share is out of range, or the mask token is not in the vocabulary.
     """
     _check(share, mask_token, vocabulary)
     ids = inputs["input_ids"].clone()
@@ -74,6 +70,7 @@ def _replaced(own: Tensor, draw: np.random.Generator, mask_token: int, vocabular
 
 
 def _check(share: float, mask_token: int, vocabulary: int) -> None:
+    """Raise if the share is out of range, or the mask token is not in the vocabulary."""
     if not 0 < share <= 1:
         raise ValueError(f"Expected `share` of the tokens in (0, 1], but got {share:g}. BERT's is 0.15.")
     if not 0 <= mask_token < vocabulary:

@@ -48,17 +48,16 @@ def first_texts(
     Args:
         stream: rows with these columns, and others, which are dropped.
         texts: columns of the text, one or two.
-        label: column of the class; None: there is none.
+        label: column of the class, if any.
         source: number and shares of the texts.
         held: keys of the official held-out texts; None where test texts are drawn.
         official: whether this stream is the official held-out split: all that is taken is test text.
 
     Returns:
-        The rows, in the stream's order, and how many rows were read.
+        The rows, in the stream's order, and how many were read.
     """
-    draw_test = held is None
-    shares = split_shares(source, draw_test=draw_test)
-    wanted = {"test": source.most("test") or 0} if official else wanted_texts(source, draw_test=draw_test)
+    shares = split_shares(source, draw_test=held is None)
+    wanted = {"test": source.most("test") or 0} if official else wanted_texts(source, draw_test=held is None)
     columns, taken, rows, read = [*texts, *([label] if label else [])], set(held or ()), [], 0
     for row in _rows(stream, source):
         read += 1
