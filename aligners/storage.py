@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,14 +20,16 @@ __all__ = [
     "build_aligner",
     "check_names",
     "describe_aligner",
-    "different_models",
     "load_alignment",
     "read_checkpoint",
+    "refuse_other_component",
+    "refuse_other_models",
     "restore_aligners",
 ]
 
 KEY = "alignment"
 StoredT = TypeVar("StoredT")
+Identities = Mapping[str, Mapping[str, Any]] | Sequence[Mapping[str, Any]]  # of models: name, fingerprint, ...
 # Options that a class has gained, at what it did before: checkpoints of then do not name them.
 EARLIER: dict[str, dict[str, Any]] = {"MLP": {"skip": False}}
 
@@ -159,14 +161,52 @@ def read_checkpoint(path: Path, command: str, make: Callable[[Path, Mapping[str,
         ) from error
 
 
-def different_models(stored: dict[str, Any], present: dict[str, Any]) -> list[str]:
-    """What differs between two `describe()["models"]`: one sentence for each difference that matters.
+def refuse_other_models(stored: Identities, present: Identities, what: str) -> None:
+    """Compare models by their fingerprints: a name may differ, as of a folder that has moved.
 
-    The fingerprint decides. A name may differ (a folder that moved) as long as the weights are the same.
+    Args:
+        stored: identities in a checkpoint, by side or in the order of the run.
+        present: identities of the run's models, likewise.
+        what: the checkpoint, for the message.
+
+    Raises:
+        ValueError: they are not the same models in the same order; says which differ.
     """
-    return [
-        f"{which.upper()} was {stored[which]['name']} (fingerprint {stored[which]['fingerprint'][:12]}) "
-        f"and is {present[which]['name']} (fingerprint {present[which]['fingerprint'][:12]})"
-        for which in ("x", "y")
-        if stored[which]["fingerprint"] != present[which]["fingerprint"]
+    then, now = (_sides(models) for models in (stored, present))
+    missing = {"name": "nothing", "fingerprint": "none"}
+    pairs = {side: (then.get(side, missing), now.get(side, missing)) for side in {**then, **now}}
+    differing = [
+        f"{side} was {a['name']} (fingerprint {a['fingerprint'][:12]}) and is {b['name']} (fingerprint "
+        f"{b['fingerprint'][:12]})"
+        for side, (a, b) in pairs.items()
+        if a["fingerprint"] != b["fingerprint"]
     ]
+    if differing:
+        raise ValueError(
+            f"{what} was fitted on other models: {'; '.join(differing)}. Name the same models in the same order."
+        )
+
+
+def _sides(models: Identities) -> Mapping[str, Any]:
+    if isinstance(models, Mapping):
+        return {side.upper(): model for side, model in models.items()}
+    return {f"model {number}": model for number, model in enumerate(models)}
+
+
+def refuse_other_component(data: Mapping[str, Any], present: str, what: str) -> None:
+    """Compare what a state is.
+
+    Args:
+        data: what a checkpoint says of its data.
+        present: `data.component` of the run.
+        what: the checkpoint, for the message.
+
+    Raises:
+        ValueError: it was fitted on another component.
+    """
+    then = data.get("component", "residual")  # earlier checkpoints know no other
+    if then != present:
+        raise ValueError(
+            f"{what} was fitted on `component` {then!r}, but `data.component` is {present!r}. Leave it out, or set it "
+            f"to {then!r}."
+        )

@@ -23,7 +23,7 @@ from aligners.fitting.validating import validate_if_due
 from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear, Procrustes
-from aligners.storage import KEY, StoredAlignment, check_names, describe_aligner, different_models
+from aligners.storage import KEY, StoredAlignment, check_names, describe_aligner, refuse_other_models
 from datamodules.protocol import PairedData, stream_of
 from frozen.loading.precision import check_precision
 from similarity.functional.moments import Moments
@@ -329,9 +329,7 @@ class Alignment(pl.LightningModule):
                 "version, counts the reading of moments as its first. Go on with the version that wrote it, or fit "
                 "anew. Its maps can still be measured: `evaluate.py inject --checkpoints`."
             )
-        differences = different_models(stored["data"]["models"], self.data["models"])
-        if differences:
-            raise ValueError("The checkpoint was fitted on other models: " + "; ".join(differences) + ".")
+        refuse_other_models(stored["data"]["models"], self.data["models"], "The checkpoint")
         self.moments = Moments(**{name: value.to(self.device) for name, value in stored["moments"].items()})
         self.training_record = stored.get("training", {})  # earlier checkpoints have none of these
         if "divergence" in stored:

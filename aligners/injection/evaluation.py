@@ -19,7 +19,7 @@ from aligners.injection.seen import fitted_texts, seen_by_any
 from aligners.scoring.answers import match_heads
 from aligners.scoring.asked import Asked
 from aligners.scoring.tasks import check_labels
-from aligners.storage import StoredAlignment, different_models
+from aligners.storage import StoredAlignment, refuse_other_component, refuse_other_models
 from datamodules.asking import Asking, TaskBatch
 from datamodules.batches import TextBatch
 from datamodules.protocol import PairedData, SiteData, stream_of
@@ -318,15 +318,8 @@ def _read(panel: Panel, batch: PairedBatch) -> Read:
 
 def _check_stored(stored: Sequence[StoredAlignment], present: dict[str, Any], sites: list[tuple[int, int]]) -> None:
     for checkpoint in stored:
-        differences = different_models(checkpoint.data["models"], present["models"])
-        if differences:
-            raise ValueError(f"{checkpoint.path} was fitted on other models: " + "; ".join(differences) + ".")
-        component = checkpoint.data.get("component", "residual")  # earlier checkpoints know no other
-        if component != present["component"]:
-            raise ValueError(
-                f"{checkpoint.path} was fitted on `component` {component!r}, but `data.component` is "
-                f"{present['component']!r}. Leave `data.component` out, or fit on that component."
-            )
+        refuse_other_models(checkpoint.data["models"], present["models"], str(checkpoint.path))
+        refuse_other_component(checkpoint.data, present["component"], str(checkpoint.path))
         if checkpoint.site_pairs != list(sites):
             raise ValueError(
                 f"{checkpoint.path} was fitted at site pairs {checkpoint.site_pairs}, but `data.sites` gives "

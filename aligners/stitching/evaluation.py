@@ -18,7 +18,8 @@ from aligners.maps.base import Aligner
 from aligners.maps.linear import Identity
 from aligners.scoring.answers import match_heads
 from aligners.scoring.asked import Asked
-from aligners.stitching.storage import StoredStitching, fitted_maps, refuse_other_component, refuse_other_models
+from aligners.stitching.storage import StoredStitching, fitted_maps
+from aligners.storage import refuse_other_component, refuse_other_models
 from datamodules.asking import TaskBatch
 from datamodules.protocol import TaskData, stream_of
 from frozen.loading.precision import check_precision

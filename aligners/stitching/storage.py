@@ -15,7 +15,14 @@ from aligners.injection.routes import Route
 from aligners.maps.affine import AffineLayer
 from aligners.maps.base import Aligner
 from aligners.maps.linear import Affine
-from aligners.storage import describe_aligner, load_alignment, read_checkpoint, restore_aligners
+from aligners.storage import (
+    describe_aligner,
+    load_alignment,
+    read_checkpoint,
+    refuse_other_component,
+    refuse_other_models,
+    restore_aligners,
+)
 from frozen.model import FrozenModel
 
 __all__ = [
@@ -25,9 +32,7 @@ __all__ = [
     "fitted_layers",
     "fitted_maps",
     "load_stitching",
-    "refuse_other_component",
     "refuse_other_layers",
-    "refuse_other_models",
 ]
 
 logger = logging.getLogger(__name__)
@@ -81,44 +86,6 @@ def _stored(path: Path, content: Mapping[str, Any]) -> StoredStitching:
     pairs = {key: [(i, j) for i, j in each] for key, each in stored["pairs"].items()}
     others = {name: stored[name] for name in ("spread", "curves", "loss", "data", "data_config")}
     return StoredStitching(path, layers, pairs, **others)
-
-
-def refuse_other_models(stored: Sequence[Mapping[str, Any]], present: Sequence[Mapping[str, Any]], what: str) -> None:
-    """Compare models by their fingerprints: a name may differ, as of a folder that moved.
-
-    Args:
-        stored: identities in a checkpoint.
-        present: identities of the run's models.
-        what: the checkpoint, for the message.
-
-    Raises:
-        ValueError: they are not the same models in the same order.
-    """
-    then, now = (", ".join(f"{m['name']} ({m['fingerprint'][:12]})" for m in models) for models in (stored, present))
-    if [m["fingerprint"] for m in stored] != [m["fingerprint"] for m in present]:
-        raise ValueError(
-            f"{what[0].upper()}{what[1:]} was trained on other models: on {then}, and `data.models` gives {now}. Name "
-            "the same models in the same order."
-        )
-
-
-def refuse_other_component(data: Mapping[str, Any], present: str, what: str) -> None:
-    """Compare what a state is.
-
-    Args:
-        data: what a checkpoint says of its data.
-        present: `data.component` of the run.
-        what: the checkpoint, for the message.
-
-    Raises:
-        ValueError: it was trained on another component.
-    """
-    then = data.get("component", "residual")  # earlier checkpoints know no other
-    if then != present:
-        raise ValueError(
-            f"{what[0].upper()}{what[1:]} was trained on `component` {then!r}, but `data.component` is {present!r}. "
-            f"Set it to {then!r}."
-        )
 
 
 def refuse_other_layers(stored: Mapping[str, Any], present: Mapping[str, Any]) -> None:

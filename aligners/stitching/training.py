@@ -29,11 +29,9 @@ from aligners.stitching.storage import (
     KEY,
     describe_layers,
     fitted_layers,
-    refuse_other_component,
     refuse_other_layers,
-    refuse_other_models,
 )
-from aligners.storage import check_names
+from aligners.storage import check_names, refuse_other_component, refuse_other_models
 from datamodules.asking import TaskBatch
 from datamodules.batches import TextBatch
 from datamodules.protocol import TaskData, stream_of
@@ -329,8 +327,8 @@ class Stitching(pl.LightningModule):
         if KEY not in checkpoint:
             raise ValueError("Expected `ckpt_path` to be a last.ckpt of `train.py stitch`, but it is another file.")
         stored = checkpoint[KEY]
-        refuse_other_models(stored["data"]["models"], self._stream.describe()["models"], "the checkpoint")
-        refuse_other_component(stored["data"], self._stream.component, "the checkpoint")
+        refuse_other_models(stored["data"]["models"], self._stream.describe()["models"], "The checkpoint")
+        refuse_other_component(stored["data"], self._stream.component, "The checkpoint")
         refuse_other_layers(stored, self._described())
         if checkpoint["global_step"] >= self.trainer.max_steps:
             raise ValueError(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from aligners.maps.linear import Linear, Procrustes
-from aligners.storage import KEY, build_aligner, describe_aligner, different_models, load_alignment
+from aligners.storage import KEY, build_aligner, describe_aligner, load_alignment, refuse_other_models
 from similarity.functional.moments import moments_of
 from tests.runs import related_rows
 
@@ -52,14 +52,20 @@ def test_what_was_stored_comes_back(tmp_path: Path) -> None:
     torch.testing.assert_close(stored.moments.xy, moments_of(x, y).xy)
 
 
-def test_a_model_is_another_when_its_weights_are(tmp_path: Path) -> None:
+def test_a_model_is_another_when_its_weights_are() -> None:
     moved = {**MODELS, "x": {**MODELS["x"], "name": "a/folder/that/moved"}}
-    assert different_models(MODELS, moved) == []
+    refuse_other_models(MODELS, moved, "a.ckpt")
     changed = {**MODELS, "y": {"name": "other", "revision": None, "fingerprint": "z" * 32}}
-    (said,) = different_models(MODELS, changed)
-    assert said == "Y was model-y (fingerprint yyyyyyyyyyyy) and is other (fingerprint zzzzzzzzzzzz)"
+    said = (
+        r"a\.ckpt was .*: Y was model-y \(fingerprint yyyyyyyyyyyy\) and is other \(fingerprint zzzzzzzzzzzz\)\. Name"
+    )
+    with pytest.raises(ValueError, match=said):
+        refuse_other_models(MODELS, changed, "a.ckpt")
     swapped = {"x": MODELS["y"], "y": MODELS["x"]}
-    assert [text[:5] for text in different_models(MODELS, swapped)] == ["X was", "Y was"]
+    with pytest.raises(ValueError, match=r": X was .*; Y was "):
+        refuse_other_models(MODELS, swapped, "a.ckpt")
+    with pytest.raises(ValueError, match=r"model 1 was model-y .* and is nothing"):
+        refuse_other_models(list(MODELS.values()), [MODELS["x"]], "a.ckpt")
 
 
 class Code:

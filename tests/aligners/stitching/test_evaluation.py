@@ -308,7 +308,7 @@ def test_sub_layers_can_be_stitched_and_are_not_mistaken_for_the_stream(
 ) -> None:
     same_model = {"models": [causal[0]] * 2, "sites": "blocks", "component": "mlp"}
     assert {row["penalty"] for row in rows_of(evaluate(world, data=same_model), "identity")} == {0}
-    with pytest.raises(ValueError, match=r"some\.ckpt was trained on `component` 'residual', but .* is 'mlp'"):
+    with pytest.raises(ValueError, match=r"some\.ckpt was fitted on `component` 'residual', but .* is 'mlp'"):
         evaluate(world, stored, data={"component": "mlp"})
 
 

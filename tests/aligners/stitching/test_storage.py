@@ -213,10 +213,10 @@ def test_going_on_with_something_else_is_refused(world: World, whole: Path, tmp_
     for given, says in (
         (
             {"models": [world.model_x, world.model_x]},
-            r"checkpoint was trained on other models: on .*/x .*/y .*same order",
+            r"checkpoint was fitted on other models: model 1 was .*/y .*and is .*/x .*same order",
         ),
         ({"sites": ["1:3", 3]}, r"trained with pairs .*\[1, 2\].*but this run has .*\[1, 3\].*`data\.sites`"),
-        ({"component": "mlp"}, r"checkpoint was trained on `component` 'residual', but `data\.component` is 'mlp'"),
+        ({"component": "mlp"}, r"checkpoint was fitted on `component` 'residual', but `data\.component` is 'mlp'"),
         ({"routes": "forward"}, r"trained with pairs .*1_0.*`model\.routes`"),
         ({"layers": {**MIXED, "low": partial(LowRank, rank=4)}}, r"trained with layers .*'rank': 4.*`model\.layers`"),
     ):
@@ -236,7 +236,7 @@ def test_a_run_that_is_complete_has_nothing_to_go_on_with(world: World, whole: P
 def test_measuring_with_other_models_or_sites_is_refused(world: World, whole: Path) -> None:
     stored = load_stitching(whole / "stitching.ckpt")
     for given, says in (
-        ({"models": [world.model_y, world.model_x]}, r"stitching\.ckpt was trained on other models"),
+        ({"models": [world.model_y, world.model_x]}, r"stitching\.ckpt was fitted on other models"),
         ({"sites": [1]}, r"stitching\.ckpt was trained at site pairs \[\(1, 2\), \(3, 3\)\].*Leave `data\.sites` out"),
     ):
         with pytest.raises(ValueError, match=says):

@@ -360,10 +360,10 @@ def test_fitted_maps_stand_beside_layers_of_their_own(world: World, fitted: Path
 def test_fitted_maps_of_something_else_are_refused(world: World, fitted: Path, tmp_path: Path) -> None:
     turned = [world.model_y, world.model_x]
     for given, says in (
-        ({"models": turned}, r"aligners\.ckpt was trained on other models: on .*/x .*/y .*`data\.models` gives .*/y"),
+        ({"models": turned}, r"aligners\.ckpt was fitted on other models: model 0 was .*/x .*and is .*/y"),
         ({"sites": [1, 3]}, r"fitted at site pairs \[\(1, 2\), \(3, 3\)\].*has \[\(1, 1\), \(3, 3\)\].*`data\.sites`"),
         ({"models": [world.model_x, world.model_x]}, "other models"),
-        ({"component": "mlp"}, r"aligners\.ckpt was trained on `component` 'residual'"),
+        ({"component": "mlp"}, r"aligners\.ckpt was fitted on `component` 'residual'"),
     ):
         with pytest.raises(ValueError, match=says):
             train(world, {}, fitted=fitted, **given)
