@@ -50,8 +50,7 @@ def run(world: World, folder: Path, *callbacks: pl.Callback, resume: Path | None
 @pytest.fixture(scope="module")
 def whole(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nobody interrupted."""
-    folder = tmp_path_factory.mktemp("whole")
-    run(world, folder)
+    run(world, folder := tmp_path_factory.mktemp("whole"))
     return folder
 
 
