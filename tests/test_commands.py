@@ -271,6 +271,8 @@ def test_nothing_to_measure_is_said_before_anything_is_loaded(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="`checkpoints` or `closed_form` to name at least one map, but got neither"):
         evaluate(["inject", "--closed_form", "[]"])
+    with pytest.raises(ValueError, match=r"Expected `closed_form` out of linear, .*, but got nonsense\."):
+        evaluate(["inject", "--closed_form", "[linear,nonsense]"])
     assert list(tmp_path.iterdir()) == []
 
 

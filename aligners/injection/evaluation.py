@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from aligners.fitting.moments import limited, read_moments
 from aligners.injection.behaviour import OF_LABELS, OF_TOKENS, Behaviour
 from aligners.injection.forward import own_logits, read_all
-from aligners.injection.methods import CLOSED_FORMS, build_floors, route_methods, stored_kind
+from aligners.injection.methods import CLOSED_FORMS, build_floors, check_closed_forms, route_methods, stored_kind
 from aligners.injection.panels import Panel, Read
 from aligners.injection.routes import Route
 from aligners.injection.seen import fitted_texts, seen_by_any
@@ -127,9 +127,7 @@ class InjectionEvaluation(Evaluation):
         masked_share: float = 0.15,
     ) -> None:
         super().__init__(seed)
-        unknown = [name for name in closed_form if name not in CLOSED_FORMS]
-        if unknown:
-            raise ValueError(f"Expected `closed_form` out of {', '.join(CLOSED_FORMS)}, but got {', '.join(unknown)}.")
+        check_closed_forms(closed_form)
         if not stored:
             raise ValueError("Expected at least one checkpoint in `stored`, but got none.")
         self.stored, self.closed_form = list(stored), list(closed_form)

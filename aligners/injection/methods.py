@@ -32,6 +32,7 @@ __all__ = [
     "ClosedForms",
     "Method",
     "build_floors",
+    "check_closed_forms",
     "describe_map",
     "make_method",
     "route_methods",
@@ -49,6 +50,17 @@ CLOSED_FORMS: dict[str, Callable[[int, int, int], Aligner]] = {
 CLOSED, TRAINED, BOTH_WAYS = "closed form", "trained", "trained both ways"
 INVERSE_OF_ONE_WAY = "inverse of a map trained one way"
 FLOORS = ("mean", "identity", "random_embedding")
+
+
+def check_closed_forms(names: Sequence[str]) -> None:
+    """Refuse names that are not in `CLOSED_FORMS`.
+
+    Raises:
+        ValueError: naming them.
+    """
+    unknown = [name for name in names if name not in CLOSED_FORMS]
+    if unknown:
+        raise ValueError(f"Expected `closed_form` out of {', '.join(CLOSED_FORMS)}, but got {', '.join(unknown)}.")
 
 
 class ClosedForms(Alignment):

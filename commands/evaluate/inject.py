@@ -8,7 +8,7 @@ from pathlib import Path
 from jsonargparse import ArgumentParser
 
 from aligners.injection.evaluation import InjectionEvaluation
-from aligners.injection.methods import CLOSED_FORMS, ClosedForms
+from aligners.injection.methods import CLOSED_FORMS, ClosedForms, check_closed_forms
 from aligners.storage import StoredAlignment, load_alignment
 from callbacks.checkpoint import SaveAligners
 from commands.options import add_data_and_trainer, command_parser, options_of, parse_with_data
@@ -44,6 +44,7 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
             "Expected `checkpoints` or `closed_form` to name at least one map, but got neither: there is nothing to "
             "measure. Leave `closed_form` out for all of them."
         )
+    check_closed_forms(options.closed_form)
     stored = [load_alignment(path) for path in options.checkpoints]
     if stored:
         options = parse_with_data(parser, words, stored[0].data_config)
