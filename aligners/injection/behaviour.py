@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from aligners.scoring.tasks import chosen, per_text, unit_answers, unit_scores
 from datamodules.asking import TaskBatch
 from frozen.model import FrozenModel
 
-__all__ = ["BEHAVIOUR", "BEHAVIOUR_COLUMNS", "OF_LABELS", "OF_TOKENS", "Behaviour", "behaviour_columns"]
+__all__ = ["BEHAVIOUR", "BEHAVIOUR_COLUMNS", "OF_LABELS", "OF_TOKENS", "Answered", "Behaviour", "behaviour_columns"]
 
 BEHAVIOUR = ["correct", "loss", "agree", "answer", "units"]
 BEHAVIOUR_COLUMNS = (
@@ -30,6 +30,28 @@ BEHAVIOUR_COLUMNS = (
 OF_LABELS = ("native_x", "native_y", "random_classifier", "random_label", "constant_label")
 OF_TOKENS = ("native_x", "native_y", "unigram")
 BITS = math.log(2)
+
+
+class Answered(NamedTuple):
+    """What is answered to the U units of a batch, without the logits: those of a language model fill a memory.
+
+    Attributes:
+        loss: (U,) in nats, or the squared error of a number.
+        correct: (U,) 1 where the answer is the right one; NaN of numbers.
+        answer: (U,) the class or token.
+        said: (U,) the same or the number, NaN where logits are not finite.
+    """
+
+    loss: Tensor
+    correct: Tensor
+    answer: Tensor
+    said: Tensor
+
+    @classmethod
+    def of(cls, logits: Tensor, batch: TaskBatch, *, regression: bool) -> Answered:
+        """From chosen logits (U, C)."""
+        scores, said = unit_scores(logits, batch.targets), unit_answers(logits, regression=regression)
+        return cls(scores["loss"], scores["correct"], logits.argmax(-1), said)
 
 
 class Behaviour:
@@ -47,76 +69,89 @@ class Behaviour:
         self, route: Route, asked: Asked, whole: Sequence[str], seed: int, token_counts: Tensor | None = None
     ) -> None:
         self.route, self.asked, self.whole, self.seed = route, asked, tuple(whole), seed
-        self._counts, self._random = token_counts, None if asked.scored is None else asked.scored.random
+        self._random = None if asked.scored is None else asked.scored.random
+        # one added to each, so that no token is impossible
+        self._unigrams = None if token_counts is None else ((token_counts + 1) / (token_counts + 1).sum()).log()
 
-    def injected(self, batch: TaskBatch, mapped: Tensor, own: Tensor) -> dict[str, Tensor]:
+    def injected(self, batch: TaskBatch, mapped: Tensor, own: Answered) -> dict[str, Tensor]:
         """What Y does with the mapped rows (S, N, d_y) at each site: quantity -> (S, B).
 
         Args:
             batch: what is asked.
             mapped: what is put into Y.
-            own: (U,) what Y answers by itself.
+            own: what Y answers by itself.
         """
-        each = [self._scores(logits, batch, own) for logits in bank_logits(self.route, batch, mapped)]
+        regression = self.asked.regression
+        each = [
+            self._sums(Answered.of(logits, batch, regression=regression), batch, own)
+            for logits in bank_logits(self.route, batch, mapped)
+        ]
         return {name: torch.stack([found[name] for found in each]) for name in BEHAVIOUR}
 
-    def without_sites(self, batch: TaskBatch, natives: dict[FrozenModel, Tensor]) -> dict[str, Tensor]:
+    def without_sites(self, batch: TaskBatch, natives: dict[FrozenModel, Answered]) -> dict[str, Tensor]:
         """What is answered without any map: quantity -> (methods, 1, B).
 
         Args:
             batch: what is asked.
-            natives: (U, C) what each model that knows the task says by itself.
+            natives: what each model that knows the task answers by itself.
         """
         own = natives[self.route.target]
-        each = [self._of(name, batch, natives, own) for name in self.whole]
+        each = [self._sums(_ANSWERS[name](self, batch, natives), batch, own) for name in self.whole]
         return {name: torch.stack([found[name] for found in each])[:, None] for name in BEHAVIOUR}
 
-    def _scores(self, logits: Tensor, batch: TaskBatch, own: Tensor) -> dict[str, Tensor]:
-        """Sums over the units of each text, of logits (U, C): quantity -> (B,)."""
-        units = {**unit_scores(logits, batch.targets, own), "units": torch.ones_like(own, dtype=torch.float32)}
-        found = {name: per_text(values, batch.targets) for name, values in units.items()}
-        if self.asked.unit == "text":
-            return {**found, "answer": unit_answers(logits, regression=self.asked.regression)}
-        return {**found, "answer": torch.full_like(found["loss"], torch.nan)}
+    def _sums(self, found: Answered, batch: TaskBatch, own: Answered) -> dict[str, Tensor]:
+        """Sums over the units of each text: quantity -> (B,); the answer to a text, NaN where many tokens are asked."""
+        known = torch.where(found.said.isnan(), torch.nan, 1.0)
+        agree = torch.full_like(known, torch.nan) if self.asked.regression else (found.answer == own.answer) * known
+        units = {"correct": found.correct, "loss": found.loss, "agree": agree, "units": torch.ones_like(found.loss)}
+        sums = {name: per_text(values, batch.targets) for name, values in units.items()}
+        return {**sums, "answer": found.said if self.asked.unit == "text" else torch.full_like(sums["loss"], torch.nan)}
 
-    def _of(self, name: str, batch: TaskBatch, natives: dict[FrozenModel, Tensor], own: Tensor) -> dict[str, Tensor]:
-        if name in ("random_label", "constant_label"):
-            return self._labelled(name, batch, own)
-        return self._scores(_LOGITS[name](self, batch, natives, own), batch, own.argmax(-1))
+    def _of_target(self, batch: TaskBatch, natives: dict[FrozenModel, Answered]) -> Answered:
+        return natives[self.route.target]
 
-    def _labelled(self, name: str, batch: TaskBatch, own: Tensor) -> dict[str, Tensor]:
-        """Of answers that are given without reading the texts; they have no loss, but that of a number."""
-        task, labels = cast(ScoredTask, self.asked.scored), batch.targets.answer
-        self._random = cast(Tensor, self._random).to(labels)  # once: a copy to the device waits for it
-        answer = torch.full_like(labels, task.constant) if name == "constant_label" else self._random[batch.texts.text]
-        found = self._scores(torch.full_like(own, torch.nan), batch, own.argmax(-1))
-        found["answer"] = answer.to(found["answer"])
-        if task.regression:
-            return {**found, "loss": (answer - labels).square()}
-        return {**found, "correct": (answer == labels).float(), "agree": (answer == own.argmax(-1)).float()}
-
-    def _of_source(self, batch: TaskBatch, natives: dict[FrozenModel, Tensor], own: Tensor) -> Tensor:
+    def _of_source(self, batch: TaskBatch, natives: dict[FrozenModel, Answered]) -> Answered:
         """The source answers its own way; where it does not know the task there is nothing to say."""
-        return natives.get(self.route.source, torch.full_like(own, torch.nan))
+        own = natives[self.route.target]
+        nothing = torch.full_like(own.loss, torch.nan)
+        return natives.get(self.route.source, Answered(nothing, nothing, own.answer, nothing))
 
-    def _fresh(self, batch: TaskBatch, natives: dict[FrozenModel, Tensor], own: Tensor) -> Tensor:
+    def _fresh(self, batch: TaskBatch, natives: dict[FrozenModel, Answered]) -> Answered:
         target = self.route.target
         with target.fresh_head(self.seed):
-            return chosen(target.logits(batch.inputs), batch.targets, one_after_another(target.class_map))
+            logits = chosen(target.logits(batch.inputs), batch.targets, one_after_another(target.class_map))
+        return Answered.of(logits, batch, regression=self.asked.regression)
 
-    def _unigram(self, batch: TaskBatch, natives: dict[FrozenModel, Tensor], own: Tensor) -> Tensor:
-        """The frequencies of tokens in the fitting texts, one added to each."""
-        counts = torch.ones(own.shape[-1], device=own.device)
-        known = cast(Tensor, self._counts).to(counts)
-        counts[: len(known)] += known
-        return counts.log().expand_as(own)
+    def _random_label(self, batch: TaskBatch, natives: dict[FrozenModel, Answered]) -> Answered:
+        self._random = cast(Tensor, self._random).to(batch.targets.answer)  # once: a copy to the device waits for it
+        return self._unread(self._random[batch.texts.text], batch)
+
+    def _constant_label(self, batch: TaskBatch, natives: dict[FrozenModel, Answered]) -> Answered:
+        return self._unread(torch.full_like(batch.targets.answer, cast(ScoredTask, self.asked.scored).constant), batch)
+
+    def _unread(self, answer: Tensor, batch: TaskBatch) -> Answered:
+        """Of answers (B,) that are given without reading the texts; they have no loss, but that of a number."""
+        labels = batch.targets.answer
+        nothing = torch.full(labels.shape, torch.nan, device=labels.device)
+        if self.asked.regression:
+            return Answered((answer - labels).square(), nothing, answer, answer.double())
+        return Answered(nothing, (answer == labels).float(), answer, answer.double())
+
+    def _unigram(self, batch: TaskBatch, natives: dict[FrozenModel, Answered]) -> Answered:
+        """The frequencies of tokens in the fitting texts."""
+        right = batch.targets.answer
+        self._unigrams = cast(Tensor, self._unigrams).to(right.device)  # once, likewise
+        answer = self._unigrams.argmax().expand_as(right)
+        return Answered(-self._unigrams[right], (answer == right).float(), answer, answer.double())
 
 
-_LOGITS: dict[str, Callable[[Behaviour, TaskBatch, dict[FrozenModel, Tensor], Tensor], Tensor]] = {
-    "native": lambda behaviour, batch, natives, own: own,
-    "native_y": lambda behaviour, batch, natives, own: own,
+_ANSWERS: dict[str, Callable[[Behaviour, TaskBatch, dict[FrozenModel, Answered]], Answered]] = {
+    "native": Behaviour._of_target,
+    "native_y": Behaviour._of_target,
     "native_x": Behaviour._of_source,
     "random_classifier": Behaviour._fresh,
+    "random_label": Behaviour._random_label,
+    "constant_label": Behaviour._constant_label,
     "unigram": Behaviour._unigram,
 }
 

@@ -10,7 +10,7 @@ import lightning.pytorch as pl
 from torch import Tensor, nn
 
 from aligners.fitting.moments import limited, read_moments
-from aligners.injection.behaviour import OF_LABELS, OF_TOKENS, Behaviour
+from aligners.injection.behaviour import OF_LABELS, OF_TOKENS, Answered, Behaviour
 from aligners.injection.forward import own_logits, read_all
 from aligners.injection.methods import CLOSED_FORMS, build_floors, check_closed_forms, route_methods, stored_kind
 from aligners.injection.panels import Panel, Read
@@ -81,6 +81,11 @@ class Evaluation(pl.LightningModule):
     @abstractmethod
     def injected_into(self) -> list[FrozenModel]:
         """The models that states are put into, each once."""
+
+    def natives(self, models: Sequence[FrozenModel], task: TaskBatch) -> dict[FrozenModel, Answered]:
+        """What models answer by themselves; one's logits are gone before the next one's are made."""
+        regression = self.asked is not None and self.asked.regression
+        return {model: Answered.of(own_logits(model, task), task, regression=regression) for model in models}
 
     def on_test_start(self) -> None:
         """The self-test."""
@@ -269,7 +274,8 @@ class InjectionEvaluation(Evaluation):
         if asked.unit == "text":
             return Behaviour(route, asked, OF_LABELS, self.seed)
         tokens, special, _ = self.stream.split("fit").first_tokens()
-        counts = (tokens if asked.task == "causal" else tokens[~special]).long().bincount()
+        counted = tokens if asked.task == "causal" else tokens[~special]
+        counts = counted.long().bincount(minlength=route.target.model.config.get_text_config().vocab_size)
         return Behaviour(route, asked, OF_TOKENS, self.seed, counts)
 
     def injected_into(self) -> list[FrozenModel]:
@@ -293,7 +299,7 @@ class InjectionEvaluation(Evaluation):
 
     def _score(self, task: TaskBatch | None, each: dict[str, PairedBatch]) -> None:
         """One batch of held-out texts. Each model answers once, whether as X, as Y, or as both."""
-        natives = {} if task is None else {model: own_logits(model, task) for model in self.answering}
+        natives = {} if task is None else self.natives(self.answering, task)
         injecting = [panel.route for panel in cast(Sequence[Panel], self.panels) if panel.behaviour is not None]
         masked = self.asked is not None and self.asked.task == "masked" and task is not None
         states = read_all(injecting, cast(TaskBatch, task)) if masked else None

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from aligners.injection.behaviour import BEHAVIOUR, BEHAVIOUR_COLUMNS, Behaviour, behaviour_columns
+from aligners.injection.behaviour import BEHAVIOUR, BEHAVIOUR_COLUMNS, Answered, Behaviour, behaviour_columns
 from aligners.injection.methods import Method
 from aligners.injection.routes import Route
 from aligners.injection.text_errors import ERROR_COLUMNS, ERRORS, error_columns, overflowing, text_errors
@@ -84,12 +84,12 @@ class Panel(nn.Module):
         self.lengths = TextScores(COUNTED, 1, 1, texts)
         self.elsewhere = TextScores(["squares", "total"], len(self.methods), sites, others) if others else None
 
-    def update(self, read: Read, natives: dict[FrozenModel, Tensor]) -> None:
+    def update(self, read: Read, natives: dict[FrozenModel, Answered]) -> None:
         """Score every method at every site on one batch.
 
         Args:
             read: of the batch.
-            natives: (U, C) what each model that knows the task says by itself, where states are injected.
+            natives: what each model that knows the task answers by itself, where states are injected.
         """
         text, rows = read.batch.texts.text, read.batch.rows
         ones = torch.ones(1, 1, len(rows), device=text.device)
@@ -100,14 +100,14 @@ class Panel(nn.Module):
         each = [self._of(method, read, natives) for method in self.methods]
         self.scores.update(text, {name: torch.stack([e[name] for e in each]) for name in self.scores.quantities})
 
-    def _of(self, method: Method, read: Read, natives: dict[FrozenModel, Tensor]) -> dict[str, Tensor]:
+    def _of(self, method: Method, read: Read, natives: dict[FrozenModel, Answered]) -> dict[str, Tensor]:
         """Errors and behaviour of one method: quantity -> (S, B)."""
         mapped, found = method.map(read.source, read.batch), {}
         if self.mean_target is not None and read.target is not None:
             found = text_errors(method, read.batch.rows, read.source, read.target, mapped, self._means())
         if self.behaviour is not None and read.task is not None:
             put = mapped if read.injected is None else method.map(read.injected, read.task)
-            found.update(self.behaviour.injected(read.task, put, natives[self.route.target].argmax(-1)))
+            found.update(self.behaviour.injected(read.task, put, natives[self.route.target]))
         return found
 
     def _means(self) -> tuple[Tensor | None, Tensor]:

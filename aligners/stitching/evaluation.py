@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aligners.injection.behaviour import Behaviour
 from aligners.injection.evaluation import Evaluation
-from aligners.injection.forward import own_logits, read_all
+from aligners.injection.forward import read_all
 from aligners.injection.methods import Method, describe_map, make_method
 from aligners.injection.panels import Panel, Read
 from aligners.injection.routes import Route, Routes, build_routes, check_routes
@@ -157,7 +157,7 @@ class StitchingEvaluation(Evaluation):
 
     def test_step(self, batch: TaskBatch, batch_idx: int) -> None:
         """Score every method at every site pair of every route, and the targets by themselves, on one batch."""
-        natives = {target: own_logits(target, batch) for target in self.injected_into()}
+        natives = self.natives(self.injected_into(), batch)
         states = read_all(self.routes, batch, targets=self._measures)
         for panel in cast(Sequence[Panel], self.panels):
             own: Any = states.targets(panel.route) if self._measures else None

@@ -16,8 +16,8 @@ from tests.aligners.injection.test_evaluation import fit
 from tests.runs import activations, quiet_trainer
 from tests.stitches import evaluate as stitch
 from tests.stitches import masking_folder, rows_of
-from tests.tiny import tiny_folder
-from tests.world import TEST_TEXTS, World
+from tests.tiny import WORDS, tiny_folder, tiny_tokenizer
+from tests.world import TEST_TEXTS, World, sentences, write_texts
 
 SITES = ["1:2", 3]
 MAPS: dict[str, Any] = {"linear": Linear, "inn": partial(INN, couplings=2, hidden=8)}
@@ -68,6 +68,10 @@ def test_injection_costs_a_language_model_what_stitching_says(world: World, tmp_
 
 def test_the_floor_of_a_language_model_is_how_often_tokens_come(world: World, tmp_path: Path) -> None:
     models = folders(tmp_path, "causal")
+    known = tiny_tokenizer().get_vocab()
+    last = max((word for word in WORDS), key=lambda word: known[word])  # no fitting text has it, so its count is 0
+    texts = [text for text in sentences(200)[TEST_TEXTS:] if last not in text.split()]
+    world = world._replace(fit=write_texts(tmp_path / "fit.csv", texts))
     module = measure(world, models, tmp_path / "fit")
     data = module.trainer.datamodule  # type: ignore[attr-defined]
     vocabulary = data.frozen[1].model.config.vocab_size
