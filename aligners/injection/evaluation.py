@@ -56,6 +56,7 @@ class Evaluation(pl.LightningModule):
     def __init__(self, seed: int) -> None:
         super().__init__()
         self.seed, self.panels = seed, nn.ModuleList()
+        self.asked: Asked | None = None
         self.rows: list[dict[str, Any]] = []
         self.meta: dict[str, Any] = {}
 

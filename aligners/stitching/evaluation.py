@@ -136,7 +136,7 @@ class StitchingEvaluation(Evaluation):
 
     def _panel(self, route: Route, methods: list[Method]) -> Panel:
         means = (None, self.stored.spread[route.key]["mean"]) if self._measures and self.stored is not None else None
-        behaviour = Behaviour(route, self.asked, ("native",), self.seed)
+        behaviour = Behaviour(route, cast(Asked, self.asked), ("native",), self.seed)
         return Panel(route, methods, self.n_texts, self.seed, means=means, behaviour=behaviour)
 
     @property
