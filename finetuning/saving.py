@@ -8,7 +8,8 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from frozen.loading.saving import save_model, whole_folder
+from frozen.loading.saving import save_model
+from storage.whole import whole_folder
 
 __all__ = ["FINISHED", "finished_row", "save_classifier"]
 

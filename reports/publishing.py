@@ -18,6 +18,7 @@ from lightning.pytorch.loggers import WandbLogger
 from reports.names import names_in_full, with_short_names
 from reports.report import Report, Row
 from reports.screen import say, screen
+from storage.whole import whole_file, write_text
 
 __all__ = ["environment", "publish", "write"]
 
@@ -49,18 +50,17 @@ def write(report: Report, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     content = {"meta": report.meta, "findings": list(report.sentences), "rows": list(report.rows)}
     content |= {name: list(table) for name, table in report.tables.items()}
-    _write(folder / f"{report.name}.json", json.dumps(content, indent=1, allow_nan=False))
+    write_text(folder / f"{report.name}.json", json.dumps(content, indent=1, allow_nan=False))
     for name, table in {report.name: report.rows, **report.tables}.items():
         if table:
-            _write(folder / f"{name}.csv", _csv(table))
+            write_text(folder / f"{name}.csv", _csv(table))
     if report.columns:
-        _write(folder / f"{report.name}.md", _markdown(report))
+        write_text(folder / f"{report.name}.md", _markdown(report))
     figures = []
     for name, draw in report.figures.items():
         figures.append(folder / f"{name}.png")
-        unfinished = folder / f"{name}.part.png"
-        draw().savefig(unfinished, dpi=130)
-        unfinished.replace(figures[-1])
+        with whole_file(figures[-1]) as unfinished:
+            draw().savefig(unfinished, dpi=130, format="png")
     return figures
 
 
@@ -83,12 +83,6 @@ def _log(report: Report, figures: Iterable[Path], logger: WandbLogger) -> Path:
     for figure in figures:
         logger.log_image(figure.stem, [str(figure)])
     return Path(logger.experiment.dir).parent
-
-
-def _write(path: Path, text: str) -> None:
-    unfinished = path.with_name(path.name + ".part")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)
 
 
 def _csv(rows: Sequence[Row]) -> str:

@@ -11,7 +11,17 @@ import pytest
 
 from tests.shell import ROOT
 
-PACKAGES = ("aligners", "callbacks", "commands", "datamodules", "finetuning", "frozen", "reports", "similarity")
+PACKAGES = (
+    "aligners",
+    "callbacks",
+    "commands",
+    "datamodules",
+    "finetuning",
+    "frozen",
+    "reports",
+    "similarity",
+    "storage",
+)
 
 
 def modules(root: Path) -> dict[str, Path]:

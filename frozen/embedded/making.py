@@ -33,7 +33,8 @@ from transformers import (
     get_linear_schedule_with_warmup,
 )
 
-from frozen.loading.saving import save_model, whole_folder
+from frozen.loading.saving import save_model
+from storage.whole import whole_folder
 
 __all__ = ["Size", "alone", "bert_config", "cache_folder", "family_folder", "keep_model", "train"]
 

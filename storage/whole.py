@@ -1,0 +1,81 @@
+"""Writes a file or a folder whole or not at all, on any filesystem."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = ["remove_unfinished", "whole_file", "whole_folder", "write_text"]
+
+UNFINISHED = ".unfinished"
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A file to write to, which takes the place of `path` once it is complete and on the disk.
+
+    It lies beside `path`, so that the last step is a rename within one filesystem: whatever happens, `path` holds
+    either what it held before or everything. What a process that was killed has left is written over.
+
+    Raises:
+        OSError: the file cannot be written; `path` is as it was.
+    """
+    unfinished = _unfinished(path)
+    try:
+        yield unfinished
+        _sync(unfinished)
+        os.replace(unfinished, path)
+        _sync(path.parent)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """A folder to write to, which becomes `folder` once everything in it is complete and on the disk.
+
+    Raises:
+        OSError: something cannot be written, or `folder` holds files already.
+    """
+    unfinished = _unfinished(folder)
+    shutil.rmtree(unfinished, ignore_errors=True)  # left by a process that was killed
+    unfinished.mkdir(parents=True)
+    try:
+        yield unfinished
+        for path in [*unfinished.rglob("*"), unfinished]:
+            _sync(path)
+        os.replace(unfinished, folder)
+        _sync(folder.parent)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file in UTF-8, whole or not at all."""
+    with whole_file(path) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a process that was killed has left half-written in a folder. Nobody else may be writing there."""
+    for path in folder.rglob(f".*{UNFINISHED}"):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _unfinished(path: Path) -> Path:
+    return path.with_name(f".{path.name}{UNFINISHED}")
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file or a folder is on the disk."""
+    place = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(place)
+    finally:
+        os.close(place)
