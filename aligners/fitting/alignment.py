@@ -17,13 +17,21 @@ from aligners.fitting.fit_map import fit_map
 from aligners.fitting.fits import AlignerFactory, Direction, Fit, seeded
 from aligners.fitting.length import training_steps
 from aligners.fitting.moments import limited, read_moments
-from aligners.fitting.optimisation import Schedule, clip_per_site, gradient_norms, make_optimizer, schedule_factor
+from aligners.fitting.optimisation import (
+    Schedule,
+    clip_per_site,
+    describe_optimizer,
+    gradient_norms,
+    make_optimizer,
+    schedule_factor,
+)
 from aligners.fitting.products import Products, check_products, products_in
 from aligners.fitting.validating import validate_if_due
 from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear, Procrustes
 from aligners.storage import KEY, StoredAlignment, check_names, describe_aligner, refuse_other_models
+from datamodules.identity import identity, refuse_other_run
 from datamodules.protocol import PairedData, stream_of
 from frozen.loading.precision import check_precision
 from similarity.functional.moments import Moments
@@ -310,17 +318,29 @@ class Alignment(pl.LightningModule):
             "moments": {name: value.cpu() for name, value in self.moments._asdict().items()},
             "data": self.data,
             "data_config": self.data_config,
+            "options": self._options(),
             "training": self.training_record,
             "divergence": self.divergence.state_dict(),
             "validated_at": self.validated_at,
             "seen": self._stream.seen.state(),
         }
 
+    def _options(self) -> dict[str, Any]:
+        """What a run that goes on from this one has to share, as plain values."""
+        own = ("rows", "most_steps", "schedule", "warmup", "gradient_clip", "products", "seed")
+        maps = {f"{f.direction}.{f.name}": describe_aligner(f.aligner) for f in self.fits()}
+        return {
+            "aligners": {name: {of: what[of] for of in ("class", "options")} for name, what in maps.items()},
+            "optimizer": describe_optimizer(self.optimizer_factory),
+            **{name: getattr(self, name) for name in own},
+        }
+
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take the moments back.
 
         Raises:
-            ValueError: the checkpoint was fitted on other models, or counts its epochs in another way.
+            ValueError: the checkpoint was fitted on other models, or counts its epochs in another way; to go on from
+                it, data or options differ.
         """
         stored = checkpoint[KEY]
         if self.trainer.state.fn == "fit" and stored.get("format", 1) != FORMAT:
@@ -330,6 +350,8 @@ class Alignment(pl.LightningModule):
                 "anew. Its maps can still be measured: `evaluate.py inject --checkpoints`."
             )
         refuse_other_models(stored["data"]["models"], self.data["models"], "The checkpoint")
+        if self.trainer.state.fn == "fit":
+            refuse_other_run(stored, identity(self._stream, **self._options()), "The checkpoint")
         self.moments = Moments(**{name: value.to(self.device) for name, value in stored["moments"].items()})
         self.training_record = stored.get("training", {})  # earlier checkpoints have none of these
         if "divergence" in stored:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -16,6 +16,7 @@ __all__ = [
     "REFERENCE_WIDTH",
     "Schedule",
     "clip_per_site",
+    "describe_optimizer",
     "gradient_norms",
     "make_optimizer",
     "schedule_factor",
@@ -58,6 +59,13 @@ def make_optimizer(factory: OptimizerCallable, aligners: Iterable[Aligner]) -> t
             group["lr"] *= share
         group["initial_lr"] = group["lr"]
     return optimizer
+
+
+def describe_optimizer(factory: OptimizerCallable) -> dict[str, Any]:
+    """Class and options of an optimiser as plain values, without those that only say how its step is computed."""
+    made = factory([nn.Parameter(torch.zeros(1))])
+    speed = ("foreach", "fused", "capturable", "differentiable")
+    return {"class": type(made).__name__, **{name: v for name, v in made.defaults.items() if name not in speed}}
 
 
 def schedule_factor(schedule: Schedule, steps: int, warmup: float) -> Callable[[int], float]:

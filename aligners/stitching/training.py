@@ -15,7 +15,13 @@ from torch import Tensor, nn
 from aligners.fitting.fit_map import fit_map
 from aligners.fitting.fits import AlignerFactory, seeded
 from aligners.fitting.moments import read_moments
-from aligners.fitting.optimisation import Schedule, clip_per_site, make_optimizer, schedule_factor
+from aligners.fitting.optimisation import (
+    Schedule,
+    clip_per_site,
+    describe_optimizer,
+    make_optimizer,
+    schedule_factor,
+)
 from aligners.fitting.validating import validate_if_due
 from aligners.injection.forward import bank_logits, mapped_rows, own_logits, read_all
 from aligners.injection.routes import Route, Routes, build_routes, check_routes
@@ -34,6 +40,7 @@ from aligners.stitching.storage import (
 from aligners.storage import check_names, refuse_other_component, refuse_other_models
 from datamodules.asking import TaskBatch
 from datamodules.batches import TextBatch
+from datamodules.identity import identity, refuse_other_run
 from datamodules.protocol import TaskData, stream_of
 from frozen.finite import FiniteCheck
 from frozen.loading.precision import check_precision
@@ -307,9 +314,14 @@ class Stitching(pl.LightningModule):
             "spread": self.spread,
             "curves": self.curves,
             "loss": asdict(self.weights),
-            "data": self._stream.describe(),
-            "data_config": self._stream.config(),
+            **identity(self._stream, **self._options()),
         }
+
+    def _options(self) -> dict[str, Any]:
+        """What a run that goes on from this one has to share beside its layers, as plain values."""
+        own = ("start_batches", "schedule", "warmup", "gradient_clip", "seed")
+        optimizer = describe_optimizer(self.optimizer_factory)
+        return {"loss": asdict(self.weights), "optimizer": optimizer, **{name: getattr(self, name) for name in own}}
 
     def _described(self) -> dict[str, Any]:
         return {
@@ -322,7 +334,7 @@ class Stitching(pl.LightningModule):
 
         Raises:
             ValueError: it is no checkpoint of stitching, or was trained on other models, at other site pairs, along
-                other routes or with other layers.
+                other routes, or with other layers, data or options.
         """
         if KEY not in checkpoint:
             raise ValueError("Expected `ckpt_path` to be a last.ckpt of `train.py stitch`, but it is another file.")
@@ -330,6 +342,7 @@ class Stitching(pl.LightningModule):
         refuse_other_models(stored["data"]["models"], self._stream.describe()["models"], "The checkpoint")
         refuse_other_component(stored["data"], self._stream.component, "The checkpoint")
         refuse_other_layers(stored, self._described())
+        refuse_other_run(stored, identity(self._stream, **self._options()), "The checkpoint")
         if checkpoint["global_step"] >= self.trainer.max_steps:
             raise ValueError(
                 f"Nothing is left to train: the checkpoint has {checkpoint['global_step']} steps, and "

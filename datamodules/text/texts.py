@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -106,6 +108,7 @@ def load_texts(source: TextSource) -> Texts:
         **found.origin(source),
         "duplicates_dropped": sum(len(k) - len(set(k)) for k in keys),
         "dropped_as_held_out": len(set(keys[0]) & held),
+        "hashes": {name: _hash(split) for name, split in chosen.items()},
     }
     names, called = labels.names if labels is not None else None, known_source(source).label_names
     if names is None and called is not None:
@@ -274,6 +277,14 @@ def _normalised(table: Dataset, columns: list[str], labels: LabelColumn | None) 
     if labels is None:
         return renamed
     return renamed.add_column("label", labels.labels(table[labels.column][:]), feature=Value(labels.dtype))
+
+
+def _hash(split: Dataset) -> str:
+    """A hash of the texts and labels of a split in their order."""
+    digest = blake2b(digest_size=8)
+    for first in range(0, len(split), 1000):
+        digest.update(json.dumps(split[first : first + 1000], sort_keys=True).encode())
+    return digest.hexdigest()
 
 
 def _rename(batch: dict[str, list[Any]], rows: list[int], columns: list[str]) -> dict[str, list[Any]]:

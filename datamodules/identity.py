@@ -1,0 +1,91 @@
+"""What a run is about: whether another run may go on from where it stopped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from datamodules.protocol import TextData
+
+__all__ = ["identity", "refuse_other_run"]
+
+# Options that change nothing in the result, and those that are compared by what they lead to: models by their weights,
+# sites by their numbers.
+FREE = (
+    *("workers", "cache", "devices", "device_map", "attn_implementation", "trust_remote_code", "recipe"),
+    *("model_x", "model_y", "models", "bases", "revision_x", "revision_y", "revisions", "sites"),
+)
+
+
+def identity(data: TextData, **options: Any) -> dict[str, Any]:
+    """Say in plain values what a run is about.
+
+    Args:
+        data: the data module, whose texts and models are loaded now.
+        options: of what is trained on it.
+    """
+    return {"data": data.describe(), "data_config": data.config(), "options": options}
+
+
+def refuse_other_run(then: Mapping[str, Any], now: Mapping[str, Any], what: str) -> None:
+    """Compare what two runs are about, of which the second is to go on from the first.
+
+    Models are not compared, nor is anything that the version of the first run did not keep.
+
+    Args:
+        then: `identity` of the first run, or a mapping with more in it.
+        now: `identity` of the second.
+        what: was kept of the first, for the message.
+
+    Raises:
+        ValueError: texts, options of the data module, or options of what is trained differ. All are named.
+    """
+    then, now = ({name: _plain(run.get(name)) for name in ("data", "data_config", "options")} for run in (then, now))
+    texts = [run["data"]["text"] for run in (then, now)]
+    equal = texts[0].get("hashes") == texts[1]["hashes"]
+    before, after = (_data_options(run, equal) for run in (then, now))
+    found = _differences(before, {name: value for name, value in after.items() if name in before}, "data")
+    found += [] if equal else _other_texts(*texts)
+    found += [] if then["options"] is None else _differences(then["options"], now["options"], "model")
+    if found:
+        raise ValueError(
+            f"{what} is of a run with other data or options: {'; '.join(found)}. To go on, give the same; for anything "
+            "else, begin a new run."
+        )
+
+
+def _plain(value: Any) -> Any:
+    """As JSON would give it back, which knows no tuples."""
+    return json.loads(json.dumps(value, default=str))
+
+
+def _data_options(run: Mapping[str, Any], equal: bool) -> dict[str, Any]:
+    """The options that decide what the data module yields. Of equal texts only their seed does."""
+    found = {name: value for name, value in run["data_config"].items() if name not in FREE}
+    if equal:
+        found["text"] = {"seed": found["text"]["seed"]}
+    return {**found, "sites": run["data"].get("sites"), "label_names": run["data"]["text"]["label_names"]}
+
+
+def _differences(then: Any, now: Any, name: str) -> list[str]:
+    """Each value that differs, by its dotted name."""
+    if isinstance(then, dict) and isinstance(now, dict):
+        names = {**then, **now}
+        return [line for key in names for line in _differences(then.get(key), now.get(key), f"{name}.{key}")]
+    return [] if then == now else [f"`{name}` was {json.dumps(then)} and is {json.dumps(now)}"]
+
+
+def _other_texts(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """The splits whose texts differ; those of a run that kept no hashes, by their numbers."""
+    lines = []
+    for split, said in {"fit": "fitting", "validation": "validation", "test": "held-out"}.items():
+        a, b = ([text["n_texts"][split], text["hashes"][split] if "hashes" in then else ""] for text in (then, now))
+        if a != b:
+            lines.append(f"the {said} texts were {_counted(*a)} and are {_counted(*b)}")
+    return lines
+
+
+def _counted(count: int, digest: str) -> str:
+    return f"{count} (hash {digest})" if digest else str(count)

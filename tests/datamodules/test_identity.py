@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import copy
+import re
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from aligners.fitting.alignment import Alignment
+from aligners.maps.linear import Linear
+from aligners.maps.mlp import MLP
+from callbacks.checkpoint import SaveAligners, SaveStitching
+from datamodules.identity import identity, refuse_other_run
+from datamodules.text.sources import TextSource
+from tests.runs import activations, quiet_trainer
+from tests.stitches import train
+from tests.world import World, sentences, write_texts
+
+MAPS = {"linear": Linear, "mlp": partial(MLP, hidden=[8])}
+
+
+def fit(world: World, folder: Path, resume: Path | None = None, *, maps: Any = MAPS, **given: Any) -> None:
+    own = ("both_directions", "most_steps", "schedule", "warmup", "optimizer", "seed")
+    options = {"optimizer": partial(torch.optim.AdamW, lr=1e-2)} | {n: given.pop(n) for n in own if n in given}
+    trainer = quiet_trainer(**{"max_epochs": 1} | given.pop("trainer", {}), callbacks=[SaveAligners(folder)])
+    data = activations(world, **{"sites": [1, 3]} | given)
+    trainer.fit(Alignment(maps, **options), datamodule=data, ckpt_path=resume, weights_only=True)
+
+
+@pytest.fixture(scope="module")
+def last(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    fit(world, folder := tmp_path_factory.mktemp("begun"))
+    return folder / "last.ckpt"
+
+
+def seeded(world: World, **options: Any) -> TextSource:
+    return TextSource(world.fit, held_out=world.test, **options)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda w: {"text": seeded(w, seed=7)}, r"`data\.text\.seed` was 0 and is 7; .*fitting texts were 1\d\d "),
+        (lambda w: {"text": seeded(w, validation_share=0.2)}, r"`data\.text\.validation_share` was 0\.05 and is 0\.2"),
+        (lambda w: {"batch_size": 15}, r"`data\.batch_size` was 16 and is 15\."),
+        (lambda w: {"sites": [1, 2]}, r"`data\.sites` was \[\[1, 1\], \[3, 3\]\] and is \[\[1, 1\], \[2, 2\]\]"),
+        (lambda w: {"rows": "mean", "max_length": 60}, r'`data\.rows` was "tokens" and is "mean"; `data\.max_le'),
+        (lambda w: {"component": "mlp"}, r"`data\.component` was"),
+        (lambda w: {"held_out_types": 0.1}, r"`data\.held_out_types` was 0\.0 and is 0\.1"),
+        (lambda w: {"seed": 1}, r"`model\.seed` was 0 and is 1"),
+        (lambda w: {"most_steps": 3}, r"`model\.most_steps` was 2000 and is 3"),
+        (lambda w: {"optimizer": torch.optim.SGD}, r'`model\.optimizer\.class` was "AdamW" and is "SGD"'),
+        (lambda w: {"schedule": "linear"}, r'`model\.schedule` was "one_cycle" and is "linear"'),
+        (lambda w: {"both_directions": True}, r"`model\.aligners\.backward\.linear` was null"),
+        (lambda w: {"maps": {"linear": Linear}}, r"`model\.aligners\.forward\.mlp` was .*and is null"),
+        (
+            lambda w: {"maps": {**MAPS, "mlp": partial(MLP, hidden=[4])}},
+            r"`model\.aligners\.forward\.mlp\.options\.hidden` was \[8\] and is \[4\]",
+        ),
+    ],
+)  # fmt: skip
+def test_a_run_does_not_go_on_with_other_data_or_options(
+    world: World, last: Path, tmp_path: Path, change: Any, says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        fit(world, tmp_path, last, **change(world))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_it_goes_on_elsewhere_and_for_longer(world: World, last: Path, tmp_path: Path) -> None:
+    moved = {name: str(shutil.copy(getattr(world, name), tmp_path)) for name in ("fit", "test")}
+    text = TextSource(moved["fit"], held_out=moved["test"], test_share=0.3)  # without effect: the test texts are given
+    fit(world, tmp_path, last, text=text, cache=tmp_path, workers=1, trainer={"max_epochs": 2})
+    assert torch.load(tmp_path / "aligners.ckpt", weights_only=True)["epoch"] == 2
+
+
+def test_texts_that_have_changed_in_the_same_file_are_others(tmp_path: Path, world: World) -> None:
+    texts = sentences(120)
+    source = TextSource(write_texts(tmp_path / "texts.csv", texts))
+    then = identity(activations(world, text=source))
+    refuse_other_run(then, identity(activations(world, text=source)), "The run")
+    labels = [int(number == 3) for number in range(120)]
+    for changed in ((texts[::-1],), (texts[1:],), ([*texts[:-1], "a film"],), (texts, labels)):
+        write_texts(tmp_path / "texts.csv", *changed)
+        with pytest.raises(ValueError, match=r"The run is of a run with other data or options: the .* texts were \d+ "):
+            refuse_other_run(then, identity(activations(world, text=source)), "The run")
+    old = copy.deepcopy(then)
+    del old["data"]["text"]["hashes"], old["data_config"]["held_out_types"], old["options"]
+    write_texts(tmp_path / "texts.csv", texts[::-1])
+    refuse_other_run(old, identity(activations(world, text=source)), "The run")  # all that it kept is the same
+    write_texts(tmp_path / "texts.csv", texts[40:])
+    with pytest.raises(ValueError, match=re.compile(r"the fitting texts were \d+ and are \d+")):
+        refuse_other_run(old, identity(activations(world, text=source)), "The run")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"batch_size": 15}, r"`data\.batch_size` was 16 and is 15"),
+        ({"max_length": 50, "gradient_clip": 2.0}, r"`data\.max_length` was 60 and is 50; `model\.gradient_clip` was"),
+    ],
+)
+def test_stitching_does_not_go_on_with_other_data_or_options(
+    world: World, tmp_path: Path, given: dict[str, Any], says: str
+) -> None:
+    train(world, trainer={"max_steps": 2, "callbacks": [SaveStitching(tmp_path)]}, routes="forward")
+    with pytest.raises(ValueError, match=says):
+        train(world, resume=tmp_path / "last.ckpt", routes="forward", **given)
