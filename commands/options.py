@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import SUPPRESS
 from collections.abc import Callable, Collection, Sequence
 from inspect import signature
 from pathlib import Path
@@ -12,21 +13,33 @@ from jsonargparse import ArgumentParser, Namespace
 
 from callbacks.best import BestPerSite
 
-__all__ = ["add_data_and_trainer", "add_training", "command_parser", "flat", "options_of", "parse_with_data"]
+__all__ = [
+    "add_data_and_trainer",
+    "add_training",
+    "check_trains",
+    "command_parser",
+    "flat",
+    "options_of",
+    "parse_with_data",
+]
 
 
 def command_parser(kind: str, description: str) -> ArgumentParser:
-    """A parser with the options of every command: `--config` and `--run`.
+    """A parser with the options of every command: `--config`, `--run` and `--traceback`.
 
     Args:
         kind: what the default folder is called after.
         description: over the list of options.
     """
-    parser = ArgumentParser(description=description)
+    parser = ArgumentParser(description=description, usage="%(prog)s [options]")  # all of them stand below it
     parser.add_argument("-c", "--config", action="config", help="YAML file with any of these options.")
     parser.add_argument(
         "--run", type=Path | None, default=None,
         help=f"New folder of this run: config, logs, checkpoints, report. Default: runs/{kind}-<date>-<time>.",
+    )  # fmt: skip
+    parser.add_argument(
+        "--traceback", action="store_true", default=SUPPRESS,
+        help="Show where an error comes from. Without, only errors that are no fault of the options do.",
     )  # fmt: skip
     return parser
 
@@ -83,6 +96,17 @@ def add_data_and_trainer(
     defaults = {"enable_checkpointing": False, **defaults}
     sizes = {} if batch_size is None else {"data.batch_size": batch_size}
     parser.set_defaults({**{f"trainer.{name}": value for name, value in defaults.items()}, **sizes})
+
+
+def check_trains(options: Namespace) -> None:
+    """Refuse a Trainer that ends before it has begun: it would save nothing.
+
+    Raises:
+        ValueError: naming the option that says so.
+    """
+    for name in ("max_epochs", "max_steps", "limit_train_batches"):
+        if options.trainer[name] == 0:
+            raise ValueError(f"Expected `trainer.{name}` to be at least 1, but got 0: nothing would be trained.")
 
 
 def options_of(function: Callable[..., Any], options: Namespace) -> dict[str, Any]:

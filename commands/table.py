@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 
+from commands.endings import early_endings
+
 __all__ = ["COMMANDS", "evaluate", "train"]
 
 # Script -> command -> its line of help. What a command does stands in `commands/SCRIPT/COMMAND.py`, which is imported
@@ -31,18 +33,26 @@ def train(args: Sequence[str] | None = None) -> None:
     """`train.py`: run the command that the first word names.
 
     Args:
-        args: the words after `train.py`; by default those of the process.
+        args: the words after `train.py`, and errors are the caller's. By default those of the process, which then ends
+            with a message and a status on what the user can mend.
     """
-    _run("train", list(sys.argv[1:] if args is None else args))
+    _main("train", args)
 
 
 def evaluate(args: Sequence[str] | None = None) -> None:
     """`evaluate.py`: run the command that the first word names.
 
     Args:
-        args: the words after `evaluate.py`; by default those of the process.
+        args: see `train`.
     """
-    _run("evaluate", list(sys.argv[1:] if args is None else args))
+    _main("evaluate", args)
+
+
+def _main(script: str, args: Sequence[str] | None) -> None:
+    if args is not None:
+        return _run(script, list(args))
+    with early_endings(traceback="--traceback" in sys.argv):
+        _run(script, sys.argv[1:])
 
 
 def _run(script: str, words: list[str]) -> None:

@@ -12,7 +12,7 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch.utilities import rank_zero_only
 
 from aligners.scoring.task_scores import choose_score, task_score
-from commands.options import add_data_and_trainer, command_parser, flat, options_of
+from commands.options import add_data_and_trainer, check_trains, command_parser, flat, options_of
 from commands.run import instantiate, start
 from datamodules.labelled import LabelledTexts
 from finetuning.jobs import Job, train
@@ -27,7 +27,7 @@ from reports.report import Row
 __all__ = ["parser", "plan", "run"]
 
 # What changes nothing in the result, and may be different when an interrupted run goes on.
-FREE = ("run", "config", "data.workers", "data.cache", "trainer.logger", "trainer.enable_progress_bar")
+FREE = ("run", "config", "traceback", "data.workers", "data.cache", "trainer.logger", "trainer.enable_progress_bar")
 
 
 def parser() -> ArgumentParser:
@@ -69,6 +69,7 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
         ValueError: an option is out of its range, or the run's folder holds another run.
     """
     options = parser.parse_args(words)
+    check_trains(options)
     made = instantiate(parser, options)
     data: LabelledTexts = made.data
     recipe = FinetuningRecipe(**options_of(FinetuningRecipe, options))
@@ -136,6 +137,10 @@ def _seeds(wanted: int | list[int]) -> list[int]:
 
 def _check_same(folder: Path, options: dict[str, Any]) -> None:
     written = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    if not isinstance(written, dict):
+        raise ValueError(
+            f"Expected {folder / 'config.yaml'} to hold the options of a run, but it holds none. Name a new `--run`."
+        )
     begun, now = flat(written), flat(options)
     names = [name for name in {**begun, **now} if not name.startswith(FREE)]
     differences = [name for name in names if begun.get(name) != now.get(name)]

@@ -11,7 +11,7 @@ from jsonargparse import ArgumentParser, Namespace
 from aligners.fitting.alignment import Alignment
 from callbacks.checkpoint import SaveAligners
 from callbacks.summary import FitSummary
-from commands.options import add_training, command_parser
+from commands.options import add_training, check_trains, command_parser
 from commands.parts import bytes_a_site, find_part, free_memory, join_parts, sites_at_once
 from commands.run import Run, start
 from datamodules.paired import PairedActivations
@@ -46,6 +46,7 @@ def alignment_parser(kind: str, description: str) -> ArgumentParser:
 def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     """Fit, all sites at once or in parts, and show what the best parameters reach."""
     options = parser.parse_args(words)
+    check_trains(options)
     begun = start("fit", parser, options)
     trainer = alignment_trainer(begun)
     at_once = _sites_at_once(begun, trainer)

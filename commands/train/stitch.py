@@ -10,7 +10,7 @@ from aligners.stitching.evaluation import StitchingEvaluation
 from aligners.stitching.storage import load_stitching
 from aligners.stitching.training import Stitching
 from callbacks.checkpoint import SaveStitching
-from commands.options import add_training, command_parser
+from commands.options import add_training, check_trains, command_parser
 from commands.run import start
 from datamodules.model_texts import ModelTexts
 from reports.callback import WriteReport
@@ -37,6 +37,7 @@ def parser() -> ArgumentParser:
 def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     """Train, measure and report."""
     options = parser.parse_args(words)
+    check_trains(options)
     begun = start("stitch", parser, options)
     model, data, saving = begun.made.model, begun.made.data, begun.made.checkpoint.inside(begun.folder)
     # The best layers are put back before they are saved.
