@@ -43,6 +43,10 @@ class BestPerSite(pl.Callback):
         self._diverged: dict[str, Tensor] = {}
         self._kept: dict[str, dict[str, Tensor]] = {}
 
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Stop a resumed run that had closed all its sites."""
+        self._stop_if_closed(trainer)
+
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep what is better, set back what diverged, and stop the run when every site is closed."""
         if trainer.state.fn != "fit" or not isinstance(pl_module, (Alignment, Stitching)):
@@ -55,7 +59,10 @@ class BestPerSite(pl.Callback):
             if isinstance(pl_module, Alignment) and bool(new.any()):
                 self._set_back(key, banks[key], new, trainer)
                 warn_of_divergence(pl_module, key, new, self._step[key])
-        if criteria and all(bool(self._closed(key).all()) for key in criteria):
+        self._stop_if_closed(trainer)
+
+    def _stop_if_closed(self, trainer: pl.Trainer) -> None:
+        if self._best and all(bool(self._closed(key).all()) for key in self._best):
             trainer.should_stop = True
 
     def _closed(self, key: str) -> Tensor:

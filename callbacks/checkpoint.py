@@ -4,24 +4,28 @@ from __future__ import annotations
 
 from copy import copy
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import lightning.pytorch as pl
 from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from aligners.fitting.alignment import Alignment
 from aligners.stitching.training import Stitching
+from callbacks.interruption import Interruption
 
 __all__ = ["SaveAligners", "SaveStitching"]
 
 
 class _Save(pl.Callback):
-    """Writes `last.ckpt` on Ctrl-C, and the final file when the run is complete."""
+    """Writes `last.ckpt` on Ctrl-C and SIGTERM, and the final file when the run is complete."""
 
     final: str
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder
+        self._interruption = Interruption()
+        self._complete = False
 
     def inside(self, folder: Path) -> Self:
         """The same callback, for `folder` unless another was named."""
@@ -29,14 +33,29 @@ class _Save(pl.Callback):
         other.folder = self.folder or folder
         return other
 
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """From now on, the run is interrupted only where it can be resumed."""
+        self._interruption.hold()
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
+        """Between two steps it can."""
+        self._interruption.check(trainer)
+
+    def on_validation_batch_start(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
+        """A validation that is cut off is made again; all ranks have to agree where, and do so between two steps."""
+        if trainer.world_size == 1:
+            self._interruption.check(trainer)
+
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Keep what an interrupted run has reached; after any other error, what was saved before it stays."""
-        if isinstance(exception, KeyboardInterrupt):
+        if isinstance(exception, (KeyboardInterrupt, SIGTERMException)) and not self._complete:
             self._save(trainer, pl_module, "last.ckpt", announce=True)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write the final file."""
         self._save(trainer, pl_module, self.final, announce=True)
+        self._complete = True
+        self._interruption.release()
 
     def _has_something(self, trainer: pl.Trainer, module: pl.LightningModule) -> bool:
         """Whether there is anything to lose yet."""

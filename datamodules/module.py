@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from datamodules.batches import LengthBatches
 from datamodules.pipeline import TextPipeline
+from datamodules.resuming import go_on_after_last_batch, limited
 from datamodules.rows import POLICIES, policy_of
 from datamodules.text.sources import TextSource
 from datamodules.text.texts import Texts
@@ -180,14 +181,15 @@ class TextModule(pl.LightningDataModule):
     def resumable(self, loader: DataLoader) -> DataLoader:
         """After an interruption, let a training loader begin with the batch that was next.
 
-        The epoch and the number of the batch, which Lightning's checkpoints hold, say it all. torchdata's
-        `StatefulDataLoader` (0.11) would save these six lines, but keeps a state of its own in every checkpoint: older
-        checkpoints have none, and it can only be loaded with the same number of `workers`.
+        torchdata's `StatefulDataLoader` (0.11) keeps a state of its own in every checkpoint: older checkpoints have
+        none, and it can only be loaded with the same number of `workers`.
         """
-        loop, batches = cast(Any, self.trainer).fit_loop, cast(LengthBatches, loader.sampler)
-        batches.set_epoch(loop.epoch_progress.current.processed)  # worker processes ask for batches at once
-        if loop.restarting:
-            batches.skip(loop.epoch_loop.batch_progress.current.processed % len(batches))
+        trainer, order = cast(Any, self.trainer), cast(LengthBatches, loader.sampler)
+        if trainer.fit_loop.restarting:
+            batches = limited(len(loader), trainer.limit_train_batches)
+            epoch, done = go_on_after_last_batch(trainer.fit_loop, batches)
+            order.set_epoch(epoch)  # before the Trainer does: worker processes ask for batches at once
+            order.skip(done)
         return loader
 
 

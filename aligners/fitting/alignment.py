@@ -16,7 +16,7 @@ from aligners.fitting.errors import MapErrors
 from aligners.fitting.fit_map import fit_map
 from aligners.fitting.fits import AlignerFactory, Direction, Fit, seeded
 from aligners.fitting.length import training_steps
-from aligners.fitting.moments import limited, read_moments
+from aligners.fitting.moments import read_moments
 from aligners.fitting.optimisation import (
     Schedule,
     clip_per_site,
@@ -26,13 +26,14 @@ from aligners.fitting.optimisation import (
     schedule_factor,
 )
 from aligners.fitting.products import Products, check_products, products_in
-from aligners.fitting.validating import validate_if_due
+from aligners.fitting.validating import let_end, validate_if_due
 from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear, Procrustes
 from aligners.storage import KEY, StoredAlignment, check_names, describe_aligner, refuse_other_models
 from datamodules.identity import identity, refuse_other_run
 from datamodules.protocol import PairedData, stream_of
+from datamodules.resuming import limited
 from frozen.loading.precision import check_precision
 from similarity.functional.moments import Moments
 
@@ -103,6 +104,7 @@ class Alignment(pl.LightningModule):
         self.divergence = Divergence()
         self.training_record: dict[str, dict[str, Any]] = {}
         self.validated_at: int | None = None
+        self._complete = False
         self.unused: nn.Parameter | None = None
 
     # ------------------------------------------------------------------ setting up
@@ -191,13 +193,13 @@ class Alignment(pl.LightningModule):
 
     def on_train_start(self) -> None:
         """Validate the starting point, which training has to beat. A run of closed forms ends there."""
-        validate_if_due(self.trainer, self.validated_at)
-        if not self.trained():
+        read = int(cast(Moments, self.moments).n)
+        self.training_steps = training_steps(self.trainer, self.rows, self.most_steps, read)
+        complete = self._complete or not self.trained() or self.global_step >= self.training_steps
+        validate_if_due(self.trainer, self.validated_at, complete)
+        if complete:
             self.trainer.should_stop = True
             return
-        self.training_steps = training_steps(
-            self.trainer, self.rows, self.most_steps, int(cast(Moments, self.moments).n)
-        )
         course = schedule_factor(self.schedule, self.training_steps, self.warmup)
         # Built here, where the number of steps is known, at the next step: no checkpoint needs to hold it.
         self._rate = torch.optim.lr_scheduler.LambdaLR(self.trainer.optimizers[0], course, self.global_step - 1)
@@ -357,3 +359,4 @@ class Alignment(pl.LightningModule):
         if "divergence" in stored:
             self.divergence.load_state_dict(stored["divergence"], self.device)
         self.validated_at = stored.get("validated_at")
+        self._complete = let_end(self.trainer, checkpoint)

@@ -15,7 +15,7 @@ from frozen.finite import FiniteCheck
 from similarity.functional.moments import Moments
 from similarity.moments import MomentsMetric
 
-__all__ = ["limited", "read_moments"]
+__all__ = ["read_moments"]
 
 
 def read_moments(
@@ -49,8 +49,3 @@ def read_moments(
             metrics[name].update(x, y)
     check.flush()
     return {name: metric.compute() for name, metric in metrics.items()}
-
-
-def limited(batches: int, limit: float) -> int:
-    """Number of batches that the Trainer reads of `batches` under a limit such as `limit_train_batches`."""
-    return int(batches * limit) if isinstance(limit, float) else min(batches, limit)

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 import lightning.pytorch as pl
 
-__all__ = ["validate_if_due"]
+__all__ = ["let_end", "validate_if_due"]
 
 
-def validate_if_due(trainer: pl.Trainer, validated_at: int | None) -> None:
+def let_end(trainer: pl.Trainer, checkpoint: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint has all of `max_steps`; if so, let the run validate and end: Lightning would just return."""
+    complete = 0 < trainer.max_steps <= checkpoint["global_step"]
+    if complete:
+        cast(Any, trainer).fit_loop.epoch_loop.max_steps = -1
+    return complete
+
+
+def validate_if_due(trainer: pl.Trainer, validated_at: int | None, complete: bool) -> None:
     """Validate before the first batch of a run, if the current step still lacks its validation.
 
     That is the case at the start, which training has to beat, and after an interruption cut a validation off.
@@ -17,13 +26,14 @@ def validate_if_due(trainer: pl.Trainer, validated_at: int | None) -> None:
     Args:
         trainer: of the run, after its training loader was set up.
         validated_at: step of the last validation; None if there was none.
+        complete: whether this is the last step.
     """
     fitting = cast(Any, trainer)
     if validated_at == trainer.global_step or not fitting.enable_validation:
         return
     epochs = trainer.check_val_every_n_epoch
     interval = fitting.val_check_batch if epochs is None else epochs * trainer.num_training_batches
-    if trainer.global_step % interval == 0:
+    if complete or trainer.global_step % interval == 0:
         _validate_now(fitting)
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import lightning.pytorch as pl
 from torch import Tensor, nn
 
-from aligners.fitting.moments import limited, read_moments
+from aligners.fitting.moments import read_moments
 from aligners.injection.behaviour import OF_LABELS, OF_TOKENS, Answered, Behaviour
 from aligners.injection.forward import own_logits, read_all
 from aligners.injection.methods import CLOSED_FORMS, build_floors, check_closed_forms, route_methods, stored_kind
@@ -24,6 +24,7 @@ from datamodules.asking import Asking, TaskBatch
 from datamodules.batches import TextBatch
 from datamodules.protocol import PairedData, SiteData, stream_of
 from datamodules.reading import PairedBatch, Plan
+from datamodules.resuming import limited
 from datamodules.rows import RowKind
 from datamodules.text.labels import known_labels
 from datamodules.text.sources import TextSource

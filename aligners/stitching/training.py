@@ -22,7 +22,7 @@ from aligners.fitting.optimisation import (
     make_optimizer,
     schedule_factor,
 )
-from aligners.fitting.validating import validate_if_due
+from aligners.fitting.validating import let_end, validate_if_due
 from aligners.injection.forward import bank_logits, mapped_rows, own_logits, read_all
 from aligners.injection.routes import Route, Routes, build_routes, check_routes
 from aligners.maps.affine import AffineLayer
@@ -113,6 +113,7 @@ class Stitching(pl.LightningModule):
         self.curves: list[dict[str, Any]] = []
         self._losses: dict[tuple[Route, str], Tensor] = {}
         self._check = FiniteCheck()
+        self._complete = False
 
     # ------------------------------------------------------------------ setting up
 
@@ -186,7 +187,8 @@ class Stitching(pl.LightningModule):
 
     def on_train_start(self) -> None:
         """After an interruption between a step and its validation, that validation comes first."""
-        validate_if_due(self.trainer, self.curves[-1]["step"] if self.curves else self.global_step)
+        validate_if_due(self.trainer, self.curves[-1]["step"] if self.curves else self.global_step, self._complete)
+        self.trainer.should_stop = self.trainer.should_stop or self._complete
 
     def training_step(self, batch: TaskBatch, batch_idx: int) -> None:
         """One step of every layer at every site."""
@@ -343,10 +345,11 @@ class Stitching(pl.LightningModule):
         refuse_other_component(stored["data"], self._stream.component, "The checkpoint")
         refuse_other_layers(stored, self._described())
         refuse_other_run(stored, identity(self._stream, **self._options()), "The checkpoint")
-        if checkpoint["global_step"] >= self.trainer.max_steps:
+        steps, most = checkpoint["global_step"], self.trainer.max_steps
+        if steps > most or (steps == most and Path(str(self.trainer.ckpt_path)).with_name("stitching.ckpt").exists()):
             raise ValueError(
-                f"Nothing is left to train: the checkpoint has {checkpoint['global_step']} steps, and "
-                f"`trainer.max_steps` is {self.trainer.max_steps}. Measure its layers with `evaluate.py stitch "
-                "--checkpoint`, or train for more steps."
+                f"Nothing is left to train: the checkpoint has {steps} steps, and `trainer.max_steps` is {most}. "
+                "Measure its layers with `evaluate.py stitch --checkpoint`, or train for more steps."
             )
+        self._complete = let_end(self.trainer, checkpoint)
         self.spread, self.curves = stored["spread"], stored["curves"]

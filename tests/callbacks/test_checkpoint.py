@@ -16,6 +16,7 @@ from aligners.storage import KEY, load_alignment
 from callbacks.best import BestPerSite
 from callbacks.checkpoint import SaveAligners
 from datamodules.reading import PairReader
+from tests.interrupting import strike
 from tests.runs import activations, quiet_trainer, state
 from tests.world import World
 
@@ -34,13 +35,16 @@ class Interrupt(pl.Callback):
             raise KeyboardInterrupt
 
 
-def run(world: World, folder: Path, *callbacks: pl.Callback, resume: Path | None = None, **options: Any) -> pl.Trainer:
+def run(
+    world: World, folder: Path, *callbacks: pl.Callback, resume: Path | None = None, steps: int = -1, **options: Any
+) -> pl.Trainer:
     module = Alignment(
         {"linear": Linear, "mlp": partial(MLP, hidden=[8]), "inn": partial(INN, couplings=2, hidden=8)},
         both_directions=True,
         optimizer=partial(torch.optim.AdamW, lr=1e-2),
     )
-    trainer = quiet_trainer(max_epochs=EPOCHS, callbacks=[*callbacks, BestPerSite(), SaveAligners(folder)])
+    watching = [*callbacks, BestPerSite(), SaveAligners(folder)]
+    trainer = quiet_trainer(max_epochs=EPOCHS, max_steps=steps, callbacks=watching)
     data = activations(world, **{"sites": [1, 3], "batch_size": 29} | options)
     trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
     assert trainer.num_training_batches == BATCHES
@@ -52,6 +56,14 @@ def whole(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nobody interrupted."""
     run(world, folder := tmp_path_factory.mktemp("whole"))
     return folder
+
+
+def same_end(folder: Path, expected: Path) -> None:
+    """Equal maps, and an equal record of their training."""
+    found, wanted = state(folder / "aligners.ckpt"), state(expected / "aligners.ckpt")
+    for name, value in wanted["state_dict"].items():
+        assert torch.equal(found["state_dict"][name], value), name
+    assert found[KEY]["training"] == wanted[KEY]["training"]
 
 
 @pytest.mark.parametrize("after", [2, BATCHES, 2 * BATCHES + BATCHES - 1])
@@ -68,14 +80,47 @@ def test_a_run_interrupted_by_ctrl_c_ends_where_it_would_have(
     assert state(last)["global_step"] == after
     trainer = run(world, tmp_path, resume=last)
     assert trainer.global_step == EPOCHS * BATCHES
-    expected, found = (state(folder / "aligners.ckpt")["state_dict"] for folder in (whole, tmp_path))
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=0, atol=0, msg=name)
+    same_end(tmp_path, whole)
 
 
-def test_worker_processes_resume_too(world: World, whole: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("owner", "method", "call"),
+    [
+        (Alignment, "training_step", 1),
+        (Alignment, "training_step", 4),
+        (Alignment, "training_step", 2 * BATCHES + 1),
+        (torch.optim.AdamW, "step", 3),
+        (torch.optim.lr_scheduler.LambdaLR, "step", 1 + BATCHES),
+        (Alignment, "validation_step", 2),  # before any step
+        (Alignment, "validation_step", 5),
+        (Alignment, "on_validation_epoch_end", 3),
+        (BestPerSite, "_compare", 5),
+        (Alignment, "on_validation_epoch_start", 1 + EPOCHS),  # of the last validation
+    ],
+)
+def test_a_signal_anywhere_changes_nothing(
+    world: World, whole: Path, tmp_path: Path, owner: type, method: str, call: int
+) -> None:
+    with strike(owner, method, call), pytest.raises(SystemExit):
+        run(world, tmp_path)
+    assert not (tmp_path / "aligners.ckpt").exists()
+    run(world, tmp_path, resume=tmp_path / "last.ckpt")
+    same_end(tmp_path, whole)
+
+
+def test_a_run_of_so_many_steps_is_completed_from_its_last_one(world: World, tmp_path: Path) -> None:
+    run(world, tmp_path / "whole", steps=BATCHES + 2)
+    with strike(Alignment, "on_validation_epoch_start", 3), pytest.raises(SystemExit):
+        run(world, tmp_path, steps=BATCHES + 2)
+    assert state(tmp_path / "last.ckpt")["global_step"] == BATCHES + 2
+    run(world, tmp_path, resume=tmp_path / "last.ckpt", steps=BATCHES + 2)
+    same_end(tmp_path, tmp_path / "whole")
+
+
+@pytest.mark.parametrize("after", [BATCHES, BATCHES + 2])
+def test_worker_processes_resume_too(world: World, whole: Path, tmp_path: Path, after: int) -> None:
     with pytest.raises(SystemExit):
-        run(world, tmp_path, Interrupt(BATCHES + 2))
+        run(world, tmp_path, Interrupt(after))
     run(world, tmp_path, resume=tmp_path / "last.ckpt", workers=1)
     expected, found = (state(folder / "aligners.ckpt")["state_dict"] for folder in (whole, tmp_path))
     for name, value in expected.items():

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from aligners.stitching.storage import KEY, load_stitching
 from aligners.stitching.training import Stitching
 from callbacks.best import BestPerSite
 from callbacks.checkpoint import SaveStitching
+from tests.interrupting import strike
 from tests.runs import state
 from tests.stitches import evaluate, masking_folder, model_texts, train
 from tests.world import World
@@ -61,13 +63,9 @@ def same_end(folder: Path, expected: Path) -> None:
     """Equal layers and equal learning curves."""
     found, wanted = state(folder / "stitching.ckpt"), state(expected / "stitching.ckpt")
     assert found["global_step"] == wanted["global_step"] == STEPS
-    assert [tuple(point.values())[:-1] for point in found[KEY]["curves"]] == [
-        tuple(point.values())[:-1] for point in wanted[KEY]["curves"]
-    ]
-    for a, b in zip(found[KEY]["curves"], wanted[KEY]["curves"], strict=True):
-        assert a["penalty"] == pytest.approx(b["penalty"], rel=1e-5, abs=1e-7), a
+    assert found[KEY]["curves"] == wanted[KEY]["curves"]
     for name, value in wanted["state_dict"].items():
-        torch.testing.assert_close(found["state_dict"][name], value, rtol=1e-5, atol=1e-6, msg=name)
+        assert torch.equal(found["state_dict"][name], value), name
 
 
 @pytest.mark.parametrize(
@@ -93,6 +91,38 @@ def test_a_run_interrupted_by_ctrl_c_ends_where_it_would_have(
     assert state(tmp_path / "last.ckpt")["global_step"] == steps
     run(world, tmp_path, resume=tmp_path / "last.ckpt")
     same_end(tmp_path, whole)
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "call"),
+    [
+        (Stitching, "training_step", 3),
+        (Stitching, "training_step", 7),  # the first of an epoch
+        (torch.optim.AdamW, "step", 2),
+        (torch.optim.AdamW, "step", INTERVAL),
+        (torch.optim.lr_scheduler.LambdaLR, "step", 1 + 5),  # between a step and its learning rate
+        (Stitching, "_watch", 6),
+        (Stitching, "validation_step", 3),
+        (Stitching, "on_validation_epoch_end", 2),
+        (BestPerSite, "_compare", 6 + 4),
+        (Stitching, "on_validation_epoch_start", 4),  # of the last validation
+    ],
+)
+def test_a_signal_anywhere_changes_nothing(
+    world: World, whole: Path, tmp_path: Path, owner: type, method: str, call: int
+) -> None:
+    with strike(owner, method, call), pytest.raises(SystemExit):
+        run(world, tmp_path)
+    assert not (tmp_path / "stitching.ckpt").exists()
+    run(world, tmp_path, resume=tmp_path / "last.ckpt")
+    same_end(tmp_path, whole)
+
+
+def test_sigterm_saves_and_exits_with_its_status(world: World, tmp_path: Path) -> None:
+    with strike(Stitching, "training_step", 3, signal.SIGTERM), pytest.raises(SystemExit) as ended:
+        run(world, tmp_path)
+    assert ended.value.code == 143
+    assert state(tmp_path / "last.ckpt")["global_step"] == 3
 
 
 def test_it_goes_on_from_the_last_validation_too(world: World, whole: Path, tmp_path: Path) -> None:

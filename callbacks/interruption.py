@@ -1,0 +1,66 @@
+"""Ctrl-C and SIGTERM during training: noted at once, obeyed where the state of the run is whole."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+__all__ = ["Interruption"]
+
+NOTICE = b"\nStopping after this batch, to save what has been reached. Again: stop at once, without saving.\n"
+
+
+class Interruption:
+    """Holds Ctrl-C and SIGTERM back until the run is between two steps.
+
+    An exception that is raised wherever the signal arrives can cut an optimiser's step in two, separate it from its
+    learning rate, or come between a validation and what is kept of it. Such a run cannot be resumed exactly.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[signal.Signals, Any] = {}
+        self._received: int | None = None
+
+    def hold(self) -> None:
+        """From now on, only note the signals. A second one ends the process. Only in the main thread."""
+        if threading.current_thread() is threading.main_thread():
+            self._received = None
+            self._before = {each: signal.signal(each, self._note) for each in (signal.SIGINT, signal.SIGTERM)}
+
+    def release(self) -> None:
+        """Handle the signals as before, and raise if one was held back."""
+        for each, handler in self._before.items():
+            signal.signal(each, handler)
+        self._before = {}
+        self._raise(self._received)
+
+    def check(self, trainer: pl.Trainer) -> None:
+        """Raise if a signal was held back, on all ranks at the same batch.
+
+        Raises:
+            KeyboardInterrupt: it was Ctrl-C.
+            SIGTERMException: it was SIGTERM.
+        """
+        if trainer.world_size == 1:
+            self._raise(self._received)
+        elif trainer.strategy.reduce_boolean_decision(self._received is not None, all=False):
+            self._raise(self._received or signal.SIGINT)
+
+    def _note(self, number: int, _: Any) -> None:
+        if self._received is not None:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        self._received = number
+        os.write(2, NOTICE)  # `print` may be what was interrupted
+
+    def _raise(self, number: int | None) -> None:
+        self._received = None
+        if number == signal.SIGTERM:
+            raise SIGTERMException(128 + signal.SIGTERM)
+        if number is not None:
+            raise KeyboardInterrupt
