@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+from filelock import FileLock
 from transformers import PreTrainedTokenizerBase
 
+from datamodules.text.fitted import FITTED, FittedTexts
 from datamodules.text.labels import MISSING
 from datamodules.text.texts import Texts
 from datamodules.text.tokens import same_tokenizer
@@ -47,11 +50,13 @@ class Wanted:
         named: name and revision of each; one that is named twice is one object.
         one_tokenizer: why they need equal tokenizers, and what to do otherwise; None: they do not.
         further: makes more models, which come after the others, from the first; None: there are none.
+        bases: names of what these are made from.
     """
 
     named: Sequence[tuple[str, str | None]]
     one_tokenizer: tuple[str, str] | None = None
     further: Callable[[FrozenModel], list[FrozenModel]] | None = None
+    bases: Sequence[str] = ()
 
 
 class FrozenModels:
@@ -180,7 +185,22 @@ class FrozenModels:
                     f"{why} fitting texts of {texts.origin['source']!r} do not all have a class. Leave out those "
                     "without one, or give your own models."
                 )
-        return str(embedded_model(seed, list(texts.fit["text"]), labels, recipe=recipe, cache=self.cache))
+        folder = embedded_model(seed, list(texts.fit["text"]), labels, recipe=recipe, cache=self.cache)
+        if not (folder / FITTED).is_file() and os.access(folder, os.W_OK):
+            with FileLock(folder.parent / ".lock"):
+                texts.fitted("fit").save(folder)
+        return str(folder)
+
+    def fitted_on(self, *, embedded: bool = False) -> dict[str, FittedTexts]:
+        """The texts that models were trained on, by the models' names, as far as that is known.
+
+        Args:
+            embedded: whether embedded models are among them, which are trained on the fitting texts.
+        """
+        names = dict.fromkeys([*(name for name, _ in self.named), *self._wanted.bases])
+        own = {name: self._texts().fitted("fit") for name in names if embedded and name.startswith(EMBEDDED)}
+        found = {name: FittedTexts.load(Path(name)) for name in names}
+        return {**own, **{name: texts for name, texts in found.items() if texts is not None}}
 
     # ------------------------------------------------------------------ loading
 

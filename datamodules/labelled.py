@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 from datamodules.frozen_models import Wanted, with_revisions
 from datamodules.module import TextModule
 from datamodules.pipeline import TextPipeline
+from datamodules.text.fitted import FittedTexts
 from datamodules.text.label_names import LabelsOption
 from datamodules.text.labels import known_labels
 from datamodules.text.tokenised_splits import Split
@@ -50,7 +51,7 @@ class LabelledTexts(TextModule):
         super().__init__()
         self.models, self.bases = _listed(models), _listed(bases or [])
         self.revisions, self.labels = revisions, labels
-        wanted = Wanted(with_revisions(self.models, revisions), further=self._further)
+        wanted = Wanted(with_revisions(self.models, revisions), further=self._further, bases=self.bases)
         self.pipeline = TextPipeline(wanted, False, packed=False, devices=None, device_map=None, **options)
         self._order = self.pipeline.seed
 
@@ -80,6 +81,13 @@ class LabelledTexts(TextModule):
         models = self.pipeline.models
         given = {"attn_implementation": models.attn_implementation, "trust_remote_code": models.trust_remote_code}
         return new_classifier(models.path(name), n_labels, seed, **{**given, **options})
+
+    def trained_on(self, base: str) -> FittedTexts:
+        """What is to be kept beside a classifier that is trained from `base`: its texts and those of the base.
+
+        Nothing is chosen by the validation texts, which do not count.
+        """
+        return self.texts.fitted("fit") | self.pipeline.models.fitted_on().get(base)
 
     def answers(self, split: Split) -> Tensor:
         """Return the class of each text of a split, (n,) int64, or the number to predict, (n,) float32.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from inspect import Parameter, signature
 from pathlib import Path
@@ -15,6 +15,7 @@ from datamodules.batches import LengthBatches
 from datamodules.pipeline import TextPipeline
 from datamodules.resuming import go_on_after_last_batch, limited
 from datamodules.rows import POLICIES, policy_of
+from datamodules.text.fitted import FittedTexts
 from datamodules.text.sources import TextSource
 from datamodules.text.texts import Texts
 from datamodules.text.tokenised_splits import Split
@@ -87,6 +88,14 @@ class TextModule(pl.LightningDataModule):
     def split(self, name: Split) -> TokenisedTexts:
         """A split, tokenised for all models."""
         return self.pipeline.tokenised[name]
+
+    def fitted_on(self) -> FittedTexts:
+        """What is to be kept beside a map: its fitting texts, and those by which its best step is chosen."""
+        return self.texts.fitted("fit", "validation")
+
+    def leave_out(self, fitted: Mapping[str, FittedTexts]) -> None:
+        """Drop held-out texts that maps were fitted on: see `TextPipeline.leave_out`."""
+        self.pipeline.leave_out(fitted)
 
     def bytes_per_token(self, name: Split) -> float:
         """Bytes of UTF-8 per token of a split: see `TokenisedSplits.bytes_per_token`."""

@@ -17,8 +17,7 @@ from datamodules.row_types import RowTypes, SeenTypes, types_of
 from datamodules.rows import RowPolicy, policy_of
 from datamodules.sites import parse_sites
 from datamodules.text.label_names import LabelsOption
-from datamodules.text.sources import TextSource
-from datamodules.text.texts import Texts, load_texts, without_texts
+from datamodules.text.texts import Texts
 from datamodules.text.tokenised_splits import Split, TokenisedSplits
 from datamodules.text.tokens import TokenisedTexts
 from frozen.architectures import Component
@@ -117,33 +116,25 @@ class PairedActivations(TextModule):
         """Choose what an evaluation reads from now on.
 
         Raises:
-            ValueError: as `load_texts` does, or no text of `plan.other` is left.
+            ValueError: as `TextPipeline.other` does.
         """
         self._plan = replace(plan, kinds=[kind for kind in plan.kinds if kind != self.reader.kind])
         kinds = (self.reader.kind, *self._plan.kinds)
         self.pipeline.read_words(any(kind.types == "words" for kind in kinds))
         self._other, self._tokenised_other = None, None
         if plan.other is not None:
-            self._read_other(plan.other, plan.known)
+            other = self.pipeline.other(plan.other)
+            unlabelled = [name for name in other.test.column_names if name != "label"]
+            self._other = replace(other, test=other.test.select_columns(unlabelled))
         self.splits = ("test",) if plan.other is None else ("test", "other")
-
-    def _read_other(self, source: TextSource, known: Sequence[Dataset]) -> None:
-        texts = load_texts(source)
-        kept = without_texts(texts.test, known)
-        if len(kept) == 0:
-            raise ValueError(
-                f"Expected another source of text, but maps were fitted on all {len(texts.test)} held-out texts of "
-                f"{source.source!r}. Name a source that shares none with the fitting texts."
-            )
-        self._other = replace(texts, test=kept)
-        self._others_dropped = len(texts.test) - len(kept)
 
     def describe_other(self) -> dict[str, Any]:
         """Describe the other source of text for a report, as plain values."""
         if self._other is None:
             return {}
-        left_out = {"dropped_as_fitted_on": self._others_dropped, "n_texts": len(self._other.test)}
-        return {"other_text": {**self._other.describe(), **left_out}}
+        described = self._other.describe()
+        dropped = described.get("left_out", {"texts": 0})["texts"]
+        return {"other_text": {**described, "dropped_as_fitted_on": dropped, "n_texts": len(self._other.test)}}
 
     def split(self, name: Split) -> TokenisedTexts:
         """A split, tokenised for both models."""

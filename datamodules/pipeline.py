@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from torch.utils.data import DataLoader
 
 from datamodules.batches import LengthBatches
 from datamodules.frozen_models import FrozenModels, Wanted
+from datamodules.text.fitted import FittedTexts
 from datamodules.text.sources import TextSource
 from datamodules.text.texts import Texts, load_texts
 from datamodules.text.tokenised_splits import Split, TokenisedSplits
@@ -69,13 +71,37 @@ class TextPipeline:
         self._words = words
         self._texts: Texts | None = None
         self._tokenised: TokenisedSplits | None = None
+        self._fitted: dict[str, FittedTexts] = {}
 
     @property
     def texts(self) -> Texts:
-        """The three splits, loaded on first use."""
+        """The three splits, loaded on first use; the held-out texts are none that a model is known to be trained on."""
         if self._texts is None:
-            self._texts = load_texts(self.text)
+            self._whole = load_texts(self.text)
+            self._texts = self._whole.without(self.models.fitted_on())
         return self._texts
+
+    def leave_out(self, fitted: Mapping[str, FittedTexts]) -> None:
+        """Drop held-out texts that maps were fitted on, from now on.
+
+        Args:
+            fitted: name of a map's file -> the texts that it was fitted on.
+
+        Raises:
+            ValueError: no held-out text is left.
+        """
+        before, self._fitted = self.texts, dict(fitted)
+        self._texts = self._whole.without({**self.models.fitted_on(), **fitted})
+        if self._texts.test is not before.test:
+            self._tokenised = None
+
+    def other(self, source: TextSource) -> Texts:
+        """Load another source, whose held-out texts are none that a model or a map is known to be fitted on.
+
+        Raises:
+            ValueError: as `load_texts` does, or no held-out text is left.
+        """
+        return load_texts(source).without({**self.models.fitted_on(embedded=True), **self._fitted})
 
     @property
     def tokenised(self) -> TokenisedSplits:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from inspect import getattr_static
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from datamodules.layers import LayerReader
     from datamodules.reading import PairReader, Plan
     from datamodules.row_types import SeenTypes
+    from datamodules.text.fitted import FittedTexts
     from datamodules.text.label_names import LabelsOption
     from datamodules.text.sources import TextSource
     from datamodules.text.texts import Texts
@@ -46,6 +47,12 @@ class TextData(Protocol):
 
     def split(self, name: Split) -> TokenisedTexts:
         """A split, tokenised for all models."""
+
+    def fitted_on(self) -> FittedTexts:
+        """What is to be kept beside a map: the texts that it was fitted on."""
+
+    def leave_out(self, fitted: Mapping[str, FittedTexts]) -> None:
+        """Drop held-out texts that maps were fitted on."""
 
     def bytes_per_token(self, name: Split) -> float:
         """Bytes of UTF-8 per token of a split."""

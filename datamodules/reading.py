@@ -16,8 +16,6 @@ from frozen.finite import FiniteCheck
 from frozen.model import FrozenModel
 
 if TYPE_CHECKING:
-    from datasets import Dataset
-
     from datamodules.row_types import SeenTypes
     from datamodules.text.sources import TextSource
 
@@ -95,14 +93,12 @@ class Plan:
         kinds: kinds of rows to read from the same texts; those beside `data.rows` become `PairedBatch.others`.
         measured: the types by which rows that are not fitted on are marked as unseen; None: those of the fitting rows.
         other: a source whose held-out texts become one more split, `other`. Their labels are not read.
-        known: texts that are left out of `other`.
         asking: what is asked about every held-out text: `PairedBatch.task`.
     """
 
     kinds: Sequence[RowKind] = ()
     measured: SeenTypes | None = None
     other: TextSource | None = None
-    known: Sequence[Dataset] = ()
     asking: Callable[[TextBatch], Any] | None = None
 
 

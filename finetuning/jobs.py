@@ -85,7 +85,7 @@ def train(
         "folder": job.name,
     }
     if trainer.is_global_zero:
-        save_classifier(folder / job.folder, module.model, tokenizer, row)
+        save_classifier(folder / job.folder, module.model, tokenizer, row, data.trained_on(job.base))
     return row
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from datamodules.text.fitted import FittedTexts
 from frozen.loading.saving import save_model
 from storage.whole import whole_folder
 
@@ -17,7 +18,7 @@ FINISHED = "finetuned.json"
 
 
 def save_classifier(
-    folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, row: dict[str, Any]
+    folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, row: dict[str, Any], fitted: FittedTexts
 ) -> None:
     """Write a model folder that `load_frozen` reads, with the figures beside it.
 
@@ -26,10 +27,12 @@ def save_classifier(
         model: the classifier.
         tokenizer: its tokenizer.
         row: the figures, as JSON can hold them.
+        fitted: the texts that it and its base were trained on.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with whole_folder(folder) as unfinished:
         save_model(unfinished, model, tokenizer)
+        fitted.save(unfinished)
         (unfinished / FINISHED).write_text(json.dumps(row, indent=1, allow_nan=False), encoding="utf-8")
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
+from datamodules.text.fitted import words_on_left_out
 from reports.report import Report, Row
 
 __all__ = ["KINDS", "make_report"]
@@ -31,4 +33,5 @@ def make_report(kind: str, meta: Row, rows: Sequence[Row], **more: Any) -> Repor
         more: further tables and options that this kind of report takes.
     """
     report: Report = import_module(KINDS[kind]).report(meta, rows, **more)
-    return report
+    left_out = [words for texts in ("text", "other_text") for words in words_on_left_out(meta.get(texts, {}))]
+    return replace(report, sentences=[*report.sentences, *left_out])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import lightning.pytorch as pl
 from torch import Tensor, nn
@@ -32,6 +32,9 @@ from datamodules.text.tokens import same_tokenizer
 from frozen.loading.precision import check_precision
 from frozen.model import FrozenModel
 from similarity.functional.moments import Moments
+
+if TYPE_CHECKING:
+    from aligners.stitching.storage import StoredStitching
 
 __all__ = ["Evaluation", "InjectionEvaluation"]
 
@@ -67,6 +70,10 @@ class Evaluation(pl.LightningModule):
         """The data module of the run."""
 
     @abstractmethod
+    def measured(self) -> Sequence[StoredAlignment | StoredStitching]:
+        """The checkpoints whose maps are measured."""
+
+    @abstractmethod
     def prepare_panels(self) -> None:
         """Every check, and the panels, or what they need."""
 
@@ -75,8 +82,9 @@ class Evaluation(pl.LightningModule):
         """What the targets take, of a few of the held-out texts."""
 
     def setup(self, stage: str) -> None:
-        """Begin anew: an evaluation may run twice."""
+        """Begin anew: an evaluation may run twice. What maps were fitted on is no held-out text."""
         self.panels, self.rows = nn.ModuleList(), []
+        self.stream.leave_out(fitted_texts(self.measured(), self.stream))
         self.n_texts = len(self.stream.split("test"))
         self.prepare_panels()
 
@@ -148,6 +156,10 @@ class InjectionEvaluation(Evaluation):
         """The data module of the run."""
         return stream_of(self.trainer, PairedData)
 
+    def measured(self) -> Sequence[StoredAlignment]:
+        """The checkpoints whose maps are measured."""
+        return self.stored
+
     def prepare_panels(self) -> None:
         """Every check, the maps of each direction, and which rows they are measured on."""
         check_precision(self.trainer)
@@ -161,8 +173,7 @@ class InjectionEvaluation(Evaluation):
             self.methods[route], self.refusals[route] = route_methods(route, self.stored, self.closed_form)
         self._ask()
         self._choose_rows()
-        known = fitted_texts(self.stored, data) if self.other_text is not None else ()
-        data.plan(Plan(self.kinds, seen_by_any(self.stored, data), self.other_text, known, self._asking))
+        data.plan(Plan(self.kinds, seen_by_any(self.stored, data), self.other_text, self._asking))
         self.meta = {**described, **data.describe_other(), **self._findings(), "seed": self.seed, "split": "test"}
 
     def _routes(self) -> list[Route]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,13 @@ from datamodules.text.sources import TextSource
 from datamodules.text.texts import load_texts
 
 if TYPE_CHECKING:
-    from datasets import Dataset
+    from aligners.stitching.storage import StoredStitching
+    from datamodules.protocol import TextData
+    from datamodules.text.fitted import FittedTexts
 
 __all__ = ["fitted_texts", "seen_by_any"]
+
+logger = logging.getLogger(__name__)
 
 
 def seen_by_any(stored: Sequence[StoredAlignment], data: Any) -> SeenTypes:
@@ -34,12 +39,25 @@ def seen_by_any(stored: Sequence[StoredAlignment], data: Any) -> SeenTypes:
     return SeenTypes(kinds.pop(), frozenset().union(*(seen.names for seen in each)))
 
 
-def fitted_texts(stored: Sequence[StoredAlignment], data: Any) -> list[Dataset]:
-    """The texts that the maps of each checkpoint were fitted on; those of another source than the run's are loaded."""
-    found = []
+def fitted_texts(stored: Sequence[StoredAlignment | StoredStitching], data: TextData) -> dict[str, FittedTexts]:
+    """The texts that the maps of each checkpoint were fitted on, by the checkpoint's path.
+
+    Args:
+        stored: the checkpoints. The texts of one that does not hold them are read once more; where they cannot be, a
+            warning says that nothing is known of them.
+        data: the data module of the run.
+    """
+    found = {}
     for checkpoint in stored:
-        text = checkpoint.data_config["text"]
-        found.append(data.texts.fit if text == data.config()["text"] else load_texts(TextSource(**text)).fit)
+        text = checkpoint.data_config.get("text")
+        if text is None:  # made in this process from other parts
+            continue
+        try:
+            texts = data.texts if text == data.config()["text"] else load_texts(TextSource(**text))
+        except ValueError as error:
+            logger.warning("Which held-out texts %s was fitted on is not known: %s", checkpoint.path, error)
+            continue
+        found[str(checkpoint.path)] = texts.fitted("fit", "validation")
     return found
 
 

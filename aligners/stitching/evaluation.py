@@ -19,7 +19,7 @@ from aligners.maps.linear import Identity
 from aligners.scoring.answers import match_heads
 from aligners.scoring.asked import Asked
 from aligners.stitching.storage import StoredStitching, fitted_maps
-from aligners.storage import refuse_other_component, refuse_other_models
+from aligners.storage import StoredAlignment, load_alignment, refuse_other_component, refuse_other_models
 from datamodules.asking import TaskBatch
 from datamodules.protocol import TaskData, stream_of
 from frozen.loading.precision import check_precision
@@ -68,6 +68,11 @@ class StitchingEvaluation(Evaluation):
     def stream(self) -> TaskData:
         """The data module of the run."""
         return stream_of(self.trainer, TaskData)
+
+    def measured(self) -> Sequence[StoredAlignment | StoredStitching]:
+        """The checkpoints whose maps are measured."""
+        maps = [] if self.fitted is None else [load_alignment(self.fitted)]
+        return [*maps, *([] if self.stored is None else [self.stored])]
 
     def prepare_panels(self) -> None:
         """Every check, and the methods of each route."""

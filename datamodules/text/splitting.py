@@ -7,14 +7,18 @@ from hashlib import blake2b
 
 from datamodules.text.sources import TextSource
 
-__all__ = ["split_of", "split_shares", "text_key"]
+__all__ = ["plain_text", "split_of", "split_shares", "text_key"]
+
+
+def plain_text(parts: Sequence[str | None]) -> bytes:
+    """Join a text of one or two parts, without regard to case and white space."""
+    return "\x1f".join(" ".join((part or "").casefold().split()) for part in parts).encode()
 
 
 def text_key(parts: Sequence[str | None], seed: int) -> int:
-    """Hash a text of one or two parts to [0, 2^128), regardless of case and white space."""
-    plain = "\x1f".join(" ".join((part or "").casefold().split()) for part in parts)
+    """Hash a text to [0, 2^128), without regard to case and white space."""
     secret = seed.to_bytes(8, "little", signed=True)
-    return int.from_bytes(blake2b(plain.encode(), key=secret, digest_size=16).digest(), "big")
+    return int.from_bytes(blake2b(plain_text(parts), key=secret, digest_size=16).digest(), "big")
 
 
 def split_shares(source: TextSource, *, draw_test: bool) -> dict[str, float]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
+from datamodules.text.fitted import FittedTexts, words_on_left_out
 from datamodules.text.labels import LabelColumn, known_labels, read_labels
 from datamodules.text.sources import TextSource, fitting_split, held_out_split, known_source, open_source
 from datamodules.text.splitting import split_of, split_shares, text_key
@@ -18,7 +21,10 @@ from datamodules.text.streaming import first_rows, first_texts
 if TYPE_CHECKING:
     from datasets import Dataset
 
-__all__ = ["TextSource", "Texts", "load_texts", "without_texts"]
+__all__ = ["TextSource", "Texts", "load_texts"]
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -62,20 +68,42 @@ class Texts:
         known = next(own for own in (labels[known_labels(labels)] for labels in splits) if len(own))
         return float(known.double().mean() if regression else known.bincount().argmax())
 
+    def fitted(self, *splits: str) -> FittedTexts:
+        """Return what is to be kept of some splits beside whatever is fitted on them."""
+        kept = ("source", "subset", "revision", "split", "seed", "validation_share", "test_share")
+        origin = {name: self.origin[name] for name in kept if name in self.origin}
+        return FittedTexts.of({**origin, "splits": list(splits)}, *(getattr(self, split) for split in splits))
+
+    def without(self, fitted: Mapping[str, FittedTexts]) -> Texts:
+        """Drop the held-out texts that anything was fitted on, and say how many they are.
+
+        Args:
+            fitted: what is to be measured -> the texts that it was fitted on.
+
+        Raises:
+            ValueError: no held-out text is left.
+        """
+        found = {name: known.among(self.test) for name, known in fitted.items()}
+        kept = np.flatnonzero(~np.any([np.zeros(len(self.test), dtype=bool), *found.values()], axis=0))
+        if len(kept) == len(self.test):
+            return self
+        names = {name: int(seen.sum()) for name, seen in found.items() if seen.any()}
+        left_out = {"texts": len(self.test) - len(kept), "of": len(self.test), "fitted_on_them": names}
+        if len(kept) == 0:
+            raise ValueError(
+                f"Expected held-out texts that nothing was fitted on, but models or maps were fitted on all "
+                f"{len(self.test)} held-out texts of {self.origin['source']!r} ({', '.join(names)}). Give the split "
+                "with which they were made, or other texts."
+            )
+        test = self.test.select(kept).remove_columns("id").add_column("id", list(range(len(kept))))
+        texts = replace(self, test=test, origin={**self.origin, "left_out": left_out})
+        logger.warning(*words_on_left_out(texts.describe()))
+        return texts
+
     def describe(self) -> dict[str, Any]:
         """Describe the texts for a report, as plain values."""
         sizes = {name: len(getattr(self, name)) for name in ("fit", "validation", "test")}
         return {**self.origin, "label_names": self.label_names, "n_texts": sizes}
-
-
-def without_texts(table: Dataset, known: Sequence[Dataset]) -> Dataset:
-    """Drop the texts that are also in a known split, up to case and white space, and all labels."""
-    columns = [name for name in ("text", "text_pair") if name in table.column_names]
-    keys = {key for other in known for key in _keys(other, [c for c in columns if c in other.column_names], 0)}
-    rows = [row for row, key in enumerate(_keys(table, columns, 0)) if key not in keys]
-    if not rows:
-        return table.select([])
-    return table.select(rows).select_columns(columns).add_column("id", list(range(len(rows))))
 
 
 def load_texts(source: TextSource) -> Texts:
@@ -145,6 +173,8 @@ class _Rows:
             "label_column": self.label,
             "split": "by a keyed hash of the text" if drawn else f"test: {self.held_out}; rest by hash",
             "seed": source.seed,
+            "validation_share": source.validation_share,
+            **({"test_share": source.test_share} if drawn else {}),
             **({"streamed_rows_read": self.streamed} if source.streaming else {}),
         }
 

@@ -239,3 +239,13 @@ def test_configs_are_understood(config: Path) -> None:
 
 def test_there_are_configs() -> None:
     assert {path.stem for path in (ROOT / "configs" / "finetune").glob("*.yaml")} >= {"merchant", "phang", "wu"}
+
+
+def test_a_classifier_is_not_measured_on_its_own_texts(done: Path, world: World) -> None:
+    trained = set(LabelledTexts(world.model_x, text=TextSource(world.fit, held_out=world.test)).texts.fit["text"])
+    other = TextSource(world.fit, test_share=0.5, seed=1)
+    drawn = LabelledTexts(world.model_x, text=other).texts.test["text"][:]
+    for folder in ("none/seed-0", "layers-1/seed-1"):
+        texts = LabelledTexts(str(done / folder), text=other).texts
+        assert texts.test["text"][:] == [text for text in drawn if text not in trained]
+        assert 0 < len(texts.test) < len(drawn)

@@ -175,7 +175,7 @@ def test_embedded_models_are_made_from_the_fitting_texts_and_kept(
     options = {"model_x": "embedded:0", "model_y": "embedded:1", "recipe": recipe, "cache": tmp_path}
     data = activations(world, **options)
     data.prepare_data()
-    made = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
+    made = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("model.safetensors")}
     assert len(made) == 2
     fit = data.texts.fit
     assert given == [(list(fit["text"]), list(fit["label"]))] * 2
@@ -183,7 +183,7 @@ def test_embedded_models_are_made_from_the_fitting_texts_and_kept(
     assert (model.name, model.depth, model.width, model.n_labels) == ("embedded:0", 1, 8, 2)
     again = activations(world, **options)
     assert again.reader.model_y.fingerprint == data.reader.model_y.fingerprint != model.fingerprint
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")} == made
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("model.safetensors")} == made
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from frozen.loading.models import load_frozen
 from tests.references.maps import fvu
 from tests.runs import activations, quiet_trainer
 from tests.tiny import WORDS
-from tests.world import World, write_texts
+from tests.world import World, sentences, write_texts
 
 SHARE = 0.25
 HELD = {word for word in WORDS if is_held_out(word, SHARE, 0)}
@@ -168,3 +168,20 @@ def test_intervals_do_not_need_a_row_in_every_resample() -> None:
     assert (low.item(), high.item()) == (0.5, 1.5)
     values[0, 0] = torch.inf
     assert all(end.isnan().all() for end in bootstrap_interval(values, weights, seed=0))
+
+
+def test_maps_are_not_measured_on_texts_that_they_were_fitted_on(
+    world: World, stored: StoredAlignment, tmp_path: Path
+) -> None:
+    fitted = activations(world).texts
+    again = activations(world, text=TextSource(world.fit, test_share=0.5, seed=1)).texts.test["text"]
+    known = {*fitted.fit["text"], *fitted.validation["text"]}  # those of validation chose the best step
+    assert known.issuperset(again)
+    with pytest.raises(ValueError, match=rf"models or maps were fitted on all {len(again)} held-out texts.*aligners"):
+        evaluate(world, [stored], text=TextSource(world.fit, test_share=0.5, seed=1))
+    half = TextSource(
+        world.test, held_out=write_texts(Path(world.test).parent / "both.csv", [*again[:9], *sentences(6)])
+    )
+    module = evaluate(world, [stored], text=half)
+    assert {row["n_texts"] for row in module.rows} == {6}
+    assert module.meta["text"]["left_out"] == {"texts": 9, "of": 15, "fitted_on_them": {str(stored.path): 9}}
