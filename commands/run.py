@@ -6,7 +6,6 @@ import logging
 import os
 import warnings
 from copy import deepcopy
-from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,19 +13,15 @@ import lightning.pytorch as pl
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
-from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_warn
 
 from callbacks.progress import ProgressBar
+from commands.folders import claim, new_run_folder, rank
 from reports.callback import WriteReport
 
-__all__ = ["RANKS_SHARE", "Run", "instantiate", "new_run_folder", "quiet", "run_loggers", "start"]
+__all__ = ["Run", "instantiate", "quiet", "run_loggers", "start"]
 
 PROJECT = "aligners"
-RANKS_SHARE = "ALIGNERS_RUN_FOLDER"
-
-
-def _rank() -> int:
-    return rank_zero_only.rank  # type: ignore[attr-defined]
 
 
 class Run(NamedTuple):
@@ -68,42 +63,10 @@ class Run(NamedTuple):
         trainer.test(evaluation, datamodule=self.made.data, verbose=False)
 
 
-def new_run_folder(wanted: Path | None, kind: str, *, begun: bool = False) -> Path:
-    """Make a folder that no other run has.
-
-    Processes that Lightning starts for further ranks inherit the choice of rank 0. Ranks that something else starts
-    need no folder of their own: only rank 0 writes.
-
-    Args:
-        wanted: the folder that the user named, which must be empty. Default: `runs/<kind>-<date>-<time>`.
-        kind: what the default folder is called after.
-        begun: whether to go on with the run in `wanted`.
-
-    Raises:
-        ValueError: `wanted` exists and is not empty.
-    """
-    inherited = os.environ.get(RANKS_SHARE)
-    if inherited and _rank() != 0:
-        return Path(inherited)
-    if _rank() == 0 and not begun and wanted is not None and wanted.exists() and any(wanted.iterdir()):
-        raise ValueError(f"Expected `run` to be a new or empty folder, but {wanted} holds files. Name another.")
-    base = wanted or Path("runs") / f"{kind}-{datetime.now():%Y%m%d-%H%M%S}"
-    folder, number = base, 1
-    while _rank() == 0:
-        try:
-            folder.mkdir(parents=True, exist_ok=wanted is not None)
-            break
-        except FileExistsError:
-            number += 1
-            folder = base.with_name(f"{base.name}-{number}")
-    os.environ[RANKS_SHARE] = str(folder)
-    return folder
-
-
 def start(
     kind: str, parser: ArgumentParser, options: Namespace, made: Namespace | None = None, *, begun: bool = False
 ) -> Run:
-    """Begin a run: seed it, make its folder with config.yaml and its loggers.
+    """Begin a run: seed it, claim its folder with config.yaml, then start its loggers.
 
     Args:
         kind: what the default folder is called after.
@@ -111,9 +74,14 @@ def start(
         options: of the command, as plain values.
         made: the same options instantiated, if they have been already.
         begun: whether to go on with the run in the folder `options.run`.
+
+    Raises:
+        ValueError: another run has the folder, or it cannot be written to.
     """
     made = instantiate(parser, options) if made is None else made
-    folder = new_run_folder(options.run, kind, begun=begun)
+    folder, written = new_run_folder(options.run, kind, begun=begun), parser.dump(options)
+    if rank() == 0:
+        claim(folder, written, begun=begun)  # before W&B starts, which takes its time
     settings = {**vars(made.trainer), "use_distributed_sampler": False}  # the data modules share out each batch
     if settings["logger"] in (None, True):
         # A run that goes on logs to a folder of its own: a logger deletes the files that it finds in its folder.
@@ -121,8 +89,9 @@ def start(
         settings["logger"] = run_loggers(folder / again if begun else folder, kind)
     if settings["default_root_dir"] is None:
         settings["default_root_dir"] = str(folder)  # where files go that no logger has a place for
-    if _rank() == 0:
-        _keep_options(parser.dump(options), folder, settings["logger"], begun)
+    for logger in settings["logger"] if isinstance(settings["logger"], list) else [settings["logger"]]:
+        if isinstance(logger, WandbLogger) and rank() == 0:
+            logger.experiment.config.update(yaml.safe_load(written), allow_val_change=True)
     return Run(folder, options, made, settings)
 
 
@@ -134,28 +103,20 @@ def instantiate(parser: ArgumentParser, options: Namespace) -> Namespace:
     return parser.instantiate(options)
 
 
-def _keep_options(written: str, folder: Path, loggers: Any, begun: bool) -> None:
-    """Write the options to config.yaml, unless the run has one, and to W&B."""
-    if not begun:
-        (folder / "config.yaml").write_text(written)
-    for logger in loggers if isinstance(loggers, list) else [loggers]:
-        if isinstance(logger, WandbLogger):
-            logger.experiment.config.update(yaml.safe_load(written), allow_val_change=True)
-
-
 def run_loggers(folder: Path, kind: str) -> list[Logger]:
     """CSV and W&B, both inside the run's folder.
 
-    W&B follows WANDB_MODE if it is set. Otherwise it is online for a user who is logged in and offline for everybody
-    else: it never asks. Only rank 0 makes a run.
+    W&B follows WANDB_MODE, but is online only for a user who is logged in: it never asks. Only rank 0 makes a run.
     """
     csv = CSVLogger(folder.parent, name=folder.name, version="")
-    _ = csv.experiment  # before W&B writes: it takes a folder with files in it for an older run's
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*exists and is not empty.*")  # config.yaml is there
+        _ = csv.experiment  # before W&B writes: in its own folder it deletes the files of an older run
     return [csv, _wandb(folder, kind)]
 
 
 def _wandb(folder: Path, kind: str) -> WandbLogger:
-    if _rank() != 0:
+    if rank() != 0:
         return WandbLogger(save_dir=folder, mode="disabled")
     os.environ.setdefault("WANDB_SILENT", "true")
     import wandb
@@ -168,7 +129,14 @@ def _wandb(folder: Path, kind: str) -> WandbLogger:
         "resume": "allow",
         "settings": wandb.Settings(init_timeout=30),
     }
-    mode: Any = os.environ.get("WANDB_MODE") or ("online" if wandb.login(prompt=False) else "offline")
+    mode: Any = os.environ.get("WANDB_MODE") or "online"
+    if mode == "online" and not wandb.login(prompt=False):
+        mode = "offline"
+        if "WANDB_MODE" in os.environ:
+            rank_zero_warn(
+                "WANDB_MODE is online, but W&B has no key: run `wandb login`, or set WANDB_API_KEY. This run is logged "
+                "offline; `wandb sync` sends it later."
+            )
     # Not left to Lightning, which passes an argument that W&B warns about.
     try:
         run = wandb.init(mode=mode, **options)

@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 from jsonargparse import ArgumentParser
-from lightning.pytorch.utilities import rank_zero_only
 
 from aligners.scoring.task_scores import choose_score, task_score
+from commands.folders import CONFIG, is_begun, rank, try_run_folder
 from commands.options import add_data_and_trainer, check_trains, command_parser, flat, options_of
 from commands.run import instantiate, start
 from datamodules.labelled import LabelledTexts
@@ -70,13 +70,14 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     """
     options = parser.parse_args(words)
     check_trains(options)
+    try_run_folder(options.run)
     made = instantiate(parser, options)
     data: LabelledTexts = made.data
     recipe = FinetuningRecipe(**options_of(FinetuningRecipe, options))
     jobs = plan(data, _seeds(options.seeds), options.variants)
     data.setup("fit")
-    begun = options.run is not None and (options.run / "config.yaml").is_file()
-    if begun and _rank() == 0:
+    begun = is_begun(options.run)
+    if begun and rank() == 0:
         _check_same(options.run, yaml.safe_load(parser.dump(options)))
         for job in jobs:
             _finished(job, data, options.run)
@@ -87,15 +88,11 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     rows: list[Row] = []
     for job in jobs:
         rows.append(_finished(job, data, run.folder) or train(job, data, recipe, score, run.trainer(), run.folder))
-        if _rank() == 0:
+        if rank() == 0:
             write(make_report("finetuning", meta, rows), run.folder)
     trainer = run.trainer()
     if trainer.is_global_zero:
         publish(make_report("finetuning", {**meta, **environment(trainer)}, rows), run.folder, trainer)
-
-
-def _rank() -> int:
-    return rank_zero_only.rank  # type: ignore[attr-defined]
 
 
 def _finished(job: Job, data: LabelledTexts, folder: Path) -> Row | None:
@@ -136,10 +133,10 @@ def _seeds(wanted: int | list[int]) -> list[int]:
 
 
 def _check_same(folder: Path, options: dict[str, Any]) -> None:
-    written = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    written = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
     if not isinstance(written, dict):
         raise ValueError(
-            f"Expected {folder / 'config.yaml'} to hold the options of a run, but it holds none. Name a new `--run`."
+            f"Expected {folder / CONFIG} to hold the options of a run, but it holds none. Name a new `--run`."
         )
     begun, now = flat(written), flat(options)
     names = [name for name in {**begun, **now} if not name.startswith(FREE)]

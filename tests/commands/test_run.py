@@ -15,8 +15,9 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from callbacks.checkpoint import SaveAligners
 from callbacks.progress import ProgressBar
+from commands.folders import RANKS_SHARE, new_run_folder
 from commands.options import add_data_and_trainer, add_training, command_parser, options_of, parse_with_data
-from commands.run import RANKS_SHARE, instantiate, new_run_folder, start
+from commands.run import instantiate, start
 
 
 @pytest.fixture(autouse=True)
