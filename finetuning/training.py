@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from aligners.fitting.optimisation import Schedule, schedule_factor
+from aligners.fitting.ranks import mean_over_ranks
 from aligners.scoring.scores import TextScores, UnitMeans
 from aligners.scoring.tasks import unit_answers, unit_losses, unit_scores
 from datamodules.batches import TextBatch
@@ -128,8 +129,8 @@ class Finetuning(pl.LightningModule):
         """Cross-entropy or squared error, averaged over the texts of all ranks."""
         loss = mean_loss(self, self.logits(batch)[None], cast(Tensor, batch.labels))[0]
         self._check.watch(loss.detach()[None], [self.name], "training loss", batch_idx)
-        if self.global_step % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
-            self.log(f"{self.name}/train_loss", loss.detach())
+        if (self.global_step + 1) % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+            self.log(f"{self.name}/train_loss", mean_over_ranks(self.trainer, loss.detach()), rank_zero_only=True)
         return loss
 
     def on_train_epoch_end(self) -> None:
@@ -207,6 +208,5 @@ def mean_loss(module: pl.LightningModule, logits: Tensor, labels: Tensor) -> Ten
         (S,) sums over this rank's texts, divided by the mean number of texts of a rank.
     """
     texts = torch.tensor(float(len(labels)), device=logits.device)
-    if module.trainer.world_size > 1:
-        texts = cast(Tensor, module.trainer.strategy.reduce(texts, reduce_op="mean"))
+    texts = mean_over_ranks(module.trainer, texts)
     return unit_losses(logits, classification_targets(labels)).sum(-1) / texts

@@ -11,6 +11,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 
+from aligners.fitting.ranks import mean_over_ranks
 from aligners.scoring.answers import in_data_order, match_heads, one_after_another
 from aligners.scoring.scores import TextScores, UnitMeans, bootstrap_interval, percentile_interval
 from aligners.scoring.task_scores import choose_score, resampled_scores, task_score
@@ -143,13 +144,15 @@ class SurgeryEvaluation(pl.LightningModule):
 
     def training_step(self, batch: TextBatch, batch_idx: int) -> Tensor:
         """The sum of all heads' mean losses: each head gets the gradient of its own."""
-        labels, losses, log = cast(Tensor, batch.labels), [], self.global_step % self.trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
+        labels, losses = cast(Tensor, batch.labels), []
+        log = (self.global_step + 1) % self.trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
         for place, model in enumerate(self.models):
             loss = mean_loss(self, self._answers(batch, place, self._states(batch, place)), labels)
             names = [f"{model.name}, site {site}" for site in range(model.depth + 1)]
             self._check.watch(loss.detach(), names, "training loss", batch_idx)
             if log:
-                self.log_dict(self._keys(place, "train_loss", loss.detach()))
+                whole = mean_over_ranks(self.trainer, loss.detach())
+                self.log_dict(self._keys(place, "train_loss", whole), rank_zero_only=True)
             losses.append(loss.sum())
         return torch.stack(losses).sum()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import subprocess
@@ -11,7 +12,7 @@ from typing import Any
 
 from tests.processes import HANGS
 
-__all__ = ["ROOT", "TWO_RANKS", "WARNED", "command", "options"]
+__all__ = ["ROOT", "TWO_RANKS", "WARNED", "command", "metrics", "options"]
 
 ROOT = Path(__file__).parent.parent
 TWO_RANKS = ["--trainer.devices", "2", "--trainer.strategy", "ddp"]
@@ -41,3 +42,12 @@ def command(folder: Path, *arguments: str) -> Path:
     assert len(list(made.glob("wandb/offline-run-*/run-*.wandb"))) == 1  # whatever the number of ranks
     (made / "screen.txt").write_text(done.stdout)
     return made
+
+
+def metrics(folder: Path) -> dict[str, float]:
+    """The last value of every figure that a run logged."""
+    last: dict[str, float] = {}
+    with (folder / "metrics.csv").open() as file:
+        for line in csv.DictReader(file):
+            last |= {name: float(value) for name, value in line.items() if value}
+    return last

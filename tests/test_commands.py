@@ -17,7 +17,7 @@ from aligners.storage import load_alignment
 from commands.table import evaluate, train
 from datamodules import frozen_models, pipeline
 from tests.processes import HANGS
-from tests.shell import ROOT, TWO_RANKS, command, options
+from tests.shell import ROOT, TWO_RANKS, command, metrics, options
 from tests.world import TEST_TEXTS, World
 
 ALIGNERS = {
@@ -60,15 +60,6 @@ def injected(world: World, fitted: Path, folder: Path) -> Path:
 
 def other_text(world: World) -> list[str]:
     return ["--other_text.source", world.test, "--other_text.test_share", "0.3"]
-
-
-def metrics(run: Path) -> dict[str, float]:
-    """The last value of every logged figure."""
-    last: dict[str, float] = {}
-    with (run / "metrics.csv").open() as file:
-        for line in csv.DictReader(file):
-            last |= {name: float(value) for name, value in line.items() if value}
-    return last
 
 
 def report(run: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -146,7 +137,7 @@ def test_two_ranks_fit_what_one_does(world: World, fitted: Path, folder: Path) -
                     torch.testing.assert_close(found, value, rtol=1e-3, atol=1e-5, msg=f"{direction} {name} {key}")
     figures = metrics(again)
     for name, value in metrics(fitted).items():
-        if name.startswith("validation/") and "linear" not in name and "round_trip" not in name:
+        if name.startswith(("validation/", "step/")) and "linear" not in name and "round_trip" not in name:
             assert figures[name] == pytest.approx(value, rel=1e-3), name
 
 

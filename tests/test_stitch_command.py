@@ -13,7 +13,7 @@ import torch
 from aligners.stitching.storage import load_stitching
 from commands.table import evaluate, train
 from datamodules import frozen_models, pipeline
-from tests.shell import TWO_RANKS, command, options
+from tests.shell import TWO_RANKS, command, metrics, options
 from tests.tiny import tiny_folder
 from tests.world import TEST_TEXTS, World
 
@@ -95,6 +95,9 @@ def test_two_ranks_train_and_report_what_one_does(world: World, trained: Path, f
     assert two["meta"]["ranks"] == 2
     close(two["rows"], one["rows"], 1e-4)
     close(two["curves"], one["curves"], 1e-4)
+    expected, found = ({k: v for k, v in metrics(each).items() if k.startswith("step/")} for each in (trained, run))
+    assert len(expected) == len(LAYERS) * 4 * 2  # routes, sites
+    assert found == pytest.approx(expected, rel=1e-4)
 
 
 def test_what_was_trained_is_measured_again_from_its_file_by_two_ranks(trained: Path, folder: Path) -> None:

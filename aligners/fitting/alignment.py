@@ -26,6 +26,7 @@ from aligners.fitting.optimisation import (
     schedule_factor,
 )
 from aligners.fitting.products import Products, check_products, products_in
+from aligners.fitting.ranks import mean_over_ranks
 from aligners.fitting.validating import let_end, validate_if_due
 from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
@@ -231,9 +232,7 @@ class Alignment(pl.LightningModule):
 
     def _over_ranks(self, share: Tensor | float, losses: dict[Fit, Tensor]) -> dict[Fit, Tensor]:
         """The losses over the rows of all ranks."""
-        every = torch.stack([loss.detach() for loss in losses.values()])
-        if self.trainer.world_size > 1:
-            every = cast(Tensor, self.trainer.strategy.reduce(share * every, reduce_op="mean"))
+        every = mean_over_ranks(self.trainer, share * torch.stack([loss.detach() for loss in losses.values()]))
         return dict(zip(losses, every, strict=True))
 
     def _share_of_rows(self, batch: Any) -> Tensor | float:
@@ -241,7 +240,7 @@ class Alignment(pl.LightningModule):
         if self.trainer.world_size == 1:
             return 1.0
         mine = torch.tensor(float(batch.x.shape[1]), device=self.device)
-        return mine / self.trainer.strategy.reduce(mine.clone(), reduce_op="mean")
+        return mine / mean_over_ranks(self.trainer, mine)
 
     def on_train_epoch_end(self) -> None:
         """Check the states of the last batch as well."""

@@ -22,6 +22,7 @@ from aligners.fitting.optimisation import (
     make_optimizer,
     schedule_factor,
 )
+from aligners.fitting.ranks import mean_over_ranks
 from aligners.fitting.validating import let_end, validate_if_due
 from aligners.injection.forward import bank_logits, mapped_rows, own_logits, read_all
 from aligners.injection.routes import Route, Routes, build_routes, check_routes
@@ -235,7 +236,7 @@ class Stitching(pl.LightningModule):
             return float(units), float(rows)
         # filled on the device: numbers that are copied there would wait for it
         counts = torch.stack([torch.full((), float(count), device=self.device) for count in (units, rows)])
-        counts = cast(Tensor, self.trainer.strategy.reduce(counts, reduce_op="mean"))
+        counts = mean_over_ranks(self.trainer, counts)
         return counts[0], counts[1]
 
     def _watch(self, losses: dict[tuple[Route, str], Tensor], batch_idx: int) -> None:
@@ -244,7 +245,8 @@ class Stitching(pl.LightningModule):
             names = [f"{name}, {route.name}, site pair {site}" for site in route.site_names()]
             self._check.watch(loss, names, "training loss", batch_idx)
             if log:
-                self.log_dict(self._keys("step", route, name, "loss", loss))
+                whole = mean_over_ranks(self.trainer, loss)
+                self.log_dict(self._keys("step", route, name, "loss", whole), rank_zero_only=True)
 
     def on_train_epoch_end(self) -> None:
         """Look at the last losses too."""

@@ -20,7 +20,7 @@ from finetuning.jobs import Job
 from frozen import load_frozen
 from reports.finetuning import finetuning_figure, finetuning_table, summarise
 from tests.ranks import two_ranks
-from tests.shell import ROOT, TWO_RANKS, WARNED
+from tests.shell import ROOT, TWO_RANKS, WARNED, metrics
 from tests.tiny import tiny_folder
 from tests.world import TEST_TEXTS, World
 
@@ -114,6 +114,7 @@ def test_two_ranks_tune_a_model_with_weights_that_nothing_uses_as_one_does(
     still = {"dropout": 0.0, "summary_last_dropout": 0.0}  # ranks would drop different things
     base = str(tiny_folder(tmp_path / "xlnet", "xlnet", **still))
     changes = {"data.models": base, "seeds": "1", "variants": "[none]", "learning_rate": "1e-2", "epsilon": "1e-2"}
+    changes |= {"trainer.logger": "true", "trainer.log_every_n_steps": "1"}
     one, two = (tmp_path / name for name in ("one", "two"))
     main(options(world, one, **changes))
     meeting = tmp_path / "ranks"
@@ -125,6 +126,8 @@ def test_two_ranks_tune_a_model_with_weights_that_nothing_uses_as_one_does(
     for name in set(expected) - {"seconds"}:
         close = pytest.approx(expected[name], rel=1e-4) if isinstance(expected[name], float) else expected[name]
         assert found[name] == close, name
+    logged = [metrics(run)["none/seed-0/train_loss"] for run in (one, two)]
+    assert logged[1] == pytest.approx(logged[0], rel=1e-3)
     assert expected["trained"] < expected["parameters"]
     weights = [load_frozen(run / "none" / "seed-0").model.state_dict() for run in (one, two)]
     before = load_frozen(base).model.state_dict()

@@ -1,0 +1,17 @@
+"""What ranks know together."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import lightning.pytorch as pl
+from torch import Tensor
+
+__all__ = ["mean_over_ranks"]
+
+
+def mean_over_ranks(trainer: pl.Trainer, values: Tensor) -> Tensor:
+    """The mean of each rank's `values`, on every rank. All ranks have to ask for it."""
+    if trainer.world_size == 1:
+        return values
+    return cast(Tensor, trainer.strategy.reduce(values.clone(), reduce_op="mean"))
