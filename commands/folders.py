@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import IO
 
 from lightning.pytorch.utilities import rank_zero_only
 
@@ -19,7 +18,7 @@ __all__ = ["CONFIG", "RANKS_SHARE", "claim", "is_begun", "new_run_folder", "rank
 
 CONFIG = "config.yaml"
 RANKS_SHARE = "ALIGNERS_RUN_FOLDER"
-_claimed: dict[Path, IO[str]] = {}  # the config.yaml of each run of this process, locked until the process ends
+_claimed: dict[Path, int] = {}  # the config.yaml of each run of this process, locked until the process ends
 
 
 def rank() -> int:
@@ -107,8 +106,8 @@ def try_run_folder(wanted: Path | None) -> None:
         pass
 
 
-def _locked(config: Path) -> IO[str]:
-    file = config.open("r+")
+def _locked(config: Path) -> int:
+    file = os.open(config, os.O_RDWR)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

@@ -51,15 +51,16 @@ class Run(NamedTuple):
         bar = [] if self.settings["enable_progress_bar"] is False else [ProgressBar()]
         return pl.Trainer(**{**self.settings, **changes, "callbacks": [*given, *bar, *callbacks]})
 
-    def test(self, evaluation: pl.LightningModule, kind: str, **options: Any) -> None:
+    def test(self, evaluation: pl.LightningModule, kind: str, *callbacks: pl.Callback, **options: Any) -> None:
         """Test a LightningModule on the data of this run, and report.
 
         Args:
             evaluation: what measures.
             kind: of the report.
+            callbacks: beside those of every run.
             options: of the report.
         """
-        trainer = self.trainer(WriteReport(kind, self.folder, **options))
+        trainer = self.trainer(WriteReport(kind, self.folder, **options), *callbacks)
         trainer.test(evaluation, datamodule=self.made.data, verbose=False)
 
 

@@ -16,19 +16,16 @@ from aligners.injection.methods import CLOSED_FORMS, build_floors, check_closed_
 from aligners.injection.panels import Panel, Read
 from aligners.injection.routes import Route
 from aligners.injection.seen import fitted_texts, seen_by_any
-from aligners.scoring.answers import match_heads
+from aligners.injection.task import InjectedTask, paired_routes
 from aligners.scoring.asked import Asked
-from aligners.scoring.tasks import check_labels
 from aligners.storage import StoredAlignment, refuse_other_component, refuse_other_models
-from datamodules.asking import Asking, TaskBatch
+from datamodules.asking import TaskBatch
 from datamodules.batches import TextBatch
 from datamodules.protocol import PairedData, SiteData, stream_of
 from datamodules.reading import PairedBatch, Plan
 from datamodules.resuming import limited
 from datamodules.rows import RowKind
-from datamodules.text.labels import known_labels
 from datamodules.text.sources import TextSource
-from datamodules.text.tokens import same_tokenizer
 from frozen.loading.precision import check_precision
 from frozen.model import FrozenModel
 from similarity.functional.moments import Moments
@@ -167,64 +164,21 @@ class InjectionEvaluation(Evaluation):
         self.sites = reader.sites
         described = data.describe()
         _check_stored(self.stored, described, self.sites)
-        self.routes = self._routes()
+        self.routes = paired_routes(data, both_directions=self.both_directions)
         self.methods, self.refusals = {}, {}
         for route in self.routes:
             self.methods[route], self.refusals[route] = route_methods(route, self.stored, self.closed_form)
-        self._ask()
+        task = InjectedTask.of(data, self.routes, masked_share=self.masked_share, seed=self.seed)
+        self.not_injected, self.answering, self.asked = task.not_injected, task.answering, task.asked
         self._choose_rows()
-        data.plan(Plan(self.kinds, seen_by_any(self.stored, data), self.other_text, self._asking))
-        self.meta = {**described, **data.describe_other(), **self._findings(), "seed": self.seed, "split": "test"}
-
-    def _routes(self) -> list[Route]:
-        reader, component = self.stream.reader, self.stream.component
-        models, there = (reader.model_x, reader.model_y), tuple(self.sites)
-        routes = [Route("forward", *models, there, component)]
-        if self.both_directions:
-            routes.append(Route("backward", *models[::-1], tuple((j, i) for i, j in there), component))
-        return routes
-
-    def _ask(self) -> None:
-        """What the held-out texts ask of the models that states are put into, and of the others that know the task."""
-        data, models = self.stream, (self.routes[0].source, self.routes[0].target)
-        self.not_injected: dict[Route, str | None] = {}
-        for route in self.routes:
-            self.not_injected[route] = self._no_injection(route)
-        asked = [route.target for route in self.routes if self.not_injected[route] is None]
-        self.answering, self.labels, self.asked = [], {}, None
-        self._asking = None
-        if not asked:
-            return
-        first = asked[0]
-        self._asking = Asking.of(first, masked_share=self.masked_share, seed=data.seed)
-        if first.task == "classification":
-            self.labels = match_heads(data, asked, models)
-            self.answering = list(self.labels)
-        else:
-            self.answering = [model for model in dict.fromkeys(models) if model.task == first.task]
-        self.asked = Asked.of(data, first, seed=self.seed)
-
-    def _no_injection(self, route: Route) -> str | None:
-        """Why states cannot be put into the target, or None.
-
-        Raises:
-            ValueError: the labels are not those of the target's head.
-        """
-        source, target, first = route.source, route.target, self.routes[0].target
-        labels, text = self.stream.split("test").labels, self.stream.text.source
-        if target.task is None:
-            return f"{target.name} has no classification head and none for language modelling"
-        if target.task == "classification" and (labels is None or not known_labels(labels).any()):
-            return f"the texts of {text!r} have no labels"
-        if not same_tokenizer(*(cast(Any, model.tokenizer) for model in (source, target))):
-            return f"the tokenizers of {source.name} and {target.name} differ"
-        if target.causal and not source.causal:
-            return f"{source.name} sees the whole text, and would tell {target.name} the tokens that it is asked for"
-        if target.task != first.task and self.not_injected.get(self.routes[0], "") is None:
-            return f"{target.name} has another task ({target.task}) than {first.name} ({first.task})"
-        if target.task == "classification":
-            check_labels(target, labels, text)
-        return None
+        data.plan(Plan(self.kinds, seen_by_any(self.stored, data), self.other_text, task.asking))
+        self.meta = {
+            **described,
+            **data.describe_other(),
+            **self._findings(task.labels or {}),
+            "seed": self.seed,
+            "split": "test",
+        }
 
     def _choose_rows(self) -> None:
         """The kinds of rows to read."""
@@ -234,12 +188,12 @@ class InjectionEvaluation(Evaluation):
         injects = [TOKENS] if None in self.not_injected.values() else []
         self.kinds = list(dict.fromkeys([own, *map(stored_kind, self.stored), *injects]))
 
-    def _findings(self) -> dict[str, Any]:
+    def _findings(self, labels: dict[FrozenModel, str]) -> dict[str, Any]:
         """What the report says of all rows beyond the data."""
         return {
             "methods": {f"{route.key}.{m.name}": m.about for route in self.routes for m in self.methods[route]},
             "refusals": {f"{route.key}.{n}": why for route in self.routes for n, why in self.refusals[route].items()},
-            "labels": {model.name: words for model, words in self.labels.items()},
+            "labels": {model.name: words for model, words in labels.items()},
             "task": None if self.asked is None else self.asked.task,
             "unit": None if self.asked is None else self.asked.unit,
             "score": None if self.asked is None else self.asked.score,

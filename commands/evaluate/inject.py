@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import lightning.pytorch as pl
 from jsonargparse import ArgumentParser
+from lightning.pytorch.utilities import rank_zero_only
 
 from aligners.injection.evaluation import InjectionEvaluation
 from aligners.injection.methods import CLOSED_FORMS, ClosedForms, check_closed_forms
+from aligners.injection.task import InjectedTask, paired_routes
 from aligners.storage import StoredAlignment, load_alignment
 from callbacks.checkpoint import SaveAligners
 from commands.options import add_data_and_trainer, command_parser, options_of, parse_with_data
 from commands.run import Run, start
 from datamodules.paired import PairedActivations
+from datamodules.protocol import PairedData, stream_of
 
 __all__ = ["parser", "run"]
 
@@ -50,14 +54,33 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
         options = parse_with_data(parser, words, stored[0].data_config)
     begun = start("inject", parser, options)
     further = options_of(InjectionEvaluation, begun.made)
-    evaluation = InjectionEvaluation(stored or [_fit_closed_forms(begun)], **further)
-    begun.test(evaluation, "injection")
+    say = _SayWhatIsNotInjected(both_directions=options.both_directions, masked_share=options.masked_share)
+    evaluation = InjectionEvaluation(stored or [_fit_closed_forms(begun, say)], **further)
+    begun.test(evaluation, "injection", say)
 
 
-def _fit_closed_forms(run: Run) -> StoredAlignment:
+class _SayWhatIsNotInjected(pl.Callback):
+    """Says it before anything is fitted or read, and refuses labels that no head answers."""
+
+    def __init__(self, *, both_directions: bool, masked_share: float) -> None:
+        self.both_directions, self.masked_share, self.said = both_directions, masked_share, False
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Ask the texts and the models, once."""
+        if self.said:
+            return
+        data, self.said = stream_of(trainer, PairedData), True
+        routes = paired_routes(data, both_directions=self.both_directions)
+        task = InjectedTask.of(data, routes, masked_share=self.masked_share, seed=0)
+        for route, why in task.not_injected.items():
+            if why is not None:
+                rank_zero_only(print)(f"Nothing will be injected {route.key}, only errors are measured: {why}.")
+
+
+def _fit_closed_forms(run: Run, say: pl.Callback) -> StoredAlignment:
     """One pass over the fitting texts; the closed forms they determine end up in a checkpoint beside the report."""
     factories = {name: CLOSED_FORMS[name] for name in run.options.closed_form}
     module = ClosedForms(factories, both_directions=run.options.both_directions)
     once = {"max_epochs": -1, "logger": False, "limit_val_batches": 0, "enable_model_summary": False}
-    run.trainer(SaveAligners(run.folder), **once).fit(module, datamodule=run.made.data)
+    run.trainer(say, SaveAligners(run.folder), **once).fit(module, datamodule=run.made.data)
     return module.stored(run.folder / "aligners.ckpt")

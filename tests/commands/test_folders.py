@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,13 +40,13 @@ def test_of_ten_commands_at_once_one_gets_the_folder(tmp_path: Path) -> None:
 
 def test_a_run_in_progress_is_not_gone_on_with(tmp_path: Path) -> None:
     claim(tmp_path, "a: 1")
-    folders._claimed.pop(tmp_path.resolve()).close()  # as if its process had ended
+    os.close(folders._claimed.pop(tmp_path.resolve()))  # as if its process had ended
     claim(tmp_path, "a: 2", begun=True)
     assert yaml.safe_load((tmp_path / CONFIG).read_text()) == {"a": 1}
     held = folders._claimed.pop(tmp_path.resolve())  # another process's
     with pytest.raises(ValueError, match="another command is at work"):
         claim(tmp_path, "a: 3", begun=True)
-    held.close()
+    os.close(held)
 
 
 @pytest.mark.parametrize("named", ["file", "file/below"])
