@@ -180,11 +180,17 @@ class FrozenModels:
                     f"{why} texts of {texts.origin['source']!r} have no labels. Name a `label_column`, or give your "
                     "own models."
                 )
-            if texts.regression or MISSING in labels:
+            if texts.regression:
+                raise ValueError(
+                    f"{why} labels of {texts.origin['source']!r} are numbers to predict. Write classes as whole "
+                    "numbers, or give your own models."
+                )
+            if MISSING in labels:
                 raise ValueError(
                     f"{why} fitting texts of {texts.origin['source']!r} do not all have a class. Leave out those "
                     "without one, or give your own models."
                 )
+            _ = texts.classes_to_learn
         folder = embedded_model(seed, list(texts.fit["text"]), labels, recipe=recipe, cache=self.cache)
         if not (folder / FITTED).is_file() and os.access(folder, os.W_OK):
             with FileLock(folder.parent / ".lock"):

@@ -20,6 +20,8 @@ from frozen.model import FrozenModel
 
 __all__ = ["LabelledTexts"]
 
+SPLITS: tuple[Split, ...] = ("fit", "validation", "test")
+
 
 class LabelledTexts(TextModule):
     """Turns labelled text into batches for one or more models with any tokenizers. It neither runs nor moves a model.
@@ -111,18 +113,16 @@ class LabelledTexts(TextModule):
 
     @property
     def classes(self) -> int:
-        """The number of classes, C: as many as have names, or one more than the largest label; 1 for numbers.
+        """The number of classes of a head that is to be trained on the texts, C; 1 for numbers.
 
         Raises:
-            ValueError: as in `answers`, or a class is negative.
+            ValueError: as in `answers` and `Texts.classes_to_learn`.
         """
         if self.texts.regression:
             return 1
-        splits: tuple[Split, ...] = ("fit", "validation", "test")
-        least = min(int(self.answers(split).min()) for split in splits)
-        if least < 0:
-            raise ValueError(f"Expected classes counted from 0 in {self.text.source!r}, but got {least}.")
-        return self.texts.classes
+        for split in SPLITS:
+            self.answers(split)
+        return self.texts.classes_to_learn
 
     def constant_answers(self) -> Tensor:
         """The best answer that does not depend on the text, for each held-out one, (n,): see `Texts.constant_label`."""

@@ -59,6 +59,7 @@ class TextPipeline:
             ("batch_size", batch_size, 1),
             ("max_length", max_length, 2),
             ("workers", workers, 0),
+            ("seed", seed, 0),
         ):
             if value < least:
                 raise ValueError(f"Expected `{name}` to be at least {least}, but got {value}.")

@@ -118,7 +118,9 @@ class SurgeryEvaluation(pl.LightningModule):
         tuned = self.models[: len(data.models)]
         self.matched = match_heads(data, tuned)
         self.regression = tuned[0].regression
-        self.score = choose_score(data.text, regression=self.regression, classes=data.classes)
+        self.score = choose_score(
+            data.text, regression=self.regression, classes=1 if self.regression else data.texts.classes
+        )
         for base in self.models[len(tuned) :]:
             base.class_map = one_after_another(tuned[0].class_map)
         if self.heads and not len(self.banks):

@@ -76,14 +76,14 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     recipe = FinetuningRecipe(**options_of(FinetuningRecipe, options))
     jobs = plan(data, _seeds(options.seeds), options.variants)
     data.setup("fit")
+    score = choose_score(data.text, regression=data.texts.regression, classes=data.classes)
+    majority = float(task_score(score, data.constant_answers(), data.answers("test")))
     begun = is_begun(options.run)
     if begun and rank() == 0:
         _check_same(options.run, yaml.safe_load(parser.dump(options)))
         for job in jobs:
             _finished(job, data, options.run)
     run = start("finetune", parser, options, made, begun=begun)
-    score = choose_score(data.text, regression=data.texts.regression, classes=data.classes)
-    majority = float(task_score(score, data.constant_answers(), data.answers("test")))
     meta = {**data.describe(), **asdict(recipe), "score": score, "majority_score": majority}
     rows: list[Row] = []
     for job in jobs:

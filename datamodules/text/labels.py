@@ -58,7 +58,7 @@ def read_labels(tables: Sequence[Dataset], column: str | None, source: str) -> L
         source: where the tables come from, for the message.
 
     Raises:
-        ValueError: it holds neither numbers nor names.
+        ValueError: it holds neither numbers nor names, or an infinite number.
     """
     from datasets import ClassLabel
 
@@ -82,6 +82,11 @@ def read_labels(tables: Sequence[Dataset], column: str | None, source: str) -> L
     if _all(present, int) or (gaps and _all(present, float) and all(float(value).is_integer() for value in present)):
         return LabelColumn(column, None, "int64")
     if _all(present, float):
+        if any(math.isinf(float(value)) for value in present):
+            raise ValueError(
+                f"Expected numbers to predict in column {column!r} (`label_column`) of {source!r}, but some are "
+                "infinite. Leave these texts out."
+            )
         return LabelColumn(column, None, "float64")
     names = sorted({str(value) for value in present})
     return LabelColumn(column, names, "int64", {name: number for number, name in enumerate(names)})

@@ -82,7 +82,7 @@ class TextSource:
         return min((limit for limit in limits if limit is not None), default=None)
 
     def __post_init__(self) -> None:
-        if min(self.validation_share, self.test_share) <= 0:
+        if not (self.validation_share > 0 and self.test_share > 0):
             raise ValueError(
                 "Expected `validation_share` and `test_share` above 0, but received "
                 f"{self.validation_share} and {self.test_share}."
@@ -92,6 +92,8 @@ class TextSource:
                 "Expected `validation_share` + `test_share` below 1, so that texts are left to fit on, but "
                 f"received {self.validation_share} + {self.test_share}."
             )
+        if not -(2**63) <= self.seed < 2**63:
+            raise ValueError(f"Expected `seed` to be a number of 64 bits, but received {self.seed}.")
         if self.score is not None and self.score not in get_args(Score):
             raise ValueError(f"Expected `score` out of {', '.join(get_args(Score))}, but received {self.score!r}.")
         for name, most in (("max_texts", self.max_texts), ("max_held_out", self.max_held_out)):

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from datamodules.text.fitted import FittedTexts, words_on_left_out
-from datamodules.text.labels import LabelColumn, known_labels, read_labels
+from datamodules.text.labels import MISSING, LabelColumn, known_labels, read_labels
 from datamodules.text.sources import TextSource, fitting_split, held_out_split, known_source, open_source
 from datamodules.text.splitting import split_of, split_shares, text_key
 from datamodules.text.streaming import first_rows, first_texts
@@ -54,10 +54,46 @@ class Texts:
 
     @property
     def classes(self) -> int:
-        """The number of classes: as many as have names, or one more than the largest label of any split."""
-        if self.label_names is not None:
-            return len(self.label_names)
-        return 1 + max(max(split["label"][:]) for split in (self.fit, self.validation, self.test))
+        """The number of classes: as many as have names, or one more than the largest label of any split.
+
+        Raises:
+            ValueError: a class is negative, or all texts are of one class.
+        """
+        found, source = self._found_classes(), self.origin["source"]
+        if found and found[0] < 0:
+            raise ValueError(
+                f"Expected classes counted from 0 (-1: none) in {source!r}, but got the label {found[0]}. Number them "
+                f"0, 1, ..., or write numbers that are to be predicted with fractions, such as {found[0]}.0."
+            )
+        if len(found) == 1:
+            only = self.label_names[found[0]] if self.label_names else found[0]
+            raise ValueError(
+                f"Expected two or more classes in {source!r}, but all its texts have the label {only!r}: there is "
+                "nothing to tell apart. Name another `label_column`, or other texts."
+            )
+        return len(self.label_names) if self.label_names is not None else 1 + max(found, default=-1)
+
+    @property
+    def classes_to_learn(self) -> int:
+        """The number of classes of a head that is to be trained.
+
+        Raises:
+            ValueError: as in `classes`, or no text has some class below the largest.
+        """
+        classes, found = self.classes, self._found_classes()
+        if self.label_names is None and len(found) < classes:
+            shown = ", ".join(map(str, found[:5])) + (", ..." if len(found) > 5 else "")
+            raise ValueError(
+                f"Expected classes numbered 0, 1, 2, ... without gaps in {self.origin['source']!r}, but the labels are "
+                f"{shown}: a head for them would have {classes} classes, {classes - len(found)} of them without a "
+                "text. Number them without gaps, or write names for numbers."
+            )
+        return classes
+
+    def _found_classes(self) -> list[int]:
+        """The classes that any text has, ascending."""
+        every = {label for split in (self.fit, self.validation, self.test) for label in split["label"][:]}
+        return sorted(every - {MISSING})
 
     def constant_label(self, *, regression: bool) -> float:
         """The best answer that does not depend on the text: the most frequent class of the fitting texts, or the mean.
@@ -130,7 +166,7 @@ def load_texts(source: TextSource) -> Texts:
     chosen = {}
     for name, rows in members.items():
         place = int(official and name == "test")
-        rows = _some(name, rows, keys[place], source)
+        rows = _some(name, rows, keys[place], source, held if not place else set())
         chosen[name] = _normalised(found.tables[place].select(rows), found.columns, labels)
     origin = {
         **found.origin(source),
@@ -201,12 +237,19 @@ def _read(source: TextSource) -> _Rows:
     return _Rows(tables, columns, label, held_out, streamed)
 
 
-def _some(name: str, rows: list[int], keys: list[int], source: TextSource) -> list[int]:
-    """Keep as many rows of a split as are wanted, chosen by their keys."""
+def _some(name: str, rows: list[int], keys: list[int], source: TextSource, held: set[int]) -> list[int]:
+    """Keep as many rows of a split as are wanted, chosen by their keys.
+
+    Raises:
+        ValueError: there is none.
+    """
     if not rows:
+        copies, taken = len(keys) - len(set(keys)), len(set(keys) & held)
         raise ValueError(
-            f"The split {name!r} of `source` {source.source!r} has no texts: {len(keys)} rows are too "
-            f"few for `validation_share` {source.validation_share} and `test_share` {source.test_share}."
+            f"The split {name!r} of `source` {source.source!r} has no texts: {len(set(keys) - held)} in all are too "
+            f"few for `validation_share` {source.validation_share} and `test_share` {source.test_share}. Of "
+            f"{len(keys)} rows {copies} are copies, whatever their case and white space, and {taken} are held-out "
+            "texts too."
         )
     most = source.most(name)
     return rows if most is None else sorted(sorted(rows, key=keys.__getitem__)[:most])

@@ -77,6 +77,7 @@ def test_text_without_classes_is_refused(tmp_path: Path, world: World) -> None:
         ({"models": []}, "`models` to name at least one model"),
         ({"models": ["a", "b"], "revisions": ["main"]}, "one of `revisions` for each of the 2 `models`, but got 1"),
         ({"batch_size": 0}, "`batch_size` to be at least 1"),
+        ({"seed": -1}, "`seed` to be at least 0"),
     ],
 )
 def test_options_out_of_range_are_refused(wrong: dict[str, Any], said: str, world: World) -> None:

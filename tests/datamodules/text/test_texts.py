@@ -203,6 +203,8 @@ def test_embedded_sentences() -> None:
         ({}, {"other": sentences(100)}, "2 of its columns hold text.*text, other, label"),
         ({"held_out": "dev"}, {}, "`held_out`.*splits train.*'dev'"),
         ({"validation_share": 1e-9}, {}, "'validation'.*no texts"),
+        ({}, {"text": ["a film", "A  Film"] * 50}, "too few.*Of 100 rows 99 are copies"),
+        ({}, {"label": ["1.5", "inf"] * 50}, "'label'.*some are infinite"),
     ],
 )
 def test_bad_data_is_refused(tmp_path: Path, change: dict[str, Any], columns: dict[str, list[Any]], says: str) -> None:
@@ -217,6 +219,8 @@ def test_bad_data_is_refused(tmp_path: Path, change: dict[str, Any], columns: di
     ("change", "says"),
     [
         ({"test_share": 0.0}, "`test_share` above 0"),
+        ({"test_share": float("nan")}, "`test_share` above 0"),
+        ({"seed": 2**63}, "`seed` to be a number of 64 bits"),
         ({"test_share": 0.9, "validation_share": 0.1}, "below 1"),
         ({"max_texts": 0}, "`max_texts`"),
         ({"max_held_out": 0}, "`max_held_out`"),
@@ -226,6 +230,27 @@ def test_bad_data_is_refused(tmp_path: Path, change: dict[str, Any], columns: di
 def test_bad_arguments_are_refused(change: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         TextSource(**change)
+
+
+@pytest.mark.parametrize(
+    ("labels", "says"),
+    [
+        ([0, 1, -2, 1], r"classes counted from 0 \(-1: none\).*the label -2.*fractions, such as -2\.0"),
+        ([0, 1000000] * 2, r"without gaps.*the labels are 0, 1000000: .*1000001 classes, 999999 of them"),
+        ([0, 2, 0, 2], r"without gaps.*the labels are 0, 2: "),
+        ([1] * 4, r"two or more classes.*all its texts have the label 1: "),
+        (["good"] * 4, r"two or more classes.*all its texts have the label 'good': "),
+    ],
+)
+def test_classes_that_no_head_can_learn_are_refused(tmp_path: Path, labels: list[Any], says: str) -> None:
+    texts = load_texts(TextSource(write_csv(tmp_path / "bad.csv", text=sentences(100), label=labels * 25)))
+    with pytest.raises(ValueError, match=says):
+        _ = texts.classes_to_learn
+
+
+def test_a_head_may_know_classes_that_no_text_has(tmp_path: Path) -> None:
+    texts = load_texts(TextSource(write_csv(tmp_path / "two.csv", text=sentences(100), label=[0, 2] * 50)))
+    assert texts.classes == 3
 
 
 def test_what_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
