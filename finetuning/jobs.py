@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import nn
 
 from aligners.scoring.scores import bootstrap_interval
 from aligners.scoring.task_scores import score_interval, task_score
+from datamodules.identity import identity
 from datamodules.labelled import LabelledTexts
 from datamodules.text.sources import Score
 from finetuning.saving import save_classifier
@@ -85,7 +86,8 @@ def train(
         "folder": job.name,
     }
     if trainer.is_global_zero:
-        save_classifier(folder / job.folder, module.model, tokenizer, row, data.trained_on(job.base))
+        about = identity(data, **asdict(recipe))
+        save_classifier(folder / job.folder, module.model, tokenizer, row, data.trained_on(job.base), about)
     return row
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from datamodules.identity import refuse_other_run
 from datamodules.text.fitted import FittedTexts
 from frozen.loading.saving import save_model
 from storage.whole import whole_folder
@@ -15,10 +16,16 @@ from storage.whole import whole_folder
 __all__ = ["FINISHED", "finished_row", "save_classifier"]
 
 FINISHED = "finetuned.json"
+ABOUT = "run"  # what of the file is no figure
 
 
 def save_classifier(
-    folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, row: dict[str, Any], fitted: FittedTexts
+    folder: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    row: dict[str, Any],
+    fitted: FittedTexts,
+    about: dict[str, Any] | None = None,
 ) -> None:
     """Write a model folder that `load_frozen` reads, with the figures beside it.
 
@@ -28,19 +35,27 @@ def save_classifier(
         tokenizer: its tokenizer.
         row: the figures, as JSON can hold them.
         fitted: the texts that it and its base were trained on.
+        about: `datamodules.identity.identity` of its run.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with whole_folder(folder) as unfinished:
         save_model(unfinished, model, tokenizer)
         fitted.save(unfinished)
-        (unfinished / FINISHED).write_text(json.dumps(row, indent=1, allow_nan=False), encoding="utf-8")
+        figures = json.dumps({**row, ABOUT: about}, indent=1, allow_nan=False, default=str)
+        (unfinished / FINISHED).write_text(figures, encoding="utf-8")
 
 
-def finished_row(folder: Path, base_fingerprint: str) -> dict[str, Any] | None:
+def finished_row(folder: Path, base_fingerprint: str, about: dict[str, Any] | None = None) -> dict[str, Any] | None:
     """The figures of a finished classifier; None if the folder does not exist.
 
+    Args:
+        folder: of the classifier.
+        base_fingerprint: of the base model now.
+        about: `datamodules.identity.identity` of the run now; None: not compared.
+
     Raises:
-        ValueError: the folder holds something else, or a classifier that was fine-tuned from other weights.
+        ValueError: the folder holds something else, or a classifier that was fine-tuned from other weights, on other
+            texts or with other options.
     """
     if not folder.exists():
         return None
@@ -52,4 +67,7 @@ def finished_row(folder: Path, base_fingerprint: str) -> dict[str, Any] | None:
             f"The classifier in {folder} was fine-tuned from {row['base']} with the fingerprint "
             f"{row['base_fingerprint'][:12]}, but the base model's is {base_fingerprint[:12]} now. Name a new `--run`."
         )
+    kept = row.pop(ABOUT, None)  # classifiers of earlier versions have none
+    if about is not None and kept is not None:
+        refuse_other_run(kept, about, f"The classifier in {folder}")
     return row

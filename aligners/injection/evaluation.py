@@ -188,7 +188,7 @@ class InjectionEvaluation(Evaluation):
         injects = [TOKENS] if None in self.not_injected.values() else []
         self.kinds = list(dict.fromkeys([own, *map(stored_kind, self.stored), *injects]))
 
-    def _findings(self, labels: dict[FrozenModel, str]) -> dict[str, Any]:
+    def _findings(self, labels: dict[FrozenModel, Any]) -> dict[str, Any]:
         """What the report says of all rows beyond the data."""
         return {
             "methods": {f"{route.key}.{m.name}": m.about for route in self.routes for m in self.methods[route]},

@@ -43,7 +43,7 @@ class InjectedTask:
 
     not_injected: dict[Route, str | None]
     answering: Sequence[FrozenModel] = ()
-    labels: dict[FrozenModel, str] | None = None
+    labels: dict[FrozenModel, dict[str, list[str]]] | None = None
     asked: Asked | None = None
     asking: Asking | None = None
 

@@ -14,6 +14,7 @@ from aligners.scoring.task_scores import choose_score, task_score
 from commands.folders import CONFIG, is_begun, rank, try_run_folder
 from commands.options import add_data_and_trainer, check_trains, command_parser, flat, options_of
 from commands.run import instantiate, start
+from datamodules.identity import identity
 from datamodules.labelled import LabelledTexts
 from finetuning.jobs import Job, train
 from finetuning.saving import FINISHED, finished_row
@@ -26,8 +27,12 @@ from reports.report import Row
 
 __all__ = ["parser", "plan", "run"]
 
-# What changes nothing in the result, and may be different when an interrupted run goes on.
-FREE = ("run", "config", "traceback", "data.workers", "data.cache", "trainer.logger", "trainer.enable_progress_bar")
+# Options, or their beginnings, that do not change what the result means: others may be given when a run goes on.
+FREE = (
+    *("run", "config", "traceback", "data.workers", "data.cache", "data.trust_remote_code", "trainer.accelerator"),
+    *("trainer.devices", "trainer.num_nodes", "trainer.strategy", "trainer.logger", "trainer.log_every_n_steps"),
+    *("trainer.enable_", "trainer.default_root_dir", "trainer.profiler", "trainer.benchmark"),
+)
 
 
 def parser() -> ArgumentParser:
@@ -82,12 +87,14 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     if begun and rank() == 0:
         _check_same(options.run, yaml.safe_load(parser.dump(options)))
         for job in jobs:
-            _finished(job, data, options.run)
+            _finished(job, data, recipe, options.run)
     run = start("finetune", parser, options, made, begun=begun)
     meta = {**data.describe(), **asdict(recipe), "score": score, "majority_score": majority}
     rows: list[Row] = []
     for job in jobs:
-        rows.append(_finished(job, data, run.folder) or train(job, data, recipe, score, run.trainer(), run.folder))
+        rows.append(
+            _finished(job, data, recipe, run.folder) or train(job, data, recipe, score, run.trainer(), run.folder)
+        )
         if rank() == 0:
             write(make_report("finetuning", meta, rows), run.folder)
     trainer = run.trainer()
@@ -95,9 +102,9 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
         publish(make_report("finetuning", {**meta, **environment(trainer)}, rows), run.folder, trainer)
 
 
-def _finished(job: Job, data: LabelledTexts, folder: Path) -> Row | None:
+def _finished(job: Job, data: LabelledTexts, recipe: FinetuningRecipe, folder: Path) -> Row | None:
     """What was measured of a classifier that is there already."""
-    return finished_row(folder / job.folder, data.frozen[job.place].fingerprint)
+    return finished_row(folder / job.folder, data.frozen[job.place].fingerprint, identity(data, **asdict(recipe)))
 
 
 def plan(data: LabelledTexts, seeds: Sequence[int], written: Sequence[str]) -> list[Job]:

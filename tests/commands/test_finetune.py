@@ -157,6 +157,26 @@ def test_classifiers_from_other_weights_are_refused_and_nothing_is_made(
     assert sorted(run.rglob("*")) == before
 
 
+def test_other_texts_under_the_same_name_are_refused_and_devices_may_be_others(world: World, tmp_path: Path) -> None:
+    run, texts = tmp_path / "run", tmp_path / "texts.csv"
+    shutil.copy(world.fit, texts)
+    changes = {"data.text.source": str(texts), "variants": "[layers:1]", "seeds": "1"}
+    main(options(world, run, **changes))
+    main(options(world, run, **changes, **{"trainer.devices": "1", "trainer.log_every_n_steps": "3"}))
+    lines = texts.read_text().splitlines()
+    texts.write_text("\n".join([*lines[:-2], "a good new one,1"]))
+    before = (run / "finetuning.json").stat().st_mtime_ns
+    with pytest.raises(ValueError, match=r"layers-1/seed-0 is of a run with other data.*the fitting texts were 1"):
+        main(options(world, run, **changes))
+    assert (run / "finetuning.json").stat().st_mtime_ns == before
+
+
+def test_an_empty_file_of_options_is_refused(world: World, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").touch()
+    with pytest.raises(ValueError, match=r"config.yaml to hold the options of a run, but it holds none"):
+        main(options(world, tmp_path))
+
+
 def test_a_folder_of_another_kind_is_refused(world: World, tmp_path: Path) -> None:
     (tmp_path / "thing.txt").write_text("mine")
     with pytest.raises(ValueError, match="Expected `run` to be a new or empty folder"):
