@@ -11,7 +11,7 @@ from torch import Tensor
 from datamodules.batches import TextBatch
 from datamodules.rows import Rows, select_rows
 from datamodules.targets import Targets, classification_targets, masked_targets, next_token_targets
-from datamodules.text.masking import mask_tokens
+from datamodules.tokens.masking import mask_tokens
 from frozen.architectures import Task
 from frozen.model import FrozenModel
 

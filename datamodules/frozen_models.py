@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from datamodules.text.fitted import FITTED, FittedTexts
 from datamodules.text.labels import MISSING
 from datamodules.text.texts import Texts
-from datamodules.text.tokens import same_tokenizer
+from datamodules.tokens.tokenised import same_tokenizer
 from frozen.embedded.recipes import EMBEDDED, Recipe, embedded_model, embedded_recipe
 from frozen.loading.models import load_frozen
 from frozen.loading.placement import DeviceMap, check_device

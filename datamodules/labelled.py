@@ -14,7 +14,7 @@ from datamodules.pipeline import TextPipeline
 from datamodules.text.fitted import FittedTexts
 from datamodules.text.label_names import LabelsOption
 from datamodules.text.labels import known_labels
-from datamodules.text.tokenised_splits import Split
+from datamodules.tokens.splits import Split
 from frozen.classifiers import new_classifier
 from frozen.model import FrozenModel
 

@@ -17,7 +17,7 @@ from datamodules.pipeline import TextPipeline
 from datamodules.reading import Prepared, gather_rows, read_rows
 from datamodules.rows import RowKind, RowPolicy, Rows, policy_of, rows_of_each
 from datamodules.sites import parse_layers
-from datamodules.text.tokenised_splits import Split
+from datamodules.tokens.splits import Split
 from frozen.architectures import Component
 from frozen.finite import FiniteCheck
 from frozen.model import FrozenModel

@@ -18,8 +18,8 @@ from datamodules.rows import POLICIES, policy_of
 from datamodules.text.fitted import FittedTexts
 from datamodules.text.sources import TextSource
 from datamodules.text.texts import Texts
-from datamodules.text.tokenised_splits import Split
-from datamodules.text.tokens import TokenisedTexts
+from datamodules.tokens.splits import Split
+from datamodules.tokens.tokenised import TokenisedTexts
 from frozen.architectures import Component, first_site
 from frozen.embedded.recipes import Recipe
 from frozen.model import FrozenModel

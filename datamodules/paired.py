@@ -18,8 +18,8 @@ from datamodules.rows import RowPolicy, policy_of
 from datamodules.sites import parse_sites
 from datamodules.text.label_names import LabelsOption
 from datamodules.text.texts import Texts
-from datamodules.text.tokenised_splits import Split, TokenisedSplits
-from datamodules.text.tokens import TokenisedTexts
+from datamodules.tokens.splits import Split, TokenisedSplits
+from datamodules.tokens.tokenised import TokenisedTexts
 from frozen.architectures import Component
 
 if TYPE_CHECKING:

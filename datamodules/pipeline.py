@@ -13,8 +13,8 @@ from datamodules.frozen_models import FrozenModels, Wanted
 from datamodules.text.fitted import FittedTexts
 from datamodules.text.sources import TextSource
 from datamodules.text.texts import Texts, load_texts
-from datamodules.text.tokenised_splits import Split, TokenisedSplits
-from datamodules.text.tokens import TokenisedTexts
+from datamodules.tokens.splits import Split, TokenisedSplits
+from datamodules.tokens.tokenised import TokenisedTexts
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from datamodules.text.label_names import LabelsOption
     from datamodules.text.sources import TextSource
     from datamodules.text.texts import Texts
-    from datamodules.text.tokenised_splits import Split
-    from datamodules.text.tokens import TokenisedTexts
+    from datamodules.tokens.splits import Split
+    from datamodules.tokens.tokenised import TokenisedTexts
     from frozen.architectures import Component
     from frozen.model import FrozenModel
 

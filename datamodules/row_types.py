@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from datamodules.rows import Kind, RowKind
-from datamodules.text.marks import Marks
-from datamodules.text.tokens import TokenisedTexts
+from datamodules.tokens.marks import Marks
+from datamodules.tokens.tokenised import TokenisedTexts
 
 if TYPE_CHECKING:
     import datasets

@@ -13,7 +13,7 @@ from aligners.scoring.tasks import check_labels
 from datamodules.asking import Asking
 from datamodules.protocol import PairedData
 from datamodules.text.labels import known_labels
-from datamodules.text.tokens import same_tokenizer
+from datamodules.tokens.tokenised import same_tokenizer
 from frozen.model import FrozenModel
 
 __all__ = ["InjectedTask", "paired_routes"]

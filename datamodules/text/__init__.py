@@ -1,1 +1,1 @@
-"""Text: where it comes from, how it is split, labelled and tokenised."""
+"""Text: where it comes from, how it is split and labelled, and what was fitted on it."""

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerFast
 
 from datamodules.batches import LengthBatches, TextBatch
-from datamodules.text.tokens import TokenisedTexts, same_tokenizer, tokenise
+from datamodules.tokens.tokenised import TokenisedTexts, same_tokenizer, tokenise
 
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b", "c", "d", "e"]
 

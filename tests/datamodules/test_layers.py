@@ -15,7 +15,7 @@ from datamodules.layers import LayerActivations, LayerBatch
 from datamodules.sites import parse_layers
 from datamodules.text.sources import TextSource
 from frozen.embedded.recipes import Recipe, embedded_recipe
-from tests.datamodules.text.splitters import byte_level, splitter_folder, word_piece
+from tests.datamodules.tokens.splitters import byte_level, splitter_folder, word_piece
 from tests.runs import quiet_trainer
 from tests.tiny import tiny_folder, tiny_frozen
 from tests.world import TEST_TEXTS, World, write_texts
@@ -163,14 +163,14 @@ def test_words_that_a_model_cuts_are_left_out_and_counted(
     world: World, folders: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     data = stream(world, folders, max_length=20)
-    with caplog.at_level(logging.WARNING, "datamodules.text.tokenised_splits"):
+    with caplog.at_level(logging.WARNING, "datamodules.tokens.splits"):
         batches = read(data)
         read(data)
     rows = sum(len(batch.text) for batch in batches)
     words = sum(len(text.split()) for text in data.texts.test["text"][:])
     assert rows < words
     assert data.describe()["words"] == {"test": {"words": words, "used": rows}}
-    said = [record.message for record in caplog.records if record.name == "datamodules.text.tokenised_splits"]
+    said = [record.message for record in caplog.records if record.name == "datamodules.tokens.splits"]
     assert len(said) == 1
     assert f"{rows} of {words} words of the test texts" in said[0]
     assert "words" not in stream(world, folders[2:], rows="mean").describe()

@@ -15,7 +15,7 @@ from datamodules.asking import TaskBatch
 from datamodules.model_texts import ModelTexts
 from datamodules.text.sources import TextSource
 from frozen.embedded.recipes import Recipe
-from tests.datamodules.text.splitters import splitter_folder, word_piece
+from tests.datamodules.tokens.splitters import splitter_folder, word_piece
 from tests.runs import quiet_trainer
 from tests.stitches import model_texts
 from tests.tiny import tiny_folder
@@ -77,7 +77,7 @@ def test_packed_text_is_cut_into_sequences_without_padding(
     world: World, causal: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     data = model_texts(world, models=causal, sites=[1], packed=True, max_length=16)
-    with caplog.at_level(logging.WARNING, "datamodules.text.packing"):
+    with caplog.at_level(logging.WARNING, "datamodules.tokens.packing"):
         found = batches(data)
     assert "do not fill one and are dropped" in caplog.text
     ids = torch.cat([batch.inputs["input_ids"] for batch in found])

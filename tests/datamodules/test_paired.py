@@ -15,7 +15,7 @@ from datamodules.reading import PairedBatch
 from datamodules.text.sources import TextSource
 from frozen import FrozenModel
 from frozen.embedded.recipes import Recipe, embedded_model
-from tests.datamodules.text.splitters import byte_level, splitter_folder, word_piece
+from tests.datamodules.tokens.splitters import byte_level, splitter_folder, word_piece
 from tests.runs import activations, quiet_trainer
 from tests.tiny import tiny_folder
 from tests.world import TEST_TEXTS, World, sentences

@@ -12,9 +12,9 @@ import torch
 from datamodules.paired import PairedActivations
 from datamodules.reading import PairedBatch, Plan
 from datamodules.row_types import SeenTypes, is_held_out
-from datamodules.text.marks import Marks
 from datamodules.text.sources import TextSource
-from tests.datamodules.text.splitters import byte_level, splitter_folder, word_piece
+from datamodules.tokens.marks import Marks
+from tests.datamodules.tokens.splitters import byte_level, splitter_folder, word_piece
 from tests.runs import activations
 from tests.tiny import SPECIAL, WORDS
 from tests.world import World, sentences, write_texts

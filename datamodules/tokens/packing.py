@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from datamodules.text.tokens import describe_tokenizer, flatten_column
+from datamodules.tokens.tokenised import describe_tokenizer, flatten_column
 from frozen.embedded.tokenizers import ended_texts
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
-from datamodules.text.packing import Packed, pack
-from datamodules.text.text_bytes import bytes_per_token
 from datamodules.text.texts import Texts
-from datamodules.text.tokens import TokenisedTexts, same_tokenizer, tokenise
+from datamodules.tokens.packing import Packed, pack
+from datamodules.tokens.text_bytes import bytes_per_token
+from datamodules.tokens.tokenised import TokenisedTexts, same_tokenizer, tokenise
 
 if TYPE_CHECKING:
     import datasets

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from datamodules.text.masking import mask_tokens
+from datamodules.tokens.masking import mask_tokens
 
 MASK, VOCABULARY, FIRST, LAST, PADDING = 4, 1000, 1, 2, 0
 LENGTHS = (12, 5, 3, 60, 1, 9)  # without the special tokens

@@ -13,11 +13,11 @@ from transformers import PreTrainedTokenizerFast
 
 from datamodules.layers import LayerActivations
 from datamodules.paired import PairedActivations
-from datamodules.text.packing import end_of_text, pack
 from datamodules.text.sources import TextSource
-from datamodules.text.text_bytes import bytes_per_token
-from datamodules.text.tokens import tokenise
-from tests.datamodules.text.splitters import byte_level, splitter_folder, word_piece
+from datamodules.tokens.packing import end_of_text, pack
+from datamodules.tokens.text_bytes import bytes_per_token
+from datamodules.tokens.tokenised import tokenise
+from tests.datamodules.tokens.splitters import byte_level, splitter_folder, word_piece
 from tests.runs import activations
 from tests.tiny import tiny_tokenizer
 from tests.world import World, sentences
@@ -78,7 +78,7 @@ def test_documents_are_tokenised_once_for_all_lengths(monkeypatch: pytest.Monkey
     texts.to_parquet(folder / "texts.parquet")
     texts = datasets.load_dataset("parquet", data_files=str(folder / "texts.parquet"), split="train")
     first = pack(texts, tiny_tokenizer(), 8)
-    monkeypatch.setattr("datamodules.text.packing._whole_texts", None)
+    monkeypatch.setattr("datamodules.tokens.packing._whole_texts", None)
     again, longer = pack(texts, tiny_tokenizer(), 8), pack(texts, tiny_tokenizer(), 13)
     assert again.sequences["input_ids"][:] == first.sequences["input_ids"][:]
     assert longer.tokens == first.tokens

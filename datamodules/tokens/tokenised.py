@@ -14,14 +14,14 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from datamodules.batches import TextBatch
-from datamodules.text.words import number_words
+from datamodules.tokens.words import number_words
 
 if TYPE_CHECKING:
     import datasets
     from transformers import PreTrainedTokenizerBase
 
     from datamodules.rows import RowKind
-    from datamodules.text.marks import Marks
+    from datamodules.tokens.marks import Marks
 
 __all__ = ["TokenisedTexts", "describe_tokenizer", "flatten_column", "same_tokenizer", "tokenise"]
 
@@ -37,7 +37,7 @@ def tokenise(
         split: the columns text and id, and text_pair and label where there are such.
         tokenizer: of the model.
         max_length: tokens beyond this are cut. How many texts reach it is said once, in the log.
-        words: also number the words of each text; see `datamodules.text.words`.
+        words: also number the words of each text; see `datamodules.tokens.words`.
 
     Returns:
         The columns input_ids, special_tokens_mask, length, id, token_type_ids and label where there are

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from datamodules.text.tokens import flatten_column
+from datamodules.tokens.tokenised import flatten_column
 
 if TYPE_CHECKING:
     import datasets

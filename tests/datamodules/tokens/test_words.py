@@ -11,9 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from datamodules.text.tokens import TokenisedTexts, tokenise
-from datamodules.text.words import number_words
-from tests.datamodules.text.splitters import SPLITTERS, byte_level, crossing, metaspace, word_piece
+from datamodules.tokens.tokenised import TokenisedTexts, tokenise
+from datamodules.tokens.words import number_words
+from tests.datamodules.tokens.splitters import SPLITTERS, byte_level, crossing, metaspace, word_piece
 
 TOKENIZERS = {name: make() for name, make in SPLITTERS.items()}
 ALPHABET = "abfgilotTé'.,!  \t\n\u00a0\u2003\u0301\u200b漢😀\x00"
