@@ -17,6 +17,7 @@ from datamodules.text.labels import MISSING
 from datamodules.text.texts import Texts
 from datamodules.tokens.tokenised import same_tokenizer
 from frozen.embedded.recipes import EMBEDDED, Recipe, embedded_model, embedded_recipe
+from frozen.loading.files import read_config
 from frozen.loading.models import load_frozen
 from frozen.loading.placement import DeviceMap, check_device
 from frozen.model import FrozenModel
@@ -153,6 +154,20 @@ class FrozenModels:
         if not all(name.startswith(EMBEDDED) for name, _ in self.named):
             return None
         return [embedded_recipe(name, self.recipe)[1].layers for name, _ in self.named]
+
+    def widths(self) -> list[int]:
+        """The width of each model's states, known before any is made or loaded.
+
+        Raises:
+            ValueError: there is no such model.
+        """
+        own = {"trust_remote_code": self.trust_remote_code}
+        return [
+            embedded_recipe(name, self.recipe)[1].width
+            if name.startswith(EMBEDDED)
+            else int(read_config(name, {**own, "revision": revision}).hidden_size)
+            for name, revision in self.named
+        ]
 
     def make_embedded(self) -> None:
         """Train the embedded models that are not in the cache.

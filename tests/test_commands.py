@@ -258,6 +258,20 @@ def test_a_wrong_option_fails_before_anything_is_loaded(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_widths_that_a_map_cannot_have_are_refused_before_a_model_is_made(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def touched(*_: Any, **__: Any) -> None:
+        raise AssertionError("something was loaded")
+
+    for name in ("load_frozen", "embedded_model"):
+        monkeypatch.setattr(frozen_models, name, touched)
+    models = options(data__model_x="embedded:0:width=96", data__model_y=world.model_y, trainer__max_epochs=1)
+    with pytest.raises(ValueError, match=r"equal widths.*96"):
+        train(["fit", *models, "--run", str(tmp_path / "run"), "--trainer.logger", "false"])
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_nothing_to_measure_is_said_before_anything_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="`checkpoints` or `closed_form` to name at least one map, but got neither"):

@@ -13,7 +13,7 @@ from callbacks.checkpoint import SaveAligners
 from callbacks.summary import FitSummary
 from commands.options import add_training, check_trains, command_parser
 from commands.parts import bytes_a_site, find_part, free_memory, join_parts, sites_at_once
-from commands.run import Run, start
+from commands.run import Run, instantiate, start
 from datamodules.paired import PairedActivations
 
 __all__ = ["alignment_parser", "alignment_trainer", "parser", "run"]
@@ -47,7 +47,10 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     """Fit, all sites at once or in parts, and show what the best parameters reach."""
     options = parser.parse_args(words)
     check_trains(options)
-    begun = start("fit", parser, options)
+    made = instantiate(parser, options)
+    for _ in made.model.made(1, *made.data.pipeline.models.widths()):
+        pass  # a map that cannot have these widths is refused before any model is made or loaded
+    begun = start("fit", parser, options, made)
     trainer = alignment_trainer(begun)
     at_once = _sites_at_once(begun, trainer)
     if at_once is None:
