@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from aligners.maps.affine_starts import Start, Started
 from aligners.maps.base import BankLinear
+from aligners.maps.linear import NULL
 from aligners.maps.solving import batch_inverse, batch_solve
 from similarity.functional.moments import Moments
 
@@ -236,7 +237,12 @@ def _pattern(moments: Moments) -> tuple[Tensor, Tensor]:
     apart = correlation - mean @ correlation
     apart = apart - apart @ mean
     # with the mean over features lifted above every other direction, the last one is orthogonal to it
-    pattern = torch.linalg.eigh(apart + 2 * d * mean).eigenvectors[..., 0]
+    values, vectors = torch.linalg.eigh(apart + 2 * d * mean)
+    null = values <= NULL * values[:, -1:]
+    # where several directions do not vary at all, as with few rows, a fixed one out of them
+    fixed = torch.arange(1.0, d + 1, dtype=values.dtype, device=values.device).cos()
+    among = (vectors @ (null * (vectors.mT @ fixed))[..., None])[..., 0]
+    pattern = torch.where(null.sum(-1, keepdim=True) > 1, torch.nn.functional.normalize(among, dim=-1), vectors[..., 0])
     sign = pattern.gather(-1, pattern.abs().argmax(-1, keepdim=True)).sign()
     return deviation, (pattern * sign * d**0.5)[:, None]
 

@@ -26,7 +26,7 @@ class GaussianStates:
     def __init__(self, moments: Moments, seed: int) -> None:
         # Through eigenvectors and not Cholesky: states after a LayerNorm have an exactly singular covariance.
         values, vectors = torch.linalg.eigh(moments.yy / moments.n)
-        self.root = (vectors * values.clamp(min=0).sqrt()[:, None]).mT.float()
+        self.root = (vectors * values.clamp(min=0).sqrt()[:, None] @ vectors.mT).float()  # no sign is left open
         self.mean = moments.mean_y[:, None].float()
         self.seed = seed
 

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from aligners.maps.linear import least_squares, procrustes_rotation
+from aligners.maps.linear import determined_svd, least_squares, procrustes_rotation
 from aligners.maps.solving import batch_inverse
 from similarity.functional.moments import Moments
 
@@ -76,7 +76,7 @@ def _procrustes(moments: Moments) -> Tensor:
 
 def _linear(moments: Moments) -> Tensor:
     """Least squares with its smallest singular values raised."""
-    u, s, vh = torch.linalg.svd(least_squares(moments, RIDGE))
+    u, s, vh = determined_svd(least_squares(moments, RIDGE))
     return u * s.clamp(min=SMALLEST_SINGULAR_VALUE * s[:, :1])[:, None] @ vh
 
 
@@ -88,7 +88,7 @@ def _covariance(moments: Moments) -> Tensor:
     """
     (root_x, inverse_x), (root_y, inverse_y) = (_roots(scatter / moments.n) for scatter in (moments.xx, moments.yy))
     cross = moments.xy / moments.n
-    u, _, vh = torch.linalg.svd(inverse_x @ cross @ root_y + root_x @ cross @ inverse_y)
+    u, _, vh = determined_svd(inverse_x @ cross @ root_y + root_x @ cross @ inverse_y)
     return inverse_x @ u @ vh @ root_y
 
 
@@ -115,8 +115,7 @@ def _expected(moments: Moments, there: Tensor, back: Tensor, name: Start, both_w
     error = _fvu(there, moments.xx, moments.yy, moments.xy)
     if both_ways:
         error = error + _fvu(back, moments.yy, moments.xx, moments.xy.mT)
-    inflation = torch.where(left > 0, (moments.n / left).square(), torch.inf)
-    return error * inflation
+    return torch.where(left > 0, error * (moments.n / left).square(), torch.inf)
 
 
 def _fvu(weight: Tensor, xx: Tensor, yy: Tensor, xy: Tensor) -> Tensor:

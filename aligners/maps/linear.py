@@ -16,14 +16,18 @@ __all__ = [
     "Linear",
     "Mean",
     "Procrustes",
+    "determined_svd",
     "deviations",
     "least_squares",
     "predictive_least_squares",
     "procrustes_rotation",
 ]
 
-# A neuron whose deviation is below this share of its mean's size differs from a constant by rounding alone.
+# A neuron whose deviation is below this share of its mean's size differs from a constant by rounding alone; likewise a
+# residual below this share of all squares from zero.
 ROUNDING = 1e-12
+# Singular values below this share of the largest are zero but for rounding.
+NULL = 1e-10
 RIDGES = (1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
 
 
@@ -59,9 +63,12 @@ def predictive_least_squares(moments: Moments) -> Tensor:
     projected = vectors.mT @ moments.xy * varies[..., None]
     explained = projected.square().sum(-1) / values
     total = moments.yy.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True)
-    kept = values / (values + torch.tensor(RIDGES, dtype=values.dtype, device=values.device)[:, None, None] * level)
-    residual = total - (explained * (2 * kept - kept.square())).sum(-1, keepdim=True)
-    left = moments.n - 1 - (kept * varies).sum(-1, keepdim=True)
+    outside = total - explained.sum(-1, keepdim=True)
+    outside = torch.where(outside > ROUNDING * total, outside, 0.0)  # fewer rows than directions explain everything
+    ridges = torch.tensor(RIDGES, dtype=values.dtype, device=values.device)[:, None, None] * level
+    kept, lost = values / (values + ridges), ridges / (values + ridges)
+    residual = outside + (explained * lost.square()).sum(-1, keepdim=True)
+    left = moments.n - 1 - varies.sum(-1, keepdim=True) + (lost * varies).sum(-1, keepdim=True)
     criterion = torch.where(left > 0, residual / left.square(), torch.inf)
     kept = kept.take_along_dim(criterion.argmin(0, keepdim=True), 0)[0]
     return vectors @ (projected * (kept / values)[..., None])
@@ -70,11 +77,39 @@ def predictive_least_squares(moments: Moments) -> Tensor:
 def procrustes_rotation(moments: Moments) -> tuple[Tensor, Tensor]:
     """Argmin ‖XR − Y‖ over (semi-)orthogonal R: U Vᵀ of the SVD of XᵀY (Schönemann 1966).
 
+    The rows leave R open where XᵀY has no singular value, as with fewer rows than neurons: see `determined_svd`.
+
     Returns:
         R (S, d_x, d_y), and the singular values of XᵀY (S, min(d_x, d_y)).
     """
-    u, s, vh = torch.linalg.svd(moments.xy, full_matrices=False)
+    u, s, vh = determined_svd(moments.xy)
     return u @ vh, s
+
+
+def determined_svd(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A thin SVD whose U Vᵀ does not hang on rounding where singular values are zero.
+
+    Every pairing of the null spaces' directions has the same product U S Vᵀ, and rounding would choose one. The one
+    taken makes U Vᵀ the nearest to the identity: what the matrix says nothing about stays where it is.
+
+    Args:
+        matrix: (S, d_x, d_y).
+
+    Returns:
+        U (S, d_x, c), singular values (S, c), descending, and Vᵀ (S, c, d_y), for c = min(d_x, d_y).
+    """
+    u, s, vh = torch.linalg.svd(matrix, full_matrices=False)
+    known = s > NULL * s[:, :1]
+    if known.all():
+        return u, s, vh
+    of_u, of_v = u * known[:, None], vh * known[..., None]
+    rest = torch.eye(*matrix.shape[-2:], dtype=u.dtype, device=u.device)
+    rest = rest - of_u @ (of_u.mT @ rest)
+    rest = rest - (rest @ of_v.mT) @ of_v
+    null_u, _, null_v = torch.linalg.svd(rest, full_matrices=False)
+    place = (torch.arange(s.shape[-1], device=s.device) - known.sum(-1, keepdim=True)).clamp(min=0)
+    null_u, null_v = null_u.take_along_dim(place[:, None], 2), null_v.take_along_dim(place[..., None], 1)
+    return torch.where(known[:, None], u, null_u), s, torch.where(known[..., None], vh, null_v)
 
 
 def deviations(moments: Moments, *, constant_neurons: bool = False) -> tuple[Tensor, Tensor]:

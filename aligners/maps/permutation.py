@@ -44,6 +44,11 @@ class Permutation(Affine):
         self.signed = signed
         self.register_buffer("correlation", torch.full((sites,), float("nan")))
 
+    @property
+    def rows_needed(self) -> int:
+        """Three: over two rows every correlation is 1 or −1."""
+        return 3
+
     def fit(self, moments: Moments) -> None:
         """Match neurons by their correlations, in float64; the assignment itself runs on the CPU.
 
