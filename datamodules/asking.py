@@ -1,4 +1,4 @@
-"""What frozen models are asked about a batch of texts: a class, a number, masked tokens or the next ones."""
+"""What frozen models are asked about a batch of texts: a class, a number, masked tokens or next tokens."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ class TaskBatch:
 
 @dataclass(frozen=True)
 class Asking:
-    """Turns a batch of texts, on the CPU, into what a task asks about it.
+    """Adds to a batch of texts, on the CPU, its rows and what a task asks about it.
 
     Attributes:
         task: of the models' heads.
         regression: whether a classification head predicts a number.
-        masked_share: share of the tokens that a masked language model has to find.
+        masked_share: share of the tokens that a masked language model has to predict.
         seed: of the masks.
         mask_token: id of the mask token, for masked language models.
-        vocabulary: number of tokens, likewise.
+        vocabulary: number of tokens, for masked language models.
     """
 
     task: Task
@@ -86,7 +86,7 @@ class Asking:
 
         Args:
             texts: on the CPU.
-            epoch: a training text is masked anew in every epoch.
+            epoch: each one masks a text anew.
 
         Raises:
             ValueError: the task is a classification and the texts have no labels.

@@ -32,9 +32,9 @@ class TextBatch:
             was not asked for words.
         word_count: words of each text that every model has, (B,) int64; None likewise.
         number: which batch of the epoch this is, 0, 1, ..., the same on every rank.
-        text_numbers: `text`, known without asking the device, as long as the batch was made on the CPU.
-        unseen: kind of rows -> for each of the batch's N rows of that kind, text by text, whether its type is not among
-            those that fitting sees, (N,) bool; of the kinds whose types are known.
+        text_numbers: `text` as plain numbers, for which nobody waits for a device, if the batch was made on the CPU.
+        unseen: kind of rows -> (N,) bool, text by text: which rows have a type that fitting does not see; of the kinds
+            whose types are known.
         leave_out: whether these rows are to be left out: this is a batch to fit on.
     """
 
@@ -115,7 +115,7 @@ class LengthBatches(DistributedSampler):
 
     Args:
         lengths: number of tokens of each text, (n,).
-        batch_size: texts per step over all ranks. Batches are cut as equal as can be, none larger than this
+        batch_size: texts per step over all ranks. Batches are as equal as can be, and none is larger than this
             unless fewer than `world` texts per batch would be left.
         shuffle: a new order every epoch, from `seed` and the epoch. Otherwise the longest texts come first,
             so that a batch too large for the memory shows at once.
@@ -125,7 +125,7 @@ class LengthBatches(DistributedSampler):
         seed: of the order.
         rank: this process's number, 0..world - 1.
         world: number of processes.
-        chosen: numbers of the texts that come, in the order of `lengths`; default: 0..n - 1.
+        chosen: numbers of the texts that take part, in the order of `lengths`; default: 0..n - 1.
         first_epoch: the first epoch has the order of this number.
 
     Attributes:
@@ -176,7 +176,7 @@ class LengthBatches(DistributedSampler):
         return len(self._mine())
 
     def skip(self, batches: int) -> None:
-        """Leave out the first batches of the next epoch, to resume in the middle of it."""
+        """Skip the first batches of the next epoch, to resume in the middle of it."""
         self.start = batches
 
     def __iter__(self) -> Iterator[BatchOfRows]:

@@ -50,8 +50,8 @@ class Wanted:
     Attributes:
         named: name and revision of each; one that is named twice is one object.
         one_tokenizer: why they need equal tokenizers, and what to do otherwise; None: they do not.
-        further: makes more models, which come after the others, from the first; None: there are none.
-        bases: names of what these are made from.
+        further: makes more models from the first, which come after the others; None: there are none.
+        bases: names of the models that these are made from.
     """
 
     named: Sequence[tuple[str, str | None]]
@@ -69,7 +69,7 @@ class FrozenModels:
         max_length: longest text in tokens, for which each model must have positions.
         dtype: precision of the models: float32, bfloat16 or float16.
         attn_implementation: eager, sdpa, flash_attention_2; default: what transformers chooses.
-        trust_remote_code: run code that a model's repository brings. Off, because it is somebody else's code.
+        trust_remote_code: run code that a model's repository brings. Off by default: it is somebody else's code.
         recipe: how embedded classifiers are made.
         cache: where embedded models are kept. Default: $ALIGNERS_CACHE, else ~/.cache/aligners.
         devices: of each model, such as cuda:1; default: the run's. For one process only. Batches and what is read stay
@@ -150,7 +150,7 @@ class FrozenModels:
 
     @property
     def embedded_depths(self) -> list[int] | None:
-        """The number of blocks of each model, known before any is made; None unless all are embedded."""
+        """The number of blocks of each model, before any is made; None unless all are embedded."""
         if not all(name.startswith(EMBEDDED) for name, _ in self.named):
             return None
         return [embedded_recipe(name, self.recipe)[1].layers for name, _ in self.named]
@@ -182,7 +182,7 @@ class FrozenModels:
             self.path(name)
 
     def path(self, name: str) -> str:
-        """The folder of an embedded model, which is trained first if the cache lacks it; any other name unchanged."""
+        """The folder of an embedded model, which is trained now if the cache lacks it; any other name unchanged."""
         if not name.startswith(EMBEDDED):
             return name
         seed, recipe = embedded_recipe(name, self.recipe)
@@ -216,7 +216,7 @@ class FrozenModels:
         """The texts that models were trained on, by the models' names, as far as that is known.
 
         Args:
-            embedded: whether embedded models are among them, which are trained on the fitting texts.
+            embedded: whether to count embedded models, which are trained on the fitting texts.
         """
         names = dict.fromkeys([*(name for name, _ in self.named), *self._wanted.bases])
         own = {name: self._texts().fitted("fit") for name in names if embedded and name.startswith(EMBEDDED)}

@@ -24,17 +24,17 @@ SPLITS: tuple[Split, ...] = ("fit", "validation", "test")
 
 
 class LabelledTexts(TextModule):
-    """Turns labelled text into batches for one or more models with any tokenizers. It neither runs nor moves a model.
+    """Turns labelled text into batches for one or more models, whatever their tokenizers, and leaves the models alone.
 
     Args:
         models: Hub ids, local folders, or embedded models such as `embedded:0`.
-        bases: models from which `models` were fine-tuned, each loaded under a new classification head drawn from
-            `seed`; they come after the others.
+        bases: models from which `models` were fine-tuned. They come after the others, each under a new classification
+            head that `seed` draws.
         revisions: of each of `models` on the Hub; default: the main one.
         labels: which classes of a head answer each class of the texts, where their names do not say, by number or name:
             {"entailment": 0, "not_entailment": [1, 2]}. Several are added. One map, or a list of one for each model.
         options: of `TextPipeline` and `FrozenModels`, by their names, without `packed`, `devices` and `device_map`.
-            `seed` also draws the bases' heads; `reorder` says when it does not draw the order of the texts.
+            `seed` also draws the bases' heads; `reorder` gives the order of the texts another seed.
 
     Raises:
         ValueError: an option is out of its range, or no model is named.
@@ -85,9 +85,9 @@ class LabelledTexts(TextModule):
         return new_classifier(models.path(name), n_labels, seed, **{**given, **options})
 
     def trained_on(self, base: str) -> FittedTexts:
-        """What is to be kept beside a classifier that is trained from `base`: its texts and those of the base.
+        """Return what is kept beside a classifier that is trained from `base`: the texts of both.
 
-        Nothing is chosen by the validation texts, which do not count.
+        Validation texts do not count: nothing is chosen by them.
         """
         return self.texts.fitted("fit") | self.pipeline.models.fitted_on().get(base)
 

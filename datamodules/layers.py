@@ -162,9 +162,8 @@ class LayerActivations(TextModule):
 
     A batch is a `LayerBatch`: `states` (L_m, N, d_m) of each model, `text` and `token` of each row, the batch's
     `number`, with `attention=True` also the attention weights and the words of all tokens. The batches of a split,
-    and their numbers, are the same for any number of ranks: rank r of w reads batches r, r + w, ... whole. Their
-    texts are drawn by `seed`, as far as texts of one batch should be of similar length. Minibatch measures depend on
-    `batch_size`.
+    and their numbers, are the same for any number of ranks: rank r of w reads batches r, r + w, ... whole. `seed`
+    draws their texts, within the bounds of similar length in a batch. Minibatch measures depend on `batch_size`.
 
     Args:
         models: Hub ids, local folders, or `embedded:SEED` for small BERTs that are trained on the fitting texts the
@@ -175,7 +174,7 @@ class LayerActivations(TextModule):
             output of block l before any final norm.
         rows: `words`: the last piece of every word of a text, `words_first`: its first, `words_mean`: the mean over its
             pieces; a word is a run of characters without white space, and a row only where every model has it in
-            full. The default, because it goes for any models. `tokens`: every real token, for models of equal
+            full. The default, because it works for any models. `tokens`: every real token, for models of equal
             tokenizers; `mean`: the mean over a text's tokens; `cls`: its first token.
         special_tokens: whether [CLS], [SEP] and the like count as rows, for `tokens` and `mean`. Words have none.
         attn_implementation: eager, sdpa, flash_attention_2; default: what transformers chooses, eager for attention.
@@ -263,8 +262,8 @@ class LayerActivations(TextModule):
 
         Args:
             split: which texts.
-            shuffle: in an order that `seed` draws; otherwise the longest texts come first.
-            only: the first so many texts of the split.
+            shuffle: whether `seed` draws the order; otherwise the longest texts come first.
+            only: how many texts, from the first on; default: all.
             batch_size: texts a batch; default: that of the data module.
         """
         given: dict[str, Any] = {"shuffle": shuffle, "only": only, "batch_size": batch_size}

@@ -26,14 +26,14 @@ STITCHES_TOKENS = (
 
 
 class ModelTexts(TextModule):
-    """Turns text into batches for two or more frozen models with one tokenizer. It does not run the models.
+    """Turns text into batches for two or more frozen models that share a tokenizer. It does not run them.
 
     Args:
         models: Hub ids, local folders, or embedded models such as `embedded:0` and `embedded-gpt:0:activation=solu`.
         sites: where a state is read and where it goes in: `blocks` (1..L), `all` (0..L), `grid` (every block with every
             block), or layers and pairs: `1,3:5` is site 1 of both and site 3 of the earlier model in `models` with
             site 5 of the later one.
-        masked_share: share of the tokens that a masked language model has to find.
+        masked_share: share of the tokens that a masked language model has to predict.
         revisions: of each model on the Hub; default: the main one.
         labels: which classes of a head answer each class of the texts, where their names do not say, by number or name:
             {"entailment": 0, "not_entailment": [1, 2]}. Several are added. One map, or a list of one for each model.
@@ -106,7 +106,7 @@ class ModelTexts(TextModule):
         return self.prepare(batch, self._epoch())
 
     def prepare(self, texts: TextBatch, epoch: int = 0) -> TaskBatch:
-        """Say of a batch, on the CPU, which rows it has and what the last model's task asks: see `Asking`."""
+        """Add to a batch, on the CPU, its rows and what the task of the last model asks: see `Asking`."""
         return Asking.of(self.frozen[-1], masked_share=self.masked_share, seed=self.pipeline.seed)(texts, epoch)
 
     def transfer_batch_to_device(self, batch: TaskBatch, device: torch.device, dataloader_idx: int) -> TaskBatch:

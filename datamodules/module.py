@@ -33,8 +33,8 @@ WITHOUT_GRADIENTS = 4  # so many times the training batch fits where nothing is 
 class TextModule(pl.LightningDataModule):
     """Turns text into batches for frozen models, or into what they compute, on the device of the run.
 
-    A subclass makes the pipeline from the options that it does not know itself, keeps its own under their names, and
-    says which layers it reads.
+    A subclass gives the pipeline all options that it does not take itself, keeps its own as attributes of the same
+    names, and says which layers it reads.
 
     Attributes:
         pipeline: the texts, and the models that read them.
@@ -51,7 +51,7 @@ class TextModule(pl.LightningDataModule):
         return self.pipeline.models.named
 
     def wanted(self, depths: Sequence[int]) -> list[list[int]]:
-        """The layers that the user asks for, for models of these depths. Whether they exist is not checked here."""
+        """The layers that the user asks for, of models of these depths. Whether they exist is not checked here."""
         return [[] for _ in depths]
 
     def check_models(self) -> None:
@@ -90,7 +90,7 @@ class TextModule(pl.LightningDataModule):
         return self.pipeline.tokenised[name]
 
     def fitted_on(self) -> FittedTexts:
-        """What is to be kept beside a map: its fitting texts, and those by which its best step is chosen."""
+        """Return what is kept beside a map: its fitting texts, and those by which its best step is chosen."""
         return self.texts.fitted("fit", "validation")
 
     def leave_out(self, fitted: Mapping[str, FittedTexts]) -> None:
@@ -130,7 +130,7 @@ class TextModule(pl.LightningDataModule):
         Args:
             split: which texts.
             shuffle: a new order every epoch, the same for every number of ranks.
-            only: the first so many texts of the split.
+            only: how many texts, from the first on; default: all.
             batch_size: texts a step; default: that of the data module.
         """
         return self.pipeline.loader(split, self.trainer, shuffle=shuffle, only=only, batch_size=batch_size)
@@ -188,7 +188,7 @@ class TextModule(pl.LightningDataModule):
         return [self.loader(split) for split in self.splits]
 
     def resumable(self, loader: DataLoader) -> DataLoader:
-        """After an interruption, let a training loader begin with the batch that was next.
+        """After an interruption, let a training loader begin with the batch that would have come next.
 
         torchdata's `StatefulDataLoader` (0.11) keeps a state of its own in every checkpoint: older checkpoints have
         none, and it can only be loaded with the same number of `workers`.
@@ -203,7 +203,7 @@ class TextModule(pl.LightningDataModule):
 
 
 _OWN = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-_PASSED = (Parameter.KEYWORD_ONLY,)  # what comes before is no option, but what the parts give each other
+_PASSED = (Parameter.KEYWORD_ONLY,)  # positional arguments are no options: the parts give them to each other
 
 
 def check_rows(rows: str, component: Component, packed: bool) -> None:

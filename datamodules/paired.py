@@ -33,8 +33,8 @@ class PairedActivations(TextModule):
 
     Args:
         model_x: X: a Hub id, a local folder, or `embedded:SEED` for a small BERT that is trained on the fitting
-            texts the first time it is asked for and kept in `cache`; `embedded:SEED:layers=6,width=96` for one that
-            departs from `recipe`. `embedded-gpt:SEED` and `embedded-mlm:SEED` are small causal and masked language
+            texts when it is first needed and kept in `cache`; `embedded:SEED:layers=6,width=96` for one that departs
+            from `recipe`. `embedded-gpt:SEED` and `embedded-mlm:SEED` are small causal and masked language
             models, which need no labels; `embedded-gpt:SEED:activation=solu` is one with SoLU.
         model_y: Y, likewise.
         sites: `all` (0..L), `blocks` (1..L), or layers and pairs: `1,3:5` is site 1 of both and X's 3 with Y's 5.
@@ -177,7 +177,7 @@ class PairedActivations(TextModule):
         Args:
             data: tokenised as the splits of this module are.
             texts: the same as text.
-            leave_out: whether these are texts to fit on, without such rows.
+            leave_out: whether the texts are to be fitted on, without such rows.
         """
         seen = self.seen if self._plan.measured is None or leave_out else self._plan.measured
         marks = {}
@@ -210,12 +210,12 @@ class PairedActivations(TextModule):
     ) -> DataLoader:
         """Make a loader of one split's texts, with this rank's share of each batch.
 
-        Texts to fit on come without the rows of held-out types, and not at all where no other row is left.
+        Fitting texts come without the rows of held-out types, and a text with no other rows does not come at all.
 
         Args:
             split: which texts.
             shuffle: a new order every epoch, the same for every number of ranks.
-            only: the first so many texts of the split.
+            only: how many texts, from the first on; default: all.
             batch_size: texts a step; default: that of the data module.
             first_epoch: the first epoch has the order of this number.
         """

@@ -23,18 +23,18 @@ __all__ = ["TextPipeline"]
 
 
 class TextPipeline:
-    """Reads, splits, tokenises and batches texts for a number of frozen models.
+    """Reads, splits, tokenises and batches texts for frozen models.
 
     Args:
         wanted: which models.
         words: whether the words of the texts are needed.
         text: which texts, and how they are split.
         batch_size: texts (or packed sequences) a step, over all ranks together.
-        max_length: longest text in tokens; longer ones are cut, and how many is said.
+        max_length: most tokens of a text; longer texts are cut, and the log says how many.
         packed: lay the texts end to end in sequences of exactly `max_length` tokens, for language models: an
             end-of-text token after each text, no padding, no labels, the incomplete last sequence dropped. A sequence
             then takes the place of a text.
-        seed: of the order of the texts, and of all else that a data module draws.
+        seed: of the order of the texts, and of everything else that a data module draws.
         workers: processes that prepare batches beside the main one.
         models: options of `FrozenModels`.
 
@@ -76,7 +76,7 @@ class TextPipeline:
 
     @property
     def texts(self) -> Texts:
-        """The three splits, loaded on first use; the held-out texts are none that a model is known to be trained on."""
+        """The three splits, loaded on first use, without held-out texts that a model is known to be trained on."""
         if self._texts is None:
             self._whole = load_texts(self.text)
             self._texts = self._whole.without(self.models.fitted_on())
@@ -97,7 +97,7 @@ class TextPipeline:
             self._tokenised = None
 
     def other(self, source: TextSource) -> Texts:
-        """Load another source, whose held-out texts are none that a model or a map is known to be fitted on.
+        """Load another source, without held-out texts that a model or a map is known to be fitted on.
 
         Raises:
             ValueError: as `load_texts` does, or no held-out text is left.
@@ -144,9 +144,9 @@ class TextPipeline:
         """Make a loader that batches texts of similar length, with a rank's share of them.
 
         Args:
-            data: a split, or other tokenised texts. Where rows are left out, texts that keep none do not come.
-            trainer: of the run, which knows the ranks; None: there is one.
-            only: the first so many texts.
+            data: a split, or other tokenised texts. Texts whose rows are all left out do not come.
+            trainer: of the run, which knows the ranks; None: one process.
+            only: how many texts, from the first on; default: all.
             batch_size: texts a step; default: `batch_size`.
             seed: of the order; default: `seed`.
             order: `shuffle`, `whole` and `first_epoch` of `LengthBatches`.

@@ -1,4 +1,4 @@
-"""What a LightningModule needs of its data module. Any data module that has it will do."""
+"""What LightningModules need from their data module. Any data module that provides it will do."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class TextData(Protocol):
 
 
 class HeadData(TextData, Protocol):
-    """Texts with classes, and models whose heads may answer them."""
+    """Texts with classes, and models whose heads may predict them."""
 
     labels: LabelsOption
 
@@ -121,7 +121,7 @@ class LayerData(TextData, Protocol):
 
 
 class TaskData(SiteData, Protocol):
-    """What whole models of one tokenizer are asked: see `ModelTexts`."""
+    """Tasks for whole models that share a tokenizer: see `ModelTexts`."""
 
     sites: str | list[str | int]
 
@@ -130,7 +130,7 @@ class TaskData(SiteData, Protocol):
         """The task of the last model's head."""
 
     def prepare(self, texts: TextBatch, epoch: int = 0) -> TaskBatch:
-        """A batch with its rows and with what is asked of it."""
+        """Add to a batch its rows and what is asked about it."""
 
 
 class LabelledData(HeadData, Protocol):
@@ -159,7 +159,7 @@ def stream_of(trainer: Any, protocol: type[DataT]) -> DataT:
 
     Args:
         trainer: of the run.
-        protocol: what is needed of it, one of this file.
+        protocol: what is needed from it, one of those above.
 
     Raises:
         ValueError: the run has no data module, or one without something that is needed.

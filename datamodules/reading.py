@@ -63,7 +63,7 @@ class PairedBatch:
         rows: where the rows came from.
         texts: the tokenised batch.
         others: the same texts as rows of other kinds, where some were asked for.
-        task: what a head is asked about these texts (a `TaskBatch`), where anything is.
+        task: what a head is asked about these texts (a `TaskBatch`), if anything.
     """
 
     x: Tensor
@@ -91,7 +91,7 @@ class Plan:
 
     Attributes:
         kinds: kinds of rows to read from the same texts; those beside `data.rows` become `PairedBatch.others`.
-        measured: the types by which rows that are not fitted on are marked as unseen; None: those of the fitting rows.
+        measured: the types by which rows are marked as unseen outside fitting; None: those of the fitting rows.
         other: a source whose held-out texts become one more split, `other`. Their labels are not read.
         asking: what is asked about every held-out text: `PairedBatch.task`.
     """
@@ -110,7 +110,7 @@ class Prepared:
         texts: the tokenised batch.
         rows: where the rows of each model are; one object for models of equal tokenizers.
         others: likewise for each further kind of rows.
-        task: what a head is asked about the texts, where anything is.
+        task: what a head is asked about the texts, if anything.
     """
 
     texts: TextBatch
@@ -167,7 +167,7 @@ class PairReader:
         Args:
             texts: on the CPU.
             others: further kinds of rows to gather from the same states.
-            asking: makes of a batch what a head is asked about it; see `datamodules.asking`.
+            asking: turns a batch into what a head is asked about it; see `datamodules.asking`.
         """
         own, *further = [_told_apart(texts, kind) for kind in (self.kind, *others)]
         return Prepared(texts, own, further, None if asking is None else asking(texts))

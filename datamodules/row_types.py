@@ -1,4 +1,4 @@
-"""Token types and word types of rows: which of them are held out of fitting, and which rows are of unseen types."""
+"""The token or word types of rows: which are held out of fitting, and which rows have unseen ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Row policies: how each chooses which vectors of a batch become rows."""
+"""Row policies: which vectors of a batch become rows."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Rows:
         texts: B.
         share: (P,) weight of the position in its mean, or None where every position is a row itself.
         row: (P,) which mean the position enters, 0..N-1, or None likewise.
-        counts: rows of each text, known without asking the device, as long as the rows were chosen on the CPU.
-        unseen: (N,) whether the row's type is not among those that fitting sees; None where that is not known.
+        counts: rows of each text, for which nobody waits for a device, if the rows were chosen on the CPU.
+        unseen: (N,) whether fitting does not see the row's type; None where that is not known.
     """
 
     index: Tensor
@@ -102,7 +102,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class RowKind:
-    """Which rows are meant: a policy, and whether special tokens count, where that makes a difference."""
+    """A kind of rows: a policy, and whether special tokens count, where that makes a difference."""
 
     policy: RowPolicy
     special_tokens: bool = True

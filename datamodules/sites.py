@@ -1,4 +1,4 @@
-"""Turns what a user writes for sites and layers into numbers."""
+"""Parses what a user writes for sites and layers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a head is asked, unit by unit: a unit is what is answered once, a text for a classifier, a token otherwise.
+"""What a head is asked, unit by unit. A unit is answered once: a text by a classifier, a token by a language model.
 
-Targets are made where the batch is made, on the CPU: finding them on another device would wait for it.
+Targets are found on the CPU, where the batch is made: on another device, that would mean waiting for it.
 """
 
 from __future__ import annotations

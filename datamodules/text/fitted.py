@@ -1,4 +1,4 @@
-"""Which texts a model or a map was fitted on, kept beside it as hashes: nobody is then measured on these."""
+"""Which texts a model or a map was fitted on, kept beside it as hashes, so that it is not measured on them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ FITTED = "fitted_on/texts.safetensors"  # in the folder of a model; not beside i
 
 @dataclass(frozen=True)
 class FittedTexts:
-    """The texts that something was fitted on, those by which its best step was chosen included.
+    """The texts that something was fitted on, including those by which its best step was chosen.
 
     Attributes:
-        keys: (n,) int64, ascending: a hash of each text, whatever its case and white space and whatever the seed of the
-            split. Of a sentence pair also the hashes of its sentences.
+        keys: (n,) int64, ascending: a hash of each text, regardless of case, white space and the split's seed. Of a
+            sentence pair also the hashes of its sentences.
         origins: for each data set its source, how it was split, and how many texts it gave.
     """
 

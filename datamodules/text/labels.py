@@ -49,8 +49,8 @@ class LabelColumn:
 def read_labels(tables: Sequence[Dataset], column: str | None, source: str) -> LabelColumn | None:
     """Find out what a column of labels holds; None if there is no column.
 
-    Whole numbers and names are classes. Numbers with fractions are to be predicted. A column of whole numbers with gaps
-    may be stored as text or as floats; it holds classes all the same.
+    Whole numbers and names are classes. Numbers with fractions are to be predicted. A column of whole numbers, some
+    of them missing, may be stored as text or as floats; it holds classes all the same.
 
     Args:
         tables: of the source, which share the column.
@@ -76,12 +76,13 @@ def read_labels(tables: Sequence[Dataset], column: str | None, source: str) -> L
         return LabelColumn(column, list(feature.names), "int64")
     values = [value for table in tables for value in table[column][:]]
     present = [value for value in values if not _absent(value)]
-    gaps = len(present) < len(values)
+    incomplete = len(present) < len(values)
     if not any(isinstance(value, str | float) for value in present):
         return LabelColumn(column, None, "int64")
-    if _all(present, int) or (gaps and _all(present, float) and all(float(value).is_integer() for value in present)):
+    numbers = _all(present, float)
+    if _all(present, int) or (incomplete and numbers and all(float(value).is_integer() for value in present)):
         return LabelColumn(column, None, "int64")
-    if _all(present, float):
+    if numbers:
         if any(math.isinf(float(value)) for value in present):
             raise ValueError(
                 f"Expected numbers to predict in column {column!r} (`label_column`) of {source!r}, but some are "

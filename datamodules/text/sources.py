@@ -46,12 +46,12 @@ class TextSource:
             texts and GLUE, nor where only one column holds text.
         label_column: the column with the classes, or with numbers to predict. By default "label" where there is such a
             column; otherwise the text is unlabelled.
-        score: by what the task is measured: accuracy, mcc (Matthews' correlation) and f1 of two classes; pearson and
+        score: how the task is scored: accuracy, mcc (Matthews' correlation) and f1 of two classes; pearson and
             spearman of numbers. Default: that of a GLUE task (cola mcc, mrpc and qqp f1, stsb pearson), else accuracy,
             or pearson for numbers.
         held_out: name of the official split, or a local file, that serves as the test texts. GLUE tasks have
             theirs. Without one, the test texts are drawn by `test_share`.
-        validation_share: share of the texts that watches the fit.
+        validation_share: share of the texts on which the fit is watched.
         test_share: share of the texts that is held out for evaluation where there is no official split.
         max_texts: at most so many texts per split, drawn by `seed`.
         max_held_out: at most so many validation and so many test texts, drawn likewise.
@@ -225,7 +225,7 @@ class KnownSource:
         text_columns: the column with the text, or the two of sentence pairs; None: the only one that holds text.
         held_out: name of the official split that serves as the test texts; None: there is none.
         label_names: names of the classes, where its column does not tell.
-        score: by what its task is measured; None: accuracy, or Pearson's correlation for numbers.
+        score: how its task is scored; None: accuracy, or Pearson's correlation for numbers.
         streams: whether it can be read in part only.
     """
 

@@ -11,12 +11,12 @@ __all__ = ["plain_text", "split_of", "split_shares", "text_key"]
 
 
 def plain_text(parts: Sequence[str | None]) -> bytes:
-    """Join a text of one or two parts, without regard to case and white space."""
+    """Join a text of one or two parts, regardless of case and white space."""
     return "\x1f".join(" ".join((part or "").casefold().split()) for part in parts).encode()
 
 
 def text_key(parts: Sequence[str | None], seed: int) -> int:
-    """Hash a text to [0, 2^128), without regard to case and white space."""
+    """Hash a text to [0, 2^128), regardless of case and white space."""
     secret = seed.to_bytes(8, "little", signed=True)
     return int.from_bytes(blake2b(plain_text(parts), key=secret, digest_size=16).digest(), "big")
 

@@ -35,7 +35,7 @@ class Texts:
         fit: texts to fit on. Every split has the columns text (str), text_pair (str, sentence pairs only),
             label (labelled text only: int64 for a class, -1 where there is none; float64 for a number to predict, NaN
             where there is none) and id (int64, the row's number in its split).
-        validation: texts that watch the fit.
+        validation: texts on which the fit is watched.
         test: texts that only the evaluation sees.
         label_names: names of the classes in the order of their numbers, where known.
         origin: how the splits came about, for `describe`.
@@ -105,7 +105,7 @@ class Texts:
         return float(known.double().mean() if regression else known.bincount().argmax())
 
     def fitted(self, *splits: str) -> FittedTexts:
-        """Return what is to be kept of some splits beside whatever is fitted on them."""
+        """Return what is kept of some splits beside whatever is fitted on them."""
         kept = ("source", "subset", "revision", "split", "seed", "validation_share", "test_share")
         origin = {name: self.origin[name] for name in kept if name in self.origin}
         return FittedTexts.of({**origin, "splits": list(splits)}, *(getattr(self, split) for split in splits))

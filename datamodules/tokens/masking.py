@@ -1,6 +1,6 @@
-"""Which tokens a masked language model has to guess: the same for a text however it is batched.
+"""Chooses the tokens that a masked language model has to predict: the same for a text however it is batched.
 
-With `DataCollatorForLanguageModeling` of transformers, which embedded models are trained with, they would depend on the
+With `DataCollatorForLanguageModeling` of transformers, with which embedded models are trained, they would depend on the
 other texts of the batch and on the number of ranks.
 """
 

@@ -1,4 +1,4 @@
-"""Texts laid end to end and cut into sequences of one length, as language models are trained.
+"""Lays texts end to end and cuts them into sequences of one length, on which language models are trained.
 
 Neither `datasets` nor `transformers` does this: the function in the latter's example scripts puts nothing between texts
 and drops what is left over of every thousand.

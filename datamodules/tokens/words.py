@@ -1,7 +1,7 @@
 """Finds the word of the text that each token belongs to.
 
-A word is a maximal run of characters that are not white space, the words of Wu et al. (2020), whose corpus is
-divided at white space. No tokenizer decides what a word is, so that words can be paired between any two.
+A word is a run of characters without white space, as in Wu et al. (2020). No tokenizer decides what a word is, so that
+words can be paired between any two.
 """
 
 from __future__ import annotations
