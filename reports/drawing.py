@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -13,20 +13,27 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from numpy.typing import NDArray
 
+from reports.names import site_name
 from reports.report import Row
 
 __all__ = [
+    "ABREAST",
     "COLOURS",
     "LINEAR_UP_TO",
+    "PANEL",
     "Look",
+    "SitePanel",
+    "dress",
     "heat_map",
     "layer_grid",
     "line_look",
     "lines_by_site",
+    "name_sites",
     "number",
     "panels",
     "penalty_scale",
     "shown_lines",
+    "site_figure",
 ]
 
 Look = dict[str, Any]
@@ -35,6 +42,7 @@ Cells = Sequence[Row | None]
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 MARKERS = "osD^vPX*h"  # one more than colours: their pairs repeat late
+ABREAST, PANEL = 4, (3.6, 2.9)  # most panels by site in a row; inches
 LINEAR_UP_TO = 0.01  # nats: what stitching a model to itself costs at most
 LIGHT_FROM = 0.6  # of the colour scale: above it dark letters are easier to read
 
@@ -152,12 +160,72 @@ def lines_by_site(axis: Axes, lines: Sequence[tuple[str, Look, Cells]], column: 
             axis.errorbar([place + aside for place, _ in here], middle, bars, label=name, elinewidth=0.8, **look)
 
 
-def penalty_scale(axis: Axes) -> None:
-    """Make an axis linear up to `LINEAR_UP_TO` nats and logarithmic beyond, so that states without a map fit on it."""
-    axis.axhline(0, color="0.6", linewidth=0.8, zorder=0)
-    axis.set_yscale("symlog", linthresh=LINEAR_UP_TO, linscale=0.6)
-    axis.set_ylim(bottom=2 * min(float(axis.dataLim.y0), -LINEAR_UP_TO / 8))  # no room for what nothing gained
-    axis.yaxis.set_major_formatter("{x:g}")
+class SitePanel(NamedTuple):
+    """A panel of `site_figure`.
+
+    Attributes:
+        title: above it.
+        pairs: the site pairs across.
+        lines: name, look, and a row or None for each site pair.
+        levels: name or None, look, and height of what has no site.
+    """
+
+    title: str
+    pairs: Sequence[tuple[int, int]]
+    lines: Sequence[tuple[str, Look, Cells]]
+    levels: Sequence[tuple[str | None, Look, float]] = ()
+
+
+def site_figure(
+    shown: Sequence[SitePanel], column: str, up: str, scale: float = 1, across: str = "site (layer)", note: str = ""
+) -> Figure:
+    """Draw a column of rows against site, with intervals and levels.
+
+    Args:
+        shown: the panels.
+        column: see `lines_by_site`; a `penalty` gets its own scale.
+        up: what the column is.
+        scale: factor for all values.
+        across: what stands below all panels.
+        note: what stands above the legend.
+    """
+    figure, axes = panels(len(shown), ABREAST, PANEL, (2.0, 0.8), sharey=True)
+    for axis, panel in zip(axes, shown, strict=True):
+        lines_by_site(axis, panel.lines, column, scale)
+        for name, look, height in panel.levels:
+            axis.axhline(scale * height, label=name, zorder=0, **look)
+        name_sites(axis, panel.title, panel.pairs)
+    if column == "penalty":
+        penalty_scale(axes)
+    dress(figure, axes, across, up, note)
+    return figure
+
+
+def name_sites(axis: Axes, title: str, pairs: Sequence[tuple[int, int]]) -> None:
+    """Name a panel, and the site pairs across."""
+    axis.set_title(title, fontsize=10)
+    axis.set_xticks(range(len(pairs)), [site_name(pair) for pair in pairs])
+
+
+def dress(figure: Figure, axes: Iterable[Axes], across: str, up: str, note: str = "") -> None:
+    """Say what is across and what is up, and add one legend for all panels."""
+    figure.supxlabel(across, fontsize=9)
+    figure.supylabel(up, fontsize=9)
+    look: Look = {"frameon": False, "fontsize": 8, "title": note or None, "title_fontsize": 7.5}
+    figure.legend(*shown_lines(axes), loc="outside right center", **look)
+
+
+def penalty_scale(axes: Sequence[Axes]) -> None:
+    """Make the shared scale of panels linear up to `LINEAR_UP_TO` nats and logarithmic beyond.
+
+    States without a map then fit on it. All lines must have been drawn: the scale no longer follows further ones.
+    """
+    for axis in axes:
+        axis.axhline(0, color="0.6", linewidth=0.8, zorder=0)
+        axis.set_yscale("symlog", linthresh=LINEAR_UP_TO, linscale=0.6)
+        axis.yaxis.set_major_formatter("{x:g}")
+    least = min(float(axis.dataLim.y0) for axis in axes)
+    axes[0].set_ylim(bottom=2 * min(least, -LINEAR_UP_TO / 8))  # no room for what nothing gained
 
 
 def number(value: float | None) -> float:

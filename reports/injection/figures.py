@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import product
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from aligners.fitting.outcomes import TRAINED_WELL
-from reports.drawing import Look, line_look, lines_by_site, number, panels, penalty_scale, shown_lines
+from reports.drawing import PANEL, Look, SitePanel, dress, line_look, name_sites, number, panels, site_figure
 from reports.injection.words import of_tokens, panel_title, panels_of
-from reports.names import site_name
 from reports.report import Row
 from reports.words import score_words
 
@@ -40,10 +39,11 @@ def fvu_figure(rows: Sequence[Row]) -> Figure:
     Below it, where they are known: FVU on the rows of unseen types, and on another source of text.
     """
     heights = [name for name in FVU_LABELS if name == "fvu" or any(row.get(name) is not None for row in rows)]
-    figure, axes = _panels(rows, len(heights))
+    each = panels_of(rows)
+    figure, axes = panels(len(heights) * len(each), len(each), PANEL, (1.9, 1.1), sharey=True)
     beyond: dict[str, None] = {}
     starts: set[str] = set()
-    for axis, (height, panel) in zip(axes, product(heights, panels_of(rows)), strict=True):
+    for axis, (height, panel) in zip(axes, product(heights, each), strict=True):
         for name, style, line in _lines(panel, _styles(rows)):
             shown, untrained = _fvu_line(axis, name, style, line, height)
             starts |= {name} if untrained else set()
@@ -51,12 +51,12 @@ def fvu_figure(rows: Sequence[Row]) -> Figure:
                 beyond[f"{name} into {line[0]['model_y']}"] = None
         axis.axhline(1, color="0.6", linewidth=0.8, zorder=0)
         axis.set_yscale("log")
-        _label(axis, panel_title(panel) if height == "fvu" else "", _sites(panel), FVU_LABELS[height])
-    _legend(axes)
+        name_sites(axis, panel_title(panel) if height == "fvu" else "", _pairs(panel))
+        if panel is each[0]:
+            axis.set_ylabel(FVU_LABELS[height])
     notes = [f"above {FVU_TOP:g}, off the scale: {', '.join(beyond)}"] if beyond else []
     notes += [f"hollow: untrained start, or set back ({', '.join(sorted(starts))})"] if starts else []
-    if notes:
-        figure.supxlabel("; ".join(notes), fontsize=7.5, color="0.35")
+    dress(figure, axes, "\n".join(["site (layer)", *notes]), "")
     return figure
 
 
@@ -74,44 +74,24 @@ def _fvu_line(axis: Axes, name: str, style: Look, line: list[Row], height: str) 
 def penalty_figure(rows: Sequence[Row]) -> Figure:
     """Draw by how much injection raises a language model's loss, with intervals and floors; logarithmic."""
     of_models = [panel for panel in panels_of(rows) if of_tokens(panel)]
-    levels = [row for panel in of_models for row in panel if row["site_x"] is None and row["role"] == "floor"]
-    return _measured(of_models, levels, "penalty", 1, "penalty of injection, nats a token", penalty_scale)
+    return _by_site(of_models, ("floor",), "penalty", "penalty of injection, nats a token")
 
 
 def accuracy_figure(rows: Sequence[Row]) -> Figure:
     """Draw the task's score after injection, with intervals, between the ceiling and the floors."""
     scored = [panel for panel in panels_of(rows) if any(row["score"] is not None for row in panel)]
-    levels = [row for panel in scored for row in panel if row["site_x"] is None]
-    return _measured(scored, levels, "score", 100, f"after injection: {score_words(rows)}")
+    return _by_site(scored, ("ceiling", "floor"), "score", f"after injection: {score_words(rows)}", 100)
 
 
-def _measured(
-    shown: Sequence[list[Row]],
-    levels: Sequence[Row],
-    column: str,
-    scale: float,
-    height: str,
-    rescale: Callable[[Axes], None] = lambda axis: None,
-) -> Figure:
-    """Draw a column of each panel against site, and rows without a site as levels."""
-    rows = [row for panel in shown for row in panel]
-    figure, axes = _panels(rows)
-    for axis, panel in zip(axes, shown, strict=True):
-        lines_by_site(axis, _lines(panel, _styles(rows)), column, scale)
-        for row in levels:
-            if row in panel and row[column] is not None:
-                look = LEVELS[row["method"]]
-                axis.axhline(scale * row[column], label=row["method"], linewidth=1, zorder=0, **look)
-        rescale(axis)
-        _label(axis, panel_title(panel), _sites(panel), height)
-    _legend(axes)
-    return figure
-
-
-def _panels(rows: Sequence[Row], over: int = 1) -> tuple[Figure, list[Axes]]:
-    """Make a figure with a column of `over` panels for each direction and kind of rows."""
-    count = len(panels_of(rows))
-    return panels(over * count, count, (4.6, 3.1), (1.9, 1.1), sharey=True)
+def _by_site(shown: Sequence[list[Row]], roles: Sequence[str], column: str, up: str, scale: float = 1) -> Figure:
+    """Draw a column against site; rows without a site are levels if they have one of the roles."""
+    styles = _styles([row for panel in shown for row in panel])
+    each = []
+    for panel in shown:
+        without = [row for row in panel if row["site_x"] is None and row["role"] in roles and row[column] is not None]
+        levels = [(row["method"], {"linewidth": 1, **LEVELS[row["method"]]}, row[column]) for row in without]
+        each.append(SitePanel(panel_title(panel), _pairs(panel), _lines(panel, styles), levels))
+    return site_figure(each, column, up, scale)
 
 
 def _styles(rows: Sequence[Row]) -> dict[str, Look]:
@@ -132,19 +112,5 @@ def _lines(panel: list[Row], styles: dict[str, Look]) -> list[tuple[str, Look, l
     return [entry for entry in lines if entry[2]]
 
 
-def _sites(panel: list[Row]) -> list[str]:
-    pairs = dict.fromkeys((row["site_x"], row["site_y"]) for row in panel if row["site_x"] is not None)
-    return [site_name(pair) for pair in pairs]
-
-
-def _label(axis: Axes, title: str, sites: list[str], height: str) -> None:
-    axis.set_title(title, fontsize=10)
-    axis.set_xticks(range(len(sites)), sites)
-    axis.set_xlabel("site (layer)")
-    if axis.get_subplotspec().is_first_col():  # type: ignore[union-attr]
-        axis.set_ylabel(height)
-
-
-def _legend(axes: Sequence[Axes]) -> None:
-    """Add one legend for all panels."""
-    axes[-1].legend(*shown_lines(axes), loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=8)
+def _pairs(panel: list[Row]) -> list[tuple[int, int]]:
+    return list(dict.fromkeys((row["site_x"], row["site_y"]) for row in panel if row["site_x"] is not None))

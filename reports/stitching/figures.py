@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from reports.drawing import (
+    ABREAST,
     LINEAR_UP_TO,
+    PANEL,
     Look,
+    SitePanel,
+    dress,
     heat_map,
     layer_grid,
     line_look,
-    lines_by_site,
     number,
     panels,
     penalty_scale,
-    shown_lines,
+    site_figure,
 )
 from reports.names import site_name
 from reports.report import Row
@@ -29,7 +31,6 @@ from reports.words import score_words
 __all__ = ["accuracy_figure", "curve_figure", "penalty_figure", "penalty_map"]
 
 Groups = Mapping[str, Sequence[str]] | None
-PANELS_ABREAST = 4
 PENALTY = "penalty: stitched minus native loss, nats"
 
 
@@ -42,10 +43,7 @@ def penalty_figure(rows: Sequence[Row], groups: Groups = None) -> Figure:
         rows: of all routes.
         groups: see `pair_intervals.over_pairs`; with groups or many models lines are means over routes.
     """
-    figure, axes = _by_site(rows, groups, "penalty", 1, PENALTY)
-    for axis in axes:
-        penalty_scale(axis)
-    return figure
+    return _by_site(rows, groups, "penalty", PENALTY)
 
 
 def accuracy_figure(rows: Sequence[Row], groups: Groups = None) -> Figure:
@@ -56,34 +54,36 @@ def accuracy_figure(rows: Sequence[Row], groups: Groups = None) -> Figure:
         groups: see `penalty_figure`.
     """
     if averaged(rows, groups):
-        figure, axes = _by_site(rows, groups, "score_penalty", 100, f"lost {score_words(rows)}")
-        for axis in axes:
-            axis.axhline(0, color="0.6", linewidth=0.8, zorder=0)
-        return figure
-    figure, axes = _by_site(rows, groups, "score", 100, f"{score_words(rows)}; thin: the target by itself")
+        zero: Look = {"color": "0.6", "linewidth": 0.8}
+        return _by_site(rows, groups, "score_penalty", f"lost {score_words(rows)}", 100, [(None, zero, 0)])
     natives = {row["model_y"]: row["score"] for row in rows if row["method"] == "native"}
     lines = lines_of(rows, groups)
     colours = {line.model_y: look["color"] for line, look in zip(lines, _looks(lines), strict=True)}
-    for axis in axes:
-        for target in colours.keys() & natives.keys():
-            axis.axhline(100 * natives[target], color=colours[target], linewidth=0.8, alpha=0.6, zorder=0)
-    return figure
+    thin: Look = {"linewidth": 0.8, "alpha": 0.6}
+    levels = [(None, {"color": colours[name], **thin}, natives[name]) for name in colours.keys() & natives.keys()]
+    return _by_site(rows, groups, "score", f"{score_words(rows)}; thin: the target by itself", 100, levels)
 
 
-def _by_site(rows: Sequence[Row], groups: Groups, column: str, scale: float, height: str) -> tuple[Figure, list[Axes]]:
-    """Draw a column of the rows against site with its intervals, a panel for each method."""
+def _by_site(
+    rows: Sequence[Row],
+    groups: Groups,
+    column: str,
+    up: str,
+    scale: float = 1,
+    levels: Sequence[tuple[str | None, Look, float]] = (),
+) -> Figure:
+    """Draw a column of the rows against site, a panel for each method with the same levels."""
     lines, pairs = lines_of(rows, groups), matching_pairs(rows)
-    figure, axes = _panels(methods_of(rows))
-    for method, axis in axes.items():
+    shown = []
+    for method in methods_of(rows):
         drawn = []
         for line, look in zip(lines, _looks(lines), strict=True):
             cells = {(row["site_x"], row["site_y"]): row for row in line.rows if row["method"] == method}
             drawn.append((line.name, look, [cells.get(pair) for pair in pairs]))
-        lines_by_site(axis, drawn, column, scale)
-        axis.set_xticks(range(len(pairs)), [site_name(pair) for pair in pairs])
+        shown.append(SitePanel(method, pairs, drawn, levels))
     across = "site (matching layers)" if is_grid(rows) else "site (layer)"
-    _dress(figure, axes.values(), across, height, f"bars: {what_intervals_are(rows, groups)}")
-    return figure, list(axes.values())
+    note = f"bars: {what_intervals_are(rows, groups)}"
+    return site_figure(shown, column, up, scale, across, note)
 
 
 def curve_figure(curves: Sequence[Row], groups: Groups = None) -> Figure:
@@ -97,15 +97,16 @@ def curve_figure(curves: Sequence[Row], groups: Groups = None) -> Figure:
     """
     lines = lines_of(curves, groups, quantities=("penalty",), by=("site_x", "site_y", "step"))
     pairs = matching_pairs(curves)
-    figure, axes = _panels([f"site {site_name(pair)}" for pair in pairs])
-    for pair, axis in zip(pairs, axes.values(), strict=True):
+    figure, axes = panels(len(pairs), ABREAST, PANEL, (2.0, 0.6), sharey=True)
+    for pair, axis in zip(pairs, axes, strict=True):
         for line, look in zip(lines, _looks(lines), strict=True):
             here = [row for row in line.rows if (row["site_x"], row["site_y"]) == pair]
             points = sorted((row["step"], number(row["penalty"])) for row in here)
             if points:
                 axis.plot(*zip(*points, strict=True), label=line.name, **look, markevery=-(-len(points) // 12))
-        penalty_scale(axis)
-    _dress(figure, axes.values(), "step", PENALTY, "")
+        axis.set_title(f"site {site_name(pair)}", fontsize=10)
+    penalty_scale(axes)
+    dress(figure, axes, "step", PENALTY)
     figure.suptitle(curves[0]["method"], fontsize=10)
     return figure
 
@@ -143,13 +144,6 @@ def _map_row(figure: Figure, axes: list[Axes], lines: Sequence[Sequence[Row]], l
     figure.colorbar(image, ax=axes, shrink=0.8, pad=0.01, label="penalty, nats")
 
 
-def _panels(titles: Sequence[str]) -> tuple[Figure, dict[str, Axes]]:
-    figure, axes = panels(len(titles), PANELS_ABREAST, (3.3, 2.9), (2.0, 0.6), sharey=True)
-    for title, axis in zip(titles, axes, strict=True):
-        axis.set_title(title, fontsize=10)
-    return figure, dict(zip(titles, axes, strict=True))
-
-
 def _looks(lines: Sequence[Line]) -> list[Look]:
     """Colours are targets and markers are sources; a group has its own. Dashed: models stitched to themselves."""
     targets = list(dict.fromkeys(line.model_y or line.name for line in lines))
@@ -162,12 +156,3 @@ def _looks(lines: Sequence[Line]) -> list[Look]:
         )
         for line in lines
     ]
-
-
-def _dress(figure: Figure, axes: Iterable[Axes], across: str, up: str, note: str) -> None:
-    """Name the axes, and add one legend for all panels."""
-    figure.supxlabel(across, fontsize=9)
-    figure.supylabel(up, fontsize=9)
-    handles, names = shown_lines(axes)
-    look: dict[str, Any] = {"frameon": False, "fontsize": 8, "title": note or None, "title_fontsize": 7.5}
-    figure.legend(handles, names, loc="outside right center", **look)

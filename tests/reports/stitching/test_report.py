@@ -105,6 +105,14 @@ def test_lines_are_routes_with_their_targets_colours_and_dashed_baselines() -> N
     assert looks["gelu → gelu"].get_color() != looks["solu → solu"].get_color()
 
 
+def test_every_penalty_is_in_view_whatever_its_panel() -> None:
+    rows = [row for row in stitched() if row["method"] in ("affine_norm", "identity")]
+    most = max(row["penalty_high"] for row in rows)
+    assert penalty_figure(rows).axes[0].get_ylim()[1] > most
+    along = changed(curves(rows), where={"site_x": 3}, penalty=100.0)
+    assert curve_figure(along).axes[0].get_ylim()[1] > 100
+
+
 def test_accuracy_stands_below_each_targets_own() -> None:
     rows = changed(stitched(), where={"method": "native", "model_y": "solu"}, score=0.9)
     for axis in accuracy_figure(rows).axes:
