@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from datamodules.batches import LengthBatches
 from datamodules.frozen_models import FrozenModels, Wanted
-from datamodules.text.fitted import FittedTexts
+from datamodules.text.fitted import FittedTexts, words_on_left_out
 from datamodules.text.sources import TextSource
 from datamodules.text.texts import Texts, load_texts
 from datamodules.tokens.splits import Split, TokenisedSplits
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     import lightning.pytorch as pl
 
 __all__ = ["TextPipeline"]
+
+logger = logging.getLogger(__name__)
 
 
 class TextPipeline:
@@ -79,7 +82,7 @@ class TextPipeline:
         """The three splits, loaded on first use, without held-out texts that a model is known to be trained on."""
         if self._texts is None:
             self._whole = load_texts(self.text)
-            self._texts = self._whole.without(self.models.fitted_on())
+            self._texts = _said(self._whole.without(self.models.fitted_on()))
         return self._texts
 
     def leave_out(self, fitted: Mapping[str, FittedTexts]) -> None:
@@ -92,9 +95,9 @@ class TextPipeline:
             ValueError: no held-out text is left.
         """
         before, self._fitted = self.texts, dict(fitted)
-        self._texts = self._whole.without({**self.models.fitted_on(), **fitted})
-        if self._texts.test is not before.test:
-            self._tokenised = None
+        texts = self._whole.without({**self.models.fitted_on(), **fitted})
+        if texts.origin != before.origin:
+            self._texts, self._tokenised = _said(texts), None
 
     def other(self, source: TextSource) -> Texts:
         """Load another source, without held-out texts that a model or a map is known to be fitted on.
@@ -102,7 +105,7 @@ class TextPipeline:
         Raises:
             ValueError: as `load_texts` does, or no held-out text is left.
         """
-        return load_texts(source).without({**self.models.fitted_on(embedded=True), **self._fitted})
+        return _said(load_texts(source).without({**self.models.fitted_on(embedded=True), **self._fitted}))
 
     @property
     def tokenised(self) -> TokenisedSplits:
@@ -171,3 +174,10 @@ class TextPipeline:
             persistent_workers=self.workers > 0,
             pin_memory=trainer is not None and trainer.strategy.root_device.type == "cuda",
         )
+
+
+def _said(texts: Texts) -> Texts:
+    """Warn of held-out texts that were dropped."""
+    for words in words_on_left_out(texts.describe()):
+        logger.warning(words)
+    return texts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from datamodules.text.fitted import FittedTexts, words_on_left_out
+from datamodules.text.fitted import FittedTexts
 from datamodules.text.labels import MISSING, LabelColumn, known_labels, read_labels
 from datamodules.text.sources import TextSource, fitting_split, held_out_split, known_source, open_source
 from datamodules.text.splitting import split_of, split_shares, text_key
@@ -22,9 +21,6 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 __all__ = ["TextSource", "Texts", "load_texts"]
-
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -111,7 +107,7 @@ class Texts:
         return FittedTexts.of({**origin, "splits": list(splits)}, *(getattr(self, split) for split in splits))
 
     def without(self, fitted: Mapping[str, FittedTexts]) -> Texts:
-        """Drop the held-out texts that anything was fitted on, and say how many they are.
+        """Drop the held-out texts that anything was fitted on, and count them in `origin`.
 
         Args:
             fitted: what is to be measured -> the texts that it was fitted on.
@@ -132,9 +128,7 @@ class Texts:
                 "with which they were made, or other texts."
             )
         test = self.test.select(kept).remove_columns("id").add_column("id", list(range(len(kept))))
-        texts = replace(self, test=test, origin={**self.origin, "left_out": left_out})
-        logger.warning(*words_on_left_out(texts.describe()))
-        return texts
+        return replace(self, test=test, origin={**self.origin, "left_out": left_out})
 
     def describe(self) -> dict[str, Any]:
         """Describe the texts for a report, as plain values."""
