@@ -11,9 +11,9 @@ from aligners.maps.inn import INN
 from aligners.maps.linear import Identity, Linear, Mean, Procrustes
 from aligners.maps.mlp import MLP
 from aligners.maps.permutation import Permutation
-from aligners.storage import load_alignment
+from aligners.storage.bank import load_bank
 
 __all__ = [
     "CCA", "INN", "MLP", "PWCCA", "SVCCA", "AffineLayer", "Aligner", "Identity", "Linear", "LowRank", "Mean",
-    "Orthogonal", "Permutation", "Procrustes", "load_alignment",
+    "Orthogonal", "Permutation", "Procrustes", "load_bank",
 ]  # fmt: skip

@@ -106,8 +106,8 @@ class BestPerSite(pl.Callback):
                 if moment.shape == parameter.shape:
                     moment[sites] = 0
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Restore the best parameters of every site."""
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Restore the best parameters of every site, also where nothing was left to train."""
         if isinstance(pl_module, (Alignment, Stitching)):
             for key, bank in pl_module.banks().items():
                 if key in self._kept:

@@ -1,29 +1,51 @@
-"""Checkpoints: the state to resume from, and what was fitted."""
+"""Checkpoints: the state to resume from, and the maps of a finished run."""
 
 from __future__ import annotations
 
+import time
 from copy import copy
 from pathlib import Path
 from typing import Any, Self
 
 import lightning.pytorch as pl
+import torch
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from aligners.fitting.alignment import Alignment
 from aligners.stitching.training import Stitching
+from aligners.storage.bank import save_bank
 from callbacks.interruption import Interruption
+from storage.whole import check_folder, whole_file
 
-__all__ = ["SaveAligners", "SaveStitching"]
+__all__ = ["SaveAligners", "SaveStitching", "WholeCheckpoints"]
+
+
+class WholeCheckpoints(TorchCheckpointIO):
+    """Writes Lightning's checkpoints whole or not at all, on any filesystem, and never in silence."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+        """Write a checkpoint.
+
+        Raises:
+            OSError: it cannot be written; what was there before is still there.
+        """
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(Path(path)) as unfinished:
+            torch.save(checkpoint, unfinished)
 
 
 class _Save(pl.Callback):
-    """Writes `last.ckpt` on Ctrl-C and SIGTERM, and the final file when the run is complete."""
+    """Writes `last.ckpt` every so often and when the run is stopped, and the final file when it is complete."""
 
     final: str
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path | None = None, every_n_minutes: float = 10.0) -> None:
+        if not every_n_minutes > 0:
+            raise ValueError(f"Expected `every_n_minutes` to be more than 0, but got {every_n_minutes}.")
+        self.folder, self.every_n_minutes = folder, every_n_minutes
+        self._saved_at = time.monotonic()
         self._interruption = Interruption()
         self._complete = False
 
@@ -32,6 +54,18 @@ class _Save(pl.Callback):
         other = copy(self)
         other.folder = self.folder or folder
         return other
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Try the folder before any work is done.
+
+        Raises:
+            ValueError: nothing can be written there.
+        """
+        if stage == "fit":
+            trainer.strategy.checkpoint_io = WholeCheckpoints()
+            self._saved_at = time.monotonic()
+            if trainer.is_global_zero:
+                check_folder(self._path(trainer).parent, "checkpoint.folder")
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """From now on, the run is interrupted only where it can be resumed."""
@@ -46,46 +80,72 @@ class _Save(pl.Callback):
         if trainer.world_size == 1:
             self._interruption.check(trainer)
 
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Keep what an interrupted run has reached; after any other error, what was saved before it stays."""
-        if isinstance(exception, (KeyboardInterrupt, SIGTERMException)) and not self._complete:
-            self._save(trainer, pl_module, "last.ckpt", announce=True)
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
+        """Renew `last.ckpt` if it is time."""
+        self._save_if_due(trainer)
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write the final file."""
-        self._save(trainer, pl_module, self.final, announce=True)
+    def on_moments_batch_end(self, trainer: pl.Trainer) -> None:
+        """The same while moments are read."""
+        self._save_if_due(trainer)
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Keep what a run that is stopped has reached; after any other error, what was saved before it stays."""
+        if isinstance(exception, (KeyboardInterrupt, SIGTERMException)) and not self._complete:
+            self._save(trainer, announce=True)
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write the final file, also of a run that had nothing left to train."""
+        if not isinstance(pl_module, (Alignment, Stitching)):
+            return
+        path, bank = self._path(trainer, self.final), pl_module.stored()
+        if trainer.is_global_zero:
+            save_bank(bank, path)
+            print(f"Saved {path}")
+        trainer.strategy.barrier()  # every rank may read it now
         self._complete = True
         self._interruption.release()
 
-    def _has_something(self, trainer: pl.Trainer, module: pl.LightningModule) -> bool:
+    def _has_something(self, trainer: pl.Trainer) -> bool:
         """Whether there is anything to lose yet."""
         raise NotImplementedError
 
-    def _save(self, trainer: pl.Trainer, pl_module: pl.LightningModule, name: str, announce: bool = False) -> None:
-        if not self._has_something(trainer, pl_module):
+    def _save_if_due(self, trainer: pl.Trainer) -> None:
+        due = time.monotonic() - self._saved_at >= 60 * self.every_n_minutes
+        if trainer.world_size > 1:
+            due = trainer.strategy.broadcast(due)
+        if due:
+            self._save(trainer)
+
+    def _save(self, trainer: pl.Trainer, *, announce: bool = False) -> None:
+        if not self._has_something(trainer):
             return
-        path = (self.folder or Path(trainer.log_dir or trainer.default_root_dir)) / name
+        path = self._path(trainer)
         trainer.save_checkpoint(path)
+        self._saved_at = time.monotonic()
         if announce:
             rank_zero_only(print)(f"Saved {path}")
 
+    def _path(self, trainer: pl.Trainer, name: str = "last.ckpt") -> Path:
+        return (self.folder or Path(trainer.log_dir or trainer.default_root_dir)) / name
+
 
 class SaveAligners(_Save):
-    """Writes `last.ckpt` after every `every_n_epochs` and on Ctrl-C, and `aligners.ckpt` when the run is complete.
+    """Writes `last.ckpt` as a fit goes on, and `aligners.ckpt` when it is complete.
 
-    Both are Lightning checkpoints that `aligners.storage.load_alignment` reads. `last.ckpt` is to go on from
-    (`train.py fit --ckpt_path`); `aligners.ckpt` holds the best parameters of every site. Nothing is written before
-    the moments are complete.
+    `last.ckpt` is a checkpoint of Lightning, to go on from (`train.py fit --ckpt_path`). `aligners.ckpt` holds the best
+    parameters of every site, the moments, and what describes them: see `aligners.storage.bank`.
 
     Args:
         folder: where to write; default: beside the run's other files.
         every_n_epochs: how often `last.ckpt` is renewed.
+        every_n_minutes: how often it is renewed within an epoch and while moments are read. It is also written when the
+            run is stopped by Ctrl-C or SIGTERM.
     """
 
     final = "aligners.ckpt"
 
-    def __init__(self, folder: Path | None = None, every_n_epochs: int = 1) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path | None = None, every_n_epochs: int = 1, every_n_minutes: float = 10.0) -> None:
+        super().__init__(folder, every_n_minutes)
         if every_n_epochs < 1:
             raise ValueError(f"Expected `every_n_epochs` to be at least 1, but got {every_n_epochs}.")
         self.every_n_epochs = every_n_epochs
@@ -93,20 +153,23 @@ class SaveAligners(_Save):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Renew `last.ckpt`."""
         if (trainer.current_epoch + 1) % self.every_n_epochs == 0:
-            self._save(trainer, pl_module, "last.ckpt")
+            self._save(trainer)
 
-    def _has_something(self, trainer: pl.Trainer, module: pl.LightningModule) -> bool:
+    def _has_something(self, trainer: pl.Trainer) -> bool:
+        module = trainer.lightning_module
         return isinstance(module, Alignment) and module.moments is not None
 
 
 class SaveStitching(_Save):
-    """Writes `last.ckpt` after every validation and on Ctrl-C, and `stitching.ckpt` when the run is complete.
+    """Writes `last.ckpt` as stitching layers are trained, and `stitching.ckpt` when the run is complete.
 
-    Both are Lightning checkpoints that `aligners.stitching.storage.load_stitching` reads. `last.ckpt` is to go on from
-    (`train.py stitch --ckpt_path`).
+    `last.ckpt` is a checkpoint of Lightning, to go on from (`train.py stitch --ckpt_path`). `stitching.ckpt` holds the
+    best parameters of every site and what describes them: see `aligners.storage.bank`.
 
     Args:
         folder: where to write; default: beside the run's other files.
+        every_n_minutes: how often `last.ckpt` is renewed, beside every validation. It is also written when the run is
+            stopped by Ctrl-C or SIGTERM.
     """
 
     final = "stitching.ckpt"
@@ -114,7 +177,8 @@ class SaveStitching(_Save):
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Renew `last.ckpt`."""
         if not trainer.sanity_checking:
-            self._save(trainer, pl_module, "last.ckpt")
+            self._save(trainer)
 
-    def _has_something(self, trainer: pl.Trainer, module: pl.LightningModule) -> bool:
-        return isinstance(module, Stitching) and trainer.global_step > 0  # and not the evaluation that follows
+    def _has_something(self, trainer: pl.Trainer) -> bool:
+        # and not the evaluation that follows
+        return isinstance(trainer.lightning_module, Stitching) and trainer.global_step > 0

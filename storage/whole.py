@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["remove_unfinished", "whole_file", "whole_folder", "write_text"]
+__all__ = ["check_folder", "remove_unfinished", "whole_file", "whole_folder", "write_text"]
 
 UNFINISHED = ".unfinished"
 
@@ -57,6 +58,23 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file in UTF-8, whole or not at all."""
     with whole_file(path) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
+
+
+def check_folder(folder: Path, argument: str) -> None:
+    """Make a folder, and try to write a file there.
+
+    Raises:
+        ValueError: it cannot be done; names `argument`.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"Expected `{argument}` to be a folder that can be written to, but got {folder}: {error.strerror}. Name "
+            "another, or mend its permissions."
+        ) from error
 
 
 def remove_unfinished(folder: Path) -> None:

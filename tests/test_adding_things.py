@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, Olmo2Config
 
 import similarity.catalogue
 from aligners.maps.base import Aligner
-from aligners.storage import build_aligner, describe_aligner
+from aligners.storage.describing import build_aligner, describe_aligner
 from frozen import architectures
 from frozen.model import FrozenModel
 from similarity.functional.grid import grid_moments

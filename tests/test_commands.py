@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from aligners.injection.methods import CLOSED_FORMS
-from aligners.storage import load_alignment
+from aligners.storage.bank import load_bank
 from commands.table import evaluate, train
 from datamodules import frozen_models, pipeline
 from tests.processes import HANGS
@@ -72,12 +72,12 @@ def test_fit_leaves_all_that_a_run_should(world: World, fitted: Path) -> None:
     assert {path.name for path in fitted.iterdir()} >= {
         *("aligners.ckpt", "last.ckpt", "config.yaml", "metrics.csv", "fvu.png", "wandb")
     }
-    stored = load_alignment(fitted / "aligners.ckpt")
-    assert {direction: set(maps) for direction, maps in stored.maps.items()} == {
-        "forward": {"linear", "mlp", "inn"},
-        "backward": {"linear", "mlp"},
+    stored = load_bank(fitted / "aligners.ckpt")
+    assert {route: set(maps) for route, maps in stored.maps.items()} == {
+        "0_1": {"linear", "mlp", "inn"},
+        "1_0": {"linear", "mlp"},
     }
-    assert stored.site_pairs == [(1, 1), (2, 3)]
+    assert stored.pairs["0_1"] == [(1, 1), (2, 3)]
     assert world.model_x in (fitted / "config.yaml").read_text()
     figures = metrics(fitted)
     screen = (fitted / "screen.txt").read_text()
@@ -126,7 +126,7 @@ def test_inject_leaves_a_report(injected: Path, fitted: Path, world: World) -> N
 
 def test_two_ranks_fit_what_one_does(world: World, fitted: Path, folder: Path) -> None:
     again = command(folder, "train.py", "fit", *fit_options(world), *TWO_RANKS)
-    one, two = (load_alignment(run / "aligners.ckpt") for run in (fitted, again))
+    one, two = (load_bank(run / "aligners.ckpt") for run in (fitted, again))
     torch.testing.assert_close(two.moments.xy, one.moments.xy, rtol=1e-5, atol=1e-4)
     assert two.moments.n == one.moments.n
     for direction, maps in one.maps.items():

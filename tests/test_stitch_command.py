@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from aligners.stitching.storage import load_stitching
+from aligners.storage.bank import load_bank
 from commands.table import evaluate, train
 from datamodules import frozen_models, pipeline
 from tests.shell import TWO_RANKS, command, metrics, options
@@ -67,9 +67,9 @@ def test_training_leaves_all_that_a_run_should(world: World, trained: Path) -> N
         *("stitching.ckpt", "last.ckpt", "config.yaml", "metrics.csv", "wandb"),
         *("stitching.json", "stitching.csv", "stitching.md", "curves.csv", "penalty.png", "curves_affine.png"),
     }
-    stored = load_stitching(trained / "stitching.ckpt")
-    assert list(stored.layers) == ["0_1", "1_0", "0_0", "1_1"]
-    assert all(list(layers) == ["affine", "norm"] for layers in stored.layers.values())
+    stored = load_bank(trained / "stitching.ckpt")
+    assert list(stored.maps) == ["0_1", "1_0", "0_0", "1_1"]
+    assert all(list(layers) == ["affine", "norm"] for layers in stored.maps.values())
     whole = report(trained)
     meta, rows = whole["meta"], whole["rows"]
     assert {row["method"] for row in rows} == {"native", "identity", "affine", "norm"}
@@ -143,7 +143,7 @@ def test_many_models_are_compared_without_training(world: World, here: Path) -> 
 def test_a_run_goes_on_from_its_last_file(world: World, trained: Path, here: Path) -> None:
     more = [*train_options(world), "--trainer.max_steps", "8", *QUIET, "--run", str(here / "more")]
     train(["stitch", *more, "--ckpt_path", str(trained / "last.ckpt")])
-    assert torch.load(here / "more" / "stitching.ckpt", weights_only=True)["global_step"] == 8
+    assert torch.load(here / "more" / "last.ckpt", weights_only=True)["global_step"] == 8
     whole = report(here / "more")
     assert {point["step"] for point in whole["curves"]} == {0, 3, 6, 8}
     before = [point for point in whole["curves"] if point["step"] <= 6]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, cast
 
 import lightning.pytorch as pl
@@ -31,7 +30,10 @@ from aligners.fitting.validating import let_end, validate_if_due
 from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear, Procrustes
-from aligners.storage import KEY, StoredAlignment, check_names, describe_aligner, refuse_other_models
+from aligners.storage.bank import BACKWARD, FORWARD, StoredBank
+from aligners.storage.describing import check_names, describe_aligner
+from aligners.storage.earlier import ALIGNMENT, FORMAT
+from aligners.storage.refusals import refuse_other_models
 from datamodules.identity import identity, refuse_other_run
 from datamodules.protocol import PairedData, stream_of
 from datamodules.resuming import limited
@@ -41,8 +43,6 @@ from similarity.functional.moments import Moments
 __all__ = ["Alignment"]
 
 DEFAULT_ALIGNERS: dict[str, AlignerFactory] = {"linear": Linear, "procrustes": Procrustes, "inn": INN}
-
-FORMAT = 2  # of a checkpoint to go on from: in the first, an epoch of moments was counted among those of training
 
 
 class Alignment(pl.LightningModule):
@@ -107,6 +107,7 @@ class Alignment(pl.LightningModule):
         self.validated_at: int | None = None
         self._complete = False
         self.unused: nn.Parameter | None = None
+        self._adopted: StoredBank | None = None
 
     # ------------------------------------------------------------------ setting up
 
@@ -122,11 +123,30 @@ class Alignment(pl.LightningModule):
         self.data = self._stream.describe()
         self.data_config = self._stream.config()
         self.sites = reader.sites
-        if not self.fits():
+        if self._adopted is not None:
+            self._take_over(self._adopted)
+        elif not self.fits():
             self.build(len(reader.sites), reader.model_x.width, reader.model_y.width)
         if stage == "fit" and self.trainer.world_size > 1 and not self.trained():
             # data-parallel training refuses a module without any parameter; `on_fit_start` removes it
             self.unused = nn.Parameter(torch.zeros(()))
+
+    def adopt(self, stored: StoredBank) -> None:
+        """Take the maps of a finished fit, with what is known of them, in place of new ones."""
+        self._adopted = stored
+
+    def _take_over(self, stored: StoredBank) -> None:
+        refuse_other_models(stored.data["models"], self.data["models"], str(stored.path))
+        if stored.pairs[FORWARD] != list(self.sites):
+            raise ValueError(
+                f"{stored.path} was fitted at site pairs {stored.pairs[FORWARD]}, but `data.sites` gives "
+                f"{list(self.sites)}. Give the `data.sites` of the fit."
+            )
+        for route, maps in ((FORWARD, self.forward_maps), (BACKWARD, self.backward_maps)):
+            maps.update(stored.maps.get(route, {}))
+        self.moments = stored.moments
+        known = stored.training
+        self.training_record = {fit.key: known[fit.place] for fit in self.trained() if fit.place in known}
 
     def build(self, sites: int, d_x: int, d_y: int) -> None:
         """Build all banks."""
@@ -296,21 +316,29 @@ class Alignment(pl.LightningModule):
 
     # ------------------------------------------------------------------ checkpoints
 
-    def stored(self, path: Path) -> StoredAlignment:
-        """What `load_alignment` would read from a checkpoint of this fit at `path`, without writing one."""
-        moments = Moments(*(value.cpu() for value in cast(Moments, self.moments)))
-        maps = {
-            direction: {name: cast(Aligner, aligner).requires_grad_(False).eval() for name, aligner in every.items()}
-            for direction, every in self.cpu()._maps().items()
-        }
-        seen = self._stream.seen
-        return StoredAlignment(path, cast(Any, maps), moments, self.data, self.data_config, seen, self.training_record)
+    def stored(self) -> StoredBank:
+        """The maps as they are, and what another process needs to use them."""
+        known = self.training_record
+        maps: dict[str, dict[str, Aligner]] = {FORWARD: {}, BACKWARD: {}}
+        for fit in self.fits():
+            maps[fit.route][fit.name] = fit.aligner
+        return StoredBank(
+            "fit",
+            maps,
+            {FORWARD: list(self.sites), BACKWARD: [(j, i) for i, j in self.sites]},
+            self.data,
+            self.data_config,
+            self.moments,
+            self._stream.seen,
+            self._stream.texts.fitted("fit", "validation"),
+            {fit.place: known[fit.key] for fit in self.trained() if fit.key in known},
+        )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what another process needs to use the maps: how to build them, and what they were fitted on."""
+        """Add what a resumed run needs, and what tells it from another run."""
         if self.moments is None:
             raise RuntimeError("A checkpoint was asked for before the moments were complete; nothing is fitted yet.")
-        checkpoint[KEY] = {
+        checkpoint[ALIGNMENT] = {
             "format": FORMAT,
             "aligners": {
                 direction: {name: describe_aligner(cast(Aligner, aligner)) for name, aligner in maps.items()}
@@ -343,8 +371,8 @@ class Alignment(pl.LightningModule):
             ValueError: the checkpoint was fitted on other models, or counts its epochs in another way; to go on from
                 it, data or options differ.
         """
-        stored = checkpoint[KEY]
-        if self.trainer.state.fn == "fit" and stored.get("format", 1) != FORMAT:
+        stored = checkpoint[ALIGNMENT]
+        if stored.get("format", 1) == 1:
             raise ValueError(
                 "Expected a checkpoint to go on from whose epochs are those of training, but this one, of an earlier "
                 "version, counts the reading of moments as its first. Go on with the version that wrote it, or fit "

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from aligners.maps.base import Aligner
+from aligners.storage.bank import BACKWARD, FORWARD
 
 __all__ = ["AlignerFactory", "Direction", "Fit", "seeded"]
 
@@ -21,6 +22,16 @@ class Fit(NamedTuple):
     name: str
     direction: Direction
     aligner: Aligner
+
+    @property
+    def route(self) -> str:
+        """The key of the route in a bank's file."""
+        return FORWARD if self.direction == "forward" else BACKWARD
+
+    @property
+    def place(self) -> str:
+        """Its name in a bank's file."""
+        return f"{self.route}.{self.name}"
 
     @property
     def key(self) -> str:

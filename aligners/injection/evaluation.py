@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import lightning.pytorch as pl
 from torch import Tensor, nn
@@ -16,9 +16,10 @@ from aligners.injection.methods import CLOSED_FORMS, build_floors, check_closed_
 from aligners.injection.panels import Panel, Read
 from aligners.injection.routes import Route
 from aligners.injection.seen import fitted_texts, seen_by_any
-from aligners.injection.task import InjectedTask, paired_routes
+from aligners.injection.task import DIRECTIONS, InjectedTask, paired_routes
 from aligners.scoring.asked import Asked
-from aligners.storage import StoredAlignment, refuse_other_component, refuse_other_models
+from aligners.storage.bank import FORWARD, StoredBank
+from aligners.storage.refusals import refuse_other_component, refuse_other_models
 from datamodules.asking import TaskBatch
 from datamodules.batches import TextBatch
 from datamodules.protocol import PairedData, SiteData, stream_of
@@ -29,9 +30,6 @@ from datamodules.text.sources import TextSource
 from frozen.loading.precision import check_precision
 from frozen.model import FrozenModel
 from similarity.functional.moments import Moments
-
-if TYPE_CHECKING:
-    from aligners.stitching.storage import StoredStitching
 
 __all__ = ["Evaluation", "InjectionEvaluation"]
 
@@ -67,7 +65,7 @@ class Evaluation(pl.LightningModule):
         """The data module of the run."""
 
     @abstractmethod
-    def measured(self) -> Sequence[StoredAlignment | StoredStitching]:
+    def measured(self) -> Sequence[StoredBank]:
         """The checkpoints whose maps are measured."""
 
     @abstractmethod
@@ -131,7 +129,7 @@ class InjectionEvaluation(Evaluation):
 
     def __init__(
         self,
-        stored: Sequence[StoredAlignment],
+        stored: Sequence[StoredBank],
         closed_form: Sequence[str] = tuple(CLOSED_FORMS),
         both_directions: bool = False,
         seed: int = 0,
@@ -140,8 +138,8 @@ class InjectionEvaluation(Evaluation):
     ) -> None:
         super().__init__(seed)
         check_closed_forms(closed_form)
-        if not stored:
-            raise ValueError("Expected at least one checkpoint in `stored`, but got none.")
+        if all(checkpoint.moments is None for checkpoint in stored):
+            raise ValueError("Expected a checkpoint of `train.py fit` in `stored`, whose moments floors need.")
         self.stored, self.closed_form = list(stored), list(closed_form)
         self.both_directions, self.other_text = both_directions, other_text
         self.masked_share = masked_share
@@ -153,7 +151,7 @@ class InjectionEvaluation(Evaluation):
         """The data module of the run."""
         return stream_of(self.trainer, PairedData)
 
-    def measured(self) -> Sequence[StoredAlignment]:
+    def measured(self) -> Sequence[StoredBank]:
         """The checkpoints whose maps are measured."""
         return self.stored
 
@@ -183,22 +181,24 @@ class InjectionEvaluation(Evaluation):
     def _choose_rows(self) -> None:
         """The kinds of rows to read."""
         data = self.stream
-        self.fitted = {stored_kind(checkpoint): checkpoint.moments for checkpoint in reversed(self.stored)}
+        known = [checkpoint for checkpoint in reversed(self.stored) if checkpoint.moments is not None]
+        self.fitted = {stored_kind(checkpoint): cast(Moments, checkpoint.moments) for checkpoint in known}
         own = data.reader.kind
         injects = [TOKENS] if None in self.not_injected.values() else []
         self.kinds = list(dict.fromkeys([own, *map(stored_kind, self.stored), *injects]))
 
     def _findings(self, labels: dict[FrozenModel, Any]) -> dict[str, Any]:
         """What the report says of all rows beyond the data."""
+        ways = {route: DIRECTIONS[route.key] for route in self.routes}
         return {
-            "methods": {f"{route.key}.{m.name}": m.about for route in self.routes for m in self.methods[route]},
-            "refusals": {f"{route.key}.{n}": why for route in self.routes for n, why in self.refusals[route].items()},
+            "methods": {f"{ways[route]}.{m.name}": m.about for route in self.routes for m in self.methods[route]},
+            "refusals": {f"{ways[route]}.{n}": why for route in self.routes for n, why in self.refusals[route].items()},
             "labels": {model.name: words for model, words in labels.items()},
             "task": None if self.asked is None else self.asked.task,
             "unit": None if self.asked is None else self.asked.unit,
             "score": None if self.asked is None else self.asked.score,
             "masked_share": self.masked_share if self.asked is not None and self.asked.task == "masked" else None,
-            "not_injected": {route.key: why for route, why in self.not_injected.items() if why is not None},
+            "not_injected": {ways[route]: why for route, why in self.not_injected.items() if why is not None},
         }
 
     def on_test_start(self) -> None:
@@ -224,7 +224,7 @@ class InjectionEvaluation(Evaluation):
         return {str(kind): (rows.x, rows.y) for kind, rows in each if kind not in self.fitted}
 
     def _panel(self, route: Route, kind: RowKind, moments: Moments, injects: bool) -> Panel:
-        moments = moments if route.key == "forward" else moments.swap()
+        moments = moments if route.key == FORWARD else moments.swap()
         return Panel(
             route,
             [*build_floors(route, moments, self.seed), *self.methods[route]],
@@ -280,19 +280,21 @@ class InjectionEvaluation(Evaluation):
         """Look at the last batch's states too."""
         self.stream.reader.check.flush()
         super().on_test_epoch_end()
+        self.rows = [row | {"direction": DIRECTIONS[row["direction"]]} for row in self.rows]
 
 
 def _read(panel: Panel, batch: PairedBatch) -> Read:
-    states = (batch.x, batch.y) if panel.route.key == "forward" else (batch.y, batch.x)
+    states = (batch.x, batch.y) if panel.route.key == FORWARD else (batch.y, batch.x)
     return Read(batch, *states)
 
 
-def _check_stored(stored: Sequence[StoredAlignment], present: dict[str, Any], sites: list[tuple[int, int]]) -> None:
+def _check_stored(stored: Sequence[StoredBank], present: dict[str, Any], sites: list[tuple[int, int]]) -> None:
     for checkpoint in stored:
         refuse_other_models(checkpoint.data["models"], present["models"], str(checkpoint.path))
         refuse_other_component(checkpoint.data, present["component"], str(checkpoint.path))
-        if checkpoint.site_pairs != list(sites):
+        pairs = checkpoint.pairs.get(FORWARD, [])
+        if pairs != list(sites):
             raise ValueError(
-                f"{checkpoint.path} was fitted at site pairs {checkpoint.site_pairs}, but `data.sites` gives "
+                f"{checkpoint.path} was fitted at site pairs {pairs}, but `data.sites` gives "
                 f"{list(sites)}. Leave `data.sites` out, or evaluate checkpoints of different sites one by one."
             )

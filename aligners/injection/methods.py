@@ -10,7 +10,6 @@ from torch import Tensor
 
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.fit_map import fit_map
-from aligners.fitting.fits import Direction
 from aligners.fitting.outcomes import outcomes
 from aligners.injection.behaviour import OF_LABELS, OF_TOKENS
 from aligners.injection.forward import mapped_rows
@@ -20,7 +19,7 @@ from aligners.maps.baselines import GaussianStates
 from aligners.maps.canonical import CCA, PWCCA, SVCCA
 from aligners.maps.linear import Identity, Linear, Mean, Procrustes
 from aligners.maps.permutation import Permutation
-from aligners.storage import StoredAlignment
+from aligners.storage.bank import BACKWARD, FORWARD, StoredBank
 from datamodules.rows import RowKind
 from similarity.functional.moments import Moments
 
@@ -91,22 +90,22 @@ class Method(NamedTuple):
 
 
 def route_methods(
-    route: Route, stored: Sequence[StoredAlignment], closed_form: Sequence[str]
+    route: Route, stored: Sequence[StoredBank], closed_form: Sequence[str]
 ) -> tuple[list[Method], dict[str, str]]:
     """The maps of one direction: closed forms that no checkpoint holds, then those of the checkpoints.
 
     Args:
-        route: "forward" from X into Y, or "backward" from Y into X.
+        route: from X into Y, or from Y into X.
         stored: the checkpoints; closed forms are fitted on the moments of the first.
         closed_form: names out of `CLOSED_FORMS`.
 
     Returns:
         The maps, and for each closed form that could not be fitted the reason.
     """
-    direction = cast(Direction, route.key)
-    moments = stored[0].moments
-    moments = moments if direction == "forward" else moments.swap()
-    fitted = _fitted(direction, stored)
+    first = next(checkpoint for checkpoint in stored if checkpoint.moments is not None)
+    moments = cast(Moments, first.moments)
+    moments = moments if route.key == FORWARD else moments.swap()
+    fitted = _fitted(route.key, stored)
     held = {name for name, _, _, _ in fitted}
     methods, refusals = [], {}
     for name in closed_form:
@@ -118,10 +117,10 @@ def route_methods(
         except ValueError as error:
             refusals[name] = str(error)
         else:
-            methods.append(make_method(name, aligner, "method", _about(aligner, stored[0], None)))
+            methods.append(make_method(name, aligner, "method", _about(aligner, first, None)))
     for name, checkpoint, aligner, turned in fitted:
         about = _about(aligner, checkpoint, checkpoint.path, turned)
-        about["training"] = _outcomes(direction, name, aligner, checkpoint, turned)
+        about["training"] = _outcomes(route.key, name, aligner, checkpoint, turned)
         methods.append(make_method(name, aligner, "method", about, turned=turned))
     return methods, refusals
 
@@ -146,20 +145,18 @@ def build_floors(route: Route, moments: Moments, seed: int) -> list[Method]:
     return [*methods, Method("random_embedding", "floor", _drawn(GaussianStates(moments, seed)), None, about)]
 
 
-def stored_kind(checkpoint: StoredAlignment) -> RowKind:
+def stored_kind(checkpoint: StoredBank) -> RowKind:
     """The rows that the maps of a checkpoint were fitted on."""
     return RowKind(checkpoint.data["rows"], checkpoint.data["special_tokens"])
 
 
-def _fitted(
-    direction: Direction, stored: Sequence[StoredAlignment]
-) -> list[tuple[str, StoredAlignment, Aligner, bool]]:
+def _fitted(route: str, stored: Sequence[StoredBank]) -> list[tuple[str, StoredBank, Aligner, bool]]:
     """The checkpoints' aligners that map in this direction, and whether that is through their inverse."""
-    found: list[tuple[str, StoredAlignment, Aligner, bool]] = []
+    found: list[tuple[str, StoredBank, Aligner, bool]] = []
     for checkpoint in stored:
-        maps = {name: (aligner, False) for name, aligner in checkpoint.maps[direction].items()}
-        if direction == "backward":
-            forward = checkpoint.maps["forward"].items()
+        maps = {name: (aligner, False) for name, aligner in checkpoint.maps.get(route, {}).items()}
+        if route == BACKWARD:
+            forward = checkpoint.maps.get(FORWARD, {}).items()
             maps.update({name: (aligner, True) for name, aligner in forward if aligner.bijective})
         for name, (aligner, turned) in maps.items():
             taken = {*FLOORS, *OF_LABELS, *OF_TOKENS, *(known for known, _, _, _ in found)}
@@ -198,16 +195,14 @@ def _free_name(name: str, taken: set[str]) -> str:
     return free
 
 
-def _outcomes(
-    direction: Direction, name: str, aligner: Aligner, checkpoint: StoredAlignment, turned: bool
-) -> list[str | None]:
+def _outcomes(route: str, name: str, aligner: Aligner, checkpoint: StoredBank, turned: bool) -> list[str | None]:
     """What became of the map at each site; `name` may have been changed to be free."""
-    fitted = "forward" if turned else direction
+    fitted = FORWARD if turned else route
     own = next(own for own, held in checkpoint.maps[fitted].items() if held is aligner)
     return outcomes(checkpoint.training.get(f"{fitted}.{own}"), aligner.sites)
 
 
-def _about(aligner: Aligner, checkpoint: StoredAlignment, path: Path | None, turned: bool = False) -> dict[str, Any]:
+def _about(aligner: Aligner, checkpoint: StoredBank, path: Path | None, turned: bool = False) -> dict[str, Any]:
     """What a report says of a map, also on which rows it was fitted, and where it is kept."""
     what = describe_map(aligner, turned)
     return {**what, "fitted_on": str(stored_kind(checkpoint)), "checkpoint": None if path is None else str(path)}

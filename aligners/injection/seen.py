@@ -6,13 +6,12 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from aligners.storage import StoredAlignment
+from aligners.storage.bank import StoredBank
 from datamodules.row_types import SeenTypes
 from datamodules.text.sources import TextSource
 from datamodules.text.texts import load_texts
 
 if TYPE_CHECKING:
-    from aligners.stitching.storage import StoredStitching
     from datamodules.protocol import TextData
     from datamodules.text.fitted import FittedTexts
 
@@ -21,7 +20,7 @@ __all__ = ["fitted_texts", "seen_by_any"]
 logger = logging.getLogger(__name__)
 
 
-def seen_by_any(stored: Sequence[StoredAlignment], data: Any) -> SeenTypes:
+def seen_by_any(stored: Sequence[StoredBank], data: Any) -> SeenTypes:
     """The types that were among the fitting rows of at least one checkpoint.
 
     Args:
@@ -39,7 +38,7 @@ def seen_by_any(stored: Sequence[StoredAlignment], data: Any) -> SeenTypes:
     return SeenTypes(kinds.pop(), frozenset().union(*(seen.names for seen in each)))
 
 
-def fitted_texts(stored: Sequence[StoredAlignment | StoredStitching], data: TextData) -> dict[str, FittedTexts]:
+def fitted_texts(stored: Sequence[StoredBank], data: TextData) -> dict[str, FittedTexts]:
     """The texts that the maps of each checkpoint were fitted on, by the checkpoint's path.
 
     Args:
@@ -49,9 +48,10 @@ def fitted_texts(stored: Sequence[StoredAlignment | StoredStitching], data: Text
     """
     found = {}
     for checkpoint in stored:
-        text = checkpoint.data_config.get("text")
-        if text is None:  # made in this process from other parts
+        if checkpoint.fitted is not None:
+            found[str(checkpoint.path)] = checkpoint.fitted
             continue
+        text = checkpoint.data_config["text"]
         try:
             texts = data.texts if text == data.config()["text"] else load_texts(TextSource(**text))
         except ValueError as error:
@@ -61,7 +61,7 @@ def fitted_texts(stored: Sequence[StoredAlignment | StoredStitching], data: Text
     return found
 
 
-def _seen(checkpoint: StoredAlignment, data: Any) -> SeenTypes:
+def _seen(checkpoint: StoredBank, data: Any) -> SeenTypes:
     if checkpoint.seen is not None:
         return checkpoint.seen
     rows, present = checkpoint.data_config, data.config()

@@ -10,22 +10,25 @@ from aligners.injection.routes import Route
 from aligners.scoring.answers import match_heads
 from aligners.scoring.asked import Asked
 from aligners.scoring.tasks import check_labels
+from aligners.storage.bank import BACKWARD, FORWARD
 from datamodules.asking import Asking
 from datamodules.protocol import PairedData
 from datamodules.text.labels import known_labels
 from datamodules.tokens.tokenised import same_tokenizer
 from frozen.model import FrozenModel
 
-__all__ = ["InjectedTask", "paired_routes"]
+__all__ = ["DIRECTIONS", "InjectedTask", "paired_routes"]
+
+DIRECTIONS = {FORWARD: "forward", BACKWARD: "backward"}  # as reports call the routes between two models
 
 
 def paired_routes(data: PairedData, *, both_directions: bool) -> list[Route]:
     """The routes between the two models of a data module: from X into Y, and back."""
     reader, component = data.reader, data.component
     models, there = (reader.model_x, reader.model_y), tuple(reader.sites)
-    routes = [Route("forward", *models, there, component)]
+    routes = [Route(FORWARD, *models, there, component)]
     if both_directions:
-        routes.append(Route("backward", *models[::-1], tuple((j, i) for i, j in there), component))
+        routes.append(Route(BACKWARD, *models[::-1], tuple((j, i) for i, j in there), component))
     return routes
 
 

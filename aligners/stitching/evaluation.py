@@ -18,8 +18,9 @@ from aligners.maps.base import Aligner
 from aligners.maps.linear import Identity
 from aligners.scoring.answers import match_heads
 from aligners.scoring.asked import Asked
-from aligners.stitching.storage import StoredStitching, fitted_maps
-from aligners.storage import StoredAlignment, load_alignment, refuse_other_component, refuse_other_models
+from aligners.stitching.fitted import fitted_maps
+from aligners.storage.bank import StoredBank, load_bank
+from aligners.storage.refusals import refuse_other_component, refuse_other_models
 from datamodules.asking import TaskBatch
 from datamodules.protocol import TaskData, stream_of
 from frozen.loading.precision import check_precision
@@ -45,7 +46,7 @@ class StitchingEvaluation(Evaluation):
 
     def __init__(
         self,
-        stored: StoredStitching | None = None,
+        stored: StoredBank | None = None,
         fitted: Path | None = None,
         routes: Routes | None = None,
         identity: bool = True,
@@ -69,9 +70,9 @@ class StitchingEvaluation(Evaluation):
         """The data module of the run."""
         return stream_of(self.trainer, TaskData)
 
-    def measured(self) -> Sequence[StoredAlignment | StoredStitching]:
+    def measured(self) -> Sequence[StoredBank]:
         """The checkpoints whose maps are measured."""
-        maps = [] if self.fitted is None else [load_alignment(self.fitted)]
+        maps = [] if self.fitted is None else [load_bank(self.fitted)]
         return [*maps, *([] if self.stored is None else [self.stored])]
 
     def prepare_panels(self) -> None:
@@ -113,7 +114,7 @@ class StitchingEvaluation(Evaluation):
         routes = build_routes(data.frozen, data.sites, self.wanted_routes or "all", data.component)
         if self.stored is None:
             return routes
-        routes = [route for route in routes if route.key in self.stored.layers]
+        routes = [route for route in routes if route.key in self.stored.maps]
         for route in routes:
             if list(route.pairs) != self.stored.pairs[route.key]:
                 raise ValueError(
@@ -128,7 +129,7 @@ class StitchingEvaluation(Evaluation):
             same = Identity(len(route.pairs), route.source.width, route.target.width)
             methods.append(make_method("identity", same, "floor", {**describe_map(same), "fit": "none"}))
         methods += [make_method(name, layer, "method", describe_map(layer)) for name, layer in fitted.items()]
-        trained = self.stored.layers[route.key] if self.stored is not None else {}
+        trained = self.stored.maps[route.key] if self.stored is not None else {}
         for name, layer in trained.items():
             methods.append(make_method(name, layer, "method", {**describe_map(layer), "fit": TASK_LOSS}))
         if not methods:

@@ -31,14 +31,12 @@ from aligners.maps.base import Aligner
 from aligners.scoring.answers import match_heads
 from aligners.scoring.scores import UnitMeans
 from aligners.scoring.tasks import unit_losses
+from aligners.stitching.fitted import fitted_layers, refuse_other_layers
 from aligners.stitching.loss import LossWeights, RouteLoss, bank_gradients
-from aligners.stitching.storage import (
-    KEY,
-    describe_layers,
-    fitted_layers,
-    refuse_other_layers,
-)
-from aligners.storage import check_names, refuse_other_component, refuse_other_models
+from aligners.storage.bank import StoredBank
+from aligners.storage.describing import check_names, describe_aligner
+from aligners.storage.earlier import FORMAT, STITCHING
+from aligners.storage.refusals import refuse_other_component, refuse_other_models
 from datamodules.asking import TaskBatch
 from datamodules.batches import TextBatch
 from datamodules.identity import identity, refuse_other_run
@@ -311,9 +309,25 @@ class Stitching(pl.LightningModule):
 
     # ------------------------------------------------------------------ checkpoints
 
+    def stored(self) -> StoredBank:
+        """The layers as they are, and what another process needs to use them."""
+        data = self._stream
+        return StoredBank(
+            "stitch",
+            {route.key: self.layers_of(route) for route in self.routes},
+            {route.key: list(route.pairs) for route in self.routes},
+            data.describe(),
+            data.config(),
+            fitted=data.texts.fitted("fit", "validation"),
+            spread=self.spread,
+            curves=self.curves,
+            loss=asdict(self.weights),
+        )
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what another process needs to use the layers."""
-        checkpoint[KEY] = {
+        """Add what a resumed run needs, and what tells it from another run."""
+        checkpoint[STITCHING] = {
+            "format": FORMAT,
             **self._described(),
             "spread": self.spread,
             "curves": self.curves,
@@ -329,7 +343,10 @@ class Stitching(pl.LightningModule):
 
     def _described(self) -> dict[str, Any]:
         return {
-            "layers": {route.key: describe_layers(self.layers_of(route)) for route in self.routes},
+            "layers": {
+                route.key: {name: describe_aligner(layer) for name, layer in self.layers_of(route).items()}
+                for route in self.routes
+            },
             "pairs": {route.key: [list(pair) for pair in route.pairs] for route in self.routes},
         }
 
@@ -340,9 +357,9 @@ class Stitching(pl.LightningModule):
             ValueError: it is no checkpoint of stitching, or was trained on other models, at other site pairs, along
                 other routes, or with other layers, data or options.
         """
-        if KEY not in checkpoint:
+        if STITCHING not in checkpoint:
             raise ValueError("Expected `ckpt_path` to be a last.ckpt of `train.py stitch`, but it is another file.")
-        stored = checkpoint[KEY]
+        stored = checkpoint[STITCHING]
         refuse_other_models(stored["data"]["models"], self._stream.describe()["models"], "The checkpoint")
         refuse_other_component(stored["data"], self._stream.component, "The checkpoint")
         refuse_other_layers(stored, self._described())

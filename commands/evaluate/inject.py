@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -11,8 +12,8 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from aligners.injection.evaluation import InjectionEvaluation
 from aligners.injection.methods import CLOSED_FORMS, ClosedForms, check_closed_forms
-from aligners.injection.task import InjectedTask, paired_routes
-from aligners.storage import StoredAlignment, load_alignment
+from aligners.injection.task import DIRECTIONS, InjectedTask, paired_routes
+from aligners.storage.bank import StoredBank, load_bank
 from callbacks.checkpoint import SaveAligners
 from commands.options import add_data_and_trainer, command_parser, options_of, parse_with_data
 from commands.run import Run, start
@@ -49,7 +50,7 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
             "measure. Leave `closed_form` out for all of them."
         )
     check_closed_forms(options.closed_form)
-    stored = [load_alignment(path) for path in options.checkpoints]
+    stored = [load_bank(path) for path in options.checkpoints]
     if stored:
         options = parse_with_data(parser, words, stored[0].data_config)
     begun = start("inject", parser, options)
@@ -74,13 +75,15 @@ class _SayWhatIsNotInjected(pl.Callback):
         task = InjectedTask.of(data, routes, masked_share=self.masked_share, seed=0)
         for route, why in task.not_injected.items():
             if why is not None:
-                rank_zero_only(print)(f"Nothing will be injected {route.key}, only errors are measured: {why}.")
+                rank_zero_only(print)(
+                    f"Nothing will be injected {DIRECTIONS[route.key]}, only errors are measured: {why}."
+                )
 
 
-def _fit_closed_forms(run: Run, say: pl.Callback) -> StoredAlignment:
+def _fit_closed_forms(run: Run, say: pl.Callback) -> StoredBank:
     """One pass over the fitting texts; the closed forms they determine end up in a checkpoint beside the report."""
     factories = {name: CLOSED_FORMS[name] for name in run.options.closed_form}
     module = ClosedForms(factories, both_directions=run.options.both_directions)
     once = {"max_epochs": -1, "logger": False, "limit_val_batches": 0, "enable_model_summary": False}
     run.trainer(say, SaveAligners(run.folder), **once).fit(module, datamodule=run.made.data)
-    return module.stored(run.folder / "aligners.ckpt")
+    return replace(module.stored().freeze(), path=run.folder / "aligners.ckpt")

@@ -9,7 +9,7 @@ from jsonargparse import ArgumentParser
 
 from aligners.scoring.pair_intervals import check_groups
 from aligners.stitching.evaluation import StitchingEvaluation
-from aligners.stitching.storage import load_stitching
+from aligners.storage.bank import load_bank
 from commands.options import add_data_and_trainer, command_parser, options_of, parse_with_data
 from commands.run import start
 from datamodules.model_texts import ModelTexts
@@ -42,7 +42,7 @@ def parser() -> ArgumentParser:
 def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     """Measure and report."""
     options = parser.parse_args(words)
-    stored = load_stitching(options.checkpoint) if options.checkpoint else None
+    stored = load_bank(options.checkpoint) if options.checkpoint else None
     if stored is not None:
         options = parse_with_data(parser, words, stored.data_config)
     check_groups(options.groups, options.data.models)

@@ -9,10 +9,11 @@ import lightning.pytorch as pl
 from jsonargparse import ArgumentParser, Namespace
 
 from aligners.fitting.alignment import Alignment
+from aligners.fitting.parts import bytes_a_site, find_part, free_memory, join_parts, sites_at_once
+from aligners.storage.bank import StoredBank
 from callbacks.checkpoint import SaveAligners
 from callbacks.summary import FitSummary
 from commands.options import add_training, check_trains, command_parser
-from commands.parts import bytes_a_site, find_part, free_memory, join_parts, sites_at_once
 from commands.run import Run, instantiate, start
 from datamodules.paired import PairedActivations
 
@@ -56,10 +57,8 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     if at_once is None:
         _fit(begun, trainer)
     else:
-        joined = _fit_in_parts(parser, begun, at_once)
-        trainer.validate(
-            begun.made.model, datamodule=begun.made.data, verbose=False, ckpt_path=joined, weights_only=True
-        )
+        begun.made.model.adopt(_fit_in_parts(parser, begun, at_once))
+        trainer.validate(begun.made.model, datamodule=begun.made.data, verbose=False)
 
 
 def alignment_trainer(run: Run) -> pl.Trainer:
@@ -96,7 +95,7 @@ def _sites_at_once(run: Run, trainer: pl.Trainer) -> int | None:
     return at_once if at_once < len(reader.sites) else None
 
 
-def _fit_in_parts(parser: ArgumentParser, run: Run, at_once: int) -> Path:
+def _fit_in_parts(parser: ArgumentParser, run: Run, at_once: int) -> StoredBank:
     """Fit each part as a run of its own, but for those that an interrupted run has finished; then join them."""
     sites = [f"{i}:{j}" for i, j in run.made.data.reader.sites]
     parts = [",".join(sites[first : first + at_once]) for first in range(0, len(sites), at_once)]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from jsonargparse import ArgumentParser
 
 from aligners.stitching.evaluation import StitchingEvaluation
-from aligners.stitching.storage import load_stitching
 from aligners.stitching.training import Stitching
 from callbacks.checkpoint import SaveStitching
 from commands.options import add_training, check_trains, command_parser
@@ -43,6 +43,6 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     # The best layers are put back before they are saved.
     trainer = begun.trainer(begun.made.early_stopping, saving, WriteReport("stitching", begun.folder))
     trainer.fit(model, datamodule=data, ckpt_path=options.ckpt_path, weights_only=True)
-    stored = load_stitching(saving.folder / "stitching.ckpt")
+    stored = replace(model.stored().freeze(), path=saving.folder / "stitching.ckpt")
     evaluation = StitchingEvaluation(stored, model.fitted, allow_mixed=model.allow_mixed, seed=model.seed)
     trainer.test(evaluation, datamodule=data, verbose=False)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from jsonargparse import ArgumentParser
 
+from aligners.storage.bank import load_bank
 from commands.run import start
 from commands.train.fit import alignment_parser, alignment_trainer
 
@@ -20,7 +21,9 @@ def parser() -> ArgumentParser:
 def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     """Show the figures."""
     options = parser.parse_args(words)
+    if options.ckpt_path is None:
+        raise ValueError("Expected `ckpt_path` to name the file aligners.ckpt of a fit, but got nothing.")
+    stored = load_bank(options.ckpt_path)
     begun = start("validate", parser, options)
-    alignment_trainer(begun).validate(
-        begun.made.model, datamodule=begun.made.data, ckpt_path=options.ckpt_path, weights_only=True, verbose=False
-    )
+    begun.made.model.adopt(stored)
+    alignment_trainer(begun).validate(begun.made.model, datamodule=begun.made.data, verbose=False)

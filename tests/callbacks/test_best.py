@@ -40,7 +40,7 @@ def validated(
         }
         callback.on_validation_end(trainer, module)
         stopped.append(trainer.should_stop)
-    callback.on_train_end(trainer, module)
+    callback.on_fit_end(trainer, module)
     return module, stopped
 
 

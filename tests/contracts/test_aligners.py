@@ -16,7 +16,7 @@ from torch import Tensor
 import aligners
 from aligners.fitting.optimisation import clip_per_site
 from aligners.maps.base import Aligner
-from aligners.storage import build_aligner, describe_aligner
+from aligners.storage.describing import build_aligner, describe_aligner
 from similarity.functional.moments import moments_of
 from tests.runs import related_rows
 

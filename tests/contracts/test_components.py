@@ -11,7 +11,7 @@ import torch
 from aligners.fitting.alignment import Alignment
 from aligners.injection.evaluation import InjectionEvaluation
 from aligners.maps.linear import Linear
-from aligners.storage import StoredAlignment, load_alignment
+from aligners.storage.bank import StoredBank, load_bank
 from callbacks.checkpoint import SaveAligners
 from datamodules.layers import LayerActivations
 from datamodules.text.sources import TextSource
@@ -22,13 +22,13 @@ from tests.world import World
 SITES = [(1, 1), (2, 2), (3, 3)]
 
 
-def fit(world: World, folder: Path, **options: Any) -> StoredAlignment:
+def fit(world: World, folder: Path, **options: Any) -> StoredBank:
     trainer = quiet_trainer(max_epochs=1, limit_val_batches=0, callbacks=[SaveAligners(folder)])
     trainer.fit(Alignment({"linear": Linear}), datamodule=activations(world, **options))
-    return load_alignment(folder / "aligners.ckpt")
+    return load_bank(folder / "aligners.ckpt")
 
 
-def evaluate(world: World, stored: StoredAlignment, **options: Any) -> InjectionEvaluation:
+def evaluate(world: World, stored: StoredBank, **options: Any) -> InjectionEvaluation:
     module = InjectionEvaluation([stored], [])
     quiet_trainer().test(module, datamodule=activations(world, **options), verbose=False)
     return module
@@ -38,7 +38,7 @@ def evaluate(world: World, stored: StoredAlignment, **options: Any) -> Injection
 def test_a_sub_layer_is_fitted_and_injected(world: World, tmp_path: Path, component: str) -> None:
     same = world._replace(model_y=world.model_x)
     stored = fit(same, tmp_path, component=component)
-    assert (stored.site_pairs, stored.data["component"]) == (SITES, component)
+    assert (stored.pairs["0_1"], stored.data["component"]) == (SITES, component)
     found = evaluate(same, stored, component=component)
     assert found.meta["component"] == component
     rows = [row for row in found.rows if row["method"] == "linear"]

@@ -13,7 +13,7 @@ from aligners.maps.affine import AffineLayer
 from aligners.maps.mlp import MLP
 from aligners.stitching.evaluation import StitchingEvaluation
 from aligners.stitching.loss import LossWeights
-from aligners.stitching.storage import load_stitching
+from aligners.storage.bank import load_bank
 from callbacks.best import BestPerSite
 from callbacks.checkpoint import SaveStitching
 from tests.ranks import two_ranks
@@ -42,7 +42,7 @@ def run(folder: Path, world: World, models: dict[str, list[str]], *, ranks: int)
         steps = {"max_steps": 4, "val_check_interval": 2, "callbacks": [BestPerSite(), SaveStitching(saved)]}
         module = train(world, layers, models=models[kind], trainer=settings | steps, **given)
         data = {name: given[name] for name in ("batch_size", "sites", "packed", "max_length") if name in given}
-        evaluation = StitchingEvaluation(load_stitching(saved / "stitching.ckpt"))
+        evaluation = StitchingEvaluation(load_bank(saved / "stitching.ckpt"))
         datamodule = model_texts(world, models=models[kind], **data)
         quiet_trainer(**settings).test(evaluation, datamodule=datamodule, verbose=False)
         found[kind] = {

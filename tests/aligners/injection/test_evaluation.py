@@ -20,7 +20,7 @@ from aligners.maps.baselines import random_labels
 from aligners.maps.inn import INN
 from aligners.maps.linear import Identity, Linear, Mean
 from aligners.maps.mlp import MLP
-from aligners.storage import StoredAlignment, load_alignment
+from aligners.storage.bank import StoredBank, load_bank
 from callbacks.checkpoint import SaveAligners
 from datamodules.text.sources import TextSource
 from frozen import FrozenModel
@@ -46,21 +46,21 @@ WHOLE = {"native_x": "ceiling", "native_y": "ceiling", **FLOORS}
 SITED = {"identity": "floor", "mean": "floor", "random_embedding": "floor"}
 
 
-def fit(world: World, folder: Path, aligners: dict[str, Any], epochs: int = 1, **options: Any) -> StoredAlignment:
+def fit(world: World, folder: Path, aligners: dict[str, Any], epochs: int = 1, **options: Any) -> StoredBank:
     module = Alignment(aligners, both_directions=True, optimizer=partial(torch.optim.AdamW, lr=1e-2))
     trainer = quiet_trainer(max_epochs=epochs, limit_val_batches=0, callbacks=[SaveAligners(folder)])
     trainer.fit(module, datamodule=activations(world, **{"sites": SITES} | options))
-    return load_alignment(folder / "aligners.ckpt")
+    return load_bank(folder / "aligners.ckpt")
 
 
 @pytest.fixture(scope="module")
-def stored(world: World, tmp_path_factory: pytest.TempPathFactory) -> StoredAlignment:
+def stored(world: World, tmp_path_factory: pytest.TempPathFactory) -> StoredBank:
     aligners = {"linear": Linear, "mlp": partial(MLP, hidden=[8]), "inn": partial(INN, couplings=2, hidden=8)}
     return fit(world, tmp_path_factory.mktemp("stored"), aligners, epochs=2)
 
 
 def evaluate(
-    world: World, stored: list[StoredAlignment], *, closed_form: Sequence[str] = tuple(CLOSED_FORMS),
+    world: World, stored: list[StoredBank], *, closed_form: Sequence[str] = tuple(CLOSED_FORMS),
     both: bool = False, seed: int = 0, **options: Any,
 ) -> InjectionEvaluation:  # fmt: skip
     module = InjectionEvaluation(stored, closed_form, both, seed)
@@ -70,7 +70,7 @@ def evaluate(
 
 
 @pytest.fixture(scope="module")
-def both(world: World, stored: StoredAlignment) -> InjectionEvaluation:
+def both(world: World, stored: StoredBank) -> InjectionEvaluation:
     return evaluate(world, [stored], both=True, batch_size=8)
 
 
@@ -152,12 +152,12 @@ def test_every_row_has_every_column_and_every_site_every_method(both: InjectionE
                 assert (row["fvu_inverse"] is not None) == (row["round_trip"] is not None) == inverse, method
 
 
-def test_distances_are_those_of_the_maps(
-    both: InjectionEvaluation, stored: StoredAlignment, directly: Directly
-) -> None:
+def test_distances_are_those_of_the_maps(both: InjectionEvaluation, stored: StoredBank, directly: Directly) -> None:
     means = stored.moments.mean_x, stored.moments.mean_y
     maps: list[tuple[str, str, Aligner]] = [
-        (name, direction, aligner) for direction, named in stored.maps.items() for name, aligner in named.items()
+        (name, direction, aligner)
+        for direction, route in (("forward", "0_1"), ("backward", "1_0"))
+        for name, aligner in stored.maps[route].items()
     ]
     assert len(maps) == 5
     for name, direction, aligner in maps:
@@ -188,9 +188,9 @@ def test_distances_are_those_of_the_maps(
             same(rows_of(both, name, direction)[site], expected, 1e-4)
 
 
-def test_behaviour_is_that_of_the_tail(both: InjectionEvaluation, stored: StoredAlignment, directly: Directly) -> None:
+def test_behaviour_is_that_of_the_tail(both: InjectionEvaluation, stored: StoredBank, directly: Directly) -> None:
     for name in ("linear", "inn"):
-        aligner = stored.maps["forward"][name]
+        aligner = stored.maps["0_1"][name]
         for site, (i, j) in enumerate(PAIRS):
             with torch.no_grad():
                 logits = [
@@ -210,7 +210,7 @@ def test_backwards_a_bijection_is_its_own_inverse(both: InjectionEvaluation) -> 
 
 
 def test_ceilings_and_floors_are_what_they_say(
-    world: World, both: InjectionEvaluation, stored: StoredAlignment, directly: Directly
+    world: World, both: InjectionEvaluation, stored: StoredBank, directly: Directly
 ) -> None:
     with torch.no_grad():
         native_y = [directly.y.logits(one) for one in directly.inputs]
@@ -240,7 +240,7 @@ def test_ceilings_and_floors_are_what_they_say(
         same(floors["identity"], {"mse": mse(source.numpy(), target.numpy())}, 1e-4)
 
 
-def test_the_batch_size_changes_nothing(world: World, both: InjectionEvaluation, stored: StoredAlignment) -> None:
+def test_the_batch_size_changes_nothing(world: World, both: InjectionEvaluation, stored: StoredBank) -> None:
     other = evaluate(world, [stored], both=True, batch_size=64)
     assert len(other.rows) == len(both.rows)
     for a, b in zip(both.rows, other.rows, strict=True):
@@ -253,7 +253,7 @@ def test_the_batch_size_changes_nothing(world: World, both: InjectionEvaluation,
                 assert value == b[name], (a["method"], name)
 
 
-def test_seeds_move_the_random_floors_alone(world: World, both: InjectionEvaluation, stored: StoredAlignment) -> None:
+def test_seeds_move_the_random_floors_alone(world: World, both: InjectionEvaluation, stored: StoredBank) -> None:
     other = evaluate(world, [stored], seed=2, batch_size=8)
     for a in (row for row in both.rows if row["direction"] == "forward"):
         b = rows_of(other, a["method"])[0 if a["site_x"] is None else PAIRS.index((a["site_x"], a["site_y"]))]
@@ -262,7 +262,7 @@ def test_seeds_move_the_random_floors_alone(world: World, both: InjectionEvaluat
         assert moved == a["method"].startswith("random"), a["method"]
 
 
-def test_several_checkpoints_stand_side_by_side(world: World, stored: StoredAlignment, tmp_path: Path) -> None:
+def test_several_checkpoints_stand_side_by_side(world: World, stored: StoredBank, tmp_path: Path) -> None:
     named = {"linear": partial(Linear, ridge=10.0), "identity": Identity, "mean": Mean}
     second = fit(world, tmp_path, named, rows="mean")
     evaluation = evaluate(world, [stored, second], closed_form=())
@@ -319,7 +319,7 @@ def test_errors_are_measured_on_the_rows_of_the_fit_and_states_injected_beside(
             for both in zip(directly.states(directly.x, at), directly.states(directly.y, at), strict=True)
         ]
         found = {row["method"]: row for row in own.rows if row["rows"] == kind and row["site_x"] == at}
-        same(found["linear"], errors_directly(stored.maps["forward"]["linear"], pairs, means, site), 1e-4)  # type: ignore[arg-type]
+        same(found["linear"], errors_directly(stored.maps["0_1"]["linear"], pairs, means, site), 1e-4)  # type: ignore[arg-type]
         assert found["linear"]["n_rows"] == sum(len(x) for x, _ in pairs)
         assert found["linear"]["fvu_low"] <= found["linear"]["fvu"] <= found["linear"]["fvu_high"]
         assert found["mean"]["fvu"] == pytest.approx(1, rel=0.2)  # held-out rows vary about another mean
@@ -334,7 +334,7 @@ def _row(states: Tensor, kind: str) -> Tensor:
 
 
 def test_without_a_head_or_labels_the_errors_are_the_same(
-    world: World, stored: StoredAlignment, both: InjectionEvaluation, tmp_path: Path
+    world: World, stored: StoredBank, both: InjectionEvaluation, tmp_path: Path
 ) -> None:
     bare = tiny_folder(tmp_path / "y", seed=1, n_labels=None)
     headless = copy.deepcopy(stored)
@@ -378,7 +378,7 @@ def test_models_of_different_tokenizers_have_errors_only(world: World, tmp_path:
     assert "tokenizers of" in found.meta["not_injected"]["forward"]
 
 
-def test_what_cannot_be_evaluated_is_refused(world: World, stored: StoredAlignment, tmp_path: Path) -> None:
+def test_what_cannot_be_evaluated_is_refused(world: World, stored: StoredBank, tmp_path: Path) -> None:
     three = tmp_path / "three.csv"
     write_texts(three, sentences(280)[200:], [i % 3 for i in range(80)])  # none that was fitted on
     for options, says in (
@@ -392,12 +392,12 @@ def test_what_cannot_be_evaluated_is_refused(world: World, stored: StoredAlignme
         quiet_trainer(precision="bf16-mixed").test(InjectionEvaluation([stored]), datamodule=activations(world))
     with pytest.raises(ValueError, match=r"`closed_form` out of linear, procrustes, .*cca.*got pls"):
         InjectionEvaluation([stored], ["pls"])
-    with pytest.raises(ValueError, match="at least one checkpoint"):
+    with pytest.raises(ValueError, match=r"Expected a checkpoint of `train\.py fit`"):
         InjectionEvaluation([])
 
 
 def test_a_model_that_cannot_be_injected_into_is_not_measured(
-    world: World, stored: StoredAlignment, monkeypatch: pytest.MonkeyPatch
+    world: World, stored: StoredBank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tail = FrozenModel.tail
     monkeypatch.setattr(
@@ -407,9 +407,9 @@ def test_a_model_that_cannot_be_injected_into_is_not_measured(
         evaluate(world, [stored])
 
 
-def test_a_map_that_overflows_is_named_and_not_counted(world: World, stored: StoredAlignment, tmp_path: Path) -> None:
+def test_a_map_that_overflows_is_named_and_not_counted(world: World, stored: StoredBank, tmp_path: Path) -> None:
     exploding = copy.deepcopy(stored)
-    exploding.maps["forward"]["linear"].weight[1] = 1e38  # type: ignore[index]
+    exploding.maps["0_1"]["linear"].weight[1] = 1e38  # type: ignore[index]
     evaluation = evaluate(world, [exploding])
     first, second, third = rows_of(evaluation, "linear")
     assert [row["overflow"] for row in (first, second, third)] == [False, True, False]

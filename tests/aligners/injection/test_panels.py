@@ -12,7 +12,7 @@ import torch
 from aligners.injection.evaluation import InjectionEvaluation
 from aligners.injection.methods import CLOSED_FORMS
 from aligners.maps.linear import Linear, Procrustes
-from aligners.storage import StoredAlignment, load_alignment
+from aligners.storage.bank import StoredBank, load_bank
 from commands.table import evaluate as main
 from datamodules.reading import PairedBatch
 from datamodules.text.sources import TextSource
@@ -30,7 +30,7 @@ FEW = 12  # fitting rows: enough for a rotation, too few for least squares
 
 
 @pytest.fixture(scope="module")
-def means(world: World, tmp_path_factory: pytest.TempPathFactory) -> StoredAlignment:
+def means(world: World, tmp_path_factory: pytest.TempPathFactory) -> StoredBank:
     return fit(world, tmp_path_factory.mktemp("means"), {"linear": Linear}, rows="mean", sites=SITES)
 
 
@@ -41,7 +41,7 @@ def token_moments(world: World) -> Moments:
     return moments_of(*(torch.cat([getattr(batch, side) for batch in found], 1) for side in "xy"))
 
 
-def test_floors_are_of_the_rows_that_are_injected(world: World, means: StoredAlignment, tmp_path: Path) -> None:
+def test_floors_are_of_the_rows_that_are_injected(world: World, means: StoredBank, tmp_path: Path) -> None:
     found = evaluate(world, [means], both=True, sites=SITES)
     on_tokens = fit(world, tmp_path, {"linear": Linear}, sites=SITES)
     expected = evaluate(world, [on_tokens], both=True, sites=SITES)
@@ -61,7 +61,7 @@ def test_floors_are_of_the_rows_that_are_injected(world: World, means: StoredAli
                     assert a["fvu"] > 1.5
 
 
-def test_moments_that_no_checkpoint_holds_are_those_of_the_fitting_texts(world: World, means: StoredAlignment) -> None:
+def test_moments_that_no_checkpoint_holds_are_those_of_the_fitting_texts(world: World, means: StoredBank) -> None:
     found = evaluate(world, [means], sites=SITES)
     expected = token_moments(world)
     (panel,) = (panel for panel in found.panels if str(panel.kind) == "tokens")
@@ -87,7 +87,7 @@ def test_a_closed_form_that_few_rows_do_not_determine_costs_its_own_rows(
     main(["inject", *models, *options, *run])
     shown = " ".join(capsys.readouterr().out.split())
     assert f"Left out, forward.linear: linear expects at least {WIDTH + 1} fitting rows" in shown
-    assert set(load_alignment(tmp_path / "spot" / "aligners.ckpt").maps["forward"]) == {"procrustes", "permutation"}
+    assert set(load_bank(tmp_path / "spot" / "aligners.ckpt").maps["0_1"]) == {"procrustes", "permutation"}
     for direction in ("forward", "backward"):
         methods = {
             row["method"] for row in evaluation.rows if row["role"] == "method" and row["direction"] == direction
@@ -99,24 +99,24 @@ def test_a_closed_form_that_few_rows_do_not_determine_costs_its_own_rows(
     assert any("backward.linear" in line for line in left_out(evaluation.meta))
 
 
-def exploding(world: World, means: StoredAlignment, **changes: Any) -> tuple[list[dict[str, Any]], InjectionEvaluation]:
+def exploding(world: World, means: StoredBank, **changes: Any) -> tuple[list[dict[str, Any]], InjectionEvaluation]:
     """The rows of a linear map some of whose matrices hold other numbers at the second site."""
     broken = copy.deepcopy(means)
     for name, value in changes.items():
-        getattr(broken.maps["forward"]["linear"], name)[1] = value
+        getattr(broken.maps["0_1"]["linear"], name)[1] = value
     evaluation = evaluate(world, [broken], closed_form=(), sites=SITES)
     return [row for row in rows_of(evaluation, "linear") if row["rows"] == "tokens"], evaluation
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e38])
-def test_an_inverse_that_is_no_number_is_an_overflow(world: World, means: StoredAlignment, value: float) -> None:
+def test_an_inverse_that_is_no_number_is_an_overflow(world: World, means: StoredBank, value: float) -> None:
     rows, _ = exploding(world, means, weight_back=value)
     assert [row["overflow"] for row in rows] == [False, True]
     assert [row["fvu_inverse"] is None for row in rows] == [False, True]
     assert all(row["fvu"] is not None for row in rows)
 
 
-def test_a_report_of_answers_that_are_no_numbers_is_shown(world: World, means: StoredAlignment, tmp_path: Path) -> None:
+def test_a_report_of_answers_that_are_no_numbers_is_shown(world: World, means: StoredBank, tmp_path: Path) -> None:
     rows, evaluation = exploding(world, means, weight=torch.nan)
     assert [row["accuracy"] is None for row in rows] == [False, True]
     everything = evaluation.rows + [
@@ -136,7 +136,7 @@ def test_a_report_of_answers_that_are_no_numbers_is_shown(world: World, means: S
     assert "own answers are not finite" in reading(lost)
 
 
-def test_random_states_ask_the_device_for_nothing(world: World, means: StoredAlignment) -> None:
+def test_random_states_ask_the_device_for_nothing(world: World, means: StoredBank) -> None:
     data = activations(world, sites=SITES)
     ready = data.reader.prepare(next(iter(data.loader("test"))))
     texts, rows = ready.texts, ready.rows[0]

@@ -14,11 +14,12 @@ from aligners.injection.evaluation import InjectionEvaluation
 from aligners.maps.linear import Linear, Procrustes
 from aligners.maps.mlp import MLP
 from aligners.scoring.scores import bootstrap_interval
-from aligners.storage import KEY, StoredAlignment, load_alignment
+from aligners.storage.bank import StoredBank, load_bank
 from callbacks.checkpoint import SaveAligners
 from datamodules.row_types import is_held_out
 from datamodules.text.sources import TextSource
 from frozen.loading.models import load_frozen
+from tests.earlier import earlier_alignment
 from tests.references.maps import fvu
 from tests.runs import activations, quiet_trainer
 from tests.tiny import WORDS
@@ -29,15 +30,15 @@ HELD = {word for word in WORDS if is_held_out(word, SHARE, 0)}
 SITES: list[str | int] = [1, "2:3"]
 
 
-def fit(world: World, folder: Path, aligners: dict[str, Any], **options: Any) -> StoredAlignment:
+def fit(world: World, folder: Path, aligners: dict[str, Any], **options: Any) -> StoredBank:
     data = activations(world, **{"sites": SITES, "held_out_types": SHARE} | options)
     trainer = quiet_trainer(max_epochs=1, limit_val_batches=0, callbacks=[SaveAligners(folder)])
     trainer.fit(Alignment(aligners), datamodule=data)
-    return load_alignment(folder / "aligners.ckpt")
+    return load_bank(folder / "aligners.ckpt")
 
 
 def evaluate(
-    world: World, stored: list[StoredAlignment], other: TextSource | None = None, **options: Any
+    world: World, stored: list[StoredBank], other: TextSource | None = None, **options: Any
 ) -> InjectionEvaluation:
     module = InjectionEvaluation(stored, (), other_text=other)
     data = activations(world, **{"sites": SITES, "batch_size": 8} | options)
@@ -50,11 +51,11 @@ def rows_of(evaluation: InjectionEvaluation, method: str) -> list[dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def stored(world: World, tmp_path_factory: pytest.TempPathFactory) -> StoredAlignment:
+def stored(world: World, tmp_path_factory: pytest.TempPathFactory) -> StoredBank:
     return fit(world, tmp_path_factory.mktemp("stored"), {"linear": Linear, "procrustes": Procrustes})
 
 
-def test_seen_and_unseen_rows_are_told_apart(world: World, stored: StoredAlignment) -> None:
+def test_seen_and_unseen_rows_are_told_apart(world: World, stored: StoredBank) -> None:
     """Text by text, without batches or padding, by the words themselves."""
     evaluation = evaluate(world, [stored], held_out_types=SHARE)
     x, y = load_frozen(world.model_x), load_frozen(world.model_y)
@@ -65,7 +66,7 @@ def test_seen_and_unseen_rows_are_told_apart(world: World, stored: StoredAlignme
     for place, (i, j) in enumerate(((1, 1), (2, 3))):
         source = torch.cat([x.front(one, [i])[0][0] for one in inputs])
         target = torch.cat([y.front(one, [j])[0][0] for one in inputs]).double().numpy()
-        mapped = stored.maps["forward"]["linear"](torch.stack([source] * 2))[place].double().numpy()
+        mapped = stored.maps["0_1"]["linear"](torch.stack([source] * 2))[place].double().numpy()
         mean = stored.moments.mean_y[place].numpy()
         row = rows_of(evaluation, "linear")[place]
         for name, rows in (("fvu_unseen", unseen.numpy()), ("fvu_seen", ~unseen.numpy())):
@@ -76,7 +77,7 @@ def test_seen_and_unseen_rows_are_told_apart(world: World, stored: StoredAlignme
 
 
 def test_the_types_of_a_checkpoint_count_whatever_text_is_evaluated(
-    world: World, stored: StoredAlignment, tmp_path: Path
+    world: World, stored: StoredBank, tmp_path: Path
 ) -> None:
     other = write_texts(tmp_path / "other.csv", [" ".join(words) for words in permutations(WORDS[:8], 2)])
     text = TextSource(other, held_out=world.test)  # fitting on it would see fewer types
@@ -86,18 +87,14 @@ def test_the_types_of_a_checkpoint_count_whatever_text_is_evaluated(
     ]
 
 
-def test_unseen_is_what_none_of_several_checkpoints_has_seen(
-    world: World, stored: StoredAlignment, tmp_path: Path
-) -> None:
+def test_unseen_is_what_none_of_several_checkpoints_has_seen(world: World, stored: StoredBank, tmp_path: Path) -> None:
     everything = fit(world, tmp_path, {"all": Linear}, held_out_types=0.0)
     row = rows_of(evaluate(world, [stored, everything]), "linear")[0]
     assert (row["n_unseen"], row["fvu_unseen"], row["fvu_unseen_low"]) == (0, None, None)
     assert row["fvu_seen"] == pytest.approx(row["fvu"])
 
 
-def test_where_types_are_not_known_nothing_is_said_of_them(
-    world: World, stored: StoredAlignment, tmp_path: Path
-) -> None:
+def test_where_types_are_not_known_nothing_is_said_of_them(world: World, stored: StoredBank, tmp_path: Path) -> None:
     for number, rows in enumerate(("mean", "words")):
         other = fit(world, tmp_path / str(number), {"linear": Linear}, rows=rows)
         for checkpoints in ([other], [stored, other]):
@@ -111,17 +108,15 @@ def test_where_types_are_not_known_nothing_is_said_of_them(
 
 def test_an_earlier_checkpoint_has_seen_all_types_of_its_texts(world: World, tmp_path: Path) -> None:
     fitted = fit(world, tmp_path, {"linear": Linear}, held_out_types=0.0)
-    content = torch.load(fitted.path, weights_only=True)
-    del content[KEY]["seen"], content[KEY]["data_config"]["held_out_types"]
-    torch.save(content, tmp_path / "old.ckpt")
-    old = load_alignment(tmp_path / "old.ckpt")
+    torch.save(earlier_alignment(fitted), tmp_path / "old.ckpt")
+    old = load_bank(tmp_path / "old.ckpt")
     assert evaluate(world, [old]).rows[-1]["n_unseen"] == evaluate(world, [fitted]).rows[-1]["n_unseen"] == 0
     elsewhere = TextSource(world.fit, held_out=world.test, seed=1)
     assert evaluate(world, [old], text=elsewhere).rows[-1]["n_unseen"] is None
 
 
 def test_another_source_is_measured_without_the_texts_that_maps_were_fitted_on(
-    world: World, stored: StoredAlignment, tmp_path: Path
+    world: World, stored: StoredBank, tmp_path: Path
 ) -> None:
     fresh = [" ".join(words) for words in permutations(WORDS[8:12], 3)]
     known = activations(world).texts.fit["text"][:5]
@@ -171,7 +166,7 @@ def test_intervals_do_not_need_a_row_in_every_resample() -> None:
 
 
 def test_maps_are_not_measured_on_texts_that_they_were_fitted_on(
-    world: World, stored: StoredAlignment, tmp_path: Path
+    world: World, stored: StoredBank, tmp_path: Path
 ) -> None:
     fitted = activations(world).texts
     again = activations(world, text=TextSource(world.fit, test_share=0.5, seed=1)).texts.test["text"]

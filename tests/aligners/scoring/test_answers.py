@@ -12,7 +12,7 @@ from aligners.fitting.alignment import Alignment
 from aligners.injection.evaluation import InjectionEvaluation
 from aligners.maps.linear import Linear
 from aligners.scoring.answers import in_data_order, match_heads, one_after_another
-from aligners.storage import load_alignment
+from aligners.storage.bank import load_bank
 from callbacks.checkpoint import SaveAligners
 from datamodules.text.sources import TextSource
 from finetuning.truncating import SurgeryEvaluation
@@ -77,7 +77,7 @@ def inject(world: World, folder: Path, **options: Any) -> InjectionEvaluation:
     shutil.rmtree(folder, ignore_errors=True)
     trainer = quiet_trainer(max_epochs=1, limit_val_batches=0, callbacks=[SaveAligners(folder)])
     trainer.fit(Alignment({"linear": Linear}, both_directions=True), datamodule=activations(world, sites=[1, 3]))
-    module = InjectionEvaluation([load_alignment(folder / "aligners.ckpt")], [], both_directions=True)
+    module = InjectionEvaluation([load_bank(folder / "aligners.ckpt")], [], both_directions=True)
     quiet_trainer().test(module, datamodule=activations(world, sites=[1, 3], **options), verbose=False)
     return module
 

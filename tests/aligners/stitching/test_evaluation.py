@@ -15,7 +15,7 @@ from aligners.maps.linear import Identity
 from aligners.scoring.scores import bootstrap_interval
 from aligners.scoring.tasks import unit_losses
 from aligners.stitching.evaluation import StitchingEvaluation
-from aligners.stitching.storage import StoredStitching
+from aligners.storage.bank import StoredBank
 from datamodules.text.sources import TextSource
 from frozen import FrozenModel
 from tests.runs import quiet_trainer
@@ -26,21 +26,13 @@ from tests.world import TEST_TEXTS, World, sentences, write_texts
 FIGURES = ("loss", "penalty", "accuracy", "agreement", "fvu", "perplexity", "bits_per_byte")
 
 
-def stored_of(module: Any) -> StoredStitching:
-    """What a run's checkpoint would hold."""
-    layers = {route.key: dict(module.layers_of(route)) for route in module.routes}
-    pairs = {route.key: list(route.pairs) for route in module.routes}
-    about = module.trainer.datamodule.describe()
-    return StoredStitching(Path("run/some.ckpt"), layers, pairs, module.spread, module.curves, {}, about, {})
+@pytest.fixture(scope="module")
+def stored(world: World) -> StoredBank:
+    return train(world).stored()
 
 
 @pytest.fixture(scope="module")
-def stored(world: World) -> StoredStitching:
-    return stored_of(train(world))
-
-
-@pytest.fixture(scope="module")
-def measured(world: World, stored: StoredStitching) -> StitchingEvaluation:
+def measured(world: World, stored: StoredBank) -> StitchingEvaluation:
     return evaluate(world, stored, data={"batch_size": 4})
 
 
@@ -161,7 +153,7 @@ def test_a_masked_model_by_itself_is_the_plain_model(world: World, masked: list[
 
 
 def test_figures_are_those_of_the_stitched_model(
-    world: World, measured: StitchingEvaluation, stored: StoredStitching
+    world: World, measured: StitchingEvaluation, stored: StoredBank
 ) -> None:
     """Text by text, each alone: front of X, layer, tail of Y."""
     data = model_texts(world)
@@ -171,7 +163,7 @@ def test_figures_are_those_of_the_stitched_model(
     texts = [dict(data.frozen[0].tokenizer(text, return_tensors="pt")) for text in data.texts.test["text"][:]]  # type: ignore[misc]
     texts = [{name: one[name] for name in ("input_ids", "attention_mask")} for one in texts]
     for name, place, (i, j) in ((n, s, pair) for n in LAYERS for s, pair in enumerate(stored.pairs["0_1"])):
-        layer, losses, native, right, agree, squares, total = stored.layers["0_1"][name], [], [], [], [], 0.0, 0.0
+        layer, losses, native, right, agree, squares, total = stored.maps["0_1"][name], [], [], [], [], 0.0, 0.0
         mean = stored.spread["0_1"]["mean"][place]
         for one, label in zip(texts, labels, strict=True):
             with torch.no_grad():
@@ -222,7 +214,7 @@ def test_every_route_method_and_site_has_its_row(world: World, measured: Stitchi
 def test_the_batch_size_changes_nothing(world: World, causal: list[str], masked: list[str], task: str) -> None:
     models = {"classification": [world.model_x, world.model_y], "causal": causal, "masked": masked}[task]
     layers = {"norm": LAYERS["affine_norm"]}
-    trained = stored_of(train(world, layers, models=models, sites=["1:2"], trainer={"max_steps": 1}))
+    trained = train(world, layers, models=models, sites=["1:2"], trainer={"max_steps": 1}).stored()
     data = {"models": models, "sites": ["1:2"]}
     small = evaluate(world, trained, data={**data, "batch_size": 3})
     large = evaluate(world, trained, data={**data, "batch_size": 64})
@@ -247,7 +239,7 @@ def test_the_side_of_the_padding_changes_nothing(world: World, causal: list[str]
             assert a[name] == (None if b[name] is None else pytest.approx(b[name], rel=1e-5, abs=1e-6)), name
 
 
-def test_half_precision_is_close_and_keeps_its_sums(world: World, stored: StoredStitching) -> None:
+def test_half_precision_is_close_and_keeps_its_sums(world: World, stored: StoredBank) -> None:
     half = evaluate(world, stored, trainer=quiet_trainer(precision="bf16-mixed"))
     full = evaluate(world, stored)
     for a, b in zip(half.rows, full.rows, strict=True):
@@ -257,7 +249,7 @@ def test_half_precision_is_close_and_keeps_its_sums(world: World, stored: Stored
         evaluate(world, stored, trainer=quiet_trainer(precision="bf16-true"))
 
 
-def test_the_seed_moves_the_intervals_alone(world: World, stored: StoredStitching) -> None:
+def test_the_seed_moves_the_intervals_alone(world: World, stored: StoredBank) -> None:
     first, second = (evaluate(world, stored, seed=seed).rows for seed in (0, 1))
     assert any(a["penalty_low"] != b["penalty_low"] for a, b in zip(first, second, strict=True))
     for a, b in zip(first, second, strict=True):
@@ -268,7 +260,7 @@ def test_the_seed_moves_the_intervals_alone(world: World, stored: StoredStitchin
 # ---------------------------------------------------------------------- what is measured
 
 
-def test_a_route_can_be_asked_for_alone(world: World, stored: StoredStitching) -> None:
+def test_a_route_can_be_asked_for_alone(world: World, stored: StoredBank) -> None:
     module = evaluate(world, stored, routes="forward", identity=False)
     assert {(row["model_x"], row["model_y"]) for row in module.rows} == {(world.model_x, world.model_y)}
     assert {row["method"] for row in module.rows} == {"native", *LAYERS}
@@ -280,7 +272,7 @@ def test_unequal_widths_have_no_identity(world: World, tmp_path: Path) -> None:
         ValueError, match=r"Nothing to measure from .*/x → .*/wide: widths 16 and 24 differ.*`train\.py"
     ):
         evaluate(world, data={"models": [world.model_x, wide], "sites": [1]})
-    trained = stored_of(train(world, models=[world.model_x, wide], sites=[1], trainer={"max_steps": 1}))
+    trained = train(world, models=[world.model_x, wide], sites=[1], trainer={"max_steps": 1}).stored()
     module = evaluate(world, trained, data={"models": [world.model_x, wide], "sites": [1]})
     assert {row["model_x"] for row in rows_of(module, "identity")} == {world.model_x, wide}  # each to itself
     assert all(row["same_model"] for row in rows_of(module, "identity"))
@@ -304,17 +296,17 @@ def test_any_number_of_models_on_a_grid(world: World, tmp_path: Path) -> None:
 
 
 def test_sub_layers_can_be_stitched_and_are_not_mistaken_for_the_stream(
-    world: World, stored: StoredStitching, causal: list[str]
+    world: World, stored: StoredBank, causal: list[str]
 ) -> None:
     same_model = {"models": [causal[0]] * 2, "sites": "blocks", "component": "mlp"}
     assert {row["penalty"] for row in rows_of(evaluate(world, data=same_model), "identity")} == {0}
-    with pytest.raises(ValueError, match=r"some\.ckpt was fitted on `component` 'residual', but .* is 'mlp'"):
+    with pytest.raises(ValueError, match=r"was fitted on `component` 'residual', but .* is 'mlp'"):
         evaluate(world, stored, data={"component": "mlp"})
 
 
-def test_a_map_that_overflows_is_named_and_not_counted(world: World, stored: StoredStitching) -> None:
+def test_a_map_that_overflows_is_named_and_not_counted(world: World, stored: StoredBank) -> None:
     exploding = copy.deepcopy(stored)
-    exploding.layers["0_1"]["affine"].affine.weight.data[1] = 1e38  # type: ignore[union-attr]
+    exploding.maps["0_1"]["affine"].affine.weight.data[1] = 1e38  # type: ignore[union-attr]
     module = evaluate(world, exploding, routes="forward")
     first, second = rows_of(module, "affine")
     assert (first["overflow"], second["overflow"]) == (False, True)

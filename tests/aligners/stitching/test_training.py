@@ -18,9 +18,8 @@ from aligners.maps.inn import INN
 from aligners.maps.linear import Identity, Linear, Mean
 from aligners.maps.mlp import MLP
 from aligners.stitching.loss import LossWeights
-from aligners.stitching.storage import StoredStitching
 from aligners.stitching.training import Stitching
-from aligners.storage import load_alignment
+from aligners.storage.bank import load_bank
 from callbacks.best import BestPerSite
 from callbacks.checkpoint import SaveAligners
 from datamodules.asking import TaskBatch
@@ -237,11 +236,7 @@ def test_distillation_alone_raises_agreement(world: World) -> None:
 
 def evaluate_layers(world: World, module: Stitching, **data: Any) -> list[dict[str, Any]]:
     """Rows of a module's layers on the held-out texts, past any file."""
-    layers = {route.key: module.layers_of(route) for route in module.routes}
-    pairs = {route.key: list(route.pairs) for route in module.routes}
-    about = model_texts(world, **data).describe()
-    stored = StoredStitching(Path("some.ckpt"), layers, pairs, module.spread, module.curves, {}, about, {})
-    return [row for row in evaluate(world, stored, data=data).rows if row["role"] == "method"]
+    return [row for row in evaluate(world, module.stored(), data=data).rows if row["role"] == "method"]
 
 
 # ---------------------------------------------------------------------- precision
@@ -351,7 +346,7 @@ def test_fitted_maps_stand_beside_layers_of_their_own(world: World, fitted: Path
     assert list(module.maps["0_1"]) == [  # type: ignore[call-overload]
         *("affine", "linear_stitched", "mlp_stitched", "inn_stitched")
     ]
-    start = load_alignment(fitted).maps["forward"]["mlp"].state_dict()
+    start = load_bank(fitted).maps["0_1"]["mlp"].state_dict()
     trained = module.maps["0_1"]["mlp_stitched"].state_dict()  # type: ignore[index]
     assert torch.equal(start["scaling.mean_x"], trained["scaling.mean_x"])
     assert not torch.equal(start["layers.0.weight"], trained["layers.0.weight"])

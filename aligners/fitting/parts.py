@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor
 
 from aligners.fitting.alignment import Alignment
 from aligners.maps.base import Aligner, BankLinear
-from aligners.storage import KEY
+from aligners.storage.bank import StoredBank, load_bank, save_bank
+from aligners.storage.describing import build_aligner, describe_aligner
+from similarity.functional.moments import Moments
 
 __all__ = ["bytes_a_site", "find_part", "free_memory", "join_parts", "sites_at_once"]
 
@@ -76,41 +78,33 @@ def find_part(folder: Path, number: int) -> tuple[Path, Path | None, Path | None
     return folder / f"part-{number}-{len(tries) + 1}", newest("aligners.ckpt"), newest("last.ckpt")
 
 
-def join_parts(files: Sequence[Path], folder: Path) -> Path:
-    """Write one checkpoint with the sites of all parts, in their order, to `folder`/aligners.ckpt."""
-    parts = [torch.load(file, map_location="cpu", weights_only=True) for file in files]
-    first = parts[0]
-    stored = [part[KEY] for part in parts]
-    joined = {name: first[name] for name in ("pytorch-lightning_version", "epoch", "global_step") if name in first}
-    joined["state_dict"] = _join(part["state_dict"] for part in parts)
-    moments = _join({name: value for name, value in each["moments"].items() if name != "n"} for each in stored)
-    joined[KEY] = {
-        **stored[0],
-        "aligners": {
-            direction: {
-                name: {**described, "sites": sum(each["aligners"][direction][name]["sites"] for each in stored)}
-                for name, described in every.items()
-            }
-            for direction, every in stored[0]["aligners"].items()
+def join_parts(files: Sequence[Path], folder: Path) -> StoredBank:
+    """Join the sites of all parts, in their order, in one bank, and write it to `folder`/aligners.ckpt."""
+    parts = [load_bank(file) for file in files]
+    moments = [cast(Moments, part.moments) for part in parts]
+    joined = replace(
+        parts[0],
+        maps={
+            route: {name: _join([part.maps[route][name] for part in parts]) for name in maps}
+            for route, maps in parts[0].maps.items()
         },
-        "moments": {"n": stored[0]["moments"]["n"], **moments},
-        "data": {**stored[0]["data"], "sites": [pair for each in stored for pair in each["data"]["sites"]]},
-        "data_config": {
-            **stored[0]["data_config"],
-            "sites": ",".join(each["data_config"]["sites"] for each in stored),
-        },
-        "training": {key: _records([each["training"][key] for each in stored]) for key in stored[0]["training"]},
-    }
-    path, half = folder / "aligners.ckpt", folder / "aligners.ckpt.part"
-    torch.save(joined, half)
-    half.replace(path)
-    return path
+        pairs={route: [pair for part in parts for pair in part.pairs[route]] for route in parts[0].pairs},
+        data={**parts[0].data, "sites": [pair for part in parts for pair in part.data["sites"]]},
+        data_config={**parts[0].data_config, "sites": ",".join(part.data_config["sites"] for part in parts)},
+        moments=Moments(moments[0].n, *(torch.cat(each) for each in zip(*(own[1:] for own in moments), strict=True))),
+        training={key: _records([part.training[key] for part in parts]) for key in parts[0].training},
+        path=folder / "aligners.ckpt",
+    )
+    save_bank(joined, joined.path)
+    return joined
 
 
-def _join(states: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Concatenate the tensors of several banks along their leading axis, the sites."""
-    each = list(states)
-    return {name: torch.cat([state[name] for state in each]) for name in each[0]}
+def _join(banks: Sequence[Aligner]) -> Aligner:
+    """Concatenate banks along their sites."""
+    joined = build_aligner({**describe_aligner(banks[0]), "sites": sum(bank.sites for bank in banks)})
+    each = [bank.state_dict() for bank in banks]
+    joined.load_state_dict({name: torch.cat([state[name] for state in each]) for name in each[0]})
+    return joined.requires_grad_(False).eval()
 
 
 def _records(each: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 import signal
 from functools import partial
 from pathlib import Path
@@ -13,8 +12,8 @@ import torch
 from aligners.maps.affine import AffineLayer, LowRank
 from aligners.maps.mlp import MLP
 from aligners.stitching.evaluation import StitchingEvaluation
-from aligners.stitching.storage import KEY, load_stitching
 from aligners.stitching.training import Stitching
+from aligners.storage.bank import load_bank
 from callbacks.best import BestPerSite
 from callbacks.checkpoint import SaveStitching
 from tests.interrupting import strike
@@ -61,11 +60,12 @@ def whole(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def same_end(folder: Path, expected: Path) -> None:
     """Equal layers and equal learning curves."""
-    found, wanted = state(folder / "stitching.ckpt"), state(expected / "stitching.ckpt")
-    assert found["global_step"] == wanted["global_step"] == STEPS
-    assert found[KEY]["curves"] == wanted[KEY]["curves"]
-    for name, value in wanted["state_dict"].items():
-        assert torch.equal(found["state_dict"][name], value), name
+    found, wanted = (load_bank(place / "stitching.ckpt") for place in (folder, expected))
+    assert found.curves == wanted.curves
+    for route, layers in wanted.maps.items():
+        for name, layer in layers.items():
+            for key, value in layer.state_dict().items():
+                assert torch.equal(found.maps[route][name].state_dict()[key], value), (route, name, key)
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,8 @@ def test_a_run_interrupted_by_ctrl_c_ends_where_it_would_have(
     with pytest.raises(SystemExit):
         run(world, tmp_path, Interrupt(hook, after))
     assert not (tmp_path / "stitching.ckpt").exists()
-    stored = load_stitching(tmp_path / "last.ckpt")
-    assert set(stored.layers["1_0"]) == set(MIXED)
+    with pytest.raises(ValueError, match=r"last\.ckpt is of a run to go on with: `train\.py stitch --ckpt_path"):
+        load_bank(tmp_path / "last.ckpt")
     assert state(tmp_path / "last.ckpt")["global_step"] == steps
     run(world, tmp_path, resume=tmp_path / "last.ckpt")
     same_end(tmp_path, whole)
@@ -164,7 +164,7 @@ def test_ctrl_c_while_measuring_leaves_the_trained_layers_alone(world: World, tm
     module = run(world, tmp_path, layers={"norm": MIXED["norm"]})
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert set(before) == {"last.ckpt", "stitching.ckpt"}
-    evaluation = StitchingEvaluation(load_stitching(tmp_path / "stitching.ckpt"))
+    evaluation = StitchingEvaluation(load_bank(tmp_path / "stitching.ckpt"))
     module.trainer.callbacks.append(Interrupt("on_test_batch_end", 1))  # type: ignore[attr-defined]
     with pytest.raises(SystemExit):
         module.trainer.test(evaluation, datamodule=model_texts(world), verbose=False)
@@ -187,55 +187,21 @@ def test_a_state_of_no_meaning_is_not_written(world: World, tmp_path: Path) -> N
 
 
 def test_what_was_stored_comes_back(world: World, whole: Path) -> None:
-    stored, content = load_stitching(whole / "stitching.ckpt"), state(whole / "stitching.ckpt")
+    stored, content = load_bank(whole / "stitching.ckpt"), state(whole / "last.ckpt")
     assert stored.pairs == {"0_1": [(1, 2), (3, 3)], "1_0": [(2, 1), (3, 3)]}
     assert [model["name"] for model in stored.data["models"]] == [world.model_x, world.model_y]
     assert stored.data_config["batch_size"] == 29
     assert stored.loss == {"task": 1.0, "distillation": 0.0, "temperature": 1.0, "activation": 0.0}
     assert {point["step"] for point in stored.curves} == {0, 4, 8, 9}
     assert stored.spread["0_1"]["mean"].shape == (2, 16)
-    low = stored.layers["1_0"]["low"]
+    low = stored.maps["1_0"]["low"]
     assert isinstance(low, LowRank)
     assert low.rank == 3
     assert not any(weight.requires_grad for weight in low.parameters())
     assert not low.training
-    for name, value in low.state_dict().items():
-        assert torch.equal(value, content["state_dict"][f"maps.1_0.low.{name}"])
     (best,) = [value for name, value in content["callbacks"].items() if "BestPerSite" in name]
     for name, value in best["kept"]["1_0.low"].items():  # the finished file holds the best of each site
         assert torch.equal(value, low.state_dict()[name])
-
-
-def test_a_file_that_is_missing_damaged_or_something_else_is_refused(whole: Path, tmp_path: Path) -> None:
-    path = tmp_path / "stitching.ckpt"
-    with pytest.raises(ValueError, match=r"Expected a checkpoint at .*, but there is no such file"):
-        load_stitching(path)
-    content = (whole / "stitching.ckpt").read_bytes()
-    path.write_bytes(content[: len(content) // 2])
-    with pytest.raises(ValueError, match=r"written by `train\.py stitch`, but it cannot be read"):
-        load_stitching(path)
-    torch.save({"state_dict": {}}, path)
-    with pytest.raises(ValueError, match=r"written by `train\.py stitch`, but it cannot be read"):
-        load_stitching(path)
-    broken = state(whole / "stitching.ckpt")
-    for spoil in (
-        lambda c: c["state_dict"].pop("maps.1_0.low.down"),
-        lambda c: c[KEY].pop("pairs"),
-        lambda c: c[KEY]["layers"]["0_1"]["low"].pop("sites"),
-    ):
-        other = copy.deepcopy(broken)
-        spoil(other)
-        torch.save(other, path)
-        with pytest.raises(ValueError, match=r"written by `train\.py stitch`, but it cannot be read"):
-            load_stitching(path)
-
-
-def test_layers_of_a_class_that_is_not_known_are_named(whole: Path, tmp_path: Path) -> None:
-    content = state(whole / "stitching.ckpt")
-    content[KEY]["layers"]["0_1"]["low"]["class"] = "Teleporter"
-    torch.save(content, tmp_path / "stitching.ckpt")
-    with pytest.raises(ValueError, match=r"'Teleporter'.*Import the module"):
-        load_stitching(tmp_path / "stitching.ckpt")
 
 
 def test_going_on_with_something_else_is_refused(world: World, whole: Path, tmp_path: Path) -> None:
@@ -264,7 +230,7 @@ def test_a_run_that_is_complete_has_nothing_to_go_on_with(world: World, whole: P
 
 
 def test_measuring_with_other_models_or_sites_is_refused(world: World, whole: Path) -> None:
-    stored = load_stitching(whole / "stitching.ckpt")
+    stored = load_bank(whole / "stitching.ckpt")
     for given, says in (
         ({"models": [world.model_y, world.model_x]}, r"stitching\.ckpt was fitted on other models"),
         ({"sites": [1]}, r"stitching\.ckpt was trained at site pairs \[\(1, 2\), \(3, 3\)\].*Leave `data\.sites` out"),
@@ -276,7 +242,7 @@ def test_measuring_with_other_models_or_sites_is_refused(world: World, whole: Pa
 def test_the_same_models_from_elsewhere_are_the_same(world: World, whole: Path, tmp_path: Path) -> None:
     moved = tmp_path / "moved"
     moved.symlink_to(world.model_y)
-    evaluation = evaluate(world, load_stitching(whole / "stitching.ckpt"), data={"models": [world.model_x, str(moved)]})
+    evaluation = evaluate(world, load_bank(whole / "stitching.ckpt"), data={"models": [world.model_x, str(moved)]})
     assert {row["method"] for row in evaluation.rows} == {"native", "identity", *MIXED}
 
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from aligners.fitting.alignment import Alignment
+from aligners.fitting.parts import bytes_a_site, find_part, free_memory, sites_at_once
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
-from aligners.storage import load_alignment
-from commands.parts import bytes_a_site, find_part, free_memory, sites_at_once
+from aligners.storage.bank import load_bank
 from commands.table import train
 from tests.world import World
 
@@ -31,22 +31,22 @@ def options(world: World, run: Path) -> list[str]:
 def test_parts_give_what_the_bank_gives_and_go_on_where_they_were(world: World, tmp_path: Path) -> None:
     train(options(world, tmp_path / "whole"))
     train([*options(world, tmp_path / "parts"), "--sites_at_once", "1"])
-    whole, parts = (load_alignment(tmp_path / name / "aligners.ckpt") for name in ("whole", "parts"))
-    assert parts.site_pairs == whole.site_pairs == [(1, 1), (2, 3)]
+    whole, parts = (load_bank(tmp_path / name / "aligners.ckpt") for name in ("whole", "parts"))
+    assert parts.pairs["0_1"] == whole.pairs["0_1"] == [(1, 1), (2, 3)]
     assert parts.training == whole.training
     torch.testing.assert_close(parts.moments.xy, whole.moments.xy, rtol=1e-6, atol=1e-4)
-    for name, aligner in whole.maps["forward"].items():
+    for name, aligner in whole.maps["0_1"].items():
         for key, value in aligner.state_dict().items():
-            torch.testing.assert_close(parts.maps["forward"][name].state_dict()[key], value, rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(parts.maps["0_1"][name].state_dict()[key], value, rtol=1e-3, atol=1e-4)
     shutil.rmtree(tmp_path / "parts" / "part-2-1")  # as an interruption of its first epoch would leave it
     before = (tmp_path / "parts" / "part-1-1" / "aligners.ckpt").stat().st_mtime_ns
     resumed = [*options(world, tmp_path / "again"), "--sites_at_once", "1", "--ckpt_path", str(tmp_path / "parts")]
     train(resumed)
     assert (tmp_path / "parts" / "part-1-1" / "aligners.ckpt").stat().st_mtime_ns == before
-    again = load_alignment(tmp_path / "again" / "aligners.ckpt")
-    for name, aligner in parts.maps["forward"].items():
+    again = load_bank(tmp_path / "again" / "aligners.ckpt")
+    for name, aligner in parts.maps["0_1"].items():
         for key, value in aligner.state_dict().items():
-            assert torch.equal(again.maps["forward"][name].state_dict()[key], value), key
+            assert torch.equal(again.maps["0_1"][name].state_dict()[key], value), key
 
 
 def test_a_plan_fits_in_the_memory() -> None:

@@ -1,0 +1,1 @@
+"""What a finished run keeps of its maps: one format, whatever trained them."""

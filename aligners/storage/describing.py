@@ -1,0 +1,72 @@
+"""How a bank of maps is described in plain values, and built again from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from aligners.maps.base import Aligner
+
+__all__ = ["build_aligner", "check_names", "describe_aligner", "restore_aligner"]
+
+# Options that a class has gained, at what it did before: checkpoints of then do not name them.
+EARLIER: dict[str, dict[str, Any]] = {"MLP": {"skip": False}}
+
+
+def describe_aligner(aligner: Aligner) -> dict[str, Any]:
+    """Class, sizes and options of an aligner as plain values: `build_aligner` makes an equal one."""
+    return {
+        "class": type(aligner).__name__,
+        "sites": aligner.sites,
+        "d_x": aligner.d_x,
+        "d_y": aligner.d_y,
+        "options": aligner.options(),
+    }
+
+
+def build_aligner(description: Mapping[str, Any]) -> Aligner:
+    """An aligner as described, not yet fitted.
+
+    Raises:
+        ValueError: no aligner of that name is known here.
+    """
+    known = Aligner.registry
+    name = description["class"]
+    if name not in known:
+        raise ValueError(
+            f"The checkpoint holds an aligner of class {name!r}, but only {', '.join(sorted(known))} are known. "
+            "Import the module that defines it first."
+        )
+    with torch.random.fork_rng(devices=[]):
+        options = {**EARLIER.get(name, {}), **description["options"]}
+        return known[name](description["sites"], description["d_x"], description["d_y"], **options)
+
+
+def restore_aligner(description: Mapping[str, Any], tensors: Mapping[str, Tensor], prefix: str) -> Aligner:
+    """An aligner as it was, frozen.
+
+    Args:
+        description: what `describe_aligner` made of it.
+        tensors: its state, among others.
+        prefix: before the names of its state in `tensors`.
+    """
+    aligner = build_aligner(description)
+    aligner.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
+    return aligner.requires_grad_(False).eval()
+
+
+def check_names(names: Iterable[str], argument: str) -> None:
+    """Refuse names under which a module cannot hold aligners.
+
+    Raises:
+        ValueError: naming `argument` and them.
+    """
+    bad = [name for name in names if not name.replace("_", "").isalnum() or hasattr(nn.ModuleDict, name)]
+    if bad:
+        raise ValueError(
+            f"Expected the names in `{argument}` to be letters, digits and underscores, and not a name that PyTorch "
+            f"keeps for itself, but got {', '.join(bad)}."
+        )
