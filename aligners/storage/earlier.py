@@ -73,7 +73,7 @@ def _stitching(content: Mapping[str, Any]) -> Described:
 
 def _state(state: Mapping[str, Tensor], prefix: str, route: str, names: Mapping[str, Any]) -> dict[str, Tensor]:
     """The state of the banks of a route, under the names of a bank's file."""
-    found = {}
+    found: dict[str, Tensor] = {}
     for name in names:
         own = f"{prefix}.{name}."
         found |= {f"maps/{route}/{name}/{k.removeprefix(own)}": v for k, v in state.items() if k.startswith(own)}
