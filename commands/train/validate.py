@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from jsonargparse import ArgumentParser
 
 from aligners.storage.bank import load_bank
-from commands.run import start
+from commands.run import instantiate, start
 from commands.train.fit import alignment_parser, alignment_trainer
 
 __all__ = ["parser", "run"]
@@ -21,9 +21,10 @@ def parser() -> ArgumentParser:
 def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     """Show the figures."""
     options = parser.parse_args(words)
+    made = instantiate(parser, options)
     if options.ckpt_path is None:
         raise ValueError("Expected `ckpt_path` to name the file aligners.ckpt of a fit, but got nothing.")
     stored = load_bank(options.ckpt_path)
-    begun = start("validate", parser, options)
+    begun = start("validate", parser, options, made)
     begun.made.model.adopt(stored)
     alignment_trainer(begun).validate(begun.made.model, datamodule=begun.made.data, verbose=False)
