@@ -89,10 +89,6 @@ class TextModule(pl.LightningDataModule):
         """A split, tokenised for all models."""
         return self.pipeline.tokenised[name]
 
-    def fitted_on(self) -> FittedTexts:
-        """Return what is kept beside a map: its fitting texts, and those by which its best step is chosen."""
-        return self.texts.fitted("fit", "validation")
-
     def leave_out(self, fitted: Mapping[str, FittedTexts]) -> None:
         """Drop held-out texts that maps were fitted on: see `TextPipeline.leave_out`."""
         self.pipeline.leave_out(fitted)

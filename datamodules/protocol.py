@@ -48,9 +48,6 @@ class TextData(Protocol):
     def split(self, name: Split) -> TokenisedTexts:
         """A split, tokenised for all models."""
 
-    def fitted_on(self) -> FittedTexts:
-        """What is to be kept beside a map: the texts that it was fitted on."""
-
     def leave_out(self, fitted: Mapping[str, FittedTexts]) -> None:
         """Drop held-out texts that maps were fitted on."""
 

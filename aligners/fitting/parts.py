@@ -13,9 +13,12 @@ from aligners.fitting.alignment import Alignment
 from aligners.maps.base import Aligner, BankLinear
 from aligners.storage.bank import StoredBank, load_bank, save_bank
 from aligners.storage.describing import build_aligner, describe_aligner
+from aligners.storage.refusals import refuse_other_models
+from datamodules.identity import identity, refuse_other_run
+from datamodules.paired import PairedActivations
 from similarity.functional.moments import Moments
 
-__all__ = ["bytes_a_site", "find_part", "free_memory", "join_parts", "sites_at_once"]
+__all__ = ["bytes_a_site", "check_part", "find_part", "free_memory", "join_parts", "sites_at_once"]
 
 COPIES = 5  # of a weight: itself, its gradient, Adam's two averages, the best so far
 FILLED = 0.8  # share of the free memory that a plan uses
@@ -76,6 +79,39 @@ def find_part(folder: Path, number: int) -> tuple[Path, Path | None, Path | None
         return next((path / name for path in reversed(tries) if (path / name).is_file()), None)
 
     return folder / f"part-{number}-{len(tries) + 1}", newest("aligners.ckpt"), newest("last.ckpt")
+
+
+def check_part(file: Path, sites: str, module: Alignment, data: PairedActivations) -> None:
+    """Check that a finished part is one of a run.
+
+    Args:
+        file: its aligners.ckpt.
+        sites: of this part of the run.
+        module: of the run, not set up yet.
+        data: of the run.
+
+    Raises:
+        ValueError: it has other sites, models, data or maps.
+    """
+    part, models = load_bank(file), data.reader
+    made = {fit.place: fit.aligner for fit in module.made(1, models.model_x.width, models.model_y.width)}
+    kept = {f"{route}.{name}": aligner for route, maps in part.maps.items() for name, aligner in maps.items()}
+    now = identity(data, aligners={name: _kind(aligner) for name, aligner in made.items()})
+    then = {"data": {**part.data, "sites": now["data"]["sites"]}, "data_config": part.data_config}
+    refuse_other_models(part.data["models"], now["data"]["models"], str(file))
+    refuse_other_run(
+        {**then, "options": {"aligners": {name: _kind(aligner) for name, aligner in kept.items()}}}, now, str(file)
+    )
+    if part.data_config["sites"] != sites:
+        raise ValueError(
+            f"{file} has the sites {part.data_config['sites']}, but this part of the run has {sites}. Give the "
+            "`data.sites` and `sites_at_once` with which it was begun."
+        )
+
+
+def _kind(aligner: Aligner) -> dict[str, Any]:
+    described = describe_aligner(aligner)
+    return {name: described[name] for name in ("class", "options")}
 
 
 def join_parts(files: Sequence[Path], folder: Path) -> StoredBank:

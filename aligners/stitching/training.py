@@ -33,7 +33,7 @@ from aligners.scoring.scores import UnitMeans
 from aligners.scoring.tasks import unit_losses
 from aligners.stitching.fitted import fitted_layers, refuse_other_layers
 from aligners.stitching.loss import LossWeights, RouteLoss, bank_gradients
-from aligners.storage.bank import StoredBank
+from aligners.storage.bank import StoredBank, load_bank
 from aligners.storage.describing import check_names, describe_aligner
 from aligners.storage.earlier import FORMAT, STITCHING
 from aligners.storage.refusals import refuse_other_component, refuse_other_models
@@ -318,7 +318,7 @@ class Stitching(pl.LightningModule):
             {route.key: list(route.pairs) for route in self.routes},
             data.describe(),
             data.config(),
-            fitted=data.texts.fitted("fit", "validation"),
+            fitted=data.texts.fitted("fit", "validation") | (load_bank(self.fitted).fitted if self.fitted else None),
             spread=self.spread,
             curves=self.curves,
             loss=asdict(self.weights),

@@ -9,7 +9,7 @@ import lightning.pytorch as pl
 from jsonargparse import ArgumentParser, Namespace
 
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.parts import bytes_a_site, find_part, free_memory, join_parts, sites_at_once
+from aligners.fitting.parts import bytes_a_site, check_part, find_part, free_memory, join_parts, sites_at_once
 from aligners.storage.bank import StoredBank
 from callbacks.checkpoint import SaveAligners
 from callbacks.summary import FitSummary
@@ -112,6 +112,8 @@ def _fit_in_parts(parser: ArgumentParser, run: Run, at_once: int) -> StoredBank:
                     f"Expected part {number} to leave {done}, but it has not: there was nothing left to train. "
                     f"Remove {place.parent / f'part-{number}-*'} and go on with `--ckpt_path {folder}`."
                 )
+        else:
+            check_part(done, part, run.made.model, run.made.data)
         files.append(done)
     return join_parts(files, run.folder)
 

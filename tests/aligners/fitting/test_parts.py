@@ -38,6 +38,11 @@ def test_parts_give_what_the_bank_gives_and_go_on_where_they_were(world: World, 
     for name, aligner in whole.maps["0_1"].items():
         for key, value in aligner.state_dict().items():
             torch.testing.assert_close(parts.maps["0_1"][name].state_dict()[key], value, rtol=1e-3, atol=1e-4)
+    elsewhere = [*options(world, tmp_path / "not"), "--sites_at_once", "1", "--ckpt_path", str(tmp_path / "parts")]
+    with pytest.raises(ValueError, match=r"part-1-1/aligners\.ckpt is of a run with other .*`data\.text\.seed` was"):
+        train([*elsewhere, "--data.text.seed", "7"])
+    with pytest.raises(ValueError, match=r"part-1-1/aligners\.ckpt has the sites 1:1, but this part .* has 2:3"):
+        train([*elsewhere, "--data.sites", "2:3,1", "--run", str(tmp_path / "nor")])
     shutil.rmtree(tmp_path / "parts" / "part-2-1")  # as an interruption of its first epoch would leave it
     before = (tmp_path / "parts" / "part-1-1" / "aligners.ckpt").stat().st_mtime_ns
     resumed = [*options(world, tmp_path / "again"), "--sites_at_once", "1", "--ckpt_path", str(tmp_path / "parts")]

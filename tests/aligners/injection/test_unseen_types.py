@@ -180,3 +180,15 @@ def test_maps_are_not_measured_on_texts_that_they_were_fitted_on(
     module = evaluate(world, [stored], text=half)
     assert {row["n_texts"] for row in module.rows} == {6}
     assert module.meta["text"]["left_out"] == {"texts": 9, "of": 15, "fitted_on_them": {str(stored.path): 9}}
+
+
+def test_a_file_that_has_changed_since_the_fit_changes_nothing_in_what_it_was_fitted_on(
+    world: World, tmp_path: Path
+) -> None:
+    source = TextSource(write_texts(tmp_path / "texts.csv", sentences(120)))
+    fitted = fit(world, tmp_path, {"linear": Linear}, text=source)
+    known = activations(world, text=source).texts.fit["text"][:4]
+    write_texts(tmp_path / "texts.csv", sentences(200)[120:])
+    test = write_texts(tmp_path / "test.csv", [*known, *sentences(210)[200:]])
+    module = evaluate(world, [fitted], text=TextSource(source.source, held_out=test))
+    assert module.meta["text"]["left_out"]["texts"] == 4

@@ -17,8 +17,8 @@ from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
 from aligners.maps.linear import Identity, Linear, Mean
 from aligners.maps.mlp import MLP
-from aligners.stitching.loss import LossWeights
 from aligners.stitching.evaluation import StitchingEvaluation
+from aligners.stitching.loss import LossWeights
 from aligners.stitching.training import Stitching
 from aligners.storage.bank import load_bank
 from callbacks.best import BestPerSite
@@ -343,6 +343,15 @@ def validation(world: World) -> TextSource:
     split = model_texts(world).texts.validation
     write_texts(path, split["text"][:], split["label"][:])
     return TextSource(world.fit, held_out=str(path), validation_share=0.3)
+
+
+def test_layers_that_go_on_from_fitted_maps_have_seen_their_texts(world: World, fitted: Path, tmp_path: Path) -> None:
+    others = TextSource(write_texts(tmp_path / "others.csv", sentences(260)[200:]))
+    module = train(world, {}, fitted=fitted, routes="forward", text=others, trainer={"max_steps": 1})
+    known = module.stored().fitted
+    assert known is not None
+    assert known.among(activations(world).texts.fit).all()
+    assert known.among(activations(world, text=others).texts.fit).all()
 
 
 def test_fitted_maps_stand_beside_layers_of_their_own(world: World, fitted: Path) -> None:
