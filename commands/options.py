@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 from jsonargparse import ArgumentParser, Namespace
 
 from callbacks.best import BestPerSite
@@ -16,6 +17,7 @@ from callbacks.best import BestPerSite
 __all__ = [
     "add_data_and_trainer",
     "add_training",
+    "check_goes_on",
     "check_trains",
     "command_parser",
     "flat",
@@ -107,6 +109,30 @@ def check_trains(options: Namespace) -> None:
     for name in ("max_epochs", "max_steps", "limit_train_batches"):
         if options.trainer[name] == 0:
             raise ValueError(f"Expected `trainer.{name}` to be at least 1, but got 0: nothing would be trained.")
+
+
+def check_goes_on(path: str | None, command: str, key: str) -> None:
+    """Refuse a file that a run cannot go on from, before anything is loaded for it.
+
+    Args:
+        path: of the file; None: the run begins anew.
+        command: of `train.py`, which wrote the file.
+        key: what such a checkpoint has.
+
+    Raises:
+        ValueError: there is no such file, or it is another.
+    """
+    if path is None:
+        return
+    wanted = f"Expected `ckpt_path` to be a last.ckpt of `train.py {command}`, but"
+    if not Path(path).is_file():
+        raise ValueError(f"{wanted} there is no such file: {path}.")
+    try:
+        found = key in torch.load(path, map_location="meta", weights_only=True, mmap=True)
+    except Exception as error:  # whatever reading another kind of file runs into
+        raise ValueError(f"{wanted} {path} cannot be read as one.") from error
+    if not found:
+        raise ValueError(f"{wanted} {path} is of another kind of run.")
 
 
 def options_of(function: Callable[..., Any], options: Namespace) -> dict[str, Any]:

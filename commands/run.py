@@ -18,6 +18,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from callbacks.progress import ProgressBar
 from commands.folders import claim, new_run_folder, rank
 from reports.callback import WriteReport
+from storage.whole import check_folder
 
 __all__ = ["Run", "instantiate", "quiet", "run_loggers", "start"]
 
@@ -83,6 +84,9 @@ def start(
     folder, written = new_run_folder(options.run, kind, begun=begun), parser.dump(options)
     if rank() == 0:
         claim(folder, written, begun=begun)  # before W&B starts, which takes its time
+        saving = options.get("checkpoint")
+        if saving is not None and saving.folder is not None:
+            check_folder(saving.folder, "checkpoint.folder")
     settings = {**vars(made.trainer), "use_distributed_sampler": False}  # the data modules share out each batch
     if settings["logger"] in (None, True):
         # A run that goes on logs to a folder of its own: a logger deletes the files that it finds in its folder.

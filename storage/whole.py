@@ -30,6 +30,9 @@ def whole_file(path: Path) -> Iterator[Path]:
         _sync(unfinished)
         os.replace(unfinished, path)
         _sync(path.parent)
+    except Exception as error:
+        _blame_full_disk(unfinished, path, error)
+        raise
     finally:
         unfinished.unlink(missing_ok=True)
 
@@ -50,6 +53,10 @@ def whole_folder(folder: Path) -> Iterator[Path]:
             _sync(path)
         os.replace(unfinished, folder)
         _sync(folder.parent)
+    except Exception as error:
+        for largest in sorted(filter(Path.is_file, unfinished.rglob("*")), key=lambda path: path.stat().st_size)[-1:]:
+            _blame_full_disk(largest, folder, error)
+        raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
@@ -88,6 +95,15 @@ def remove_unfinished(folder: Path) -> None:
 
 def _unfinished(path: Path) -> Path:
     return path.with_name(f".{path.name}{UNFINISHED}")
+
+
+def _blame_full_disk(unfinished: Path, path: Path, error: Exception) -> None:
+    """Raise an OSError that names `path` if nothing more can be written, which torch and safetensors do not tell."""
+    try:
+        with unfinished.open("ab") as file:
+            file.write(bytes(2**16))
+    except OSError as full:
+        raise OSError(full.errno, full.strerror, str(path)) from error
 
 
 def _sync(path: Path) -> None:

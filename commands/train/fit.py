@@ -11,9 +11,10 @@ from jsonargparse import ArgumentParser, Namespace
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.parts import bytes_a_site, check_part, find_part, free_memory, join_parts, sites_at_once
 from aligners.storage.bank import StoredBank
+from aligners.storage.earlier import ALIGNMENT
 from callbacks.checkpoint import SaveAligners
 from callbacks.summary import FitSummary
-from commands.options import add_training, check_trains, command_parser
+from commands.options import add_training, check_goes_on, check_trains, command_parser
 from commands.run import Run, instantiate, start
 from datamodules.paired import PairedActivations
 
@@ -48,12 +49,19 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     """Fit, all sites at once or in parts, and show what the best parameters reach."""
     options = parser.parse_args(words)
     check_trains(options)
+    if options.ckpt_path is None or not Path(options.ckpt_path).is_dir():  # a folder has the parts of a run
+        check_goes_on(options.ckpt_path, "fit", ALIGNMENT)
     made = instantiate(parser, options)
     for _ in made.model.made(1, *made.data.pipeline.models.widths()):
         pass  # a map that cannot have these widths is refused before any model is made or loaded
     begun = start("fit", parser, options, made)
     trainer = alignment_trainer(begun)
     at_once = _sites_at_once(begun, trainer)
+    if at_once is None and options.ckpt_path and Path(options.ckpt_path).is_dir():
+        raise ValueError(
+            f"Expected `ckpt_path` to be a file, but {options.ckpt_path} is a folder, as of a run in parts, and all "
+            "sites are trained together here. Name its last.ckpt, or set `sites_at_once`."
+        )
     if at_once is None:
         _fit(begun, trainer)
     else:

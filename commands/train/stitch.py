@@ -9,8 +9,9 @@ from jsonargparse import ArgumentParser
 
 from aligners.stitching.evaluation import StitchingEvaluation
 from aligners.stitching.training import Stitching
+from aligners.storage.earlier import STITCHING
 from callbacks.checkpoint import SaveStitching
-from commands.options import add_training, check_trains, command_parser
+from commands.options import add_training, check_goes_on, check_trains, command_parser
 from commands.run import start
 from datamodules.model_texts import ModelTexts
 from reports.callback import WriteReport
@@ -38,6 +39,7 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     """Train, measure and report."""
     options = parser.parse_args(words)
     check_trains(options)
+    check_goes_on(options.ckpt_path, "stitch", STITCHING)
     begun = start("stitch", parser, options)
     model, data, saving = begun.made.model, begun.made.data, begun.made.checkpoint.inside(begun.folder)
     # The best layers are put back before they are saved.

@@ -2,13 +2,18 @@
 
 import errno
 import os
+import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from storage.whole import remove_unfinished, whole_file, whole_folder, write_text
 
@@ -64,6 +69,20 @@ except OSError as error:
     assert done.returncode == errno.EFBIG
     assert (tmp_path / "file").read_text() == "old"
     assert names(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("write", [torch.save, lambda value, path: save_file({"x": value}, path)])
+def test_a_full_disk_is_named_whatever_the_library_says(write: Callable[[Any, Path], None], tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for whole, place in ((whole_file, ""), (whole_folder, "inside")):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+        try:
+            with pytest.raises(OSError, match="File too large") as failed, whole(tmp_path / "name") as unfinished:
+                write(torch.ones(10**6), unfinished / place)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert failed.value.filename == str(tmp_path / "name")
+        assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize(("writer", "place"), [("whole_file", "unfinished"), ("whole_folder", "unfinished / 'file'")])
