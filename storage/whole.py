@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ def whole_file(path: Path) -> Iterator[Path]:
         os.replace(unfinished, path)
         _sync(path.parent)
     except Exception as error:
-        _blame_full_disk(unfinished, path, error)
+        _blame_disk(unfinished, path, error)
         raise
     finally:
         unfinished.unlink(missing_ok=True)
@@ -54,8 +55,8 @@ def whole_folder(folder: Path) -> Iterator[Path]:
         os.replace(unfinished, folder)
         _sync(folder.parent)
     except Exception as error:
-        for largest in sorted(filter(Path.is_file, unfinished.rglob("*")), key=lambda path: path.stat().st_size)[-1:]:
-            _blame_full_disk(largest, folder, error)
+        files = sorted(filter(Path.is_file, unfinished.rglob("*")), key=lambda file: file.stat().st_size)
+        _blame_disk(files[-1] if files else unfinished / "more", folder, error)
         raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -97,8 +98,10 @@ def _unfinished(path: Path) -> Path:
     return path.with_name(f".{path.name}{UNFINISHED}")
 
 
-def _blame_full_disk(unfinished: Path, path: Path, error: Exception) -> None:
-    """Raise an OSError that names `path` if nothing more can be written, which torch and safetensors do not tell."""
+def _blame_disk(unfinished: Path, path: Path, error: Exception) -> None:
+    """Raise an OSError that names `path` if it cannot be written: torch and safetensors raise errors of their own."""
+    if said := re.search(r"\(os error (\d+)\)", str(error)):  # safetensors
+        raise OSError(int(said[1]), os.strerror(int(said[1])), str(path)) from error
     try:
         with unfinished.open("ab") as file:
             file.write(bytes(2**16))
