@@ -67,7 +67,7 @@ class _Save(pl.Callback):
             if trainer.is_global_zero:
                 check_folder(self._path(trainer).parent, "checkpoint.folder")
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """From now on, the run is interrupted only where it can be resumed."""
         self._interruption.hold()
 
@@ -85,8 +85,10 @@ class _Save(pl.Callback):
         self._save_if_due(trainer)
 
     def on_moments_batch_end(self, trainer: pl.Trainer) -> None:
-        """The same while moments are read."""
-        self._save_if_due(trainer)
+        """The same while moments are read. Each of several ranks has its own, and they would begin anew."""
+        self._interruption.check(trainer)
+        if trainer.world_size == 1:
+            self._save_if_due(trainer)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Keep what a run that is stopped has reached; after any other error, what was saved before it stays."""
@@ -157,7 +159,9 @@ class SaveAligners(_Save):
 
     def _has_something(self, trainer: pl.Trainer) -> bool:
         module = trainer.lightning_module
-        return isinstance(module, Alignment) and module.moments is not None
+        if not isinstance(module, Alignment):
+            return False
+        return module.moments is not None or (module.reading.batches > 0 and trainer.world_size == 1)
 
 
 class SaveStitching(_Save):

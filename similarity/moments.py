@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import reduce, wraps
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -69,19 +69,29 @@ class MomentsMetric(DoubleMetric):
 
     def update(self, x: Tensor, y: Tensor) -> None:
         """Add paired rows: x (S, N, d_x), y (S, N, d_y)."""
-        merged = merge_moments(self._moments(), moments_of(x, y))
-        for name in Moments._fields:
-            setattr(self, name, getattr(merged, name))
+        self._set(merge_moments(self.moments(), moments_of(x, y)))
+
+    @classmethod
+    def of(cls, moments: Moments) -> Self:
+        """Go on from the moments of earlier rows."""
+        metric = cls(*moments.xy.shape)
+        metric._set(moments)
+        return metric
 
     def compute(self) -> Moments:
         """Moments of everything seen on all ranks."""
         if self.n.ndim == 0:
-            return self._moments()
+            return self.moments()
         ranks = [Moments(*(getattr(self, name)[rank] for name in Moments._fields)) for rank in range(len(self.n))]
         return reduce(merge_moments, ranks)
 
-    def _moments(self) -> Moments:
+    def moments(self) -> Moments:
+        """Moments of this rank's rows."""
         return Moments(*(getattr(self, name) for name in Moments._fields))
+
+    def _set(self, moments: Moments) -> None:
+        for name, value in moments._asdict().items():
+            setattr(self, name, value)
 
 
 class GridMomentsMetric(DoubleMetric):

@@ -15,7 +15,7 @@ from aligners.fitting.errors import MapErrors
 from aligners.fitting.fit_map import fit_map
 from aligners.fitting.fits import AlignerFactory, Direction, Fit, seeded
 from aligners.fitting.length import training_steps
-from aligners.fitting.moments import read_moments
+from aligners.fitting.moments import Reading, read_moments
 from aligners.fitting.optimisation import (
     Schedule,
     clip_per_site,
@@ -100,6 +100,7 @@ class Alignment(pl.LightningModule):
         self.gradient_clip, self.products = gradient_clip, check_products(products)
         self.forward_maps, self.backward_maps = nn.ModuleDict(), nn.ModuleDict()
         self.moments: Moments | None = None
+        self.reading = Reading()
         self.data: dict[str, Any] = {}
         self.data_config: dict[str, Any] = {}
         self.divergence = Divergence()
@@ -183,13 +184,14 @@ class Alignment(pl.LightningModule):
     # ------------------------------------------------------------------ first phase: moments
 
     def on_fit_start(self) -> None:
-        """Read the moments of the fitting texts, unless a checkpoint holds them."""
+        """Read the moments of the fitting texts, or those that a checkpoint lacks."""
         self.unused = None
         if self.moments is None:
             data = self._stream
             loader = data.loader("fit", shuffle=True)
             batches = limited(len(loader), self.trainer.limit_train_batches)
-            self.fit_moments(read_moments(self.trainer, loader, self._read, data.reader.check, batches)["maps"])
+            found = read_moments(self.trainer, loader, self._read, data.reader.check, batches, self.reading)
+            self.fit_moments(found["maps"])
 
     def _read(self, texts: Any) -> dict[str, tuple[Tensor, Tensor]]:
         # as the Trainer does: the data module's hooks choose the rows, move the texts and read both models
@@ -336,15 +338,16 @@ class Alignment(pl.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what a resumed run needs, and what tells it from another run."""
-        if self.moments is None:
-            raise RuntimeError("A checkpoint was asked for before the moments were complete; nothing is fitted yet.")
+        self._stream.reader.check.flush()
+        known = {} if self.moments is None else {name: value.cpu() for name, value in self.moments._asdict().items()}
         checkpoint[ALIGNMENT] = {
             "format": FORMAT,
             "aligners": {
                 direction: {name: describe_aligner(cast(Aligner, aligner)) for name, aligner in maps.items()}
                 for direction, maps in self._maps().items()
             },
-            "moments": {name: value.cpu() for name, value in self.moments._asdict().items()},
+            "moments": known,
+            "reading": self.reading.state() if self.moments is None else None,
             "data": self.data,
             "data_config": self.data_config,
             "options": self._options(),
@@ -381,7 +384,10 @@ class Alignment(pl.LightningModule):
         refuse_other_models(stored["data"]["models"], self.data["models"], "The checkpoint")
         if self.trainer.state.fn == "fit":
             refuse_other_run(stored, identity(self._stream, **self._options()), "The checkpoint")
-        self.moments = Moments(**{name: value.to(self.device) for name, value in stored["moments"].items()})
+        if stored["moments"]:
+            self.moments = Moments(**{name: value.to(self.device) for name, value in stored["moments"].items()})
+        else:
+            self.reading = Reading.from_state(stored["reading"], self.device)
         self.training_record = stored.get("training", {})  # earlier checkpoints have none of these
         if "divergence" in stored:
             self.divergence.load_state_dict(stored["divergence"], self.device)

@@ -3,19 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, Self, cast
 
 import lightning.pytorch as pl
+import torch
 from rich.progress import track
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from datamodules.batches import LengthBatches
 from frozen.finite import FiniteCheck
 from similarity.functional.moments import Moments
 from similarity.moments import MomentsMetric
 
-__all__ = ["read_moments"]
+__all__ = ["Reading", "read_moments"]
+
+HOOK = "on_moments_batch_end"
+
+
+@dataclass
+class Reading:
+    """How far the moments have been read.
+
+    Attributes:
+        batches: number of batches so far.
+        metrics: of each bank, over the rows of this rank.
+    """
+
+    batches: int = 0
+    metrics: dict[str, MomentsMetric] = field(default_factory=dict)
+
+    def add(self, rows: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        """Add a batch: for each bank, x (S, N, d_x) and y (S, N, d_y)."""
+        for name, (x, y) in rows.items():
+            if name not in self.metrics:
+                self.metrics[name] = MomentsMetric(len(x), x.shape[-1], y.shape[-1]).to(x.device)
+            self.metrics[name].update(x, y)
+        self.batches += 1
+
+    def state(self) -> dict[str, Any]:
+        """Return tensors and plain values for a checkpoint."""
+        sums = {name: metric.moments()._asdict() for name, metric in self.metrics.items()}
+        return {"batches": self.batches, "metrics": sums}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any], device: torch.device) -> Self:
+        """Restore what `state` returned."""
+        found = {name: Moments(**sums) for name, sums in state["metrics"].items()}
+        return cls(state["batches"], {name: MomentsMetric.of(sums).to(device) for name, sums in found.items()})
 
 
 def read_moments(
@@ -24,8 +61,11 @@ def read_moments(
     rows: Callable[[Any], Mapping[str, tuple[Tensor, Tensor]]],
     check: FiniteCheck,
     batches: int,
+    reading: Reading | None = None,
 ) -> dict[str, Moments]:
     """Moments of the paired rows that all ranks together read, exact over ranks.
+
+    After each batch the Trainer's callbacks that have a method `on_moments_batch_end(trainer)` are called.
 
     Args:
         trainer: of the run; a progress bar is shown if it has one.
@@ -33,6 +73,7 @@ def read_moments(
         rows: reads a batch of the loader and returns, for each bank, x (S, N, d_x) and y (S, N, d_y).
         check: what `rows` watches the states with; flushed at the end.
         batches: the most batches to read.
+        reading: what has been read before, and is added to.
 
     Returns:
         The moments of each bank, at its S site pairs.
@@ -40,12 +81,18 @@ def read_moments(
     Raises:
         ValueError: a state is not finite.
     """
-    metrics: dict[str, MomentsMetric] = {}
+    reading = Reading() if reading is None else reading
+    hooks = [callback.on_moments_batch_end for callback in _callbacks(trainer) if hasattr(callback, HOOK)]
     count, shown = min(len(loader), batches), trainer.is_global_zero and trainer.progress_bar_callback is not None
-    for batch in track(islice(loader, count), "Reading moments", count, transient=True, disable=not shown):
-        for name, (x, y) in rows(batch).items():
-            if name not in metrics:
-                metrics[name] = MomentsMetric(len(x), x.shape[-1], y.shape[-1]).to(x.device)
-            metrics[name].update(x, y)
+    left = max(count - reading.batches, 0)
+    cast(LengthBatches, loader.sampler).skip(reading.batches)
+    for batch in track(islice(loader, left), "Reading moments", left, transient=True, disable=not shown):
+        reading.add(rows(batch))
+        for hook in hooks:
+            hook(trainer)
     check.flush()
-    return {name: metric.compute() for name, metric in metrics.items()}
+    return {name: metric.compute() for name, metric in reading.metrics.items()}
+
+
+def _callbacks(trainer: pl.Trainer) -> list[Any]:
+    return cast(Any, trainer).callbacks

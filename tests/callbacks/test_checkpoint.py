@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from aligners.fitting.alignment import Alignment
+from aligners.fitting.moments import Reading
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
@@ -38,14 +41,16 @@ class Interrupt(pl.Callback):
 
 
 def run(
-    world: World, folder: Path, *callbacks: pl.Callback, resume: Path | None = None, steps: int = -1, **options: Any
-) -> pl.Trainer:
+    world: World, folder: Path, *callbacks: pl.Callback, resume: Path | None = None, steps: int = -1,
+    minutes: float = 10.0, **options: Any,
+) -> pl.Trainer:  # fmt: skip
     module = Alignment(
         {"linear": Linear, "mlp": partial(MLP, hidden=[8]), "inn": partial(INN, couplings=2, hidden=8)},
         both_directions=True,
         optimizer=partial(torch.optim.AdamW, lr=1e-2),
     )
-    watching = [*callbacks, BestPerSite(), SaveAligners(folder)]
+    watching = [BestPerSite(), SaveAligners(folder, every_n_minutes=minutes)]
+    watching = [*watching, *callbacks] if minutes < 1 else [*callbacks, *watching]
     trainer = quiet_trainer(max_epochs=EPOCHS, max_steps=steps, callbacks=watching)
     data = activations(world, **{"sites": [1, 3], "batch_size": 29} | options)
     trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
@@ -125,20 +130,72 @@ def test_worker_processes_resume_too(world: World, whole: Path, tmp_path: Path, 
         torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6, msg=name)
 
 
-def test_before_the_moments_are_complete_there_is_nothing_to_keep(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("call", [1, 3, BATCHES])
+def test_what_was_read_of_the_moments_is_kept(
+    world: World, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
 ) -> None:
-    read = PairReader.read
-
-    def interrupted(reader: PairReader, prepared: Any) -> Any:
-        if reader._read == 2:
-            raise KeyboardInterrupt
-        return read(reader, prepared)
-
-    monkeypatch.setattr(PairReader, "read", interrupted)
-    with pytest.raises(SystemExit):
+    with strike(PairReader, "read", call), pytest.raises(SystemExit):
         run(world, tmp_path)
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]
+    assert state(tmp_path / "last.ckpt")[ALIGNMENT]["reading"]["batches"] == call
+    read: list[Any] = []
+    reads = Reading.add
+    monkeypatch.setattr(Reading, "add", lambda self, rows: read.append(rows) or reads(self, rows))
+    run(world, tmp_path, resume=tmp_path / "last.ckpt")
+    assert len(read) == BATCHES - call
+    same_end(tmp_path, whole)
+
+
+def test_a_run_that_is_complete_writes_its_maps_again(world: World, whole: Path, tmp_path: Path) -> None:
+    trainer = run(world, tmp_path, resume=whole / "last.ckpt")
+    assert trainer.global_step == EPOCHS * BATCHES
+    same_end(tmp_path, whole)
+
+
+def test_it_is_saved_every_so_many_minutes(world: World, whole: Path, tmp_path: Path) -> None:
+    """While moments are read and within epochs; from each of these files the run ends where it would have."""
+    kept: list[bytes] = []
+
+    class Copy(pl.Callback):
+        def on_moments_batch_end(self, trainer: pl.Trainer) -> None:
+            kept.append((tmp_path / "last.ckpt").read_bytes())
+
+        def on_train_batch_end(self, *_: Any, **__: Any) -> None:
+            kept.append((tmp_path / "last.ckpt").read_bytes())
+
+    run(world, tmp_path, Copy(), minutes=1e-9)
+    assert len(kept) == BATCHES + EPOCHS * BATCHES
+    for place in (3, BATCHES + 4, 2 * BATCHES + 3):
+        (tmp_path / "last.ckpt").write_bytes(kept[place])
+        (tmp_path / "aligners.ckpt").unlink()
+        run(world, tmp_path, resume=tmp_path / "last.ckpt")
+        same_end(tmp_path, whole)
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused_before_any_work(world: World, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"`checkpoint\.folder`.*file/below: Not a directory"):
+        run(world, tmp_path / "file" / "below")
+
+
+@pytest.mark.parametrize("name", ["last.ckpt", "aligners.ckpt"])
+def test_a_file_that_cannot_be_written_stops_the_run_and_leaves_the_one_before(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    (tmp_path / name).write_bytes(b"before")
+    replace = os.replace
+
+    def full(source: Path, target: Path) -> None:
+        if Path(target).name == name:
+            raise OSError(errno.ENOSPC, "No space left on device", str(target))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        run(world, tmp_path)
+    assert (tmp_path / name).read_bytes() == b"before"
+    assert not list(tmp_path.glob(".*"))
+    assert f"Saved {tmp_path / name}" not in capsys.readouterr().out
 
 
 def test_any_other_error_leaves_what_was_saved_before_it(world: World, tmp_path: Path) -> None:
