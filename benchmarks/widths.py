@@ -75,8 +75,8 @@ def of_random_models(width: int, seed: int, texts: int = 1_500) -> Rows:
     """States of two untrained BERTs at block 2, token rows of the embedded sentences."""
     from transformers import BertConfig, BertModel
 
+    from datamodules.text.loading import load_texts
     from datamodules.text.sources import TextSource
-    from datamodules.text.texts import load_texts
     from frozen.embedded.tokenizers import word_pieces
 
     sentences = list(load_texts(TextSource(max_texts=texts)).fit["text"])

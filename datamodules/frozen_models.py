@@ -187,25 +187,9 @@ class FrozenModels:
             return name
         seed, recipe = embedded_recipe(name, self.recipe)
         texts = self._texts()
-        labels = list(texts.fit["label"]) if "label" in texts.fit.column_names else None
         if isinstance(recipe, Recipe):
-            why = f"The embedded model {name} is trained as a classifier, but the"
-            if labels is None:
-                raise ValueError(
-                    f"{why} texts of {texts.origin['source']!r} have no labels. Name a `label_column`, or give your "
-                    "own models."
-                )
-            if texts.regression:
-                raise ValueError(
-                    f"{why} labels of {texts.origin['source']!r} are numbers to predict. Write classes as whole "
-                    "numbers, or give your own models."
-                )
-            if MISSING in labels:
-                raise ValueError(
-                    f"{why} fitting texts of {texts.origin['source']!r} do not all have a class. Leave out those "
-                    "without one, or give your own models."
-                )
-            _ = texts.classes_to_learn
+            _check_classes(name, texts)
+        labels = list(texts.fit["label"]) if "label" in texts.fit.column_names else None
         folder = embedded_model(seed, list(texts.fit["text"]), labels, recipe=recipe, cache=self.cache)
         if not (folder / FITTED).is_file() and os.access(folder, os.W_OK):
             with FileLock(folder.parent / ".lock"):
@@ -251,6 +235,24 @@ class FrozenModels:
             if not same_tokenizer(*(cast(PreTrainedTokenizerBase, each.tokenizer) for each in (first, model))):
                 why, instead = cast(tuple[str, str], self._wanted.one_tokenizer)
                 raise ValueError(f"{why}, but the tokenizers of {first.name} and {model.name} differ. {instead}.")
+
+
+def _check_classes(name: str, texts: Texts) -> None:
+    """Raise unless an embedded classifier can be trained on the fitting texts."""
+    why, source = f"The embedded model {name} is trained as a classifier, but the", texts.origin["source"]
+    if "label" not in texts.fit.column_names:
+        raise ValueError(f"{why} texts of {source!r} have no labels. Name a `label_column`, or give your own models.")
+    if texts.regression:
+        raise ValueError(
+            f"{why} labels of {source!r} are numbers to predict. Write classes as whole numbers, or give your own "
+            "models."
+        )
+    if MISSING in texts.fit["label"][:]:
+        raise ValueError(
+            f"{why} fitting texts of {source!r} do not all have a class. Leave out those without one, or give your own "
+            "models."
+        )
+    _ = texts.classes_to_learn
 
 
 def with_revisions(models: Sequence[str], revisions: Sequence[str | None] | None) -> list[tuple[str, str | None]]:

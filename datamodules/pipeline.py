@@ -12,8 +12,9 @@ from torch.utils.data import DataLoader
 from datamodules.batches import LengthBatches
 from datamodules.frozen_models import FrozenModels, Wanted
 from datamodules.text.fitted import FittedTexts, words_on_left_out
+from datamodules.text.loading import load_texts
 from datamodules.text.sources import TextSource
-from datamodules.text.texts import Texts, load_texts
+from datamodules.text.texts import Texts
 from datamodules.tokens.splits import Split, TokenisedSplits
 from datamodules.tokens.tokenised import TokenisedTexts
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from aligners.storage.bank import StoredBank
 from datamodules.row_types import SeenTypes
+from datamodules.text.loading import load_texts
 from datamodules.text.sources import TextSource
-from datamodules.text.texts import load_texts
 
 if TYPE_CHECKING:
     from datamodules.protocol import TextData

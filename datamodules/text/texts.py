@@ -1,26 +1,21 @@
-"""Labelled or plain text, divided into fit, validation and test by text."""
+"""Text in three splits that share none: what it is labelled with, and what is known of it."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from datamodules.text.fitted import FittedTexts
-from datamodules.text.labels import MISSING, LabelColumn, known_labels, read_labels
-from datamodules.text.sources import TextSource, fitting_split, held_out_split, known_source, open_source
-from datamodules.text.splitting import split_of, split_shares, text_key
-from datamodules.text.streaming import first_rows, first_texts
+from datamodules.text.labels import MISSING, known_labels
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-__all__ = ["TextSource", "Texts", "load_texts"]
+__all__ = ["Texts"]
 
 
 @dataclass(frozen=True)
@@ -134,226 +129,3 @@ class Texts:
         """Describe the texts for a report, as plain values."""
         sizes = {name: len(getattr(self, name)) for name in ("fit", "validation", "test")}
         return {**self.origin, "label_names": self.label_names, "n_texts": sizes}
-
-
-def load_texts(source: TextSource) -> Texts:
-    """Read the texts and divide them.
-
-    A text's split follows from a keyed hash of the text itself (case folded, white space collapsed), so it
-    depends on neither the order nor the number of the other texts, and copies of a text end up in one split,
-    where the first is kept. Texts of an official held-out split are removed from the others.
-
-    A stream is read only as far as it must: see `TextSource.streaming`.
-
-    Raises:
-        ValueError: the source cannot be found or reached; a column is missing, empty or not of text; labels are neither
-            names nor numbers; a split would be empty. A text without a label is no error: see `labels`.
-    """
-    found = _read(source)
-    labels = read_labels(found.tables, found.label, source.source)
-    keys = [_keys(table, found.columns, source.seed) for table in found.tables]
-    official = len(keys) == 2
-    held = set(keys[-1]) if official else set()
-    members = _divide(keys[0], held, source, draw_test=not official)
-    if official:
-        members["test"] = _first_of_each(keys[1])
-    chosen = {}
-    for name, rows in members.items():
-        place = int(official and name == "test")
-        rows = _some(name, rows, keys[place], source, held if not place else set())
-        chosen[name] = _normalised(found.tables[place].select(rows), found.columns, labels)
-    origin = {
-        **found.origin(source),
-        "duplicates_dropped": sum(len(k) - len(set(k)) for k in keys),
-        "dropped_as_held_out": len(set(keys[0]) & held),
-        "hashes": {name: _hash(split) for name, split in chosen.items()},
-    }
-    names, called = labels.names if labels is not None else None, known_source(source).label_names
-    if names is None and called is not None:
-        names = list(called)
-    return Texts(chosen["fit"], chosen["validation"], chosen["test"], names, origin)
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """The rows from which the splits are made.
-
-    Attributes:
-        tables: the rows that are divided and, where there is an official held-out split, its rows.
-        columns: of the text, one or two.
-        label: column of the labels; None: there is none.
-        held_out: the official held-out split, as the user calls it.
-        streamed: how many rows of which stream were read.
-    """
-
-    tables: list[Dataset]
-    columns: list[str]
-    label: str | None
-    held_out: str | None
-    streamed: dict[str, int]
-
-    def origin(self, source: TextSource) -> dict[str, Any]:
-        """Describe the source for a report."""
-        drawn = self.held_out is None
-        return {
-            "source": source.source,
-            "subset": source.subset,
-            "revision": source.revision,
-            "text_columns": self.columns,
-            "label_column": self.label,
-            "split": "by a keyed hash of the text" if drawn else f"test: {self.held_out}; rest by hash",
-            "seed": source.seed,
-            "validation_share": source.validation_share,
-            **({"test_share": source.test_share} if drawn else {}),
-            **({"streamed_rows_read": self.streamed} if source.streaming else {}),
-        }
-
-
-def _read(source: TextSource) -> _Rows:
-    """Open the source, find its columns, and read as much of a stream as is needed."""
-    splits, held_out = open_source(source)
-    tables = [fitting_split(splits, source)]
-    if held_out is not None:
-        tables.append(held_out_split(splits, held_out, source))
-    beginning = first_rows(tables[0], source) if source.streaming else tables[0]
-    columns, label = _text_columns(beginning, source), _label_column(beginning, source)
-    streamed: dict[str, int] = {}
-    if source.streaming:
-        for table in tables:
-            _check_columns(first_rows(table, source), columns, label, source)
-        known = None
-        if held_out is not None:
-            tables[1], streamed["test"] = first_texts(tables[1], columns, label, source, held=set(), official=True)
-            known = set(_keys(tables[1], columns, source.seed))
-        tables[0], streamed["fit"] = first_texts(tables[0], columns, label, source, held=known)
-    for table in tables:
-        _check_columns(table, columns, label, source)
-    return _Rows(tables, columns, label, held_out, streamed)
-
-
-def _some(name: str, rows: list[int], keys: list[int], source: TextSource, held: set[int]) -> list[int]:
-    """Keep as many rows of a split as are wanted, chosen by their keys.
-
-    Raises:
-        ValueError: there is none.
-    """
-    if not rows:
-        copies, taken = len(keys) - len(set(keys)), len(set(keys) & held)
-        raise ValueError(
-            f"The split {name!r} of `source` {source.source!r} has no texts: {len(set(keys) - held)} in all are too "
-            f"few for `validation_share` {source.validation_share} and `test_share` {source.test_share}. Of "
-            f"{len(keys)} rows {copies} are copies, whatever their case and white space, and {taken} are held-out "
-            "texts too."
-        )
-    most = source.most(name)
-    return rows if most is None else sorted(sorted(rows, key=keys.__getitem__)[:most])
-
-
-def _text_columns(table: Dataset, source: TextSource) -> list[str]:
-    """Find the columns of text: as the user says, as is known, or the only one that holds text."""
-    columns = source.text_columns or known_source(source).text_columns
-    if columns is not None:
-        return list(columns)
-    label = _label_column(table, source)
-    found = [name for name in table.column_names if name != label and _is_text(table, name)]
-    if len(found) != 1:
-        raise ValueError(
-            f"Expected one column of text in `source` {source.source!r}, but {len(found)} of its columns "
-            f"hold text. Name one, or two for sentence pairs, in `text_columns`: it has "
-            f"{', '.join(table.column_names)}."
-        )
-    return found
-
-
-def _label_column(table: Dataset, source: TextSource) -> str | None:
-    if source.label_column is None and "label" in table.column_names:
-        return "label"
-    return source.label_column
-
-
-def _is_text(table: Dataset, name: str) -> bool:
-    return getattr(table.features[name], "dtype", None) in ("string", "large_string")
-
-
-def _check_columns(table: Dataset, columns: list[str], label: str | None, source: TextSource) -> None:
-    """Raise unless every column exists and every row has a text."""
-    missing = [name for name in [*columns, label] if name is not None and name not in table.column_names]
-    if missing:
-        raise ValueError(
-            f"`text_columns` or `label_column` name {', '.join(missing)}, but `source` {source.source!r} has "
-            f"the columns {', '.join(table.column_names)}."
-        )
-    if len(table) == 0:
-        raise ValueError(f"`source` {source.source!r} has no rows.")
-    for name in columns:
-        if not _is_text(table, name):
-            raise ValueError(
-                f"Expected text in column {name!r} (`text_columns`) of {source.source!r}, but it holds "
-                f"{table.features[name]}."
-            )
-    empty = [row for row, text in enumerate(_rows(table, columns)) if not any(t and t.strip() for t in text)]
-    if empty:
-        raise ValueError(
-            f"{len(empty)} of {len(table)} rows of `source` {source.source!r} have an empty text in "
-            f"{', '.join(columns)}, first row {empty[0]} (counting from 0). Remove them from the data."
-        )
-
-
-def _rows(table: Dataset, columns: list[str]) -> list[tuple[str | None, ...]]:
-    return list(zip(*(table[name][:] for name in columns), strict=True))
-
-
-def _keys(table: Dataset, columns: list[str], seed: int) -> list[int]:
-    """The key of each row's text."""
-    return [text_key(text, seed) for text in _rows(table, columns)]
-
-
-def _first_of_each(keys: list[int]) -> list[int]:
-    first: dict[int, int] = {}
-    for row, key in enumerate(keys):
-        first.setdefault(key, row)
-    return list(first.values())
-
-
-def _divide(keys: list[int], held: set[int], source: TextSource, *, draw_test: bool) -> dict[str, list[int]]:
-    """Assign rows to splits: the row numbers of each, in order."""
-    shares = split_shares(source, draw_test=draw_test)
-    members: dict[str, list[int]] = {name: [] for name in shares}
-    for row in _first_of_each(keys):
-        if keys[row] not in held:
-            members[split_of(keys[row], shares)].append(row)
-    return members
-
-
-def _normalised(table: Dataset, columns: list[str], labels: LabelColumn | None) -> Dataset:
-    """Rename the columns to those of `Texts`, and convert the labels."""
-    from datasets import Features, Value
-
-    features = {"text": Value("string"), "id": Value("int64")}
-    if len(columns) == 2:
-        features["text_pair"] = Value("string")
-    renamed = table.map(
-        _rename,
-        batched=True,
-        with_indices=True,
-        remove_columns=table.column_names,
-        features=Features(features),
-        fn_kwargs={"columns": columns},
-        desc="Reading texts",
-    )
-    if labels is None:
-        return renamed
-    return renamed.add_column("label", labels.labels(table[labels.column][:]), feature=Value(labels.dtype))
-
-
-def _hash(split: Dataset) -> str:
-    """A hash of the texts and labels of a split in their order."""
-    digest = blake2b(digest_size=8)
-    for first in range(0, len(split), 1000):
-        digest.update(json.dumps(split[first : first + 1000], sort_keys=True).encode())
-    return digest.hexdigest()
-
-
-def _rename(batch: dict[str, list[Any]], rows: list[int], columns: list[str]) -> dict[str, list[Any]]:
-    texts = [[text or "" for text in batch[column]] for column in columns]
-    return {**dict(zip(("text", "text_pair"), texts, strict=False)), "id": rows}

@@ -57,6 +57,16 @@ class Size:
     heads: int = 2
     max_length: int = 128
 
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if isinstance(value, int) and value < 1:
+                raise ValueError(f"Expected `{name}` of an embedded model to be at least 1, but got {value}.")
+        if self.width % self.heads:
+            raise ValueError(
+                f"Expected `width` of an embedded model to be a multiple of its `heads`, {self.heads}, but got "
+                f"{self.width}."
+            )
+
 
 class Rates(Protocol):
     """What every recipe says of its optimiser; see `frozen.embedded.classifier.Recipe`."""

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from datamodules.rows import POLICIES
+from datamodules.text.loading import load_texts
 from datamodules.text.sources import SOURCES, TextSource
-from datamodules.text.texts import load_texts
 from tests.runs import activations
 from tests.shell import ROOT
 from tests.world import World

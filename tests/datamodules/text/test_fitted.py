@@ -15,8 +15,8 @@ from datamodules.layers import LayerActivations
 from datamodules.model_texts import ModelTexts
 from datamodules.paired import PairedActivations
 from datamodules.text.fitted import FITTED, FittedTexts, words_on_left_out
+from datamodules.text.loading import load_texts
 from datamodules.text.sources import TextSource
-from datamodules.text.texts import load_texts
 from frozen.embedded.recipes import Recipe
 from reports.kinds import make_report
 from tests.tiny import tiny_folder

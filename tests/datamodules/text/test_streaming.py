@@ -8,9 +8,10 @@ from typing import Any
 import datasets
 import pytest
 
+from datamodules.text.loading import load_texts
 from datamodules.text.sources import TextSource
 from datamodules.text.splitting import split_of, split_shares, text_key
-from datamodules.text.texts import Texts, load_texts
+from datamodules.text.texts import Texts
 
 
 @pytest.fixture(autouse=True)

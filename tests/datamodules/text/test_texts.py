@@ -12,8 +12,9 @@ import torch
 
 from datamodules.text import sources
 from datamodules.text.labels import known_labels, read_labels
+from datamodules.text.loading import load_texts
 from datamodules.text.sources import TextSource
-from datamodules.text.texts import Texts, load_texts
+from datamodules.text.texts import Texts
 
 WORDS = ("good", "bad", "long", "short", "bright", "dull")
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from frozen.embedded import classifier
-from frozen.embedded.recipes import Recipe, cache_folder, embedded_model
+from frozen.embedded.recipes import Recipe, cache_folder, embedded_model, embedded_recipe
 from frozen.embedded.tokenizers import word_pieces
 
 RECIPE = Recipe(vocabulary=200, layers=1, width=16, max_length=24, epochs=1, batch=20)
@@ -185,3 +185,17 @@ def test_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bad_input_is_refused(tmp_path: Path, texts: list[str], labels: list[int], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         embedded_model(0, texts, labels, cache=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("embedded:0:layers=0", "`layers` of an embedded model to be at least 1, but got 0"),
+        ("embedded:0:epochs=0", "`epochs` .* at least 1"),
+        ("embedded-gpt:0:steps=0", "`steps` .* at least 1"),
+        ("embedded:0:width=7", "`width` .* multiple of its `heads`, 2, but got 7"),
+    ],
+)
+def test_sizes_of_which_there_is_no_model_are_refused(name: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        embedded_recipe(name, RECIPE)
