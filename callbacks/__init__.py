@@ -1,1 +1,1 @@
-"""What watches a run: the best state of each site, checkpoints, the summary of a fit."""
+"""Callbacks that watch a run: each site's best state, checkpoints, interruptions, the summary of a fit."""

@@ -1,4 +1,4 @@
-"""Early stopping and the best-so-far snapshot, site by site."""
+"""Early stopping and best-so-far snapshots, site by site."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ __all__ = ["BestPerSite"]
 
 
 class BestPerSite(pl.Callback):
-    """Keeps the parameters that did best in validation, for each site of each trained aligner.
+    """Keeps the parameters that did best in validation for each site of each trained aligner.
 
     A site that has not improved for `patience` validations is closed: later validations no longer count for it, as if
-    its training had ended there. A site that diverges is closed as well, and set back to its best at once. The run
-    stops when all sites are closed. At the end the best parameters are restored, so that a bank gives each site what it
-    would have got alone; `Alignment.training_record` then holds the step at which each site was best (0: the
+    its training had ended there. A site that diverges is closed too, and reset to its best at once. The run stops when
+    all sites are closed. At the end the best parameters are restored, so a bank gives each site what it would have got
+    alone; `Alignment.training_record` then holds the step at which each site was best (0: the
     untrained start).
 
-    The criterion is the validation FVU, plus that of the inverse for aligners that are trained both ways; for stitching
-    layers it is the validation loss of the task.
+    The criterion is the validation FVU, plus that of the inverse for aligners trained both ways. For stitching layers
+    it is the validation loss of the task.
 
     Args:
         patience: number of validations without improvement after which a site is closed; None: never.
@@ -48,7 +48,7 @@ class BestPerSite(pl.Callback):
         self._stop_if_closed(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Keep what is better, set back what diverged, and stop the run when every site is closed."""
+        """Keep what improved, reset what diverged, and stop the run once every site is closed."""
         if trainer.state.fn != "fit" or not isinstance(pl_module, (Alignment, Stitching)):
             return
         banks, criteria = pl_module.banks(), pl_module.criteria()
@@ -79,7 +79,7 @@ class BestPerSite(pl.Callback):
         self._kept[key] = {name: value.clone() for name, value in bank.state_dict().items()}
 
     def _newly_diverged(self, key: str, module: Alignment | Stitching) -> Tensor:
-        """Which sites (S,) have diverged since the last validation; they are closed from now on."""
+        """Return which sites (S,) have diverged since the last validation. From now on they are closed."""
         known = self._diverged[key]
         step = module.divergence.step.get(key, known) if isinstance(module, Alignment) else known
         self._diverged[key] = step.clone()
@@ -107,7 +107,7 @@ class BestPerSite(pl.Callback):
                     moment[sites] = 0
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Restore the best parameters of every site, also where nothing was left to train."""
+        """Restore each site's best parameters, even if nothing was left to train."""
         if isinstance(pl_module, (Alignment, Stitching)):
             for key, bank in pl_module.banks().items():
                 if key in self._kept:
@@ -126,13 +126,13 @@ class BestPerSite(pl.Callback):
             warn_of_untrained(pl_module)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs in order to go on comparing."""
+        """Return what a resumed run needs to continue comparing."""
         return {name: getattr(self, f"_{name}") for name in _STATE}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Restore what `state_dict` returned."""
         unknown = {key: torch.zeros_like(value) for key, value in state_dict["waited"].items()}
-        for name in _STATE:  # earlier checkpoints hold neither `step` nor `diverged`
+        for name in _STATE:  # earlier checkpoints lack `step` and `diverged`
             setattr(self, f"_{name}", state_dict.get(name, dict(unknown)))
 
 

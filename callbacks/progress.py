@@ -9,7 +9,7 @@ __all__ = ["ProgressBar"]
 
 
 class ProgressBar(RichProgressBar):
-    """Rich's, without metrics: curves of every site are too many for one line."""
+    """Rich's progress bar without metrics: every site's curves do not fit on one line."""
 
     def __init__(self) -> None:
         super().__init__(leave=False)

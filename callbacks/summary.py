@@ -1,4 +1,4 @@
-"""The end of a fit: the last validation figures of every aligner."""
+"""The last validation figures of every aligner, at the end of a fit."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ FIGURES = ("fvu", "fvu_unseen", "fvu_inverse", "mse", "relative_error", "cosine"
 
 
 class FitSummary(pl.Callback):
-    """Reports after a validation outside training, such as the one that closes a fit.
+    """Reports after a validation outside training, such as the last one of a fit.
 
     Args:
-        folder: where the report goes.
+        folder: where the report is written.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Show, draw and log the figures of every aligner and site."""
+        """Show, draw and log each aligner's figures at each site."""
         if trainer.state.fn == "validate" and isinstance(pl_module, Alignment) and trainer.is_global_zero:
             report = make_report("fit", {"models": pl_module.data["models"]}, _rows(pl_module))
             publish(report, self.folder, trainer)

@@ -1,4 +1,4 @@
-"""How a command ends that cannot go on: with one message and a status, or with a traceback."""
+"""How a command ends early: with one message and an exit status, or with a traceback."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from typing import NoReturn
 
 __all__ = ["MENDABLE", "early_endings", "what_to_mend"]
 
-MENDABLE, INTERRUPTED, TERMINATED = 2, 130, 143  # exit statuses: of wrong options, too; as shells have them
+MENDABLE, INTERRUPTED, TERMINATED = 2, 130, 143  # exit statuses: jsonargparse's for wrong options, and those of shells
 OURS = {"aligners", "callbacks", "commands", "datamodules", "finetuning", "frozen", "reports", "similarity", "storage"}
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-PATIENCE = 10.0  # seconds in which the first rank has ended too, if it failed alike
+PATIENCE = 10.0  # seconds; a first rank that fails in the same way has ended by then
 
 
 @contextmanager
 def early_endings(*, traceback: bool = False) -> Iterator[None]:
-    """End the process with a message and a status on Ctrl-C, SIGTERM, and errors that the user can mend.
+    """End the process with a message and an exit status on Ctrl-C, SIGTERM, and errors that the user can mend.
 
-    Of several ranks only the first speaks. Another one does so if its error is its own: it waits and sees whether the
-    first ends. All other errors are our own fault, and leave with their traceback.
+    All other errors are our own fault and keep their traceback. Of several ranks, only the first reports. Any other
+    waits to see whether the first ends too, and reports only an error of its own.
 
     Args:
-        traceback: whether the user's errors leave with theirs as well.
+        traceback: whether errors that the user can mend show their traceback, too.
     """
-    parent = os.getppid()  # the first rank, if Lightning has started this one
+    parent = os.getppid()  # the first rank, if Lightning started this process
     try:
         yield
     except KeyboardInterrupt:
         _end("Stopped by Ctrl-C.", INTERRUPTED, parent)
     except SystemExit as end:
-        if isinstance(end.__context__, KeyboardInterrupt):  # Lightning's way out
+        if isinstance(end.__context__, KeyboardInterrupt):  # how Lightning leaves on Ctrl-C
             _end("Stopped by Ctrl-C.", INTERRUPTED, parent)
-        if type(end).__name__ == "SIGTERMException":  # Lightning's, too: an exit without a status
+        if type(end).__name__ == "SIGTERMException":  # Lightning's, which has no status
             _end("Stopped by SIGTERM.", TERMINATED, parent)
         raise
     except Exception as error:
@@ -50,12 +50,12 @@ def early_endings(*, traceback: bool = False) -> Iterator[None]:
 
 
 def what_to_mend(error: Exception) -> str | None:
-    """What to tell the user about an error; None if it is our own fault.
+    """Return what to tell the user about an error, or None if it is our own fault.
 
-    The user can mend what our code refuses, Trainer options that Lightning refuses, and files that cannot be read or
-    written.
+    The user can mend options and data that our code rejects, Trainer options that Lightning rejects, and files that
+    cannot be read or written.
     """
-    if isinstance(error, ValueError) and _refused_here(error.__traceback__):
+    if isinstance(error, ValueError) and _raised_here(error.__traceback__):
         return str(error)
     if type(error).__name__ == "MisconfigurationException":
         return str(error)
@@ -65,8 +65,8 @@ def what_to_mend(error: Exception) -> str | None:
     return None
 
 
-def _refused_here(place: TracebackType | None) -> bool:
-    """Whether an error comes from a `raise` of our own, and not from a library or a function written in C."""
+def _raised_here(place: TracebackType | None) -> bool:
+    """Tell whether a `raise` of ours made the error, rather than a library or a function written in C."""
     if place is None:
         return False
     while place.tb_next is not None:
@@ -85,13 +85,13 @@ def _end(message: str, status: int, parent: int) -> NoReturn:
 
 
 def _rank() -> int:
-    """The rank of this process, as its environment has it: Lightning may not be imported yet."""
+    """Return this process's rank from the environment, since Lightning may not be imported yet."""
     names = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
     return next((int(os.environ[name]) for name in names if name in os.environ), 0)
 
 
 def _ends(parent: int) -> bool:
-    """Wait for the process that started this one to end; whether it has."""
+    """Wait for the process that started this one to end, and tell whether it has."""
     until = time.monotonic() + PATIENCE
     while os.getppid() == parent and time.monotonic() < until:
         time.sleep(0.1)
@@ -99,7 +99,7 @@ def _ends(parent: int) -> bool:
 
 
 def _stop_further_ranks() -> None:
-    """End the processes that Lightning has started: without the first they would wait for it, or fail in words."""
+    """Kill the processes that Lightning started: they would wait for the first rank, or add tracebacks of their own."""
     for thread in threading.enumerate():
-        for process in getattr(thread, "_child_processes", ()):  # of the thread that watches them
+        for process in getattr(thread, "_child_processes", ()):  # Lightning's thread that watches them
             process.kill()

@@ -1,4 +1,4 @@
-"""The folder of a run: one command has it, and it holds the options before anything else."""
+"""A run's folder: it belongs to one command, and config.yaml is the first file in it."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ __all__ = ["CONFIG", "RANKS_SHARE", "claim", "is_begun", "new_run_folder", "rank
 
 CONFIG = "config.yaml"
 RANKS_SHARE = "ALIGNERS_RUN_FOLDER"
-_claimed: dict[Path, int] = {}  # the config.yaml of each run of this process, locked until the process ends
+_claimed: dict[Path, int] = {}  # an open, locked config.yaml for each run of this process
 
 
 def rank() -> int:
-    """The rank of this process."""
+    """Return the rank of this process."""
     return rank_zero_only.rank  # type: ignore[attr-defined]
 
 
 def new_run_folder(wanted: Path | None, kind: str, *, begun: bool = False) -> Path:
-    """Make a folder that no other run has.
+    """Make a folder for a new run.
 
-    Processes that Lightning starts for further ranks inherit the choice of rank 0. Ranks that something else starts
-    need no folder of their own: only rank 0 writes.
+    Ranks that Lightning starts inherit the choice of rank 0. Ranks that are started in any other way need no folder:
+    only rank 0 writes.
 
     Args:
-        wanted: the folder that the user named, which must be empty. Default: `runs/<kind>-<date>-<time>`.
-        kind: what the default folder is called after.
-        begun: whether to go on with the run in `wanted`.
+        wanted: the folder that the user named; it must be new or empty. Default: `runs/<kind>-<date>-<time>`.
+        kind: first part of the default name.
+        begun: whether to resume the run in `wanted`.
 
     Raises:
         ValueError: `wanted` is not empty, or the folder cannot be made.
@@ -62,15 +62,15 @@ def new_run_folder(wanted: Path | None, kind: str, *, begun: bool = False) -> Pa
 
 
 def claim(folder: Path, options: str, *, begun: bool = False) -> None:
-    """Take a folder for a run of this process: of several commands at once, one gets it.
+    """Claim a folder for a run of this process. If several commands try at once, one succeeds.
 
     Args:
-        folder: of the run.
-        options: what config.yaml is to hold.
-        begun: whether the run has a config.yaml already, which stays.
+        folder: the run's folder, which exists.
+        options: the content of config.yaml.
+        begun: whether the run is resumed; its config.yaml then stays as it is.
 
     Raises:
-        ValueError: another command has the folder, or it cannot be written to.
+        ValueError: another command has claimed the folder, or it cannot be written to.
     """
     config = folder / CONFIG
     with _said_plainly(folder):
@@ -89,15 +89,15 @@ def claim(folder: Path, options: str, *, begun: bool = False) -> None:
 
 
 def is_begun(folder: Path | None) -> bool:
-    """Whether a folder holds the options of a run."""
+    """Tell whether a folder holds the options of a run."""
     return folder is not None and (folder / CONFIG).is_file()
 
 
 def try_run_folder(wanted: Path | None) -> None:
-    """Write a file where a run's folder is or will be, before any work is done for it.
+    """Check that a run's folder can be written to, or made, before any work is done.
 
     Raises:
-        ValueError: that is not possible.
+        ValueError: it cannot.
     """
     place = wanted or Path("runs")
     while not place.exists():
@@ -112,7 +112,7 @@ def _locked(config: Path) -> int:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise _taken(config.parent) from error
-    except OSError:  # a filesystem without locks
+    except OSError:  # the filesystem has no locks
         pass
     return file
 

@@ -1,4 +1,4 @@
-"""The options that commands share, and those that a checkpoint gives."""
+"""Options that commands share, and options that come from a checkpoint."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ __all__ = [
 
 
 def command_parser(kind: str, description: str) -> ArgumentParser:
-    """A parser with the options of every command: `--config`, `--run` and `--traceback`.
+    """Make a parser with the options of every command: `--config`, `--run` and `--traceback`.
 
     Args:
-        kind: what the default folder is called after.
-        description: over the list of options.
+        kind: first part of the default folder's name.
+        description: shown above the list of options.
     """
-    parser = ArgumentParser(description=description, usage="%(prog)s [options]")  # all of them stand below it
+    parser = ArgumentParser(description=description, usage="%(prog)s [options]")  # the list that follows names them all
     parser.add_argument("-c", "--config", action="config", help="YAML file with any of these options.")
     parser.add_argument(
         "--run", type=Path | None, default=None,
-        help=f"New folder of this run: config, logs, checkpoints, report. Default: runs/{kind}-<date>-<time>.",
+        help=f"New folder for this run: config, logs, checkpoints, report. Default: runs/{kind}-<date>-<time>.",
     )  # fmt: skip
     parser.add_argument(
         "--traceback", action="store_true", default=SUPPRESS,
-        help="Show where an error comes from. Without, only errors that are no fault of the options do.",
+        help="Show the traceback of every error, even of one that other options would mend.",
     )  # fmt: skip
     return parser
 
@@ -53,28 +53,28 @@ def add_training(
     saving: type[pl.Callback],
     **defaults: Any,
 ) -> None:
-    """Add the options of a command that trains maps: seed, where to go on from, what is kept, model, data, Trainer.
+    """Add the options of a command that trains maps: seed, checkpoint to resume, saving, model, data, Trainer.
 
     Args:
-        parser: of the command.
+        parser: the command's parser.
         module: its constructor's arguments become `--model.NAME`.
         data: see `add_data_and_trainer`.
         saving: the callback that writes checkpoints; its arguments become `--checkpoint.NAME`.
-        defaults: of the Trainer.
+        defaults: Trainer options whose defaults differ from Lightning's.
     """
     parser.add_argument(
         "--seed_everything", type=bool | int, default=0,
-        help="Seed of Python, NumPy and torch; true: one that is drawn, false: none.",
+        help="Seed for Python, NumPy and torch. `true` draws one, `false` sets none.",
     )  # fmt: skip
     parser.add_argument(
         "--ckpt_path", type=str | None, default=None,
-        help="File last.ckpt of an interrupted run, to go on from; to validate: aligners.ckpt.",
+        help="The last.ckpt of an interrupted run, to resume it; for `validate`, an aligners.ckpt.",
     )  # fmt: skip
     parser.add_class_arguments(BestPerSite, "early_stopping")
     parser.add_class_arguments(saving, "checkpoint")
     parser.add_class_arguments(module, "model", sub_configs=True)
     usual: dict[str, Any] = {"max_epochs": -1, "log_every_n_steps": 20, "enable_model_summary": False}
-    add_data_and_trainer(parser, data, **usual, **defaults)  # the number of steps says when training ends
+    add_data_and_trainer(parser, data, **usual, **defaults)  # training ends after a number of steps
 
 
 def add_data_and_trainer(
@@ -87,11 +87,11 @@ def add_data_and_trainer(
     """Add the options of a data module and of the Trainer.
 
     Args:
-        parser: of the command.
+        parser: the command's parser.
         data: its constructor's arguments become `--data.NAME`.
-        batch_size: default of this command, where it is another than the data module's.
-        skip: arguments that are no options of this command.
-        defaults: of the Trainer, where they differ from Lightning's.
+        batch_size: this command's default, if it differs from the data module's.
+        skip: arguments that this command does not offer.
+        defaults: Trainer options whose defaults differ from Lightning's.
     """
     parser.add_class_arguments(data, "data", skip=set(skip), sub_configs=True)
     parser.add_class_arguments(pl.Trainer, "trainer", instantiate=False, sub_configs=True)
@@ -101,10 +101,10 @@ def add_data_and_trainer(
 
 
 def check_trains(options: Namespace) -> None:
-    """Refuse a Trainer that ends before it has begun: it would save nothing.
+    """Raise if the Trainer would end before it begins, and save nothing.
 
     Raises:
-        ValueError: naming the option that says so.
+        ValueError: an option is 0.
     """
     for name in ("max_epochs", "max_steps", "limit_train_batches"):
         if options.trainer[name] == 0:
@@ -112,15 +112,15 @@ def check_trains(options: Namespace) -> None:
 
 
 def check_goes_on(path: str | None, command: str, key: str) -> None:
-    """Refuse a file that a run cannot go on from, before anything is loaded for it.
+    """Raise if a run cannot be resumed from a file. Nothing is loaded for the run yet.
 
     Args:
-        path: of the file; None: the run begins anew.
-        command: of `train.py`, which wrote the file.
-        key: what such a checkpoint has.
+        path: the checkpoint; None for a run that begins anew.
+        command: the command of `train.py` that writes such checkpoints.
+        key: an entry that they all have.
 
     Raises:
-        ValueError: there is no such file, or it is another.
+        ValueError: there is no such file, or it is something else.
     """
     if path is None:
         return
@@ -129,32 +129,32 @@ def check_goes_on(path: str | None, command: str, key: str) -> None:
         raise ValueError(f"{wanted} there is no such file: {path}.")
     try:
         found = key in torch.load(path, map_location="meta", weights_only=True, mmap=True)
-    except Exception as error:  # whatever reading another kind of file runs into
+    except Exception as error:  # reading any other file can raise anything
         raise ValueError(f"{wanted} {path} cannot be read as one.") from error
     if not found:
         raise ValueError(f"{wanted} {path} is of another kind of run.")
 
 
 def options_of(function: Callable[..., Any], options: Namespace) -> dict[str, Any]:
-    """The options whose names are arguments of a function or class."""
+    """Select the options that a function or class takes as arguments."""
     return {name: options[name] for name in signature(function).parameters if name in options}
 
 
 def parse_with_data(parser: ArgumentParser, words: Sequence[str], config: dict[str, Any]) -> Namespace:
-    """Parse again, with a checkpoint's data options for defaults.
+    """Parse the command line again, with a checkpoint's data options as defaults.
 
     Args:
-        parser: of the command.
-        words: of the command line.
+        parser: the command's parser.
+        words: the command line.
         config: the checkpoint's data options.
     """
-    kept = {name: value for name, value in config.items() if name != "batch_size"}  # it changes nothing but the speed
+    kept = {name: value for name, value in config.items() if name != "batch_size"}  # affects nothing but speed
     parser.set_defaults({f"data.{name}": value for name, value in flat(kept).items()})
     return parser.parse_args(words)
 
 
 def flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested options with dotted names; a map of labels is one value."""
+    """Flatten nested options to dotted names; a map of labels stays one value."""
     found: dict[str, Any] = {}
     for name, value in options.items():
         nested = isinstance(value, dict) and name != "labels"

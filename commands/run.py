@@ -1,4 +1,4 @@
-"""What every run of a command has: a folder, loggers, and a Trainer."""
+"""What every run has: a folder, loggers and a Trainer."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Run(NamedTuple):
     """A run that has begun.
 
     Attributes:
-        folder: where everything goes.
-        options: of the command, as plain values.
+        folder: where everything is written.
+        options: the command's options as plain values.
         made: the same options, instantiated.
-        settings: of the Trainer, with loggers and the user's callbacks.
+        settings: arguments for the Trainer, with loggers and the user's callbacks.
     """
 
     folder: Path
@@ -41,11 +41,11 @@ class Run(NamedTuple):
     settings: dict[str, Any]
 
     def trainer(self, *callbacks: pl.Callback, **changes: Any) -> pl.Trainer:
-        """A Trainer of this run.
+        """Make a Trainer for this run.
 
         Args:
-            callbacks: beside the progress bar and copies of the user's.
-            changes: of the settings.
+            callbacks: added to the progress bar and to copies of the user's callbacks.
+            changes: settings that differ.
         """
         given = self.settings["callbacks"] or []
         given = deepcopy(given if isinstance(given, list) else [given])
@@ -53,13 +53,13 @@ class Run(NamedTuple):
         return pl.Trainer(**{**self.settings, **changes, "callbacks": [*given, *bar, *callbacks]})
 
     def test(self, evaluation: pl.LightningModule, kind: str, *callbacks: pl.Callback, **options: Any) -> None:
-        """Test a LightningModule on the data of this run, and report.
+        """Test a LightningModule on this run's data, and report.
 
         Args:
-            evaluation: what measures.
-            kind: of the report.
-            callbacks: beside those of every run.
-            options: of the report.
+            evaluation: the LightningModule.
+            kind: the kind of report.
+            callbacks: added to those of every run.
+            options: arguments of the report.
         """
         trainer = self.trainer(WriteReport(kind, self.folder, **options), *callbacks)
         trainer.test(evaluation, datamodule=self.made.data, verbose=False)
@@ -71,29 +71,32 @@ def start(
     """Begin a run: seed it, claim its folder with config.yaml, then start its loggers.
 
     Args:
-        kind: what the default folder is called after.
-        parser: of the command.
-        options: of the command, as plain values.
-        made: the same options instantiated, if they have been already.
-        begun: whether to go on with the run in the folder `options.run`.
+        kind: first part of the default folder's name.
+        parser: the command's parser.
+        options: the command's options as plain values.
+        made: the same options, if they have been instantiated already.
+        begun: whether to resume the run in the folder `options.run`.
 
     Raises:
-        ValueError: another run has the folder, or it cannot be written to.
+        ValueError: another command has claimed the folder, or it cannot be written to.
     """
     made = instantiate(parser, options) if made is None else made
     folder, written = new_run_folder(options.run, kind, begun=begun), parser.dump(options)
     if rank() == 0:
-        claim(folder, written, begun=begun)  # before W&B starts, which takes its time
+        claim(folder, written, begun=begun)  # before W&B starts, which can take half a minute
         saving = options.get("checkpoint")
         if saving is not None and saving.folder is not None:
             check_folder(saving.folder, "checkpoint.folder")
-    settings = {**vars(made.trainer), "use_distributed_sampler": False}  # the data modules share out each batch
+    settings = {
+        **vars(made.trainer),
+        "use_distributed_sampler": False,
+    }  # the data modules divide each batch among ranks
     if settings["logger"] in (None, True):
-        # A run that goes on logs to a folder of its own: a logger deletes the files that it finds in its folder.
+        # A resumed run logs to another folder: a logger deletes the files that it finds in its own.
         again = f"resumed-{len(list(folder.glob('resumed-*'))) + 1}"
         settings["logger"] = run_loggers(folder / again if begun else folder, kind)
     if settings["default_root_dir"] is None:
-        settings["default_root_dir"] = str(folder)  # where files go that no logger has a place for
+        settings["default_root_dir"] = str(folder)  # for files that no logger has a place for
     for logger in settings["logger"] if isinstance(settings["logger"], list) else [settings["logger"]]:
         if isinstance(logger, WandbLogger) and rank() == 0:
             logger.experiment.config.update(yaml.safe_load(written), allow_val_change=True)
@@ -101,7 +104,7 @@ def start(
 
 
 def instantiate(parser: ArgumentParser, options: Namespace) -> Namespace:
-    """Seed, then make the objects that the options describe. A seed that is drawn is written into the options."""
+    """Set the seed, then make the objects that the options describe. A drawn seed is written into the options."""
     seed = options.get("seed_everything", False)
     if seed is not False:
         options.seed_everything = pl.seed_everything(None if seed is True else seed, workers=True)
@@ -109,14 +112,14 @@ def instantiate(parser: ArgumentParser, options: Namespace) -> Namespace:
 
 
 def run_loggers(folder: Path, kind: str) -> list[Logger]:
-    """CSV and W&B, both inside the run's folder.
+    """Make the loggers, CSV and W&B, both inside the run's folder.
 
-    W&B follows WANDB_MODE, but is online only for a user who is logged in: it never asks. Only rank 0 makes a run.
+    W&B follows WANDB_MODE, but is online only for a user who is logged in; it never prompts. Only rank 0 starts a run.
     """
     csv = CSVLogger(folder.parent, name=folder.name, version="")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*exists and is not empty.*")  # config.yaml is there
-        _ = csv.experiment  # before W&B writes: in its own folder it deletes the files of an older run
+        _ = csv.experiment  # before W&B writes: this deletes what it finds of an older run
     return [csv, _wandb(folder, kind)]
 
 
@@ -140,13 +143,13 @@ def _wandb(folder: Path, kind: str) -> WandbLogger:
         if "WANDB_MODE" in os.environ:
             rank_zero_warn(
                 "WANDB_MODE is online, but W&B has no key: run `wandb login`, or set WANDB_API_KEY. This run is logged "
-                "offline; `wandb sync` sends it later."
+                "offline; `wandb sync` uploads it later."
             )
-    # Not left to Lightning, which passes an argument that W&B warns about.
+    # Lightning would pass an argument that W&B warns about.
     try:
         run = wandb.init(mode=mode, **options)
     except (wandb.errors.CommError, wandb.errors.AuthenticationError) as error:
-        rank_zero_warn(f"W&B cannot be reached ({error}). This run is logged offline; `wandb sync` sends it later.")
+        rank_zero_warn(f"W&B cannot be reached ({error}). This run is logged offline; `wandb sync` uploads it later.")
         run = wandb.init(mode="offline", **options)
     run.define_metric("trainer/global_step")
     run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
@@ -154,7 +157,7 @@ def _wandb(folder: Path, kind: str) -> WandbLogger:
 
 
 def quiet() -> None:
-    """Silence messages of other packages that nobody can act on here."""
+    """Silence messages of other packages that nobody here can act on."""
     os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     for message in (

@@ -1,4 +1,4 @@
-"""The commands of `train.py` and `evaluate.py`: one table, one line for each."""
+"""The commands of `train.py` and `evaluate.py`, one line each."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from commands.endings import early_endings
 
 __all__ = ["COMMANDS", "evaluate", "train"]
 
-# Script -> command -> its line of help. What a command does stands in `commands/SCRIPT/COMMAND.py`, which is imported
-# only when the command is asked for and has two functions: `parser()`, and `run(parser, words)`.
+# Script -> command -> its line of help. The command is the module `commands/SCRIPT/COMMAND.py` with two functions,
+# `parser()` and `run(parser, words)`, which is imported only when the command is used.
 COMMANDS: dict[str, dict[str, str]] = {
     "train": {
         "fit": "Fit aligners between the states of two frozen models.",
@@ -33,8 +33,8 @@ def train(args: Sequence[str] | None = None) -> None:
     """`train.py`: run the command that the first word names.
 
     Args:
-        args: the words after `train.py`, and errors are the caller's. By default those of the process, which then ends
-            with a message and a status on what the user can mend.
+        args: the words after `train.py`; errors are raised. By default those of the process, which then ends with a
+            message and an exit status where the user can mend the error.
     """
     _main("train", args)
 
@@ -81,6 +81,6 @@ def _usage(script: str) -> str:
 
 
 def _import_wandb_first() -> None:
-    """Every W&B run imports this; it looks through all modules, and before Lightning takes a tenth of the time."""
+    """Import what every W&B run needs: it inspects all loaded modules, and is ten times faster before Lightning is."""
     with suppress(ImportError):
         import wandb.sdk.launch.inputs.internal  # noqa: F401

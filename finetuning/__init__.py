@@ -1,1 +1,1 @@
-"""Classifiers that train: fine-tuning with blocks frozen or left out, heads on truncated models."""
+"""Training classifiers: fine-tuning with blocks frozen or left out, and heads on truncated models."""

@@ -16,14 +16,14 @@ __all__ = ["HeadBank"]
 
 
 class HeadBank(nn.Module):
-    """A copy of a model's classification head, with its pooler where it has one, for each of S sites.
+    """A copy of a model's classification head, with its pooler if it has one, for each of S sites.
 
-    The model itself stays frozen: gradients go into the heads only. A final norm is the model's own. The heads are
-    trained without dropout, so that a site's head is what it would be if it were trained alone.
+    The model stays frozen: only the heads get gradients. A final norm is the model's own. The heads train without
+    dropout, so each is what it would be if it were trained alone.
 
     Args:
-        model: a classifier, whose head every copy starts as.
-        sites: S, one copy for each.
+        model: a classifier; every copy starts as its head.
+        sites: S, the number of copies.
     """
 
     def __init__(self, model: FrozenModel, sites: int) -> None:
@@ -36,12 +36,12 @@ class HeadBank(nn.Module):
         )
 
     def logits(self, model: FrozenModel, inputs: Mapping[str, Tensor], states: Sequence[Tensor]) -> Tensor:
-        """Logits of each head for the states of its site, taken as those of the last site: (S, B, C) float32.
+        """Return each head's logits for its site's states, as if these were the last site's: (S, B, C) float32.
 
         Args:
             model: the model, on the device of the heads.
             inputs: the tokenised batch.
-            states: for each site (B, T, d).
+            states: (B, T, d) for each site.
         """
         answers = []
         for head, state in zip(self.heads, states, strict=True):

@@ -1,4 +1,4 @@
-"""One classifier of a run: how it is trained and measured."""
+"""Trains and measures one classifier of a run."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Job:
         place: index of the base model in the data module.
         base: its name.
         variant: what is frozen or left out.
-        seed: of the head, the order of the texts and dropout.
-        folder: where it goes, below the run's.
+        seed: for the head, the order of the texts and dropout.
+        folder: its folder, relative to the run's.
     """
 
     place: int
@@ -45,7 +45,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        """For logs: the path below the run's folder."""
+        """Name for logs: the path below the run's folder."""
         return self.folder.as_posix()
 
 
@@ -55,15 +55,15 @@ def train(
     """Train and test one classifier; rank 0 saves it.
 
     Args:
-        job: which.
-        data: of all classifiers.
+        job: the classifier.
+        data: the data module, shared by all classifiers.
         recipe: how it is trained.
-        score: by what the task is measured.
-        trainer: of its own.
-        folder: of the run.
+        score: the task's score.
+        trainer: a Trainer that only this classifier uses.
+        folder: the run's folder.
 
     Returns:
-        What was measured of it: a row of the report.
+        Its figures, a row of the report.
     """
     data.reorder(job.seed)
     names, revision = data.texts.label_names, data.named()[job.place][1]
@@ -72,8 +72,6 @@ def train(
     rank_zero_only(print)(f"Fine-tuning {job.base}, {job.variant.name}, seed {job.seed}: {folder / job.folder}")
     began = time.perf_counter()
     trainer.fit(module, datamodule=data)
-    if trainer.interrupted:
-        raise KeyboardInterrupt
     seconds, steps = round(time.perf_counter() - began, 1), trainer.global_step
     trainer.test(module, datamodule=data, verbose=False)
     row: Row = {
@@ -92,7 +90,7 @@ def train(
 
 
 def _sizes(job: Job, data: LabelledTexts, model: nn.Module) -> Row:
-    """The size of a classifier and how much of it was trained, and from which weights."""
+    """Return the size of a classifier, how much of it was trained, and from which weights."""
     weights = [(weight.numel(), weight.requires_grad) for weight in model.parameters()]
     return {
         "layers": data.frozen[job.place].depth,
@@ -103,7 +101,7 @@ def _sizes(job: Job, data: LabelledTexts, model: nn.Module) -> Row:
 
 
 def _measured(module: Finetuning, score: Score, data: LabelledTexts) -> Row:
-    """Accuracy, of classes, and the task's score, with intervals over the held-out texts."""
+    """Return accuracy, where there are classes, and the task's score, with intervals over the held-out texts."""
     scores, labels = module.scores, data.answers("test")
     answers, correct = scores["answer"], scores["correct"]
     low, high = bootstrap_interval(correct, seed=data.seed)

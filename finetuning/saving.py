@@ -1,4 +1,4 @@
-"""Saves a fine-tuned classifier with its figures, completely or not at all."""
+"""Saves a fine-tuned classifier with its figures, whole or not at all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from storage.whole import whole_folder
 __all__ = ["FINISHED", "finished_row", "save_classifier"]
 
 FINISHED = "finetuned.json"
-ABOUT = "run"  # what of the file is no figure
+ABOUT = "run"  # the one entry of the file that is not a figure
 
 
 def save_classifier(
@@ -33,7 +33,7 @@ def save_classifier(
         folder: appears only once everything is in it.
         model: the classifier.
         tokenizer: its tokenizer.
-        row: the figures, as JSON can hold them.
+        row: the figures, as plain values.
         fitted: the texts that it and its base were trained on.
         about: `datamodules.identity.identity` of its run.
     """
@@ -46,16 +46,16 @@ def save_classifier(
 
 
 def finished_row(folder: Path, base_fingerprint: str, about: dict[str, Any] | None = None) -> dict[str, Any] | None:
-    """The figures of a finished classifier; None if the folder does not exist.
+    """Return the figures of a finished classifier, or None if the folder does not exist.
 
     Args:
-        folder: of the classifier.
-        base_fingerprint: of the base model now.
-        about: `datamodules.identity.identity` of the run now; None: not compared.
+        folder: the classifier's folder.
+        base_fingerprint: the base model's fingerprint now.
+        about: `datamodules.identity.identity` of the run now; None to skip the comparison.
 
     Raises:
         ValueError: the folder holds something else, or a classifier that was fine-tuned from other weights, on other
-            texts or with other options.
+            texts, or with other options.
     """
     if not folder.exists():
         return None
@@ -67,7 +67,7 @@ def finished_row(folder: Path, base_fingerprint: str, about: dict[str, Any] | No
             f"The classifier in {folder} was fine-tuned from {row['base']} with the fingerprint "
             f"{row['base_fingerprint'][:12]}, but the base model's is {base_fingerprint[:12]} now. Name a new `--run`."
         )
-    kept = row.pop(ABOUT, None)  # classifiers of earlier versions have none
+    kept = row.pop(ABOUT, None)  # earlier versions wrote none
     if about is not None and kept is not None:
         refuse_other_run(kept, about, f"The classifier in {folder}")
     return row

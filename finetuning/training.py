@@ -30,11 +30,11 @@ class FinetuningRecipe:
     """How a classifier is fine-tuned: AdamW, warm-up, decay. The defaults are those of Wu et al. 2020, Table 1.
 
     Args:
-        learning_rate: of AdamW, reached after the warm-up.
-        epsilon: of AdamW.
-        weight_decay: of AdamW, on matrices only: biases and norms are left alone.
-        schedule: how the learning rate moves after the warm-up: constant, linear, cosine; or one_cycle.
-        warmup: length of the rise of the learning rate: a whole number of steps, or a share of all steps below 1.
+        learning_rate: AdamW's, reached after the warm-up.
+        epsilon: AdamW's.
+        weight_decay: AdamW's, for matrices only; biases and norms do not decay.
+        schedule: course of the learning rate after the warm-up: constant, linear or cosine; or one_cycle.
+        warmup: how long the learning rate rises: a whole number of steps, or a share of all steps below 1.
     """
 
     learning_rate: float = 5e-5
@@ -55,7 +55,7 @@ class FinetuningRecipe:
             )
 
     def warmup_share(self, steps: int) -> float:
-        """Share of `steps` over which the learning rate rises.
+        """Return the share of `steps` over which the learning rate rises.
 
         Raises:
             ValueError: the warm-up is longer than the training.
@@ -68,21 +68,22 @@ class FinetuningRecipe:
 
 
 class Finetuning(pl.LightningModule):
-    """Trains a classifier, dropout and all, on cross-entropy, or a regression head on squared errors; measures it.
+    """Trains a classifier with dropout and measures it; a regression head trains on squared errors.
 
-    Validation accuracy and everything that is tested is exact for any number of ranks. Training is not the same for
-    another number of them: every rank draws its own dropout.
+    Validation accuracy and all test figures are exact for any number of ranks. Training depends on their number: every
+    rank draws its own dropout.
 
     Args:
-        model: the classifier; what does not require gradients stays as it is.
+        model: the classifier; weights that do not require gradients stay as they are.
         recipe: how it is trained.
-        name: before the names of what is logged.
-        place: which of the models of the data module it is: which inputs it takes.
-        seed: of dropout.
+        name: prefix of what is logged.
+        place: its index among the data module's models, which says what inputs it takes.
+        seed: for dropout.
 
     Attributes:
-        validation_accuracy: after the last validation; None of numbers that are predicted.
-        scores: quantity -> (n,) of each held-out text, after a test: correct, loss, and answer, a class or a number.
+        validation_accuracy: after the last validation; None where numbers are predicted.
+        scores: after a test, quantity -> (n,), a value for each held-out text: correct, loss, and answer, a class or a
+            number.
     """
 
     def __init__(
@@ -104,29 +105,29 @@ class Finetuning(pl.LightningModule):
         self._check = FiniteCheck()
 
     def logits(self, batch: TextBatch) -> Tensor:
-        """(B, C) float32."""
+        """Return the logits, (B, C) float32."""
         return self._caller.logits(batch.inputs[self.place]).float()
 
     # ------------------------------------------------------------------ training
 
     def setup(self, stage: str) -> None:
-        """Freeze the weights that no answer depends on, before ranks agree on what trains."""
+        """Freeze weights that no answer depends on, before the ranks agree on what trains."""
         if stage == "fit":
             few: TextBatch = stream_of(self.trainer, LabelledData).split("fit")[[0]]
             with torch.enable_grad():
                 freeze_unused(self.model, self.logits(few.to(self.device)))
 
     def on_fit_start(self) -> None:
-        """Switch dropout on, because models are loaded in eval mode. Every rank draws its own."""
+        """Turn dropout on, since models are loaded in eval mode. Every rank draws its own."""
         torch.manual_seed(self.seed + 2**32 * self.global_rank)
         self.model.train()
 
     def configure_optimizers(self) -> Any:
-        """AdamW on the trainable weights, with a schedule over all steps."""
+        """Return AdamW on the trainable weights, with a schedule over all steps."""
         return optimisation(self, [weight for weight in self.model.parameters() if weight.requires_grad], self.recipe)
 
     def training_step(self, batch: TextBatch, batch_idx: int) -> Tensor:
-        """Cross-entropy or squared error, averaged over the texts of all ranks."""
+        """Return cross-entropy or squared error, averaged over the texts of all ranks."""
         loss = mean_loss(self, self.logits(batch)[None], cast(Tensor, batch.labels))[0]
         self._check.watch(loss.detach()[None], [self.name], "training loss", batch_idx)
         if (self.global_step + 1) % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
@@ -134,7 +135,7 @@ class Finetuning(pl.LightningModule):
         return loss
 
     def on_train_epoch_end(self) -> None:
-        """Check the loss of the last batch as well."""
+        """Check the loss of the last batch, too."""
         self._check.flush()
 
     # ------------------------------------------------------------------ measuring
@@ -144,19 +145,19 @@ class Finetuning(pl.LightningModule):
         self._means = UnitMeans(2).to(self.device)
 
     def validation_step(self, batch: TextBatch, batch_idx: int) -> None:
-        """Accuracy and loss of one batch."""
+        """Add the accuracy and loss of one batch."""
         found = unit_scores(self.logits(batch), classification_targets(cast(Tensor, batch.labels)))
         self._means.update(torch.stack([found["correct"], found["loss"]]))
 
     def on_validation_epoch_end(self) -> None:
-        """Log accuracy and loss, already summed over ranks."""
+        """Log accuracy and loss, which are already summed over ranks."""
         accuracy, loss = self._means.compute().float()
         self.validation_accuracy = None if self.regression else float(accuracy)
         for name, value in (("loss", loss), *([] if self.regression else [("accuracy", accuracy)])):
             self.log(f"{self.name}/validation_{name}", value, rank_zero_only=True)
 
     def on_test_start(self) -> None:
-        """A table for the held-out texts."""
+        """Make a table for the held-out texts."""
         texts = len(stream_of(self.trainer, LabelledData).answers("test"))
         self._table = TextScores(["correct", "loss", "answer"], 1, 1, texts).to(self.device)
 
@@ -173,11 +174,11 @@ class Finetuning(pl.LightningModule):
 
 
 def optimisation(module: pl.LightningModule, weights: Sequence[nn.Parameter], recipe: FinetuningRecipe) -> Any:
-    """AdamW and its schedule, as Lightning's `configure_optimizers` answers.
+    """Return AdamW and its schedule, in the form that Lightning's `configure_optimizers` returns.
 
     Args:
-        module: of the run whose steps the schedule covers.
-        weights: what trains.
+        module: the module whose run the schedule covers.
+        weights: the weights to train.
         recipe: rates and schedule.
 
     Raises:
@@ -197,11 +198,11 @@ def optimisation(module: pl.LightningModule, weights: Sequence[nn.Parameter], re
 
 
 def mean_loss(module: pl.LightningModule, logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy whose gradient, averaged over ranks, is that of the mean over the texts of all ranks.
+    """Return the loss whose gradient, averaged over ranks, is that of the mean over the texts of all ranks.
 
     Args:
         module: the LightningModule that trains.
-        logits: (S, B, C) of this rank's texts, float32.
+        logits: (S, B, C) float32, of this rank's texts.
         labels: (B,).
 
     Returns:

@@ -31,7 +31,7 @@ __all__ = ["HEADS", "MEAN", "Condition", "SurgeryEvaluation", "conditions"]
 Kind = Literal["native", "untuned", "tuned", "tuned_orig", "skip"]
 MEAN = "mean of the models"
 QUANTITIES = ("correct", "loss", "answer")
-HEADS = FinetuningRecipe(learning_rate=1e-3, warmup=0.1)  # a head alone stands, and needs, larger steps than a model
+HEADS = FinetuningRecipe(learning_rate=1e-3, warmup=0.1)  # a head alone allows, and needs, larger steps than a model
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Condition:
     """One way to run a model.
 
     Attributes:
-        kind: native: the whole model; untuned: its own head on the state of `site`; tuned: a head trained there;
+        kind: native: the whole model; untuned: its own head on the state at `site`; tuned: a head trained there;
             tuned_orig: a head trained on the base model's state; skip: without blocks first..last.
-        site: of the state that the head reads; None for skip.
-        first: first block that is not run, counted from 1; None where all are.
-        last: last such block.
+        site: where the head reads; None for skip.
+        first: the first block that is skipped, counted from 1; None if all are run.
+        last: the last such block.
     """
 
     kind: Kind
@@ -53,7 +53,7 @@ class Condition:
 
 
 def conditions(depth: int, *, base: bool, heads: bool) -> list[Condition]:
-    """All conditions measured for a model of L = `depth` blocks, in the order of the table."""
+    """List the conditions for a model of L = `depth` blocks, in the order of the table."""
 
     def cut(kind: Kind) -> list[Condition]:
         gone = [(site + 1, depth) if site < depth else (None, None) for site in range(depth + 1)]
@@ -68,17 +68,17 @@ def conditions(depth: int, *, base: bool, heads: bool) -> list[Condition]:
 class SurgeryEvaluation(pl.LightningModule):
     """Trains heads on the states of all sites at once, then measures every truncation and every skipped span.
 
-    All states of a batch come from one pass through each model; none is kept longer than that. Heads on fine-tuned
-    models start as their own head and are trained on (TUNED), those on base models start from the seed of the data
-    module (TUNEDORIG). The table is kept text by text, so that the figures are the same for any number of ranks.
+    All states of a batch come from one pass through each model, and none is kept for longer. Heads on fine-tuned models
+    start as the model's own head and continue its training (TUNED); those on base models start from the data module's
+    seed (TUNEDORIG). Scores are kept text by text, so the figures are the same for any number of ranks.
 
     Args:
         recipe: how the heads are trained.
-        heads: whether heads are trained; without, only what needs none is measured, and no base.
-        seed: of the resampling of texts.
+        heads: whether heads are trained; if not, only what needs none is measured, and no base model.
+        seed: for resampling the texts.
 
     Attributes:
-        rows: after a test, one for each model and condition, and for the mean over several models of equal depth.
+        rows: after a test, one for each model and condition, and for the mean over models of equal depth.
         meta: what holds for all rows.
     """
 
@@ -127,7 +127,7 @@ class SurgeryEvaluation(pl.LightningModule):
             self.banks.extend(HeadBank(model, model.depth + 1) for model in self.models)
 
     def _states(self, batch: TextBatch, place: int) -> list[Tensor]:
-        """The states of all sites of a model, from one pass."""
+        """Return the states of all sites of a model, from one pass."""
         model = self.models[place]
         with torch.no_grad():
             return model.front(batch.inputs[place], range(model.depth + 1))
@@ -135,17 +135,17 @@ class SurgeryEvaluation(pl.LightningModule):
     # ------------------------------------------------------------------ heads
 
     def configure_optimizers(self) -> Any:
-        """One AdamW for all heads: it treats each weight independently."""
+        """Return one AdamW for all heads; it treats each weight independently."""
         return optimisation(self, list(self.banks.parameters()), self.recipe)
 
     def _answers(self, batch: TextBatch, place: int, states: list[Tensor]) -> Tensor:
-        """Logits of the trained heads, (S, B, C)."""
+        """Return the logits of the trained heads, (S, B, C)."""
         model = self.models[place]
         logits = cast(HeadBank, self.banks[place]).logits(model, batch.inputs[place], states)
         return in_data_order(logits, model.class_map)
 
     def training_step(self, batch: TextBatch, batch_idx: int) -> Tensor:
-        """The sum of all heads' mean losses: each head gets the gradient of its own."""
+        """Return the sum of all heads' mean losses; each head gets the gradient of its own."""
         labels, losses = cast(Tensor, batch.labels), []
         log = (self.global_step + 1) % self.trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
         for place, model in enumerate(self.models):
@@ -159,7 +159,7 @@ class SurgeryEvaluation(pl.LightningModule):
         return torch.stack(losses).sum()
 
     def on_train_epoch_end(self) -> None:
-        """Check the losses of the last batch as well."""
+        """Check the losses of the last batch, too."""
         self._check.flush()
 
     def on_validation_epoch_start(self) -> None:
@@ -167,14 +167,14 @@ class SurgeryEvaluation(pl.LightningModule):
         self._means = [UnitMeans(model.depth + 1).to(self.device) for model in self.models]
 
     def validation_step(self, batch: TextBatch, batch_idx: int) -> None:
-        """Accuracy of every head on one batch, or squared errors."""
+        """Add every head's accuracy on one batch, or its squared errors."""
         for place, means in enumerate(self._means):
             logits = self._answers(batch, place, self._states(batch, place))
             found = unit_scores(logits, classification_targets(cast(Tensor, batch.labels)))
             means.update(found["loss" if self.regression else "correct"])
 
     def on_validation_epoch_end(self) -> None:
-        """Log it, already summed over ranks."""
+        """Log the means, which are already summed over ranks."""
         for place, means in enumerate(self._means):
             figure = "validation_loss" if self.regression else "validation_accuracy"
             self.log_dict(self._keys(place, figure, means.compute().float()), rank_zero_only=True)
@@ -186,7 +186,7 @@ class SurgeryEvaluation(pl.LightningModule):
     # ------------------------------------------------------------------ the one pass over the held-out texts
 
     def on_test_start(self) -> None:
-        """The self-test of every model, and its table."""
+        """Run every model's self-test, and make its table."""
         data, texts = self._stream, len(self._stream.split("test"))
         few = data.split("test")[list(range(min(8, texts)))].to(self.device)
         self.tables = nn.ModuleList()
@@ -198,7 +198,7 @@ class SurgeryEvaluation(pl.LightningModule):
             self.tables.append(TextScores(list(QUANTITIES), 1, len(wanted), texts).to(self.device))
 
     def test_step(self, batch: TextBatch, batch_idx: int) -> None:
-        """Every condition of every model on one batch."""
+        """Score every condition of every model on one batch."""
         for place, wanted in enumerate(self._conditions):
             states = self._states(batch, place)
             trained = self._answers(batch, place, states) if self.heads else None
@@ -211,7 +211,7 @@ class SurgeryEvaluation(pl.LightningModule):
     def _answer(
         self, batch: TextBatch, place: int, condition: Condition, states: list[Tensor], trained: Tensor | None
     ) -> Tensor:
-        """(B, C) float32."""
+        """Return the logits of one condition, (B, C) float32."""
         model, inputs = self.models[place], batch.inputs[place]
         if condition.kind == "native":
             return in_data_order(model.logits(inputs).float(), model.class_map)
@@ -226,7 +226,7 @@ class SurgeryEvaluation(pl.LightningModule):
     # ------------------------------------------------------------------ after
 
     def on_test_epoch_end(self) -> None:
-        """One row for every model and condition, and for the mean of the fine-tuned models."""
+        """Make a row for every model and condition, and for the mean of the fine-tuned models."""
         tables = [cast(TextScores, table).compute() for table in self.tables]
         self.rows = []
         for model, wanted, table in zip(self.models, self._conditions, tables, strict=True):
@@ -246,7 +246,7 @@ class SurgeryEvaluation(pl.LightningModule):
         }
 
     def _rows(self, name: str, wanted: Sequence[Condition], tables: list[dict[str, Tensor]]) -> list[dict[str, Any]]:
-        """Rows of one model, or means over several."""
+        """Make the rows of one model, or of the mean over several."""
         every = {quantity: torch.stack([table[quantity][0] for table in tables]) for quantity in QUANTITIES}
         correct = every["correct"].mean(0)
         low, high = bootstrap_interval(correct, seed=self.seed)
@@ -269,7 +269,7 @@ class SurgeryEvaluation(pl.LightningModule):
         ]
 
     def _score_columns(self, answers: Tensor) -> dict[str, Tensor]:
-        """The task's score from answers (models, conditions, texts), the mean over models, with its interval."""
+        """Return the task's score of answers (models, conditions, texts), averaged over models, with its interval."""
         labels = self._stream.answers("test")
         drawn = resampled_scores(self.score, answers, labels, seed=self.seed).mean(0)
         low, high = percentile_interval(drawn)
@@ -277,5 +277,5 @@ class SurgeryEvaluation(pl.LightningModule):
 
 
 def _finite(value: Tensor) -> float | None:
-    """A number that JSON can hold; None if the logits of some text were not finite."""
+    """Return a number that JSON can hold, or None if the logits of some text were not finite."""
     return float(value) if math.isfinite(float(value)) else None

@@ -1,4 +1,4 @@
-"""Variants of fine-tuning: which blocks are frozen or left out."""
+"""Variants of fine-tuning: the blocks that are frozen or left out."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Variant:
     """One way to fine-tune.
 
     Attributes:
-        kind: none: everything trains; bottom or top: `count` blocks are frozen, at the bottom with the embeddings;
+        kind: none: everything trains; bottom or top: `count` blocks are frozen, and with bottom also the embeddings;
             layers: only the bottom `count` blocks are kept.
-        count: number of blocks; 0 for none.
+        count: the number of blocks; 0 for none.
     """
 
     kind: Kept | Literal["none"] = "none"
@@ -35,7 +35,7 @@ class Variant:
         return NONE if self.kind == NONE else f"{self.kind}-{self.count}"
 
     def check(self, model: PreTrainedModel) -> None:
-        """Raise what `apply` would, before anything is changed.
+        """Raise what `apply` would raise, before anything is changed.
 
         Raises:
             ValueError: the model has fewer blocks, or they are shared.
@@ -44,10 +44,10 @@ class Variant:
             check_count(model, cast(Kept, self.kind), self.count)
 
     def apply(self, model: PreTrainedModel) -> PreTrainedModel:
-        """The model to train: `model` itself, with blocks frozen, or a smaller copy.
+        """Return the model to train: `model` itself with blocks frozen, or a smaller copy.
 
         Raises:
-            ValueError: as in `check`, or the family's config cannot say that blocks are left out.
+            ValueError: as in `check`, or the config of this family cannot describe a model with fewer blocks.
         """
         if self.kind == "layers":
             return shortened(model, self.count)
@@ -57,7 +57,7 @@ class Variant:
 
 
 def parse_variants(written: Sequence[str], depth: int) -> list[Variant]:
-    """Variants from what a user writes, each once, in that order.
+    """Parse variants, each of which is returned once, in the order in which they are written.
 
     Args:
         written: `none`, `bottom:4`, `top:4`, `layers:3`; or `bottom:all` for none and 0..L (Merchant et al., Figure 3),
@@ -65,7 +65,7 @@ def parse_variants(written: Sequence[str], depth: int) -> list[Variant]:
         depth: L.
 
     Raises:
-        ValueError: something else is written, or nothing.
+        ValueError: nothing is written, or something else.
     """
     found = [variant for entry in written for variant in _parse(entry, depth)]
     if not found:

@@ -1,4 +1,4 @@
-"""`evaluate.py inject`: the errors of maps, and what a model does with mapped states in place of its own."""
+"""`evaluate.py inject`: errors of maps, and what a model does with mapped states in place of its own."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
 
 
 class _SayWhatIsNotInjected(pl.Callback):
-    """Says it before anything is fitted or read, and refuses labels that no head answers."""
+    """Says before anything is read where nothing can be injected, and rejects labels that no head predicts."""
 
     def __init__(self, *, both_directions: bool, masked_share: float) -> None:
         self.both_directions, self.masked_share, self.said = both_directions, masked_share, False
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Ask the texts and the models, once."""
+        """Check the texts against the models, once."""
         if self.said:
             return
         data, self.said = stream_of(trainer, PairedData), True
@@ -81,7 +81,7 @@ class _SayWhatIsNotInjected(pl.Callback):
 
 
 def _fit_closed_forms(run: Run, say: pl.Callback) -> StoredBank:
-    """One pass over the fitting texts; the closed forms they determine end up in a checkpoint beside the report."""
+    """Fit the closed forms in one pass over the fitting texts, and save those that they determine beside the report."""
     factories = {name: CLOSED_FORMS[name] for name in run.options.closed_form}
     module = ClosedForms(factories, both_directions=run.options.both_directions)
     once = {"max_epochs": -1, "logger": False, "limit_val_batches": 0, "enable_model_summary": False}

@@ -49,8 +49,8 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     begun = start("surgery", parser, options)
     trainer, data = begun.trainer(WriteReport("surgery", begun.folder)), begun.made.data
     if evaluation.heads:
-        warnings.filterwarnings("ignore", message=".*in eval mode at the start of training.*")  # heads without dropout
+        warnings.filterwarnings(
+            "ignore", message=".*in eval mode at the start of training.*"
+        )  # the heads have no dropout
         trainer.fit(evaluation, datamodule=data)
-        if trainer.interrupted:
-            raise KeyboardInterrupt
     trainer.test(evaluation, datamodule=data, verbose=False)

@@ -27,7 +27,7 @@ from reports.report import Row
 
 __all__ = ["parser", "plan", "run"]
 
-# Options, or their beginnings, that do not change what the result means: others may be given when a run goes on.
+# Options, or prefixes of them, that may differ when a run is resumed: they do not change what the result means.
 FREE = (
     *("run", "config", "traceback", "data.workers", "data.cache", "data.trust_remote_code", "trainer.accelerator"),
     *("trainer.devices", "trainer.num_nodes", "trainer.strategy", "trainer.logger", "trainer.log_every_n_steps"),
@@ -68,10 +68,10 @@ def parser() -> ArgumentParser:
 
 
 def run(parser: ArgumentParser, words: Sequence[str]) -> None:
-    """Train what is missing, and report on all.
+    """Train what is missing, and report on everything.
 
     Raises:
-        ValueError: an option is out of its range, or the run's folder holds another run.
+        ValueError: an option is out of range, or the run's folder holds another run.
     """
     options = parser.parse_args(words)
     check_trains(options)
@@ -103,16 +103,15 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
 
 
 def _finished(job: Job, data: LabelledTexts, recipe: FinetuningRecipe, folder: Path) -> Row | None:
-    """What was measured of a classifier that is there already."""
+    """Return the figures of a classifier that is finished already."""
     return finished_row(folder / job.folder, data.frozen[job.place].fingerprint, identity(data, **asdict(recipe)))
 
 
 def plan(data: LabelledTexts, seeds: Sequence[int], written: Sequence[str]) -> list[Job]:
-    """Every classifier that is asked for, variant by variant, each checked against its base.
+    """List the classifiers to train, variant by variant, each checked against its base.
 
     Raises:
-        ValueError: a variant is none, a base does not have so many blocks or is quantised, or two bases would share a
-            folder.
+        ValueError: a variant is unknown, a base has too few blocks or is quantised, or two bases would share a folder.
     """
     folders = file_names(data.models)
     if len(folders) < len(data.models):

@@ -31,7 +31,7 @@ def alignment_parser(kind: str, description: str) -> ArgumentParser:
 
     Args:
         kind: name of the command.
-        description: over the list of options.
+        description: shown above the list of options.
     """
     made = command_parser(kind, description)
     made.add_argument(
@@ -49,11 +49,11 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     """Fit, all sites at once or in parts, and show what the best parameters reach."""
     options = parser.parse_args(words)
     check_trains(options)
-    if options.ckpt_path is None or not Path(options.ckpt_path).is_dir():  # a folder has the parts of a run
+    if options.ckpt_path is None or not Path(options.ckpt_path).is_dir():  # a folder holds the parts of a run
         check_goes_on(options.ckpt_path, "fit", ALIGNMENT)
     made = instantiate(parser, options)
     for _ in made.model.made(1, *made.data.pipeline.models.widths()):
-        pass  # a map that cannot have these widths is refused before any model is made or loaded
+        pass  # raises if a map cannot have these widths, before any model is made or loaded
     begun = start("fit", parser, options, made)
     trainer = alignment_trainer(begun)
     at_once = _sites_at_once(begun, trainer)
@@ -70,19 +70,19 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
 
 
 def alignment_trainer(run: Run) -> pl.Trainer:
-    """Its Trainer keeps each site's best parameters, saves the aligners and shows the figures."""
+    """Make a Trainer that keeps each site's best parameters, saves the aligners and shows the figures."""
     return run.trainer(run.made.early_stopping, run.made.checkpoint.inside(run.folder), FitSummary(run.folder))
 
 
 def _fit(run: Run, trainer: pl.Trainer) -> None:
-    """Fit, then validate. Of a checkpoint to go on from, plain values and tensors are read and nothing else."""
+    """Fit, then validate. Only tensors and plain values are read from a checkpoint."""
     model, data = run.made.model, run.made.data
     trainer.fit(model, datamodule=data, ckpt_path=run.options.ckpt_path, weights_only=True)
     trainer.validate(model, datamodule=data, verbose=False)
 
 
 def _sites_at_once(run: Run, trainer: pl.Trainer) -> int | None:
-    """How many sites are trained together; None: all."""
+    """Return how many sites are trained together; None for all."""
     wanted, model, data = run.options.sites_at_once, run.made.model, run.made.data
     if trainer.world_size > 1:
         if wanted is not None:
@@ -104,7 +104,7 @@ def _sites_at_once(run: Run, trainer: pl.Trainer) -> int | None:
 
 
 def _fit_in_parts(parser: ArgumentParser, run: Run, at_once: int) -> StoredBank:
-    """Fit each part as a run of its own, but for those that an interrupted run has finished; then join them."""
+    """Fit each part as a run of its own, unless an interrupted run has finished it, and join the parts."""
     sites = [f"{i}:{j}" for i, j in run.made.data.reader.sites]
     parts = [",".join(sites[first : first + at_once]) for first in range(0, len(sites), at_once)]
     folder = Path(run.options.ckpt_path) if run.options.ckpt_path else run.folder
@@ -127,7 +127,7 @@ def _fit_in_parts(parser: ArgumentParser, run: Run, at_once: int) -> StoredBank:
 
 
 def _fit_part(parser: ArgumentParser, options: Namespace, sites: str, folder: Path, last: Path | None) -> Path:
-    """Fit some sites in a folder of their own, from `last` on; where the aligners then are."""
+    """Fit some sites in a folder of their own, resuming from `last`, and return the path of their aligners."""
     part = options.clone()
     part.data.sites, part.run, part.checkpoint.folder, part.trainer.logger = sites, folder, None, False
     part.ckpt_path = None if last is None else str(last)

@@ -29,8 +29,8 @@ def parser() -> ArgumentParser:
         SaveStitching,
         max_steps=2000,
         val_check_interval=200,
-        check_val_every_n_epoch=None,  # the interval counts steps, across passes over the texts
-        num_sanity_val_steps=-1,  # the first point of the learning curves
+        check_val_every_n_epoch=None,  # the interval counts steps, across epochs
+        num_sanity_val_steps=-1,  # gives the first point of the learning curves
     )
     return made
 
@@ -42,7 +42,7 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     check_goes_on(options.ckpt_path, "stitch", STITCHING)
     begun = start("stitch", parser, options)
     model, data, saving = begun.made.model, begun.made.data, begun.made.checkpoint.inside(begun.folder)
-    # The best layers are put back before they are saved.
+    # The best layers are restored before they are saved.
     trainer = begun.trainer(begun.made.early_stopping, saving, WriteReport("stitching", begun.folder))
     trainer.fit(model, datamodule=data, ckpt_path=options.ckpt_path, weights_only=True)
     stored = replace(model.stored().freeze(), path=saving.folder / "stitching.ckpt")
