@@ -1,4 +1,4 @@
-"""The callback that reports when an evaluation ends."""
+"""A callback that reports when an evaluation ends."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ __all__ = ["WriteReport"]
 
 
 class WriteReport(pl.Callback):
-    """Writes a report, shows it, and logs it to W&B where the run has it.
+    """Writes a report, shows it, and logs it to W&B if the run logs there.
 
-    The LightningModule has `rows` and `meta` when its test ends and, if it has further tables, `report_tables` by name.
+    When its test ends, the LightningModule has `rows` and `meta`, and `report_tables` if there are further tables.
 
     Args:
-        kind: of the report, one of `reports.kinds.KINDS`.
-        folder: where it goes.
-        options: that this kind of report takes.
+        kind: the kind of report, from `reports.kinds.KINDS`.
+        folder: where it is written.
+        options: further arguments of this kind of report.
     """
 
     def __init__(self, kind: str, folder: Path, **options: Any) -> None:
         self.kind, self.folder, self.options = kind, folder, options
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Report on rank 0; every rank holds the same rows."""
+        """Report on rank 0; all ranks hold the same rows."""
         if not trainer.is_global_zero:
             return
         found = cast(Any, pl_module)

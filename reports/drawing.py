@@ -41,10 +41,10 @@ Cells = Sequence[Row | None]
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
-MARKERS = "osD^vPX*h"  # one more than colours: their pairs repeat late
-ABREAST, PANEL = 4, (3.6, 2.9)  # most panels by site in a row; inches
+MARKERS = "osD^vPX*h"  # one more than there are colours, so that pairs of both repeat late
+ABREAST, PANEL = 4, (3.6, 2.9)  # of figures by site: most panels in a row, and their size in inches
 LINEAR_UP_TO = 0.01  # nats: what stitching a model to itself costs at most
-LIGHT_FROM = 0.6  # of the colour scale: above it dark letters are easier to read
+LIGHT_FROM = 0.6  # share of the colour scale above which dark letters are easier to read
 
 
 def panels(
@@ -62,15 +62,15 @@ def panels(
     """Make a figure of `count` panels, filled row by row.
 
     Args:
-        count: of panels.
+        count: the number of panels.
         abreast: most panels in a row.
         size: width and height of a panel in inches.
-        margins: width and height in inches of what is around all panels.
+        margins: width and height in inches of what surrounds the panels.
         boxed: whether a panel has a frame on all four sides.
-        font: size in points.
-        width_ratios: of the columns.
-        sharex: whether all panels have one scale across.
-        sharey: whether all panels have one scale upwards.
+        font: its size in points.
+        width_ratios: relative widths of the columns.
+        sharex: whether all panels share the horizontal scale.
+        sharey: whether all panels share the vertical scale.
     """
     across = min(abreast, count)
     down = -(-count // across)
@@ -85,13 +85,13 @@ def panels(
 
 
 def line_look(colour: int, marker: int, linestyle: str) -> Look:
-    """How to draw a line; colour and marker are given by number and start again where they run out."""
+    """Say how to draw a line. Colours and markers are given by number, and start again when they run out."""
     look = {"color": COLOURS[colour % len(COLOURS)], "marker": MARKERS[marker % len(MARKERS)], "linestyle": linestyle}
     return {**look, "markersize": 4.5, "linewidth": 1.3}
 
 
 def shown_lines(axes: Iterable[Axes]) -> tuple[list[Any], list[str]]:
-    """Handles and names for one legend of all panels, with every line that any of them shows."""
+    """Return handles and names for one legend with every line that any panel shows."""
     shown: dict[str, Any] = {}
     for axis in axes:
         for handle, name in zip(*axis.get_legend_handles_labels(), strict=True):
@@ -107,10 +107,10 @@ def heat_map(
     Args:
         axis: the panel.
         grid: (rows, columns) values; NaN leaves a cell empty.
-        rows: numbers of the layers up.
-        columns: numbers of the layers across.
-        low: end of the colour scale.
-        high: its other end.
+        rows: the layers of the vertical axis.
+        columns: the layers of the horizontal axis.
+        low: lower end of the colour scale.
+        high: its upper end.
     """
     image = axis.imshow(grid, vmin=low, vmax=high, cmap="viridis", origin="lower", aspect="equal")
     size = 7 if max(grid.shape) <= 8 else 5.5
@@ -130,9 +130,9 @@ def layer_grid(
     """Arrange values by layer for `heat_map`; NaN where there is none.
 
     Args:
-        cells: (layer up, layer across, value).
-        rows: numbers of the layers up.
-        columns: numbers of the layers across.
+        cells: (layer of the row, layer of the column, value).
+        rows: the layers of the vertical axis.
+        columns: the layers of the horizontal axis.
     """
     grid = np.full((len(rows), len(columns)), np.nan)
     for i, j, value in cells:
@@ -146,7 +146,7 @@ def lines_by_site(axis: Axes, lines: Sequence[tuple[str, Look, Cells]], column: 
     Args:
         axis: the panel.
         lines: name, look, and a row or None for each place across.
-        column: of the rows; COLUMN_low and COLUMN_high are the ends of the interval.
+        column: the rows' column; COLUMN_low and COLUMN_high are the ends of its interval.
         scale: factor for all values.
     """
     for order, (name, look, cells) in enumerate(lines):
@@ -155,7 +155,7 @@ def lines_by_site(axis: Axes, lines: Sequence[tuple[str, Look, Cells]], column: 
         middle, low, high = (
             np.array([scale * number(row[column + end]) for _, row in here]) for end in ("", "_low", "_high")
         )
-        if here:  # a percentile interval may miss the estimate: the bar then ends there
+        if here:  # a percentile interval may miss the estimate; the bar then ends there
             bars = np.maximum([middle - low, high - middle], 0)
             axis.errorbar([place + aside for place, _ in here], middle, bars, label=name, elinewidth=0.8, **look)
 
@@ -165,9 +165,9 @@ class SitePanel(NamedTuple):
 
     Attributes:
         title: above it.
-        pairs: the site pairs across.
+        pairs: the site pairs on the horizontal axis.
         lines: name, look, and a row or None for each site pair.
-        levels: name or None, look, and height of what has no site.
+        levels: name or None, look and height of what has no site.
     """
 
     title: str
@@ -184,10 +184,10 @@ def site_figure(
     Args:
         shown: the panels.
         column: see `lines_by_site`; a `penalty` gets its own scale.
-        up: what the column is.
+        up: label of the vertical axes.
         scale: factor for all values.
-        across: what stands below all panels.
-        note: what stands above the legend.
+        across: label of the horizontal axes.
+        note: a line above the legend.
     """
     figure, axes = panels(len(shown), ABREAST, PANEL, (2.0, 0.8), sharey=True)
     for axis, panel in zip(axes, shown, strict=True):
@@ -202,13 +202,13 @@ def site_figure(
 
 
 def name_sites(axis: Axes, title: str, pairs: Sequence[tuple[int, int]]) -> None:
-    """Name a panel, and the site pairs across."""
+    """Give a panel its title, and its horizontal axis the site pairs."""
     axis.set_title(title, fontsize=10)
     axis.set_xticks(range(len(pairs)), [site_name(pair) for pair in pairs])
 
 
 def dress(figure: Figure, axes: Iterable[Axes], across: str, up: str, note: str = "") -> None:
-    """Say what is across and what is up, and add one legend for all panels."""
+    """Label the axes of all panels together, and add one legend for all."""
     figure.supxlabel(across, fontsize=9)
     figure.supylabel(up, fontsize=9)
     look: Look = {"frameon": False, "fontsize": 8, "title": note or None, "title_fontsize": 7.5}
@@ -218,18 +218,18 @@ def dress(figure: Figure, axes: Iterable[Axes], across: str, up: str, note: str 
 def penalty_scale(axes: Sequence[Axes]) -> None:
     """Make the shared scale of panels linear up to `LINEAR_UP_TO` nats and logarithmic beyond.
 
-    States without a map then fit on it. All lines must have been drawn: the scale no longer follows further ones.
+    States without a map then fit on it. Draw all lines first: the scale does not adapt to later ones.
     """
     for axis in axes:
         axis.axhline(0, color="0.6", linewidth=0.8, zorder=0)
         axis.set_yscale("symlog", linthresh=LINEAR_UP_TO, linscale=0.6)
         axis.yaxis.set_major_formatter("{x:g}")
     least = min(float(axis.dataLim.y0) for axis in axes)
-    axes[0].set_ylim(bottom=2 * min(least, -LINEAR_UP_TO / 8))  # no room for what nothing gained
+    axes[0].set_ylim(bottom=2 * min(least, -LINEAR_UP_TO / 8))  # little room below zero
 
 
 def number(value: float | None) -> float:
-    """The value as a number: NaN, which is not drawn, for None."""
+    """Return the value, or NaN for None, which is not drawn."""
     return math.nan if value is None else value
 
 

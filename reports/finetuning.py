@@ -1,4 +1,4 @@
-"""The report of a fine-tuning: every classifier, and their summary by variant."""
+"""The report of a fine-tuning: every classifier, and a summary by variant."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from reports.words import floor_words, score_heading, score_words
 
 __all__ = ["finetuning_figure", "finetuning_table", "report", "summarise"]
 
-CURVE_FROM = 3  # numbers of blocks; fewer are set side by side
+CURVE_FROM = 3  # numbers of blocks; fewer stand side by side
 UNFROZEN = -1  # where Merchant et al. put the model with nothing frozen
 ACROSS = {
     "bottom": "bottom blocks frozen (-1: nothing)",
@@ -27,7 +27,7 @@ ACROSS = {
 
 
 def report(meta: Row, rows: Sequence[Row]) -> Report:
-    """Make it from one row for each classifier that is finished."""
+    """Make the report from one row for each finished classifier."""
     return Report(
         "finetuning",
         meta,
@@ -40,7 +40,7 @@ def report(meta: Row, rows: Sequence[Row]) -> Report:
 
 
 def summarise(rows: Sequence[Row]) -> list[Row]:
-    """One row for each variant: means over its seeds and bases, and standard deviations of score and accuracy."""
+    """Summarise each variant in a row: means over seeds and bases, and standard deviations of score and accuracy."""
     summary = []
     for variant in dict.fromkeys(row["variant"] for row in rows):
         own = [row for row in rows if row["variant"] == variant]
@@ -62,7 +62,7 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
 
 
 def _spread(rows: Sequence[Row], column: str) -> Row:
-    """Mean and standard deviation of a column; None if some row lacks it."""
+    """Return the mean and standard deviation of a column, or None if some row lacks it."""
     values = [row[column] for row in rows if row[column] is not None]
     whole = len(values) == len(rows)
     return {
@@ -72,7 +72,7 @@ def _spread(rows: Sequence[Row], column: str) -> Row:
 
 
 def finetuning_table(rows: Sequence[Row], majority: float) -> Table:
-    """The score by variant, and in the last line that of the majority class, or of the mean number."""
+    """Make a table of scores by variant; the last line is the majority class, or the mean number."""
     words = score_words(rows)
     title = f"{words[0].upper()}{words[1:]} on {rows[0]['n_texts']} held-out texts"
     columns = ["classifiers", score_heading(rows), "± sd", "loss", "seconds", "weights trained"]
@@ -103,7 +103,7 @@ def finetuning_figure(rows: Sequence[Row], majority: float) -> Figure:
     counts = {kind: {row["count"] for row in rows if row["kind"] == kind} for kind in ACROSS}
     curves = [kind for kind in ACROSS if len(counts[kind]) >= CURVE_FROM]
     beside = [row for row in rows if row["kind"] not in curves and (row["kind"] != "none" or not curves)]
-    if {row["kind"] for row in beside} - {"none"}:  # what the others are compared with
+    if {row["kind"] for row in beside} - {"none"}:  # show what the others are compared with
         beside = [row for row in rows if row["kind"] not in curves]
     widths = [max(3.2, 0.36 * len(counts[kind]) + 1.2) for kind in curves]
     if beside:
@@ -122,7 +122,7 @@ def finetuning_figure(rows: Sequence[Row], majority: float) -> Figure:
 
 
 def _curve(axis: Axes, rows: Sequence[Row], kind: str) -> None:
-    """Draw the score against the number of blocks; the whole model has a place of its own on the same axis."""
+    """Draw the score against the number of blocks; the whole model has its own place on the same axis."""
     colour = COLOURS[list(ACROSS).index(kind)]
     whole = {"bottom": UNFROZEN, "top": 0, "layers": max(row["layers"] for row in rows)}[kind]
     places: dict[int, list[float]] = {}
@@ -148,7 +148,7 @@ def _side_by_side(axis: Axes, rows: Sequence[Row]) -> None:
 
 
 def _dots(axis: Axes, place: float, values: Sequence[float], colour: str) -> None:
-    """Draw dots around one place, a little apart."""
+    """Draw dots side by side around one place."""
     step = 0.3 / max(1, len(values) - 1)
     across = [place + (number - (len(values) - 1) / 2) * step * (len(values) > 1) for number in range(len(values))]
     axis.plot(across, values, linestyle="", marker="o", markersize=3.5, color=colour, alpha=0.45)

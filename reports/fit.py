@@ -19,7 +19,7 @@ SHOWN = {"fvu": "on the validation texts", "fvu_unseen": "on their rows of types
 
 
 def report(meta: Row, rows: Sequence[Row]) -> Report:
-    """Make it from one row for each aligner, direction and site pair."""
+    """Make the report from one row for each aligner, direction and site pair."""
     shown = with_short_names(rows)
     return Report(
         "summary",
@@ -33,7 +33,7 @@ def report(meta: Row, rows: Sequence[Row]) -> Report:
 
 
 def _table(rows: Sequence[Row], column: str) -> Table:
-    """Aligners down, sites across; a star marks a map that training did not improve."""
+    """Make a table with aligners down and sites across; a star marks a map that training did not improve."""
     lines: dict[str, list[Row]] = {}
     for row in rows:
         lines.setdefault(f"{row['model_x']} → {row['model_y']}  {row['method']}", []).append(row)

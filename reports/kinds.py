@@ -1,4 +1,4 @@
-"""Every kind of report, one line for each."""
+"""Every kind of report, one line each."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def make_report(kind: str, meta: Row, rows: Sequence[Row], **more: Any) -> Repor
     Args:
         kind: one of `KINDS`; its module is imported now.
         meta: what holds for all rows.
-        rows: one for each thing that was measured, with equal keys.
-        more: further tables and options that this kind of report takes.
+        rows: one for each thing that was measured, all with the same keys.
+        more: further tables and options of this kind of report.
     """
     report: Report = import_module(KINDS[kind]).report(meta, rows, **more)
     left_out = [words for texts in ("text", "other_text") for words in words_on_left_out(meta.get(texts, {}))]

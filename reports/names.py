@@ -1,4 +1,4 @@
-"""What models and sites are called where people look: tables, titles, figures, file names."""
+"""Names of models and sites for readers: in tables, titles, figures and file names."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from reports.report import Row
 
 __all__ = ["file_names", "names_in_full", "short_names", "site_name", "with_short_names"]
 
-COLUMNS = ("model_x", "model_y", "model")  # of a row, that name a model
-MOST_LETTERS = 40  # two names fit a title of 120 columns
+COLUMNS = ("model_x", "model_y", "model")  # of a row that name a model
+MOST_LETTERS = 40  # two such names fit in a title of 120 columns
 
 
 def short_names(models: Iterable[str]) -> dict[str, str]:
-    """A short name for each model, such as `seed-0` for `runs/tuned/none/seed-0`.
+    """Return a short name for each model, such as `seed-0` for `runs/tuned/none/seed-0`.
 
-    The short name is the part after the last slash, with as many of the parts before it as are needed to tell the model
-    from all others. A name of more than 40 letters is cut in the middle, unless two models would then look the same.
+    The short name is the part after the last slash, with as many of the parts before it as distinguish the model
+    from all others. A name of more than 40 letters is cut in the middle, unless two names would then be equal.
 
     Args:
         models: names of all models of a report; equal names are the same model.
@@ -32,7 +32,7 @@ def short_names(models: Iterable[str]) -> dict[str, str]:
 
 
 def file_names(models: Iterable[str]) -> dict[str, str]:
-    """A name for the files or folders of each model: letters, digits and `_.=-` only, no two the same."""
+    """Return a different name for each model's files or folders, of letters, digits and `_.=-` only."""
     names: dict[str, str] = {}
     for model, short in short_names(models).items():
         slug = re.sub(r"[^\w.=-]+", "-", short.replace("…", "--")).strip("-.") or "model"
@@ -43,13 +43,13 @@ def file_names(models: Iterable[str]) -> dict[str, str]:
 
 
 def with_short_names(rows: Sequence[Row]) -> list[Row]:
-    """Copies of rows with short model names, for people to read. Files keep the full names, which identify a model."""
+    """Copy rows with short model names, for readers. Files keep the full names, which identify a model."""
     names = short_names(_models(rows))
     return [row | {column: names[row[column]] for column in COLUMNS if column in row} for row in rows]
 
 
 def names_in_full(rows: Sequence[Row]) -> str:
-    """Lines for below a Markdown table that say what each short name stands for; empty if no name is shorter."""
+    """Return lines, to stand below a Markdown table, that explain short names; empty if no name was shortened."""
     names = short_names(_models(rows))
     lines = [f"- {short}: `{name}`\n" for name, short in names.items() if short != name]
     return "\n" + "".join(lines) if lines else ""
@@ -65,7 +65,7 @@ def _models(rows: Sequence[Row]) -> list[str]:
 
 
 def _end(name: str, others: Sequence[str]) -> str:
-    """The fewest last parts that no other name ends with; the whole name if there is no such end."""
+    """Return the fewest last parts that no other name ends with, or the whole name if there are none."""
     parts = name.rstrip("/").split("/")
     ends = ["/".join(parts[-count:]) for count in range(1, len(parts) + 1)]
     return next((end for end in ends if not any(f"/{other.rstrip('/')}".endswith(f"/{end}") for other in others)), name)

@@ -1,4 +1,4 @@
-"""Where a report goes: the files of a folder, the screen, W&B."""
+"""Publishes a report: as files, on screen, and at W&B."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ PACKAGES = ("torch", "lightning", "transformers", "torchmetrics", "numpy")
 
 
 def publish(report: Report, folder: Path, trainer: pl.Trainer) -> None:
-    """Write a report, show it, and log it to every W&B run of a trainer.
+    """Write a report, show it, and log it to every W&B run of a Trainer.
 
     Args:
-        report: of any kind.
-        folder: made if need be.
-        trainer: whose loggers are asked.
+        report: a report of any kind.
+        folder: created if it does not exist.
+        trainer: the Trainer with the loggers.
     """
     figures = write(report, folder)
     console = screen()
@@ -46,7 +46,7 @@ def publish(report: Report, folder: Path, trainer: pl.Trainer) -> None:
 
 
 def write(report: Report, folder: Path) -> list[Path]:
-    """Write a report's files, each whole or not at all; the paths of its figures."""
+    """Write a report's files, each whole or not at all, and return the paths of its figures."""
     folder.mkdir(parents=True, exist_ok=True)
     content = {"meta": report.meta, "findings": list(report.sentences), "rows": list(report.rows)}
     content |= {name: list(table) for name, table in report.tables.items()}
@@ -65,7 +65,7 @@ def write(report: Report, folder: Path) -> list[Path]:
 
 
 def environment(trainer: pl.Trainer) -> Row:
-    """Versions, device and number of ranks of a run."""
+    """Return the versions, device and number of ranks of a run."""
     device = trainer.strategy.root_device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     return {
@@ -76,7 +76,7 @@ def environment(trainer: pl.Trainer) -> Row:
 
 
 def _log(report: Report, figures: Iterable[Path], logger: WandbLogger) -> Path:
-    """Log a report to a W&B run; the run's folder."""
+    """Log a report to a W&B run, and return the run's folder."""
     logger.experiment.config.update(report.meta, allow_val_change=True)
     columns = list(report.rows[0])
     logger.log_table(report.name, columns=columns, data=[[row[column] for column in columns] for row in report.rows])
@@ -94,7 +94,7 @@ def _csv(rows: Sequence[Row]) -> str:
 
 
 def _markdown(report: Report) -> str:
-    """The table, to four digits; the sentences; the models' names in full."""
+    """Write the table to four digits, the sentences, and the models' full names."""
     lines = [_line(report.columns.values()), "|" + "---|" * len(report.columns)]
     lines += [_line(_cells(row, report.columns)) for row in with_short_names(report.rows)]
     said = "".join(f"- {sentence}\n" for sentence in report.sentences)
@@ -106,7 +106,7 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def _cells(row: Row, columns: Mapping[str, str]) -> Iterable[str]:
-    """Of a row, whose `site_x` and `site_y` stand in one column, `1→2` where they differ."""
+    """Yield a row's cells; `site_x` and `site_y` share a column, `1→2` where they differ."""
     if row["site_x"] != row["site_y"]:
         row = row | {"site_x": f"{row['site_x']}→{row['site_y']}"}
     for key in columns:

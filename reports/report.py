@@ -1,4 +1,4 @@
-"""What a run has found, ready to be written, shown and logged."""
+"""The findings of a run, ready to be written, shown and logged."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class Report:
     """A report of any kind. `reports.publishing` writes, shows and logs it.
 
     Attributes:
-        name: of its JSON, CSV and Markdown files, and of its table at W&B.
+        name: name of the JSON, CSV and Markdown files, and of the table at W&B.
         meta: what holds for all rows.
-        rows: one for each thing that was measured, with equal keys.
-        tables: further rows by name: an entry of the JSON file and, where there are any, a CSV file each.
-        columns: of the Markdown table: key -> heading; without any there is no Markdown file.
-        figures: name of the file -> what draws it.
-        screen: tables to show, models under their short names.
+        rows: one for each thing that was measured, all with the same keys.
+        tables: further rows by name: each an entry of the JSON file and, unless empty, a CSV file.
+        columns: key -> heading of the Markdown table; without any there is no Markdown file.
+        figures: name of the file -> function that draws it.
+        screen: tables to show, with short names of models.
         note: a line below them.
-        sentences: what the numbers say.
-        files: what the last line on screen calls the files.
+        sentences: the findings in words.
+        files: name of the files for the last line on screen.
     """
 
     name: str

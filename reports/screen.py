@@ -1,4 +1,4 @@
-"""The screen: tables and lines of words."""
+"""Tables and lines of text on screen."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["TitledTable", "say", "screen", "site_table"]
 
 
 class TitledTable(Table):
-    """A table of a report whose title may be wider than its columns; Rich alone would fold it.
+    """A table whose title may be wider than its columns; Rich would fold it.
 
     Args:
-        title: over the table, to its left.
+        title: shown above the table, at the left.
     """
 
     def __init__(self, title: str) -> None:
@@ -25,7 +25,7 @@ class TitledTable(Table):
         self._over = title
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The title, then the table."""
+        """Yield the title, then the table."""
         yield Text(f"\n{self._over}", style="bold")
         yield from super().__rich_console__(console, options)
 
@@ -36,10 +36,10 @@ def site_table(
     """Make an empty table with sites across.
 
     Args:
-        title: over the table.
-        names: headings of the first columns, which hold words; the first of them may be folded.
-        columns: headings of the columns of numbers between these and the sites.
-        sites: heading -> the sites below it; with one empty heading there is no line of headings.
+        title: shown above the table.
+        names: headings of the first columns, which hold text; the first of them may be folded.
+        columns: headings of the numeric columns between these and the sites.
+        sites: heading -> the sites below it; one empty heading means no line of headings.
     """
     over = "\n" if any(sites) else ""
     table = TitledTable(title)
@@ -55,10 +55,10 @@ def site_table(
 
 
 def screen() -> Console:
-    """The terminal, or 120 columns if the output is a file or a pipe."""
+    """Return the terminal, or 120 columns if the output is a file or a pipe."""
     return Console() if sys.stdout.isatty() else Console(width=120)
 
 
 def say(console: Console, line: str, style: str | None = None) -> None:
-    """Print a line of words: folded on a terminal, whole in a file or a pipe."""
+    """Print a line of text: folded on a terminal, whole in a file or a pipe."""
     console.print(line, style=style, highlight=False, soft_wrap=not console.is_terminal)

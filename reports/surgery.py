@@ -20,7 +20,7 @@ from reports.words import floor_words, score_words
 __all__ = ["report", "skipping_figure", "surgery_table", "truncation_figure"]
 
 ABREAST = 4
-HEADS: dict[str, dict[str, Any]] = {  # Okabe and Ito's green, blue and orange: the paper's colours for the same lines
+HEADS: dict[str, dict[str, Any]] = {  # Okabe and Ito's green, blue and orange, as the lines are coloured in the paper
     "untuned": {"color": "#009E73", "marker": "s", "label": "untuned: the model's own head"},
     "tuned": {"color": "#0072B2", "marker": "o", "label": "tuned: a head trained there"},
     "tuned_orig": {"color": "#E69F00", "marker": "^", "label": "tuned_orig: the same on the base model"},
@@ -28,7 +28,7 @@ HEADS: dict[str, dict[str, Any]] = {  # Okabe and Ito's green, blue and orange: 
 
 
 def report(meta: Row, rows: Sequence[Row]) -> Report:
-    """Make it from one row for each model and condition."""
+    """Make the report from one row for each model and condition."""
     shown, majority = with_short_names(rows), meta["majority_score"]
     return Report(
         "surgery",
@@ -43,7 +43,7 @@ def report(meta: Row, rows: Sequence[Row]) -> Report:
 
 
 def surgery_table(rows: Sequence[Row], majority: float) -> Table:
-    """The score of every truncation by site, for each model and for their mean."""
+    """Make a table of every truncation's score by site, for each model and for their mean."""
     cut = [row for row in rows if row["site"] is not None and row["kind"] != "native"]
     words = score_words(rows)
     title = (
@@ -98,7 +98,7 @@ def _line(axis: Axes, line: Sequence[Row], style: dict[str, Any], *, main: bool)
 def skipping_figure(rows: Sequence[Row], majority: float) -> Figure:
     """Draw the score without each span of blocks, as in Phang et al. 2021, Figure 4: first block up, last block across.
 
-    There is a panel for each model and, first, one for the mean of several.
+    Each model has a panel; the mean of several has the first.
     """
     spans = [row for row in rows if row["kind"] == "skip"]
     models = sorted(dict.fromkeys(row["model"] for row in spans), key=lambda name: name != MEAN)

@@ -1,4 +1,4 @@
-"""Words that reports share: what the score of a task is called, lists, ranges. Scores are shown in hundredths."""
+"""Words that reports share: names of scores, which are shown in hundredths, lists and ranges."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ HEADINGS = {"accuracy": "acc. %", "mcc": "MCC × 100", "f1": "F1 × 100", "pears
 
 
 def score_name(rows: Sequence[Row]) -> str:
-    """Name of the score of the first row that has one; `accuracy` if none has."""
+    """Return the name of the first score in the rows, or `accuracy` if there is none."""
     return next((row["score_name"] for row in rows if row.get("score_name")), "accuracy")
 
 
 def score_words(rows: Sequence[Row]) -> str:
-    """The score for an axis or a title, such as "accuracy in %" or "Matthews correlation × 100"."""
+    """Name the score for an axis or a title, such as "accuracy in %" or "Matthews correlation × 100"."""
     return WORDS[score_name(rows)]
 
 
 def score_heading(rows: Sequence[Row]) -> str:
-    """The score for the heading of a column, such as "acc. %"."""
+    """Name the score for the heading of a column, such as "acc. %"."""
     return HEADINGS[score_name(rows)]
 
 
 def floor_words(rows: Sequence[Row]) -> str:
-    """What the floor is called that answers every text alike: the majority class, or the mean number."""
+    """Name the floor that gives every text the same answer: the majority class, or the mean number."""
     return "mean number" if score_name(rows) in ("pearson", "spearman") else "majority class"
 
 
 def value_range(values: Sequence[float], form: str) -> str:
-    """`0.100 to 0.200`, or one number where both ends read the same."""
+    """`0.100 to 0.200`, or one number if both ends read the same."""
     low, high = format(min(values), form), format(max(values), form)
     return low if low == high else f"{low} to {high}"
 

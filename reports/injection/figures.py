@@ -17,7 +17,7 @@ from reports.words import score_words
 
 __all__ = ["accuracy_figure", "fvu_figure", "penalty_figure"]
 
-FVU_TOP = 10.0  # an inverse can be worse than the mean by any factor; the lines below 1 are what one wants to see
+FVU_TOP = 10.0  # an inverse can be arbitrarily worse than the mean, and would squeeze the lines below 1
 FVU_LABELS = {
     "fvu": "FVU: share of variance left unexplained",
     "fvu_unseen": "FVU on types that no map saw",
@@ -34,9 +34,9 @@ LEVELS: dict[str, Look] = {
 
 
 def fvu_figure(rows: Sequence[Row]) -> Figure:
-    """Draw FVU against site, a line for each method, a panel for each direction; logarithmic.
+    """Draw FVU against site on a logarithmic scale: a line for each method, a panel for each direction.
 
-    Below it, where they are known: FVU on the rows of unseen types, and on another source of text.
+    Where they are known, FVU on the rows of unseen types and on another source of text follow below.
     """
     heights = [name for name in FVU_LABELS if name == "fvu" or any(row.get(name) is not None for row in rows)]
     each = panels_of(rows)
@@ -61,7 +61,7 @@ def fvu_figure(rows: Sequence[Row]) -> Figure:
 
 
 def _fvu_line(axis: Axes, name: str, style: Look, line: list[Row], height: str) -> tuple[list[float], bool]:
-    """Draw one method; its values, NaN off the scale, and whether some site is not what training made of it."""
+    """Draw one method. Return its values, NaN off the scale, and whether training did not improve it at some site."""
     values = [number(row.get(height)) for row in line]
     shown = [value if value < FVU_TOP else math.nan for value in values]
     axis.plot(range(len(line)), shown, label=name if any(map(math.isfinite, shown)) else None, **style)
@@ -72,7 +72,7 @@ def _fvu_line(axis: Axes, name: str, style: Look, line: list[Row], height: str) 
 
 
 def penalty_figure(rows: Sequence[Row]) -> Figure:
-    """Draw by how much injection raises a language model's loss, with intervals and floors; logarithmic."""
+    """Draw how much injection raises a language model's loss, with intervals and floors."""
     of_models = [panel for panel in panels_of(rows) if of_tokens(panel)]
     return _by_site(of_models, ("floor",), "penalty", "penalty of injection, nats a token")
 
@@ -84,7 +84,7 @@ def accuracy_figure(rows: Sequence[Row]) -> Figure:
 
 
 def _by_site(shown: Sequence[list[Row]], roles: Sequence[str], column: str, up: str, scale: float = 1) -> Figure:
-    """Draw a column against site; rows without a site are levels if they have one of the roles."""
+    """Draw a column against site; rows without a site are levels if they have one of `roles`."""
     styles = _styles([row for panel in shown for row in panel])
     each = []
     for panel in shown:
@@ -95,7 +95,7 @@ def _by_site(shown: Sequence[list[Row]], roles: Sequence[str], column: str, up: 
 
 
 def _styles(rows: Sequence[Row]) -> dict[str, Look]:
-    """How to draw each method that has sites, the same in every panel: closed forms dashed, floors dotted."""
+    """Say how to draw each method that has sites, in every panel: closed forms dashed, floors dotted."""
     roles = {row["method"]: row["role"] for row in rows if row["site_x"] is not None}
     solved = {row["method"] for row in rows if row.get("fit") == "closed form"}
     styles: dict[str, Look] = {}
@@ -107,7 +107,7 @@ def _styles(rows: Sequence[Row]) -> dict[str, Look]:
 
 
 def _lines(panel: list[Row], styles: dict[str, Look]) -> list[tuple[str, Look, list[Row]]]:
-    """(name, style, rows by site) of every method that has sites, in the order of `styles`."""
+    """Return (name, style, rows by site) of every method that has sites, in the order of `styles`."""
     lines = [(name, style, [row for row in panel if row["method"] == name]) for name, style in styles.items()]
     return [entry for entry in lines if entry[2]]
 

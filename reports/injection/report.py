@@ -46,7 +46,7 @@ MARKDOWN_COLUMNS = {
 
 
 def report(meta: Row, rows: Sequence[Row]) -> Report:
-    """Make it from one row for each method, site, direction and kind of rows."""
+    """Make the report from one row for each method, site, direction and kind of rows."""
     shown = with_short_names(rows)
     drawn = [name for name in FIGURES if any(row.get(DRAWN[name]) is not None for row in rows)]
     return Report(
@@ -61,17 +61,17 @@ def report(meta: Row, rows: Sequence[Row]) -> Report:
 
 
 def left_out(meta: Row) -> list[str]:
-    """Sentences on what was asked for but not measured."""
+    """Say what was asked for but not measured."""
     missing = [f"Nothing was injected {direction}: {why}." for direction, why in meta.get("not_injected", {}).items()]
     return missing + [f"Left out, {name}: {why}" for name, why in meta.get("refusals", {}).items()]
 
 
 def console_tables(rows: Sequence[Row]) -> list[Table]:
-    """A table for each direction and kind of rows: methods down, sites across.
+    """Make tables for each direction and kind of rows: methods down, sites across.
 
-    The penalty of language models, FVU, also on unseen types and on other text, FVU of the inverse, the score: side by
-    side as far as that fits a screen, one below the other where there are many sites. Without any number, a group of
-    columns is left out.
+    Groups of columns are the penalty of language models, FVU, FVU on unseen types and on other text, FVU of the
+    inverse, and the score. They stand side by side as far as they fit on a screen, and below each other where there are
+    many sites. A group without numbers is left out.
     """
     tables = []
     for panel in panels_of(rows):
@@ -101,7 +101,7 @@ def _table(panel: list[Row], pairs: list[tuple[int, int]], title: str, groups: l
 
 
 def _mark(row: Row) -> str:
-    """A star if training did not improve the map; the sentences below the table say what it is."""
+    """Mark a map that training did not improve; the sentences below the table say what it is."""
     return "" if row.get("training") in (None, TRAINED_WELL) else "*"
 
 

@@ -1,4 +1,4 @@
-"""What the report of an injection says: sentences computed from its numbers, and the price of bijectivity."""
+"""The findings of an injection in words, computed from its numbers, and the price of bijectivity."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from reports.words import listed, score_name, score_words, value_range
 __all__ = ["below_chance", "of_tokens", "panel_title", "panels_of", "price_of_bijectivity", "reading"]
 
 ALIKE = 0.05  # numbers of parameters within this share count as equal
-KEPT = 0.015  # an accuracy counts as kept within this share of the texts
-VOCABULARY = 2.0  # a map whose FVU is so many times higher on unseen types is called partly a vocabulary
+KEPT = 0.015  # an accuracy that loses no more than this counts as kept
+VOCABULARY = 2.0  # a map whose FVU is this many times higher on unseen types is called partly a vocabulary
 ALL_TOKENS = "tokens"
 
 
 def price_of_bijectivity(rows: Sequence[Row]) -> list[Row]:
-    """FVU of each trained bijection over that of an unconstrained network of equal size, at each site.
+    """Divide each trained bijection's FVU by that of an unconstrained network of equal size, site by site.
 
     A bijection is compared in the directions in which it was trained, with networks trained in the same direction. A
     ratio of 1 means that being invertible costs nothing.
@@ -44,7 +44,7 @@ def price_of_bijectivity(rows: Sequence[Row]) -> list[Row]:
 
 
 def below_chance(rows: Sequence[Row]) -> list[Row]:
-    """The models whose own score is below the interval of random labels."""
+    """Find models whose own score is below the interval of random labels."""
     found = []
     for panel in panels_of(rows):
         chance = next((row["score_low"] for row in panel if row["method"] == "random_label"), None)
@@ -57,7 +57,7 @@ def below_chance(rows: Sequence[Row]) -> list[Row]:
 
 
 def reading(rows: Sequence[Row]) -> str:
-    """Sentences on each panel: whether Y still does its task, how exact the maps are, whether they are vocabularies."""
+    """Say of each panel whether Y still does its task, how exact the maps are, and whether they are vocabularies."""
     said = [line for panel in panels_of(rows) for line in (_reading(panel), *what_did_not_train(panel))]
     return "\n".join([*said, *map(_warning, below_chance(rows))])
 
@@ -71,7 +71,7 @@ def _warning(entry: Row) -> str:
 
 
 def panels_of(rows: Sequence[Row]) -> list[list[Row]]:
-    """The rows of each pair of models, direction and kind of rows, in the order in which they first come."""
+    """Group the rows by pair of models, direction and kind of rows, in the order of their first appearance."""
     found: dict[tuple[str | None, ...], list[Row]] = {}
     for row in rows:
         key = tuple(row.get(name) for name in ("model_x", "model_y", "direction", "rows"))
@@ -80,12 +80,12 @@ def panels_of(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def of_tokens(panel: Sequence[Row]) -> bool:
-    """Whether the target is a language model, whose loss is in nats a token."""
+    """Tell whether the target is a language model, whose loss is in nats a token."""
     return any(row.get("perplexity") is not None for row in panel)
 
 
 def panel_title(panel: Sequence[Row]) -> str:
-    """From which model into which, and on which rows if these are not tokens."""
+    """Name the models, and the rows if they are not tokens."""
     first = panel[0]
     kind = first.get("rows", ALL_TOKENS)
     return f"{first['model_x']} → {first['model_y']}" + ("" if kind == ALL_TOKENS else f", rows: {kind}")
@@ -125,7 +125,7 @@ def _behaviour(panel: list[Row], methods: dict[str, list[Row]]) -> str:
 
 
 def _penalties(panel: list[Row], methods: dict[str, list[Row]]) -> str:
-    """What injection costs a language model, map by map, and which maps the intervals do not tell apart."""
+    """Say what injection costs a language model, map by map, and which maps the intervals do not tell apart."""
     source, target = panel[0]["model_x"], panel[0]["model_y"]
     native = next(row for row in panel if row["method"] == "native_y")
     if native["loss"] is None:
@@ -147,7 +147,7 @@ def _penalties(panel: list[Row], methods: dict[str, list[Row]]) -> str:
 
 
 def _overlap(worse: list[Row], better: list[Row]) -> bool:
-    """Whether the intervals of two penalties meet at any site."""
+    """Tell whether the intervals of two penalties meet at any site."""
     return any(a["penalty_low"] <= b["penalty_high"] for a, b in zip(worse, better, strict=True))
 
 
@@ -156,7 +156,7 @@ def _nats(line: list[Row]) -> str:
 
 
 def _exactness(rows: list[Row], methods: dict[str, list[Row]]) -> str:
-    """How much of the variance the closest map leaves, against linear, and the price of bijectivity."""
+    """Say how much variance the closest map and the linear one leave, and the price of bijectivity."""
     mapped = _measured(methods, "fvu")
     if not mapped:
         return "No map was evaluated."
@@ -174,7 +174,7 @@ def _exactness(rows: list[Row], methods: dict[str, list[Row]]) -> str:
 
 
 def _elsewhere(methods: dict[str, list[Row]]) -> str:
-    """Sentences on rows of types that no map saw, and on other text, where these were measured."""
+    """Say what was measured on rows of types that no map saw, and on other text."""
     said = ""
     if known := _measured(methods, "fvu_seen", "fvu_unseen"):
         best = _closest(known, "fvu_unseen")
@@ -196,7 +196,7 @@ def _elsewhere(methods: dict[str, list[Row]]) -> str:
 
 
 def _measured(methods: dict[str, list[Row]], *columns: str) -> dict[str, list[Row]]:
-    """The maps whose rows have a value in these columns at every site."""
+    """Select the maps that have a value in these columns at every site."""
     return {
         name: line
         for name, line in methods.items()

@@ -1,4 +1,4 @@
-"""Figures of a comparison layer by layer: heat maps of all layer pairs, and lines along matching layers."""
+"""Figures of a comparison of layers: heat maps of all layer pairs, and lines along matching layers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def heat_maps(rows: Sequence[Row]) -> Figure:
     """Draw every measure between all layers of two models: X's layers up, Y's across, one colour scale from 0 to 1.
 
     Args:
-        rows: of one pair of models, with raw features.
+        rows: those of one pair of models, with raw features.
     """
     measures = list(dict.fromkeys(row["label"] for row in rows))
     layers_x, layers_y = (sorted({row[f"layer_{side}"] for row in rows}) for side in "xy")
@@ -64,7 +64,7 @@ def block_map(rows: Sequence[Row]) -> Figure:
     Entry (a, b) is the similarity of a to b, even if the measure is not symmetric.
 
     Args:
-        rows: of one measure and all pairs of models, with raw features.
+        rows: those of one measure and all pairs of models, with raw features.
     """
     layers: dict[str, list[int]] = {}
     for row in rows:
@@ -82,7 +82,7 @@ def block_map(rows: Sequence[Row]) -> Figure:
 
 
 def _both_directions(rows: Sequence[Row], places: Sequence[tuple[str, int]]) -> NDArray[np.float64]:
-    """Similarities of each (model, layer) to each other, NaN where none was measured."""
+    """Arrange the similarity of each (model, layer) to each other; NaN where none was measured."""
     grid = np.full((len(places), len(places)), np.nan)
     for row in rows:
         a, b = (places.index((row[f"model_{side}"], row[f"layer_{side}"])) for side in "xy")
@@ -94,7 +94,7 @@ def _both_directions(rows: Sequence[Row], places: Sequence[tuple[str, int]]) -> 
 
 
 def _name_blocks(axis: Axes, names: list[str], sizes: list[int]) -> None:
-    """Part the models by white lines, and name them above and on the right."""
+    """Separate the models by white lines, and name them above and on the right."""
     ends = np.cumsum(sizes)
     for end in ends[:-1]:
         axis.axhline(end - 0.5, color="w", linewidth=1.5)
@@ -111,7 +111,7 @@ def layer_lines(rows: Sequence[Row]) -> Figure:
     """Draw every measure along matching layers: the value with its interval, and the controls that were computed.
 
     Args:
-        rows: of one pair of models.
+        rows: those of one pair of models.
     """
     raw = [row for row in rows if row["features"] == "raw"]
     measures = list(dict.fromkeys(row["label"] for row in raw))
@@ -135,7 +135,7 @@ def layer_lines(rows: Sequence[Row]) -> Figure:
 
 
 def _line(rows: Sequence[Row], measure: str, pairs: list[tuple[int, int]]) -> dict[str, NDArray[np.float64]]:
-    """Each quantity along the matching layers; NaN where it is missing."""
+    """Return each quantity along the matching layers; NaN where it is missing."""
     by_place = {
         (row["layer_x"], row["layer_y"], row["features"]): row for row in rows if row["label"] == measure
     }  # fmt: skip
@@ -149,7 +149,7 @@ def _line(rows: Sequence[Row], measure: str, pairs: list[tuple[int, int]]) -> di
 
 
 def _draw(axis: Axes, line: dict[str, NDArray[np.float64]]) -> dict[str, Any]:
-    """Draw the quantities that have values; handles by name."""
+    """Draw the quantities that have values, and return their handles by name."""
     places = np.arange(len(line["value"]))
     if np.isfinite(line["low"]).any():
         axis.fill_between(places, line["low"], line["high"], color=LINES["value"]["color"], alpha=0.2, linewidth=0)

@@ -20,7 +20,7 @@ SHOWN = {"value": "", "held_out": "other texts", "null": "null", "untrained": "u
 
 
 def report(meta: Row, rows: Sequence[Row], layers: Sequence[Row], distances: Sequence[Row]) -> Report:
-    """Make it from rows, and from what is measured of layers and of whole models.
+    """Make the report from rows, and from figures of layers and of whole models.
 
     Args:
         meta: what holds for all rows.
@@ -45,7 +45,7 @@ def report(meta: Row, rows: Sequence[Row], layers: Sequence[Row], distances: Seq
 
 
 def _figures(rows: Sequence[Row]) -> dict[str, Callable[[], Figure]]:
-    """Two for each pair of models (all layer pairs; matching layers); for more than two models also one a measure."""
+    """List the figures: two for each pair of models and, of more than two models, one for each measure."""
     figures: dict[str, Callable[[], Figure]] = {}
     names = file_names(row[f"model_{side}"] for row in rows for side in "xy")
     for (model_x, model_y), panel in _pairs(rows).items():
@@ -61,7 +61,7 @@ def _figures(rows: Sequence[Row]) -> dict[str, Callable[[], Figure]]:
 
 
 def similarity_tables(rows: Sequence[Row]) -> list[Table]:
-    """For each pair of different models: measures down, matching layers across, controls below each value."""
+    """Make a table for each pair of models: measures down, matching layers across, controls below each value."""
     return [_table(_raw(panel), x, y) for (x, y), panel in _pairs(rows).items() if x != y]
 
 

@@ -1,4 +1,4 @@
-"""Figures of stitching: what it costs at each site, during training, and over all site pairs."""
+"""Figures of stitching: its cost at each site, during training, and over all site pairs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def penalty_figure(rows: Sequence[Row], groups: Groups = None) -> Figure:
 
     Args:
         rows: of all routes.
-        groups: see `pair_intervals.over_pairs`; with groups or many models lines are means over routes.
+        groups: see `pair_intervals.over_pairs`; with groups, or many models, lines are means over routes.
     """
     return _by_site(rows, groups, "penalty", PENALTY)
 
@@ -72,7 +72,7 @@ def _by_site(
     scale: float = 1,
     levels: Sequence[tuple[str | None, Look, float]] = (),
 ) -> Figure:
-    """Draw a column of the rows against site, a panel for each method with the same levels."""
+    """Draw a column of the rows against site: a panel for each method, all with the same levels."""
     lines, pairs = lines_of(rows, groups), matching_pairs(rows)
     shown = []
     for method in methods_of(rows):
@@ -89,10 +89,10 @@ def _by_site(
 def curve_figure(curves: Sequence[Row], groups: Groups = None) -> Figure:
     """Draw the penalty of one method on validation texts during training (Brown et al. 2023, Figure 6).
 
-    There is a panel for each site, and a line for each route or for the mean over a group.
+    Each site has a panel; each route, or the mean over each group, has a line.
 
     Args:
-        curves: step, model_x, model_y, method, site_x, site_y, penalty.
+        curves: rows with step, model_x, model_y, method, site_x, site_y and penalty.
         groups: see `penalty_figure`.
     """
     lines = lines_of(curves, groups, quantities=("penalty",), by=("site_x", "site_y", "step"))
@@ -145,7 +145,7 @@ def _map_row(figure: Figure, axes: list[Axes], lines: Sequence[Sequence[Row]], l
 
 
 def _looks(lines: Sequence[Line]) -> list[Look]:
-    """Colours are targets and markers are sources; a group has its own. Dashed: models stitched to themselves."""
+    """Give targets colours, sources markers, and groups both; models stitched to themselves are dashed."""
     targets = list(dict.fromkeys(line.model_y or line.name for line in lines))
     sources = list(dict.fromkeys(line.model_x or line.name for line in lines))
     return [

@@ -13,7 +13,7 @@ from similarity.controls import matching_layers
 __all__ = ["Line", "averaged", "is_grid", "lines_of", "matching_pairs", "methods_of", "what_intervals_are"]
 
 Pair = tuple[int, int]
-MOST_MODELS = 3  # whose routes can be told apart in one panel
+MOST_MODELS = 3  # more routes than theirs cannot be told apart in a panel
 
 
 class Line(NamedTuple):
@@ -24,7 +24,7 @@ class Line(NamedTuple):
         model_x: the source; None for a group.
         model_y: the target; None for a group.
         same: whether models are stitched to themselves.
-        rows: of all methods and site pairs; of a route also "native".
+        rows: those of all methods and site pairs; a route also has "native".
     """
 
     name: str
@@ -35,7 +35,7 @@ class Line(NamedTuple):
 
 
 def averaged(rows: Sequence[Row], groups: Mapping[str, Sequence[str]] | None) -> bool:
-    """Whether lines are means over routes: with groups, or with too many models to tell routes apart."""
+    """Tell whether lines are means over routes: with groups, or with too many models to tell routes apart."""
     return groups is not None or len({row[f"model_{side}"] for row in rows for side in "xy"}) > MOST_MODELS
 
 
@@ -65,18 +65,18 @@ def lines_of(
 
 
 def methods_of(rows: Sequence[Row]) -> list[str]:
-    """Methods that have sites, floors last."""
+    """List the methods that have sites, floors last."""
     roles = {row["method"]: row["role"] for row in rows if row["site_x"] is not None}
     return sorted(roles, key=lambda method: roles[method] == "floor")
 
 
 def is_grid(rows: Sequence[Row]) -> bool:
-    """Whether some route has a site of its source at more than one site of its target."""
+    """Tell whether some route pairs a site of its source with more than one site of its target."""
     return any(len(set(own)) > max(len({pair[side] for pair in own}) for side in (0, 1)) for own in _pairs(rows))
 
 
 def matching_pairs(rows: Sequence[Row]) -> list[Pair]:
-    """The site pairs of all routes in order of depth; of a grid only those of equal relative depth."""
+    """Return the site pairs of all routes by depth; of a grid, only those of equal relative depth."""
     found: set[Pair] = set()
     for own in _pairs(rows):
         depths = [sorted({pair[side] for pair in own}) for side in (0, 1)]
@@ -86,14 +86,14 @@ def matching_pairs(rows: Sequence[Row]) -> list[Pair]:
 
 
 def what_intervals_are(rows: Sequence[Row], groups: Mapping[str, Sequence[str]] | None = None) -> str:
-    """What the lines' intervals are taken over, in words."""
+    """Say in words what the lines' intervals are taken over."""
     if not averaged(rows, groups):
         return "95 % interval over texts"
     return " or ".join(sorted({row["interval"] for line in lines_of(rows, groups) for row in line.rows}))
 
 
 def _pairs(rows: Sequence[Row]) -> list[list[Pair]]:
-    """The site pairs of each route or group."""
+    """Return the site pairs of each route or group."""
     found: dict[Any, list[Pair]] = {}
     for row in rows:
         if row["site_x"] is not None:

@@ -21,7 +21,7 @@ __all__ = ["report", "stitching_tables"]
 
 Groups = Mapping[str, Sequence[str]] | None
 MOST_SITES_TOGETHER = 3  # penalty and accuracy side by side
-LOST = "lost × 100"  # of the score, where lines are means over routes
+LOST = "lost × 100"  # of the score, if lines are means over routes
 MOST_SITES_ABREAST = {"penalty": 6, "score": 12}  # either alone
 MARKDOWN_COLUMNS = {
     "model_x": "from", "model_y": "into", "site_x": "site", "method": "method", "loss": "loss", "penalty": "penalty",
@@ -32,13 +32,13 @@ MARKDOWN_COLUMNS = {
 
 
 def report(meta: Row, rows: Sequence[Row], curves: Sequence[Row] = (), groups: Groups = None) -> Report:
-    """Make it from rows and learning curves.
+    """Make the report from rows and learning curves.
 
     Args:
         meta: what holds for all rows.
         rows: one for each route, method and site pair, and one "native" for each route.
         curves: one for each route, method, site pair and step.
-        groups: of models. Means over pairs of models are what is shown where there are groups or many models.
+        groups: of models. With groups, or many models, means over pairs of models are shown.
     """
     return Report(
         "stitching",
@@ -68,10 +68,10 @@ def _figures(rows: Sequence[Row], curves: Sequence[Row], groups: Groups) -> dict
 
 
 def stitching_tables(rows: Sequence[Row], groups: Groups = None) -> list[Table]:
-    """Tables with routes down and sites across: penalty with half the width of its interval, and the task's score.
+    """Make tables with routes down and sites across: the penalty ± half its interval's width, and the task's score.
 
-    With groups or many models a line is the mean over the routes of a group, and shows how much of the score is lost.
-    Many sites are spread over several tables; of a grid only the matching sites are shown.
+    With groups, or many models, a line is the mean over a group's routes and shows how much of the score is lost. Many
+    sites are spread over several tables; of a grid, only the matching sites are shown.
     """
     pairs, lines = matching_pairs(rows), lines_of(rows, groups)
     mean = averaged(rows, groups)

@@ -1,4 +1,4 @@
-"""What a report of stitching says: sentences computed from its numbers."""
+"""The findings of stitching in words, computed from its numbers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ SMALL = 0.01  # nats, and hundredths of the score
 
 
 def findings(rows: Sequence[Row], groups: Mapping[str, Sequence[str]] | None = None) -> list[str]:
-    """One sentence for each finding on each method.
+    """Write a sentence for each finding on each method.
 
     They say which direction costs more, whether models stitched to themselves lose anything, how much of the targets'
-    score is kept, and, with groups, which routes cost more. Of a route that overflows they say only that.
+    score is kept and, with groups, which routes cost more. Of a route that overflows they say only that it does.
 
     Args:
         rows: of all routes.
@@ -53,7 +53,7 @@ def _cost(rows: Sequence[Row]) -> str:
 
 
 def _directions(rows: Sequence[Row]) -> list[str]:
-    """For each pair of models the direction that costs more, X's site l into Y's m compared with Y's m into X's l."""
+    """Say of each pair of models which direction costs more, comparing X's site l into Y's m with Y's m into X's l."""
     names = short_names(row[f"model_{side}"] for row in rows for side in "xy")
     cells = {(row["model_x"], row["model_y"], row["site_x"], row["site_y"]): row for row in rows}
     pairs: dict[tuple[str, str], list[tuple[Row, Row]]] = {}
@@ -79,7 +79,7 @@ def _direction(x: str, y: str, both: Sequence[tuple[Row, Row]]) -> str:
 
 
 def _baselines(rows: Sequence[Row]) -> list[str]:
-    """What stitching a model to itself costs, and whether different models cost more."""
+    """Say what stitching a model to itself costs, and whether different models cost more."""
     same = [row for row in rows if row["same_model"] and row["site_x"] == row["site_y"]]
     if not same:
         return []
