@@ -119,7 +119,8 @@ def _locked(config: Path) -> int:
 
 def _taken(folder: Path) -> ValueError:
     return ValueError(
-        f"Expected `run` to be a folder of its own, but another command is at work in {folder}. Name another."
+        f"Expected `run` to be a folder of its own, but another command is at work in {folder}. Wait for it, or name "
+        "another."
     )
 
 

@@ -137,23 +137,32 @@ def _wandb(folder: Path, kind: str) -> WandbLogger:
         "resume": "allow",
         "settings": wandb.Settings(init_timeout=30),
     }
-    mode: Any = os.environ.get("WANDB_MODE") or "online"
-    if mode == "online" and not wandb.login(prompt=False):
-        mode = "offline"
-        if "WANDB_MODE" in os.environ:
-            rank_zero_warn(
-                "WANDB_MODE is online, but W&B has no key: run `wandb login`, or set WANDB_API_KEY. This run is logged "
-                "offline; `wandb sync` uploads it later."
-            )
     # Lightning would pass an argument that W&B warns about.
     try:
-        run = wandb.init(mode=mode, **options)
+        run = wandb.init(mode=_wandb_mode(), **options)
     except (wandb.errors.CommError, wandb.errors.AuthenticationError) as error:
         rank_zero_warn(f"W&B cannot be reached ({error}). This run is logged offline; `wandb sync` uploads it later.")
         run = wandb.init(mode="offline", **options)
     run.define_metric("trainer/global_step")
     run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
     return WandbLogger(save_dir=folder, experiment=run)
+
+
+def _wandb_mode() -> Any:
+    """Return WANDB_MODE, or offline for a user who would be online and is not logged in."""
+    import wandb
+
+    mode = os.environ.get("WANDB_MODE")
+    if mode not in (None, "", "online"):
+        return mode
+    if wandb.login(prompt=False):
+        return "online"
+    if mode:
+        rank_zero_warn(
+            "WANDB_MODE is online, but W&B has no key: run `wandb login`, or set WANDB_API_KEY. This run is logged "
+            "offline; `wandb sync` uploads it later."
+        )
+    return "offline"
 
 
 def quiet() -> None:
