@@ -112,9 +112,9 @@ class Part:
             return Part(HSIC(kept.xy[i_, j_], kept.xx[i_], kept.yy[j_]))
         return Part(AttentionSums(*(value[i_, :, j_] if value.ndim else value for value in kept)))
 
-    def content(self) -> Any:
-        """What the family's measures are computed from."""
-        return SharedMoments(self.kept.moments()) if isinstance(self.kept, GridSums) else self.kept
+    def content(self, *, in_place: bool = False) -> Any:
+        """What the family's measures are computed from; with `in_place`, moments take the place of their sums."""
+        return SharedMoments(self.kept.moments(in_place=in_place)) if isinstance(self.kept, GridSums) else self.kept
 
 
 def evaluate(measure: Measure, content: Any) -> dict[str, Tensor]:
@@ -197,11 +197,15 @@ class Arm(nn.Module):
                 metric.update(*(word_pairs(cast(Tensor, each), rows.words) for each in weights))
 
     def content(self, measure: Measure) -> Any:
-        """What a measure is computed from, over all groups and ranks; gathered on the first call."""
+        """What a measure is computed from, over all groups and ranks; gathered on the first call, for good."""
         key = _key(measure)
         if key not in self._contents:
-            whole = Part(_kept(self.grid)) if measure.family == "moments" else reduce(add, self._gathered(measure))
-            self._contents[key] = whole.content()
+            if measure.family == "moments":
+                self._contents[key], self.grid = Part(_kept(self.grid)).content(in_place=True), None
+            elif measure.family == "rows":
+                self._contents[key] = self._sample(key)
+            else:
+                self._contents[key] = reduce(add, self._gathered(measure)).content()
         return self._contents[key]
 
     def at(self, measure: Measure, a: int, b: int) -> list[Part]:
@@ -216,13 +220,23 @@ class Arm(nn.Module):
         key = _key(measure)
         if key not in self._parts:
             if measure.family == "rows":
-                whole: Sample = cast(RowSample, self.samples[str(measure.budget)]).compute()
-                chosen = [whole.text % self.groups == group for group in range(self.groups)]
-                samples = [Sample(whole.x[:, rows], whole.y[:, rows], whole.text[rows]) for rows in chosen]
-                self._parts[key] = [Part(sample) for sample in samples]
+                whole = cast(Sample, self.content(measure))
+                ends = (whole.text % self.groups).bincount(minlength=self.groups).cumsum(0).tolist()
+                here = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+                self._parts[key] = [Part(Sample(whole.x[:, s], whole.y[:, s], whole.text[s])) for s in here]
             else:
                 self._parts[key] = [Part(_kept(metric)) for metric in cast(Sequence[Any], self.by_group[key])]
         return self._parts[key]
+
+    def _sample(self, budget: str) -> Sample:
+        """The sample of rows, group by group; what it was drawn from is dropped."""
+        metric = cast(RowSample, self.samples.pop(budget))
+        whole: Sample = metric.compute()
+        metric.clear()
+        if self.groups == 1:
+            return whole
+        order = (whole.text % self.groups).argsort(stable=True)
+        return Sample(whole.x[:, order], whole.y[:, order], whole.text[order])
 
 
 def _key(measure: Measure) -> str:

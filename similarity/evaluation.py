@@ -9,9 +9,10 @@ from itertools import combinations_with_replacement
 from typing import Any, Literal, cast
 
 import lightning.pytorch as pl
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torchmetrics import Metric, SumMetric
+from torchmetrics import SumMetric
 
 from datamodules.protocol import LayerData, stream_of
 from frozen.loading.precision import check_precision
@@ -20,6 +21,7 @@ from similarity.catalogue import DEFAULT, Measure, catalogue
 from similarity.controls import matching_layers
 from similarity.functional.folding import fold
 from similarity.functional.summaries import angular_distance, localization, nuclear_norm_from_moments
+from similarity.memory import memory_of
 from similarity.outcome import Refusals, caution, controls_of, rows_of
 from similarity.scales import FeatureScales
 
@@ -28,7 +30,6 @@ __all__ = ["SimilarityEvaluation"]
 logger = logging.getLogger(__name__)
 
 GROUPS = 10  # of the jackknife
-ANNOUNCED = 1e9  # bytes of accumulators from which on they are announced
 
 Row = dict[str, Any]
 ATTENTION = ("heads", "head_moments")
@@ -154,9 +155,10 @@ class SimilarityEvaluation(pl.LightningModule):
                 self.arms[_key(i, j, name)] = Arm(measures, *shapes, groups, matching, self.seed, self.products)
         self.scales = nn.ModuleList(FeatureScales(shape.layers, shape.width) for shape in self.shapes if self._fits)
         self.counts = SumMetric().set_dtype(torch.float64)
-        size = sum(state.nbytes for metric in self.modules() if isinstance(metric, Metric) for state in _states(metric))
-        if size > ANNOUNCED:
-            logger.warning("The accumulators of this comparison take %.1f GB on each device.", size / 1e9)
+        twins = [model.model for model in self.models if self._fits]
+        self.announced = memory_of(cast(Any, self.arms.values()), self.shapes, self._largest_batch(), twins)
+        if self.trainer.is_global_zero:
+            logger.warning("This comparison takes up to %.2f GB beside its models.", self.announced / 1e9)
 
     def _matching(self, i: int, j: int) -> list[tuple[int, int]]:
         """Indices of the matching layers of two models, for which there are intervals."""
@@ -167,6 +169,11 @@ class SimilarityEvaluation(pl.LightningModule):
         """Batches of held-out texts that all ranks together will read."""
         count, limit = cast(Any, self._stream.loader("test").sampler).count, self.trainer.limit_test_batches
         return int(count * limit) if isinstance(limit, float) else min(count, limit * self.trainer.world_size)
+
+    def _largest_batch(self) -> int:
+        """Most tokens, and so most rows, that a batch can have."""
+        batches = cast(Any, self._stream.loader("test").sampler)
+        return int(np.sort(batches.lengths)[-int(np.diff(batches.bounds).max()) :].sum())
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
@@ -376,10 +383,6 @@ class SimilarityEvaluation(pl.LightningModule):
             subspaces.append(svcca["both"].mT if turned else svcca["both"])
             own.append((torch.eye if i == j else torch.zeros)(*neurons[-1].shape).bool())
         return localization(*(torch.cat(grids, 1) for grids in (neurons, subspaces, own)))
-
-
-def _states(metric: Metric) -> Iterator[Tensor]:
-    return (getattr(metric, name) for name in metric._defaults)
 
 
 def _key(i: int, j: int, arm: str) -> str:

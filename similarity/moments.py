@@ -28,12 +28,27 @@ class DoubleMetric(Metric):
     """A metric whose sums stay in float64, and whose answer keeps its shape.
 
     torchmetrics guards its states against `half()`, but not against `to(torch.float16)`; and it squeezes an answer of
-    one element, such as that of a single pair of layers.
+    one element, such as that of a single pair of layers. It also keeps a copy of every state to reset it to: here, as
+    each state begins with one number throughout, that number.
     """
+
+    def add_state(self, name: str, default: Any, *args: Any, **kwargs: Any) -> None:
+        """Add a state whose entries all begin with the same number."""
+        first = default.flatten()[0]
+        super().add_state(name, first.clone(), *args, **kwargs)
+        setattr(self, name, default)
+        self._defaults[name] = first.clone().expand(default.shape)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> nn.Module:
         """Follow `fn` to its device, and not to its dtype."""
-        return super()._apply(lambda state: state.to(fn(state.new_empty(0)).device), exclude_state)
+
+        def moved(state: Tensor) -> Tensor:
+            device = fn(state.new_empty(0)).device
+            if any(state.stride()):
+                return state.to(device)
+            return state[(0,) * state.ndim].to(device).expand(state.shape)  # a default: one number
+
+        return super()._apply(moved, exclude_state)
 
     def _wrap_compute(self, compute: Callable) -> Callable:
         """Keep the answer's shape, and do not copy it."""

@@ -133,7 +133,9 @@ class RowSample(DoubleMetric):
         """Reduce the state to the sample, at the front, and return its number of rows."""
         key, order = _smallest(self.key, self.budget)
         kept = len(order)
-        self.text[:kept], self.x[:, :kept], self.y[:, :kept] = self.text[order], self.x[:, order], self.y[:, order]
+        self.text[:kept] = self.text[order]
+        for layer in (*self.x, *self.y):  # one at a time, for the memory
+            layer[:kept] = layer[order]
         self.key[:kept], self.key[kept:] = key, _FREE
         if kept == self.budget:
             self.limit = key[-1].clone()
@@ -147,6 +149,10 @@ class RowSample(DoubleMetric):
             x, y = (rows.transpose(0, 1).flatten(1, 2) for rows in (x, y))
         _, order = _smallest(key, self.budget)
         return Sample(x[:, order], y[:, order], text[order])
+
+    def clear(self) -> None:
+        """Give the memory of the rows back; nothing can be added afterwards."""
+        self.x, self.y, self._computed = self.x[:, :0].clone(), self.y[:, :0].clone(), None
 
 
 def _smallest(key: Tensor, budget: int) -> tuple[Tensor, Tensor]:

@@ -27,6 +27,10 @@ class Whitening(NamedTuple):
     weight: Tensor
     rank: Tensor
 
+    def of(self, some: int | slice) -> Whitening:
+        """The whitening of one layer, or of some."""
+        return Whitening(self.weight[some], self.rank[some])
+
 
 class Canonical(NamedTuple):
     """Canonical correlations and directions of centred rows X and Y (Hotelling 1936).

@@ -11,6 +11,7 @@ from similarity.functional.canonical import Canonical, Whitening, canonical, can
 from similarity.functional.checks import check_features, check_layers, check_moments, check_pair, check_share
 from similarity.functional.grid import grid_moments
 from similarity.functional.moments import GridMoments
+from similarity.functional.tiles import by_tile
 
 __all__ = [
     "Correlations",
@@ -69,7 +70,7 @@ def correlations_from_moments(moments: GridMoments, *, share: float, measure: st
     Raises:
         ValueError: as `svcca_from_moments`.
     """
-    return _correlations(canonical(*_whitened(moments, measure, share), moments.xy), moments)
+    return _correlations(*_whitened(moments, measure, share), moments)
 
 
 def correlations_held_out(
@@ -82,8 +83,15 @@ def correlations_held_out(
     """
     check_pair(fitted, held_out)
     check_moments(held_out, f"Held-out {measure}", 3)
-    found = canonical(*_whitened(fitted, measure, share), fitted.xy)
-    return _correlations(found, fitted)._replace(rho=_held_out_correlations(found, held_out, measure))
+    found = _correlations(*_whitened(fitted, measure, share), fitted, held_out)
+    used = torch.arange(found.rho.shape[-1], device=found.rho.device) < found.rank[..., None]
+    constant = used & found.rho.isnan()
+    if constant.any():
+        raise ValueError(
+            f"Held-out {measure} expects canonical variables that vary on the rows of `held_out`, but "
+            f"{int(constant.sum())} of {int(used.sum())} are constant on its {int(held_out.n)} rows. Give more rows."
+        )
+    return found._replace(rho=found.rho.where(used, 0.0))
 
 
 def cca(x: Tensor, y: Tensor) -> Tensor:
@@ -184,12 +192,17 @@ def pwcca_held_out(fitted: GridMoments, held_out: GridMoments, *, share: float =
 
 
 def _mean_correlation(moments: GridMoments, measure: str, share: float) -> Tensor:
-    rho, rank = canonical_correlations(*_whitened(moments, measure, share), moments.xy)
-    return rho.sum(-1) / rank
+    white_x, white_y = _whitened(moments, measure, share)
+
+    def mean(i: int, some: slice, xy: Tensor) -> Tensor:
+        rho, rank = canonical_correlations(white_x.of(i), white_y.of(some), xy)
+        return rho.sum(-1) / rank
+
+    return by_tile(moments, mean)
 
 
 def _whitened(moments: GridMoments, measure: str, share: float) -> tuple[Whitening, Whitening]:
-    """Whitenings of all layers of X, (L_x, 1, ...), and of Y, (1, L_y, ...). Raises if there are no correlations."""
+    """Whitenings of all layers of X and of Y. Raises if there are no correlations."""
     check_share(share)
     check_moments(moments, measure, 3)
     check = check_features if share == 1 else check_layers
@@ -205,25 +218,28 @@ def _whitened(moments: GridMoments, measure: str, share: float) -> tuple[Whiteni
             f"at least {moments.xx.shape[-1] + moments.yy.shape[-1] + 1} rows, or use SVCCA or PWCCA with a lower "
             "`share`."
         )
-    return Whitening(x.weight[:, None], x.rank[:, None]), Whitening(y.weight[None], y.rank[None])
+    return x, y
 
 
-def _correlations(found: Canonical, moments: GridMoments) -> Correlations:
-    """Correlations with their weights on the rows that the directions were fitted on."""
-    weight_x, weight_y = (moments.xx[:, None] @ found.a).abs().sum(-2), (moments.yy @ found.b).abs().sum(-2)
-    return Correlations(found.rho, found.rank, weight_x, weight_y)
+def _correlations(
+    white_x: Whitening, white_y: Whitening, moments: GridMoments, held_out: GridMoments | None = None
+) -> Correlations:
+    """Correlations, of the rows or of held-out ones, and weights on the rows that the directions were fitted on."""
+    c = int(torch.minimum(white_x.rank.max(), white_y.rank.max()))
+
+    def of_tile(i: int, some: slice, xy: Tensor) -> Tensor:
+        found = canonical(white_x.of(i), white_y.of(some), xy)
+        rho = found.rho if held_out is None else _held_out_correlations(found, held_out, i, some)
+        weight_x, weight_y = (moments.xx[i] @ found.a).abs().sum(-2), (moments.yy[some] @ found.b).abs().sum(-2)
+        return torch.nn.functional.pad(torch.stack([rho, weight_x, weight_y], 1), (0, c - rho.shape[-1]))
+
+    rho, weight_x, weight_y = by_tile(moments, of_tile).unbind(2)
+    return Correlations(rho, torch.minimum(white_x.rank[:, None], white_y.rank), weight_x, weight_y)
 
 
-def _held_out_correlations(found: Canonical, held_out: GridMoments, measure: str) -> Tensor:
-    """Pearson correlation of every pair of canonical variables on held-out rows, (L_x, L_y, c), zero beyond `rank`."""
+def _held_out_correlations(found: Canonical, held_out: GridMoments, i: int, some: slice) -> Tensor:
+    """Pearson correlation of canonical variables of layer i with some layers of Y, (J, c); NaN of what is constant."""
     a, b = found.a, found.b
-    variance = (a * (held_out.xx[:, None] @ a)).sum(-2) * (b * (held_out.yy @ b)).sum(-2)
-    used = torch.arange(a.shape[-1], device=a.device) < found.rank[..., None]
-    constant = used & ~(variance > 0)
-    if constant.any():
-        raise ValueError(
-            f"Held-out {measure} expects canonical variables that vary on the rows of `held_out`, but "
-            f"{int(constant.sum())} of {int(used.sum())} are constant on its {int(held_out.n)} rows. Give more rows."
-        )
-    covariance = (a * (held_out.xy @ b)).sum(-2)
-    return covariance / torch.where(used, variance, 1).sqrt()
+    variance = (a * (held_out.xx[i] @ a)).sum(-2) * (b * (held_out.yy[some] @ b)).sum(-2)
+    covariance = (a * (held_out.xy[i, some] @ b)).sum(-2)
+    return covariance / torch.where(variance > 0, variance, torch.nan).sqrt()

@@ -7,6 +7,7 @@ from torch import Tensor
 from similarity.functional.checks import check_layers, check_moments
 from similarity.functional.grid import grid_moments
 from similarity.functional.moments import GridMoments
+from similarity.functional.tiles import by_tile
 
 __all__ = ["linear_cka", "linear_cka_from_moments", "unbiased_cka", "unbiased_cka_from_moments"]
 
@@ -32,7 +33,7 @@ def linear_cka_from_moments(moments: GridMoments) -> Tensor:
     check_moments(moments, "Linear CKA", 2)
     check_layers(moments, "x", "linear CKA")
     check_layers(moments, "y", "linear CKA")
-    return _squared(moments.xy) / (_squared(moments.xx)[:, None] * _squared(moments.yy)).sqrt()
+    return _cross(moments) / (_squared(moments.xx)[:, None] * _squared(moments.yy)).sqrt()
 
 
 def unbiased_cka(x: Tensor, y: Tensor) -> Tensor:
@@ -62,7 +63,7 @@ def unbiased_cka_from_moments(moments: GridMoments) -> Tensor:
     check_layers(moments, "x", "unbiased CKA")
     check_layers(moments, "y", "unbiased CKA")
     trace_x, trace_y = (scatter.diagonal(dim1=-2, dim2=-1).sum(-1) for scatter in (moments.xx, moments.yy))
-    cross = _hsic(moments.n, _squared(moments.xy), moments.q_xy, trace_x[:, None] * trace_y)
+    cross = _hsic(moments.n, _cross(moments), moments.q_xy, trace_x[:, None] * trace_y)
     own_x = _hsic(moments.n, _squared(moments.xx), moments.q_xx, trace_x.square())
     own_y = _hsic(moments.n, _squared(moments.yy), moments.q_yy, trace_y.square())
     for name, own, trace in (("x", own_x, trace_x), ("y", own_y, trace_y)):
@@ -74,6 +75,11 @@ def unbiased_cka_from_moments(moments: GridMoments) -> Tensor:
                 f"in layers {layers}, from {int(moments.n)} rows. Give more rows, or use linear CKA."
             )
     return cross / (own_x[:, None] * own_y).sqrt()
+
+
+def _cross(moments: GridMoments) -> Tensor:
+    """‖XᵀY‖² of all pairs, (L_x, L_y)."""
+    return by_tile(moments, lambda i, some, xy: _squared(xy))
 
 
 def _squared(scatter: Tensor) -> Tensor:

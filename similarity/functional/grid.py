@@ -105,8 +105,11 @@ class GridSums(NamedTuple):
         self.q_xy.addmm_(norm_x.T, norm_y)
         return self
 
-    def about(self, shift_x: Tensor, shift_y: Tensor) -> GridSums:
-        """The same sums about another shift, (L_x, d_x) and (L_y, d_y); exact but for rounding."""
+    def about(self, shift_x: Tensor, shift_y: Tensor, *, in_place: bool = False) -> GridSums:
+        """The same sums about another shift, (L_x, d_x) and (L_y, d_y); exact but for rounding.
+
+        With `in_place` in the memory of these, which then hold nothing of use.
+        """
         (layers_x, d_x), (layers_y, d_y) = self.shift_x.shape, self.shift_y.shape
         n, sum_x, sum_y = self.n, self.sum_x, self.sum_y
         dx, dy = shift_x - self.shift_x, shift_y - self.shift_y
@@ -119,16 +122,16 @@ class GridSums(NamedTuple):
         dx_xy = (dx[:, None] @ self.xy.view(layers_x, d_x, -1)).view(layers_x, layers_y, d_y)
         xy_dy = (self.xy.view(-1, layers_y, d_y).transpose(0, 1) @ dy[..., None]).view(layers_y, layers_x, d_x)
         rest_x, rest_y = sum_x - n * dx, sum_y - n * dy
+        xx, yy, xy = (sums if in_place else sums.clone() for sums in (self.xx, self.yy, self.xy))
         return GridSums(
             n=n,
             shift_x=shift_x,
             shift_y=shift_y,
             sum_x=rest_x,
             sum_y=rest_y,
-            xx=self.xx - _outer(dx, rest_x) - _outer(sum_x, dx),
-            yy=self.yy - _outer(dy, rest_y) - _outer(sum_y, dy),
-            xy=torch.addmm(  # two rank-one corrections in one product
-                self.xy,
+            xx=xx.sub_(_outer(dx, rest_x)).sub_(_outer(sum_x, dx)),
+            yy=yy.sub_(_outer(dy, rest_y)).sub_(_outer(sum_y, dy)),
+            xy=xy.addmm_(  # two rank-one corrections in one product
                 torch.stack([dx.flatten(), sum_x.flatten()], 1),
                 torch.stack([rest_y.flatten(), dy.flatten()]),
                 alpha=-1,
@@ -151,10 +154,10 @@ class GridSums(NamedTuple):
         n = self.n.clamp(min=1)
         return self.shift_x + self.sum_x / n, self.shift_y + self.sum_y / n
 
-    def moments(self) -> GridMoments:
-        """The centred moments of all rows added."""
-        c = self.about(*self.means())
-        xy = c.xy.view(*c.shift_x.shape, *c.shift_y.shape).transpose(1, 2).contiguous()
+    def moments(self, *, in_place: bool = False) -> GridMoments:
+        """The centred moments of all rows added; with `in_place` in the memory of these sums, which they replace."""
+        c = self.about(*self.means(), in_place=in_place)
+        xy = c.xy.view(*c.shift_x.shape, *c.shift_y.shape).transpose(1, 2)
         return GridMoments(c.n, c.shift_x, c.shift_y, c.xx, c.yy, xy, c.q_xx, c.q_yy, c.q_xy)
 
     def pair(self, i: int, j: int) -> GridSums:

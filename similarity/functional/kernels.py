@@ -52,18 +52,14 @@ def rsa(x: Tensor, y: Tensor, kernel: Kernel = "cosine") -> Tensor:
     """
     if kernel not in get_args(Kernel):
         raise ValueError(f"Expected `kernel` to be one of {', '.join(get_args(Kernel))}, but got {kernel!r}.")
-    x, y = x.double(), y.double()
     check_enough(x, y, 3, "RSA")
     if kernel == "euclidean":
-        x, y = centred(x)[0], centred(y)[0]
+        x, y = _from_centre(x, "x", False)[0], _from_centre(y, "y", False)[0]
         return _correlation(kernel_pair_sums(x, y, _minus_distances, _minus_distances))
-    if kernel == "cosine":
-        x, y = _of_length_one(x, "x"), _of_length_one(y, "y")
-    (from_x, mean_x), (from_y, mean_y) = centred(x), centred(y)
     # With x_i = c + w_i, K_ij is w_i·w_j + c·w_i + c·w_j and a constant, which no correlation sees.
-    sums = linear_pair_sums(from_x, from_y)
-    sums = _added(sums, (from_x * mean_x).sum(2), (from_y * mean_y).sum(2))
-    return _correlation(sums, (x**2).sum(2).mean(1), (y**2).sum(2).mean(1))
+    x, along_x, self_x = _from_centre(x, "x", kernel == "cosine")
+    y, along_y, self_y = _from_centre(y, "y", kernel == "cosine")
+    return _correlation(_added(linear_pair_sums(x, y), along_x, along_y), self_x, self_y)
 
 
 def rbf_cka(x: Tensor, y: Tensor, width: float = 0.5, unbiased: bool = False) -> Tensor:
@@ -90,9 +86,8 @@ def rbf_cka(x: Tensor, y: Tensor, width: float = 0.5, unbiased: bool = False) ->
     """
     if not width > 0:
         raise ValueError(f"Expected `width` (σ in units of the median distance) above 0, but got {width}.")
-    x, y = x.double(), y.double()
     check_enough(x, y, LEAST_ROWS, "RBF CKA")
-    x, y = centred(x)[0], centred(y)[0]
+    x, y = _from_centre(x, "x", False)[0], _from_centre(y, "y", False)[0]
     kernels = [_rbf(width**2 * _median_squares(rows, name)) for name, rows in (("x", x), ("y", y))]
     sums = kernel_pair_sums(x, y, *kernels)
     return cka_from_hsic(unbiased_hsic_from_sums(sums) if unbiased else _biased_hsic(sums))
@@ -145,15 +140,30 @@ def _correlation(sums: PairSums, self_x: Tensor | None = None, self_y: Tensor | 
     return covariance / (variances[0].sqrt()[:, None] * variances[1].sqrt())
 
 
-def _of_length_one(x: Tensor, name: str) -> Tensor:
-    lengths = torch.linalg.vector_norm(x, dim=2, keepdim=True)
-    if not lengths.all():
-        layer, row, _ = (lengths == 0).nonzero()[0].tolist()
+def _from_centre(x: Tensor, name: str, of_length_one: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows less their mean c in float64, w_i, one layer after another; c·w_i (L, N); the mean of ‖x_i‖², (L,)."""
+    from_mean = torch.empty(x.shape, dtype=torch.float64, device=x.device)
+    if of_length_one:
+        _refuse_zeros(x, name)
+    along, squares = [], []
+    for place, layer in enumerate(x):
+        rows = layer.double()[None]
+        if of_length_one:
+            rows = rows / torch.linalg.vector_norm(rows, dim=2, keepdim=True)
+        squares.append((rows**2).sum(2).mean())
+        (from_mean[place],), mean = centred(rows)
+        along.append((from_mean[place] * mean[0]).sum(1))
+    return from_mean, torch.stack(along), torch.stack(squares)
+
+
+def _refuse_zeros(x: Tensor, name: str) -> None:
+    empty = ~x.any(2)
+    if empty.any():
+        layer, row = empty.nonzero()[0].tolist()
         raise ValueError(
             f"Expected rows of `{name}` that are not zero, but row {row} at layer {layer} is: its cosine with another "
             "is not defined. Leave the row out at all layers, or choose another kernel."
         )
-    return x / lengths
 
 
 def _squared_distances(a: Tensor, b: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor
 from similarity.functional.checks import check_features, check_moments
 from similarity.functional.grid import grid_moments
 from similarity.functional.moments import GridMoments
+from similarity.functional.tiles import by_tile
 
 __all__ = ["neuronsim", "neuronsim_from_moments"]
 
@@ -32,5 +33,4 @@ def neuronsim_from_moments(moments: GridMoments) -> Tensor:
     check_features(moments, "x", "neuron similarity")
     check_features(moments, "y", "neuron similarity")
     length_x, length_y = (scatter.diagonal(dim1=-2, dim2=-1).sqrt() for scatter in (moments.xx, moments.yy))
-    best = (moments.xy.abs() / length_y[:, None]).amax(-1)
-    return (best / length_x[:, None]).mean(-1)
+    return by_tile(moments, lambda i, some, xy: ((xy.abs() / length_y[some, None]).amax(-1) / length_x[i]).mean(-1))

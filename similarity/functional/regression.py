@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from similarity.functional.canonical import whitening
 from similarity.functional.checks import check_features, check_layers, check_moments, check_pair
 from similarity.functional.grid import grid_moments
 from similarity.functional.moments import GridMoments
+from similarity.functional.tiles import by_tile
 
 __all__ = [
     "mixedsim",
@@ -40,7 +42,8 @@ def r2_from_moments(moments: GridMoments) -> Tensor:
     """
     check_moments(moments, "R²", 3)
     check_layers(moments, "x", "R²")
-    explained = _cross(moments, _basis(moments, "R²")).square().sum((-1, -2))
+    basis = _basis(moments, "R²")
+    explained = by_tile(moments, lambda i, some, xy: (xy @ basis[some]).square().sum((-1, -2)))
     return explained / _variance(moments.xx).sum(-1)[:, None]
 
 
@@ -65,7 +68,8 @@ def mixedsim_from_moments(moments: GridMoments) -> Tensor:
     """
     check_moments(moments, "Mixed similarity", 3)
     check_features(moments, "x", "mixed similarity")
-    explained = _cross(moments, _basis(moments, "Mixed similarity")).square().sum(-1)
+    basis = _basis(moments, "Mixed similarity")
+    explained = by_tile(moments, lambda i, some, xy: (xy @ basis[some]).square().sum(-1))
     return (explained / _variance(moments.xx)[:, None]).sqrt().mean(-1)
 
 
@@ -92,10 +96,14 @@ def r2_held_out(fitted: GridMoments, held_out: GridMoments) -> Tensor:
         )
     # All sums are about the fitting rows' means: those of the held-out rows come on top as one rank-one term.
     along = (shift_y[:, None] @ basis)[:, 0]
-    weight = _cross(fitted, basis)
-    cross = _cross(held_out, basis) + held_out.n * shift_x[:, None, :, None] * along[:, None]
     scatter = basis.mT @ held_out.yy @ basis + held_out.n * along[:, :, None] * along[:, None]
-    residual = total[:, None] + (weight * (weight @ scatter - 2 * cross)).sum(-1)
+
+    def residuals(i: int, some: slice, xy: Tensor) -> Tensor:
+        weight = xy @ basis[some]
+        cross = held_out.xy[i, some] @ basis[some] + held_out.n * shift_x[i, :, None] * along[some, None]
+        return total[i] + (weight * (weight @ scatter[some] - 2 * cross)).sum(-1)
+
+    residual = by_tile(fitted, residuals)
     return 1 - residual.sum(-1) / total.sum(-1)[:, None]
 
 
@@ -115,9 +123,14 @@ def mixedsim_held_out(fitted: GridMoments, held_out: GridMoments) -> Tensor:
     check_moments(held_out, "Held-out mixed similarity", 3)
     check_features(held_out, "x", "held-out mixed similarity")
     basis = _basis(fitted, "Mixed similarity")
-    weight = _cross(fitted, basis)
-    covariance = (weight * _cross(held_out, basis)).sum(-1)
-    predicted = (weight * (weight @ (basis.mT @ held_out.yy @ basis))).sum(-1)
+    scatter = basis.mT @ held_out.yy @ basis
+
+    def sums(i: int, some: slice, xy: Tensor) -> Tensor:
+        weight = xy @ basis[some]
+        products = held_out.xy[i, some] @ basis[some], weight @ scatter[some]
+        return torch.stack([(weight * product).sum(-1) for product in products], -1)
+
+    covariance, predicted = by_tile(fitted, sums).unbind(-1)
     constant = ~(predicted > 0)
     if constant.any():
         raise ValueError(
@@ -128,7 +141,10 @@ def mixedsim_held_out(fitted: GridMoments, held_out: GridMoments) -> Tensor:
 
 
 def _basis(moments: GridMoments, measure: str) -> Tensor:
-    """W (L_y, d_y, k) with orthonormal columns Q_Y = YW, zero columns beyond a layer's rank."""
+    """W (L_y, d_y, k) with orthonormal columns Q_Y = YW, zero columns beyond a layer's rank.
+
+    XᵀYW = XᵀQ_Y are the coefficients of X's neurons in it.
+    """
     check_features(moments, "y", measure)
     basis = whitening(moments.yy)
     rank = int(basis.rank.max())
@@ -139,11 +155,6 @@ def _basis(moments: GridMoments, measure: str) -> Tensor:
             "full. Give more rows."
         )
     return basis.weight[..., :rank]
-
-
-def _cross(moments: GridMoments, basis: Tensor) -> Tensor:
-    """XᵀQ_Y, (L_x, L_y, d_x, k): the coefficients of X's neurons in that basis where it whitens these moments."""
-    return moments.xy @ basis
 
 
 def _variance(scatter: Tensor) -> Tensor:

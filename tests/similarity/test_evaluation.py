@@ -269,16 +269,14 @@ def test_a_model_cannot_be_compared_with_itself_as_another(world: World, models:
         evaluated(stream(world, [models[0], models[0]]), measures=["cka"])
 
 
-def test_large_accumulators_are_announced(
-    world: World, models: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    from similarity import evaluation
-
-    monkeypatch.setattr(evaluation, "ANNOUNCED", 1e4)
-    evaluated(stream(world, models), measures=["cka"])
-    cells = ((BLOCKS_X + 1) * WIDTH_X + (BLOCKS_Y + 1) * WIDTH_Y) ** 2  # of the grid alone, at most
-    (said,) = [record for record in caplog.records if "accumulators" in record.message]
-    assert 0 < said.args[0] * 1e9 < 8 * cells  # type: ignore[index,operator]
+def test_memory_is_announced_in_one_line(world: World, models: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    few, all_of_them = (evaluated(stream(world, models), measures=names) for names in (["cka"], ["cka", "rsa"]))
+    said = [record.message for record in caplog.records if "takes up to" in record.message]
+    assert said == [
+        f"This comparison takes up to {each.announced / 1e9:.2f} GB beside its models." for each in (few, all_of_them)
+    ]
+    sample = 2 * 5000 * ((BLOCKS_X + 1) * WIDTH_X + (BLOCKS_Y + 1) * WIDTH_Y) * 4
+    assert all_of_them.announced > few.announced + sample
 
 
 def test_the_folder_of_a_model_is_left_alone(world: World, models: list[str]) -> None:

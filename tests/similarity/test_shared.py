@@ -23,12 +23,12 @@ ON_HEADS = [catalogue(SHARE)[name] for name in ("attention_svcca", "attention_pw
 def decomposed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """One entry for every decomposition of a grid, with or without directions."""
     calls: list[str] = []
-    for name in ("canonical", "canonical_correlations"):
+    for name in ("_correlations", "_mean_correlation"):
         original = getattr(cca, name)
 
-        def counted(*whitenings: object, name: str = name, original: object = original) -> object:
+        def counted(*given: object, name: str = name, original: object = original) -> object:
             calls.append(name)
-            return original(*whitenings)  # type: ignore[operator]
+            return original(*given)  # type: ignore[operator]
 
         monkeypatch.setattr(cca, name, counted)
     return calls
