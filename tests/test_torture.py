@@ -1,0 +1,17 @@
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from tests.torture import Torture
+
+
+def test_what_is_stopped_by_force_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
+    torture = Torture(tmp_path)
+    torture.stop("fit", signal.SIGKILL)
+    torture.stop("finetune", signal.SIGKILL)
+    torture.stop("stitch", signal.SIGTERM)
+    torture.fill("fit")
+    torture.race("fit", 3)
+    assert torture.faults == []
+    assert sum(count for what, count in torture.counts.items() if "bit-identical" in what) == 4
