@@ -85,7 +85,7 @@ def start(
     if rank() == 0:
         claim(folder, written, begun=begun)  # before W&B starts, which can take half a minute
         saving = options.get("checkpoint")
-        if saving is not None and saving.folder is not None:
+        if isinstance(saving, Namespace) and saving.folder is not None:
             check_folder(saving.folder, "checkpoint.folder")
     settings = {
         **vars(made.trainer),
