@@ -140,6 +140,32 @@ def test_many_models_are_compared_without_training(world: World, here: Path) -> 
     assert not (here / "not").exists()
 
 
+def test_layers_are_injected_from_their_file(trained: Path, here: Path) -> None:
+    """What stitching says of them, beside closed forms that are fitted on the spot, or alone."""
+    first = report(trained)["rows"]
+    for closed in ('["linear"]', "[]"):
+        given = [
+            "--checkpoints",
+            f'["{trained / "stitching.ckpt"}"]',
+            "--closed_form",
+            closed,
+            "--both_directions",
+            "true",
+        ]
+        run = here / f"inject{len(closed)}"
+        evaluate(["inject", *given, *CPU, *QUIET, "--run", str(run)])
+        rows = json.loads((run / "report.json").read_text())["rows"]
+        methods = {row["method"]: row["fit"] for row in rows if row["role"] == "method"}
+        beside = {"linear": "closed form"} if closed != "[]" else {}
+        assert methods == {"affine": "task loss", "norm": "task loss", **beside}
+        for row in rows:
+            if row["method"] in ("affine", "norm", "identity"):
+                place = {name: row[name] for name in ("model_x", "model_y", "site_x", "site_y", "method")}
+                (same,) = [each for each in first if place.items() <= each.items()]
+                for column in ("loss", "penalty", "accuracy", "agreement", "penalty_low"):
+                    assert row[column] == pytest.approx(same[column], rel=1e-6, abs=1e-6), (place, column)
+
+
 def test_a_run_goes_on_from_its_last_file(world: World, trained: Path, here: Path) -> None:
     more = [*train_options(world), "--trainer.max_steps", "8", *QUIET, "--run", str(here / "more")]
     train(["stitch", *more, "--ckpt_path", str(trained / "last.ckpt")])

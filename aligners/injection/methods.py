@@ -14,6 +14,7 @@ from aligners.fitting.outcomes import outcomes
 from aligners.injection.behaviour import OF_LABELS, OF_TOKENS
 from aligners.injection.forward import mapped_rows
 from aligners.injection.routes import Route
+from aligners.injection.stitched import TASK_LOSS
 from aligners.maps.base import Aligner
 from aligners.maps.baselines import GaussianStates
 from aligners.maps.canonical import CCA, PWCCA, SVCCA
@@ -205,6 +206,8 @@ def _outcomes(route: str, name: str, aligner: Aligner, checkpoint: StoredBank, t
 def _about(aligner: Aligner, checkpoint: StoredBank, path: Path | None, turned: bool = False) -> dict[str, Any]:
     """What a report says of a map, also on which rows it was fitted, and where it is kept."""
     what = describe_map(aligner, turned)
+    if checkpoint.command == "stitch":
+        what["fit"] = TASK_LOSS
     return {**what, "fitted_on": str(stored_kind(checkpoint)), "checkpoint": None if path is None else str(path)}
 
 

@@ -14,6 +14,7 @@ from aligners.injection.forward import read_all
 from aligners.injection.methods import Method, describe_map, make_method
 from aligners.injection.panels import Panel, Read
 from aligners.injection.routes import Route, Routes, build_routes, check_routes
+from aligners.injection.stitched import TASK_LOSS
 from aligners.maps.base import Aligner
 from aligners.maps.linear import Identity
 from aligners.scoring.answers import match_heads
@@ -27,8 +28,6 @@ from frozen.loading.precision import check_precision
 from frozen.model import FrozenModel
 
 __all__ = ["StitchingEvaluation"]
-
-TASK_LOSS = "task loss"
 
 
 class StitchingEvaluation(Evaluation):

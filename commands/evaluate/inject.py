@@ -12,6 +12,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from aligners.injection.evaluation import InjectionEvaluation
 from aligners.injection.methods import CLOSED_FORMS, ClosedForms, check_closed_forms
+from aligners.injection.stitched import between_two_models
 from aligners.injection.task import DIRECTIONS, InjectedTask, paired_routes
 from aligners.storage.bank import StoredBank, load_bank
 from callbacks.checkpoint import SaveAligners
@@ -33,8 +34,8 @@ def parser() -> ArgumentParser:
     )
     made.add_argument(
         "--checkpoints", type=list[Path], default=[],
-        help="Files aligners.ckpt of one pair of models. Their data options are this command's defaults. "
-        "Without any, only the closed forms are fitted, on the spot.",
+        help="Files aligners.ckpt or stitching.ckpt of one pair of models. The data options of the first are this "
+        "command's defaults. Without an aligners.ckpt, the closed forms are fitted on the spot.",
     )  # fmt: skip
     made.add_class_arguments(InjectionEvaluation, None, skip={"stored"})
     add_data_and_trainer(made, PairedActivations, batch_size=128)
@@ -50,13 +51,15 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
             "measure. Leave `closed_form` out for all of them."
         )
     check_closed_forms(options.closed_form)
-    stored = [load_bank(path) for path in options.checkpoints]
+    stored = [between_two_models(load_bank(path)) for path in options.checkpoints]
     if stored:
         options = parse_with_data(parser, words, stored[0].data_config)
     begun = start("inject", parser, options)
     further = options_of(InjectionEvaluation, begun.made)
     say = _SayWhatIsNotInjected(both_directions=options.both_directions, masked_share=options.masked_share)
-    evaluation = InjectionEvaluation(stored or [_fit_closed_forms(begun, say)], **further)
+    if all(bank.moments is None for bank in stored):
+        stored.append(_fit_closed_forms(begun, say))
+    evaluation = InjectionEvaluation(stored, **further)
     begun.test(evaluation, "injection", say)
 
 
@@ -82,8 +85,9 @@ class _SayWhatIsNotInjected(pl.Callback):
 
 def _fit_closed_forms(run: Run, say: pl.Callback) -> StoredBank:
     """Fit the closed forms in one pass over the fitting texts, and save those that they determine beside the report."""
-    factories = {name: CLOSED_FORMS[name] for name in run.options.closed_form}
-    module = ClosedForms(factories, both_directions=run.options.both_directions)
+    names = run.options.closed_form or ["linear"]
+    module = ClosedForms({name: CLOSED_FORMS[name] for name in names}, both_directions=run.options.both_directions)
     once = {"max_epochs": -1, "logger": False, "limit_val_batches": 0, "enable_model_summary": False}
     run.trainer(say, SaveAligners(run.folder), **once).fit(module, datamodule=run.made.data)
-    return replace(module.stored().freeze(), path=run.folder / "aligners.ckpt")
+    bank = replace(module.stored().freeze(), path=run.folder / "aligners.ckpt")
+    return bank if run.options.closed_form else replace(bank, maps={})  # floors alone need its moments

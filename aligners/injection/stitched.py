@@ -1,0 +1,38 @@
+"""Stitching layers among the maps of an injection."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aligners.storage.bank import FORWARD, StoredBank
+
+__all__ = ["TASK_LOSS", "between_two_models"]
+
+TASK_LOSS = "task loss"  # how stitching layers were fitted, as reports say it
+OTHERS = ("models", "revisions", "masked_share", "sites")  # options of `ModelTexts` that `PairedActivations` has not
+
+
+def between_two_models(bank: StoredBank) -> StoredBank:
+    """A finished run as one between two models, X and Y, whose tokens were mapped.
+
+    Args:
+        bank: of `train.py fit`, which is one, or of `train.py stitch`.
+
+    Raises:
+        ValueError: layers were trained between other than two models.
+    """
+    if bank.command == "fit":
+        return bank
+    config, models = bank.data_config, bank.data["models"]
+    if len(models) != 2:
+        raise ValueError(
+            f"Expected stitching layers between two models, but {bank.path} was trained on {len(models)}. Measure them "
+            "with `evaluate.py stitch --checkpoint`."
+        )
+    rows = {"rows": "tokens", "special_tokens": True, "held_out_types": 0.0}
+    named = {f"model_{side}": name for side, name in zip("xy", config["models"], strict=True)}
+    named |= {f"revision_{side}": name for side, name in zip("xy", config["revisions"] or [None] * 2, strict=True)}
+    sites = {"sites": ",".join(f"{i}:{j}" for i, j in bank.pairs.get(FORWARD, []))}
+    kept = {name: value for name, value in config.items() if name not in OTHERS}
+    data = {**bank.data, **rows, "models": dict(zip("xy", models, strict=True))}
+    return replace(bank, data=data, data_config={**kept, **named, **sites, **rows})
