@@ -8,6 +8,7 @@ import threading
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 __all__ = ["Interruption"]
@@ -56,7 +57,8 @@ class Interruption:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self._received = number
-        os.write(2, NOTICE)  # `print` may be what was interrupted
+        if rank_zero_only.rank == 0:  # type: ignore[attr-defined]
+            os.write(2, NOTICE)  # `print` may be what was interrupted
 
     def _raise(self, number: int | None) -> None:
         self._received = None

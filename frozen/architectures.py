@@ -1,4 +1,4 @@
-"""The table of model families: what must be known to read and replace their states."""
+"""The table of model families: what reading and replacing their states requires."""
 
 from __future__ import annotations
 

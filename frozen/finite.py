@@ -1,4 +1,4 @@
-"""Stops a run at non-finite values, without synchronising with the device at every batch."""
+"""Stops a run at non-finite values without synchronising with the device at every batch."""
 
 from __future__ import annotations
 

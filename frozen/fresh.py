@@ -32,7 +32,7 @@ def untrained(model: PreTrainedModel, seed: int, options: Mapping[str, Any]) -> 
 
 
 def drawn(model: PreTrainedModel, names: Iterable[str], seed: int) -> dict[str, nn.Module]:
-    """Copies of parts of a model with weights drawn from `seed` on the CPU, each then where the model's own weight is.
+    """Copies of parts of a model with weights drawn from `seed` on the CPU, then moved to the devices of its own.
 
     No other random number is affected.
 

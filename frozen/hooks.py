@@ -87,7 +87,7 @@ class SubLayers:
         return self._modules[index]
 
     def numbering(self) -> Callable[[nn.Module], int]:
-        """A function to call once per call in one run: it tells whose output this is, 1..L, or 0 if incomplete."""
+        """A function to call once per call in one run: it returns whose output this is, 1..L, or 0 if incomplete."""
         return _numbering([[module] * self._calls for module in self._modules])
 
 

@@ -1,4 +1,4 @@
-"""How much memory a comparison takes, before it takes it."""
+"""Estimates the memory of a comparison before it begins."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ class RowSample(DoubleMetric):
         self.x[:, here], self.y[:, here] = x.to(self.x.dtype), y.to(self.y.dtype)
 
     def _tidy(self) -> int:
-        """Reduce the state to the sample, at the front, and return its number of rows."""
+        """Reduce the state to the sample, move it to the front, and return its number of rows."""
         key, order = _smallest(self.key, self.budget)
         kept = len(order)
         self.text[:kept] = self.text[order]
@@ -151,7 +151,7 @@ class RowSample(DoubleMetric):
         return Sample(x[:, order], y[:, order], text[order])
 
     def clear(self) -> None:
-        """Give the memory of the rows back; nothing can be added afterwards."""
+        """Free the memory of the rows; nothing can be added afterwards."""
         self.x, self.y, self._computed = self.x[:, :0].clone(), self.y[:, :0].clone(), None
 
 

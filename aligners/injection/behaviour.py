@@ -33,7 +33,7 @@ BITS = math.log(2)
 
 
 class Answered(NamedTuple):
-    """What is answered to the U units of a batch, without the logits: those of a language model fill a memory.
+    """The answers to the U units of a batch, without the logits: those of a language model would fill the memory.
 
     Attributes:
         loss: (U,) in nats, or the squared error of a number.
@@ -111,7 +111,7 @@ class Behaviour:
         return natives[self.route.target]
 
     def _of_source(self, batch: TaskBatch, natives: dict[FrozenModel, Answered]) -> Answered:
-        """The source answers its own way; where it does not know the task there is nothing to say."""
+        """The source's own answers, if it knows the task."""
         own = natives[self.route.target]
         nothing = torch.full_like(own.loss, torch.nan)
         return natives.get(self.route.source, Answered(nothing, nothing, own.answer, nothing))

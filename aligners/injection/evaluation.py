@@ -70,14 +70,14 @@ class Evaluation(pl.LightningModule):
 
     @abstractmethod
     def prepare_panels(self) -> None:
-        """Every check, and the panels, or what they need."""
+        """Check everything, and make the panels or what they need."""
 
     @abstractmethod
     def few_inputs(self) -> dict[str, Tensor]:
-        """What the targets take, of a few of the held-out texts."""
+        """The targets' inputs for a few of the held-out texts."""
 
     def setup(self, stage: str) -> None:
-        """Begin anew: an evaluation may run twice. What maps were fitted on is no held-out text."""
+        """Start afresh, as an evaluation may run twice; texts that maps were fitted on are not held out."""
         self.panels, self.rows = nn.ModuleList(), []
         self.stream.leave_out(fitted_texts(self.measured(), self.stream))
         self.n_texts = len(self.stream.split("test"))
@@ -88,12 +88,12 @@ class Evaluation(pl.LightningModule):
         """The models that states are put into, each once."""
 
     def natives(self, models: Sequence[FrozenModel], task: TaskBatch) -> dict[FrozenModel, Answered]:
-        """What models answer by themselves; one's logits are gone before the next one's are made."""
+        """What the models answer by themselves, one after another, so that only one model's logits are held."""
         regression = self.asked is not None and self.asked.regression
         return {model: Answered.of(own_logits(model, task), task, regression=regression) for model in models}
 
     def on_test_start(self) -> None:
-        """The self-test."""
+        """Run the self-test."""
         for target in self.injected_into():
             target.self_test(self.few_inputs(), self.stream.component)
 
@@ -156,7 +156,7 @@ class InjectionEvaluation(Evaluation):
         return self.stored
 
     def prepare_panels(self) -> None:
-        """Every check, the maps of each direction, and which rows they are measured on."""
+        """Check everything; collect the maps of each direction, and choose the rows that they are measured on."""
         check_precision(self.trainer)
         data, reader = self.stream, self.stream.reader
         self.sites = reader.sites
@@ -202,7 +202,7 @@ class InjectionEvaluation(Evaluation):
         }
 
     def on_test_start(self) -> None:
-        """The self-test, and the panels, once the moments of all rows are known."""
+        """Run the self-test, and make the panels once the moments of all rows are known."""
         super().on_test_start()
         moments = {str(kind): moments for kind, moments in self.fitted.items()}
         if any(kind not in self.fitted for kind in self.kinds):
@@ -277,7 +277,7 @@ class InjectionEvaluation(Evaluation):
             panel.update(read, natives)
 
     def on_test_epoch_end(self) -> None:
-        """Look at the last batch's states too."""
+        """Check the states of the last batch as well."""
         self.stream.reader.check.flush()
         super().on_test_epoch_end()
         self.rows = [row | {"direction": DIRECTIONS[row["direction"]]} for row in self.rows]

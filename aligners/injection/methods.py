@@ -53,7 +53,7 @@ FLOORS = ("mean", "identity", "random_embedding")
 
 
 def check_closed_forms(names: Sequence[str]) -> None:
-    """Refuse names that are not in `CLOSED_FORMS`.
+    """Raise if a name is not in `CLOSED_FORMS`.
 
     Raises:
         ValueError: naming them.
@@ -80,7 +80,7 @@ class ClosedForms(Alignment):
 
 
 class Method(NamedTuple):
-    """A way to get a state for Y: `map` takes source rows (S, N, d) and the batch; `inverse` target rows."""
+    """A way to make a state for Y: `map` takes source rows (S, N, d) and the batch; `inverse` takes target rows."""
 
     name: str
     role: str
@@ -152,7 +152,7 @@ def stored_kind(checkpoint: StoredBank) -> RowKind:
 
 
 def _fitted(route: str, stored: Sequence[StoredBank]) -> list[tuple[str, StoredBank, Aligner, bool]]:
-    """The checkpoints' aligners that map in this direction, and whether that is through their inverse."""
+    """The checkpoints' aligners that map in this direction, and whether they do so by their inverse."""
     found: list[tuple[str, StoredBank, Aligner, bool]] = []
     for checkpoint in stored:
         maps = {name: (aligner, False) for name, aligner in checkpoint.maps.get(route, {}).items()}
@@ -188,7 +188,7 @@ def _drawn(gaussian: GaussianStates) -> Callable[[Tensor, Any], Tensor]:
 
 
 def _free_name(name: str, taken: set[str]) -> str:
-    """`name`, or `name_2`, `name_3` ... where another checkpoint holds one of that name, or a floor bears it."""
+    """`name`, or `name_2`, `name_3`, ... if another checkpoint or a floor already uses it."""
     free, number = name, 1
     while free in taken:
         number += 1
@@ -197,14 +197,14 @@ def _free_name(name: str, taken: set[str]) -> str:
 
 
 def _outcomes(route: str, name: str, aligner: Aligner, checkpoint: StoredBank, turned: bool) -> list[str | None]:
-    """What became of the map at each site; `name` may have been changed to be free."""
+    """The outcome of training at each site; `name` may have been changed to be unique."""
     fitted = FORWARD if turned else route
     own = next(own for own, held in checkpoint.maps[fitted].items() if held is aligner)
     return outcomes(checkpoint.training.get(f"{fitted}.{own}"), aligner.sites)
 
 
 def _about(aligner: Aligner, checkpoint: StoredBank, path: Path | None, turned: bool = False) -> dict[str, Any]:
-    """What a report says of a map, also on which rows it was fitted, and where it is kept."""
+    """What a report says of a map, including the rows that it was fitted on and its file."""
     what = describe_map(aligner, turned)
     if checkpoint.command == "stitch":
         what["fit"] = TASK_LOSS

@@ -1,4 +1,4 @@
-"""Routes: from which model into which, and at which site pairs; and what makes one impossible."""
+"""Routes: from which model into which, at which site pairs, and which of them are impossible."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def sorted_last(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
 def check_routes(
     routes: Sequence[Route], labels: Tensor | None, source: str, *, allow_mixed: bool, gradients: bool
 ) -> None:
-    """Refuse what cannot be stitched, or would measure something else.
+    """Raise if a route cannot be stitched, or would measure something else.
 
     Args:
         routes: of the run.

@@ -1,4 +1,4 @@
-"""What the maps of an evaluation have seen: which types, and which texts."""
+"""Which types and texts the maps of an evaluation were fitted on."""
 
 from __future__ import annotations
 

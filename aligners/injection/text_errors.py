@@ -1,4 +1,4 @@
-"""How far mapped states are from those they should be, text by text, and the columns that a report makes of it."""
+"""How far mapped states are from the target's own, text by text, and the report's columns made of it."""
 
 from __future__ import annotations
 
@@ -101,6 +101,6 @@ def fvu_columns(name: str, squares: Tensor, total: Tensor, seed: int) -> dict[st
 
 
 def overflowing(table: dict[str, Tensor]) -> Tensor:
-    """Where a map or its inverse left the range of numbers, (methods, S): its columns are then null."""
+    """Where a map or its inverse overflowed, (methods, S): its columns are then null."""
     beyond = ~table["squares"].isfinite() | table["back"].isinf() | table["gap"].isinf()
     return beyond.any(-1)

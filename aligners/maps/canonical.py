@@ -30,7 +30,7 @@ __all__ = ["CCA", "PWCCA", "SVCCA"]
 
 
 class _Canonical(Affine):
-    """Options and findings that all maps along canonical directions share.
+    """The options and findings shared by all maps along canonical directions.
 
     Args:
         sites: S, the number of site pairs.

@@ -51,7 +51,7 @@ def least_squares(moments: Moments, ridge: float) -> Tensor:
 
 
 def predictive_least_squares(moments: Moments) -> Tensor:
-    """Least squares under the ridge that promises least on other rows, (S, d_x, d_y); rows can be few.
+    """Least squares under the ridge with the least expected error on other rows, (S, d_x, d_y); rows can be few.
 
     Site by site the ridge out of `RIDGES` with the smallest residual / (n − 1 − degrees of freedom)², the criterion of
     generalised cross-validation (Golub, Heath and Wahba 1979), each ridge relative to tr(XᵀX)/d_x.
@@ -87,7 +87,7 @@ def procrustes_rotation(moments: Moments) -> tuple[Tensor, Tensor]:
 
 
 def determined_svd(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A thin SVD whose U Vᵀ does not hang on rounding where singular values are zero.
+    """A thin SVD whose U Vᵀ does not depend on rounding where singular values are zero.
 
     Every pairing of the null spaces' directions has the same product U S Vᵀ, and rounding would choose one. The one
     taken makes U Vᵀ the nearest to the identity: what the matrix says nothing about stays where it is.

@@ -35,7 +35,7 @@ def in_data_order(logits: Tensor, groups: ClassMap | None) -> Tensor:
 
 
 def one_after_another(groups: ClassMap | None) -> ClassMap | None:
-    """Groups as large as these for a new head, whose classes have no meaning yet; None where they are in order."""
+    """Groups of the same sizes for a new head, whose classes have no meaning yet; None if they are in order."""
     if groups is None or all(len(group) == 1 for group in groups):
         return None
     ends = [sum(len(group) for group in groups[:k]) for k in range(len(groups) + 1)]
@@ -104,7 +104,7 @@ def _given(data: HeadData, model: FrozenModel) -> GivenMap | None:
 
 
 def _check_agreement(models: Iterable[FrozenModel], classes: int) -> None:
-    """Refuse heads that call the same number by different names: nothing says which of them the texts mean."""
+    """Raise if heads give one number different names: nothing says which of them the texts mean."""
     meant: dict[tuple[str, ...], Any] = {}
     for model in models:
         if numbered(model.label_names, classes) is None:

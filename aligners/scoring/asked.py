@@ -43,7 +43,7 @@ class Asked:
 
     @property
     def unit(self) -> str:
-        """What is answered once: a text or a token."""
+        """The unit of an answer: a text or a token."""
         return "text" if self.task == "classification" else "token"
 
     @property
@@ -53,5 +53,5 @@ class Asked:
 
     @property
     def score(self) -> str:
-        """By what the task is measured."""
+        """The score of the task."""
         return "accuracy" if self.scored is None else self.scored.score

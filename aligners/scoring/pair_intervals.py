@@ -1,4 +1,4 @@
-"""Means over pairs of models, with intervals that know that pairs share models."""
+"""Means over pairs of models, with intervals that allow for pairs sharing models."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class ScoredTask:
 
 
 def choose_score(text: TextSource, *, regression: bool, classes: int) -> Score:
-    """By what a task is measured: as `score` says; as GLUE does (`SOURCES`); accuracy, or Pearson's correlation.
+    """Choose the score of a task: `score` if given; that of GLUE (`SOURCES`); else accuracy, or Pearson's correlation.
 
     Args:
         text: of the task.

@@ -43,7 +43,7 @@ def unit_losses(logits: Tensor, targets: Targets) -> Tensor:
 
 
 def divergence(logits: Tensor, own: Tensor, temperature: float = 1.0) -> Tensor:
-    """What distillation makes small (Hinton, Vinyals and Dean 2015): T² KL(softmax(own / T) ‖ softmax(logits / T)).
+    """The loss of distillation (Hinton, Vinyals and Dean 2015): T² KL(softmax(own / T) ‖ softmax(logits / T)).
 
     Args:
         logits: (..., C) of the model that learns.
@@ -99,7 +99,7 @@ def unit_answers(logits: Tensor, *, regression: bool) -> Tensor:
 
 
 def check_labels(target: FrozenModel, labels: Tensor | None, source: str) -> None:
-    """Refuse a task that a classifier cannot be asked.
+    """Raise if a classifier cannot be asked this task.
 
     Args:
         target: the model that answers.

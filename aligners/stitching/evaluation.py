@@ -59,7 +59,7 @@ class StitchingEvaluation(Evaluation):
 
     @property
     def report_tables(self) -> dict[str, list[dict[str, Any]]]:
-        """What the report has besides its rows."""
+        """Further tables of the report."""
         return {"curves": self.curves}
 
     # ------------------------------------------------------------------ before
@@ -75,7 +75,7 @@ class StitchingEvaluation(Evaluation):
         return [*maps, *([] if self.stored is None else [self.stored])]
 
     def prepare_panels(self) -> None:
-        """Every check, and the methods of each route."""
+        """Check everything, and collect the methods of each route."""
         check_precision(self.trainer, ("32-true", "bf16-mixed"))
         data = self.stream
         described = data.describe()
@@ -146,7 +146,7 @@ class StitchingEvaluation(Evaluation):
 
     @property
     def _measures(self) -> bool:
-        """Whether the mean of the target's states is known, against which errors are measured."""
+        """Whether the mean of the target's states is known, relative to which errors are measured."""
         return self.stored is not None and bool(self.stored.spread)
 
     def injected_into(self) -> list[FrozenModel]:

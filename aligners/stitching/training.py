@@ -122,7 +122,7 @@ class Stitching(pl.LightningModule):
         return stream_of(self.trainer, TaskData)
 
     def setup(self, stage: str) -> None:
-        """Every check, and the banks of each route."""
+        """Check everything, and build the banks of each route."""
         check_precision(self.trainer, PRECISIONS)
         if stage == "fit" and self.trainer.max_steps < 1:
             raise ValueError(
@@ -218,7 +218,7 @@ class Stitching(pl.LightningModule):
             self.trainer.should_stop = True  # Lightning then validates: without it the steps since would not count
 
     def _targets(self) -> list[FrozenModel]:
-        """Each once, and on every rank in the same order, in which their sums are added over ranks."""
+        """Each target once, in the same order on every rank: their sums are added over ranks in this order."""
         return list(dict.fromkeys(route.target for route in self.routes))
 
     def _own(self, batch: TaskBatch) -> dict[FrozenModel, Tensor]:
@@ -247,7 +247,7 @@ class Stitching(pl.LightningModule):
                 self.log_dict(self._keys("step", route, name, "loss", whole), rank_zero_only=True)
 
     def on_train_epoch_end(self) -> None:
-        """Look at the last losses too."""
+        """Check the last losses as well."""
         self._check.flush()
 
     def _keys(self, split: str, route: Route, name: str, figure: str, values: Tensor) -> dict[str, Tensor]:
@@ -259,7 +259,7 @@ class Stitching(pl.LightningModule):
     # ------------------------------------------------------------------ validation: the learning curves
 
     def on_validation_epoch_start(self) -> None:
-        """Fresh sums; and what is not finite is found before a checkpoint is written."""
+        """Reset the sums, and raise for losses that are not finite before a checkpoint is written."""
         self._check.flush()
         self._means = {
             (route, name): UnitMeans(len(route.pairs)).to(self.device)
@@ -351,7 +351,7 @@ class Stitching(pl.LightningModule):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take back where the layers started and the curves so far.
+        """Restore where the layers started, and the curves so far.
 
         Raises:
             ValueError: it is no checkpoint of stitching, or was trained on other models, at other site pairs, along

@@ -1,4 +1,4 @@
-"""What a fit explains of unrelated data because it has few rows for its directions."""
+"""What a fit explains of unrelated data by chance, because it has few rows for its directions."""
 
 from __future__ import annotations
 
