@@ -10,7 +10,8 @@ import pytest
 from tests.shell import ROOT
 
 FILES = re.compile(
-    r"\b(?:aligners|callbacks|commands|configs|datamodules|finetuning|frozen|reports|similarity)/[\w/]+\.\w+"
+    r"(?<![\w/])(?:aligners|benchmarks|callbacks|commands|configs|datamodules|finetuning|frozen|reports|similarity|storage|tests)"
+    r"/[\w/]+\.\w+"
 )
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
