@@ -14,9 +14,10 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from storage.whole import write_text
 
-__all__ = ["CONFIG", "RANKS_SHARE", "claim", "is_begun", "new_run_folder", "rank", "try_run_folder"]
+__all__ = ["CONFIG", "RANKS_SHARE", "claim", "is_begun", "new_run_folder", "rank", "release_unused", "try_run_folder"]
 
 CONFIG = "config.yaml"
+WANDB = "wandb"  # W&B's own folder, of a command that failed at once too
 RANKS_SHARE = "ALIGNERS_RUN_FOLDER"
 _claimed: dict[Path, int] = {}  # an open, locked config.yaml for each run of this process
 
@@ -33,7 +34,8 @@ def new_run_folder(wanted: Path | None, kind: str, *, begun: bool = False) -> Pa
     only rank 0 writes.
 
     Args:
-        wanted: the folder that the user named; it must be new or empty. Default: `runs/<kind>-<date>-<time>`.
+        wanted: the folder that the user named; it must be new or empty, W&B's files aside. Default:
+            `runs/<kind>-<date>-<time>`.
         kind: first part of the default name.
         begun: whether to resume the run in `wanted`.
 
@@ -46,7 +48,7 @@ def new_run_folder(wanted: Path | None, kind: str, *, begun: bool = False) -> Pa
     base = wanted or Path("runs") / f"{kind}-{datetime.now():%Y%m%d-%H%M%S}"
     folder, number = base, 1
     with _said_plainly(base):
-        if rank() == 0 and not begun and wanted is not None and wanted.exists() and any(wanted.iterdir()):
+        if rank() == 0 and not begun and wanted is not None and wanted.exists() and _holds(wanted) - {WANDB}:
             raise ValueError(f"Expected `run` to be a new or empty folder, but {wanted} holds files. Name another.")
         while rank() == 0:
             try:
@@ -88,6 +90,15 @@ def claim(folder: Path, options: str, *, begun: bool = False) -> None:
             _claimed[folder.resolve()] = _locked(config)
 
 
+def release_unused() -> None:
+    """Give back the folders of this process in which nothing was written yet, so that `--run` can name them again."""
+    for folder, file in list(_claimed.items()):
+        if _holds(folder) <= {CONFIG, WANDB}:
+            (folder / CONFIG).unlink(missing_ok=True)
+            os.close(file)
+            del _claimed[folder]
+
+
 def is_begun(folder: Path | None) -> bool:
     """Tell whether a folder holds the options of a run."""
     return folder is not None and (folder / CONFIG).is_file()
@@ -104,6 +115,10 @@ def try_run_folder(wanted: Path | None) -> None:
         place = place.parent
     with _said_plainly(wanted or place), tempfile.TemporaryFile(dir=place):
         pass
+
+
+def _holds(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
 
 
 def _locked(config: Path) -> int:

@@ -65,13 +65,18 @@ def _run(script: str, words: list[str]) -> None:
         sys.exit(2)
     else:
         _import_wandb_first()
+        from commands.folders import release_unused
         from commands.run import quiet
 
         quiet()
         module = import_module(f"commands.{script}.{name}")
         parser = module.parser()
         parser.prog = f"{script}.py {name}"
-        module.run(parser, words[1:])
+        try:
+            module.run(parser, words[1:])
+        except BaseException:
+            release_unused()
+            raise
 
 
 def _usage(script: str) -> str:

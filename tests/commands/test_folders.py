@@ -13,7 +13,7 @@ import yaml
 from jsonargparse import Namespace
 
 from commands import folders, run
-from commands.folders import CONFIG, RANKS_SHARE, claim, is_begun, new_run_folder, try_run_folder
+from commands.folders import CONFIG, RANKS_SHARE, claim, is_begun, new_run_folder, release_unused, try_run_folder
 from commands.options import command_parser
 from commands.run import start
 from tests.claims import claims_at_once
@@ -57,6 +57,20 @@ def test_what_is_no_folder_is_refused(named: str, tmp_path: Path) -> None:
             refuses(tmp_path / named)
     try_run_folder(tmp_path / "new" / "below")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_folder_is_given_back_only_if_nothing_was_written(tmp_path: Path) -> None:
+    used, unused = tmp_path / "used", tmp_path / "unused"
+    for folder in (used, unused):
+        (folder / "wandb" / "run").mkdir(parents=True)
+        claim(new_run_folder(folder, "fit"), "a: 1")
+    (used / "metrics.csv").touch()
+    release_unused()
+    assert is_begun(used)
+    assert used.resolve() in folders._claimed
+    claim(new_run_folder(unused, "fit"), "a: 2")
+    with pytest.raises(ValueError, match="holds files"):
+        new_run_folder(unused, "fit")
 
 
 def test_a_full_disk_leaves_no_half_begun_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,8 @@ def test_labels_that_no_head_answers_are_refused(labels: list[int], said: str, w
     with pytest.raises(ValueError, match=said):
         inject(world, tmp_path / "run", **{"data.text.held_out": labelled(tmp_path, labels)})
     assert not (tmp_path / "run" / "aligners.ckpt").exists()
+    with pytest.raises(Begun):  # the folder is free again
+        inject(world, tmp_path / "run")
 
 
 def test_missing_labels_are_said(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
