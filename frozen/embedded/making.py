@@ -34,7 +34,7 @@ from transformers import (
 )
 
 from frozen.loading.saving import save_model
-from storage.whole import whole_folder
+from storage.whole import check_folder, whole_folder
 
 __all__ = ["Size", "alone", "bert_config", "cache_folder", "family_folder", "keep_model", "train"]
 
@@ -130,11 +130,14 @@ def keep_model(
         make_tokenizer: called if the family has no tokenizer yet.
         make_model: called with the family's tokenizer.
         said: what is being made, announced on the screen; None to stay silent.
+
+    Raises:
+        ValueError: the cache cannot be written to.
     """
     folder = family / f"seed-{seed}"
     if folder.is_dir():
         return folder
-    family.mkdir(parents=True, exist_ok=True)
+    check_folder(family, "cache")
     with FileLock(family / ".lock"):
         if not (family / "tokenizer").is_dir():
             with whole_folder(family / "tokenizer") as unfinished:

@@ -170,6 +170,12 @@ def test_screen_says_what_is_made_and_nothing_else(
     assert not caplog.records
 
 
+def test_a_cache_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"Expected `cache` to be a folder that can be written to.*Not a directory"):
+        make(tmp_path / "file")
+
+
 def test_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ALIGNERS_CACHE", raising=False)
     assert cache_folder() == Path.home() / ".cache" / "aligners"
