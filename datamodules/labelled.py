@@ -116,9 +116,10 @@ class LabelledTexts(TextModule):
         """The number of classes of a head that is to be trained on the texts, C; 1 for numbers.
 
         Raises:
-            ValueError: as in `answers` and `Texts.classes_to_learn`.
+            ValueError: as in `answers`, `Texts.classes_to_learn` and `Texts.check_numbers`.
         """
         if self.texts.regression:
+            self.texts.check_numbers()
             return 1
         for split in SPLITS:
             self.answers(split)

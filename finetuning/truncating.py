@@ -118,6 +118,8 @@ class SurgeryEvaluation(pl.LightningModule):
         tuned = self.models[: len(data.models)]
         self.matched = match_heads(data, tuned)
         self.regression = tuned[0].regression
+        if self.regression:
+            data.texts.check_numbers()
         self.score = choose_score(
             data.text, regression=self.regression, classes=1 if self.regression else data.texts.classes
         )

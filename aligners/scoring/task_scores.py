@@ -50,8 +50,10 @@ class ScoredTask:
         """The task of a data module's texts for heads that predict numbers or answer classes.
 
         Raises:
-            ValueError: the score that is asked for does not fit.
+            ValueError: the score that is asked for does not fit, or all numbers to predict are equal.
         """
+        if regression:
+            data.texts.check_numbers()
         labels = cast(Tensor, data.split("test").labels)
         classes = 0 if regression else data.texts.classes
         score = choose_score(data.text, regression=regression, classes=classes)

@@ -20,7 +20,7 @@ from storage.whole import whole_file
 if TYPE_CHECKING:
     from datasets import Dataset
 
-__all__ = ["FITTED", "FittedTexts", "words_on_left_out"]
+__all__ = ["FITTED", "FittedTexts", "hash_texts", "words_on_left_out"]
 
 FITTED = "fitted_on/texts.safetensors"  # in the folder of a model; not beside its weights, which some readers glob
 
@@ -56,9 +56,9 @@ class FittedTexts:
         origins = [*self.origins, *(origin for origin in other.origins if origin not in self.origins)]
         return FittedTexts(np.union1d(self.keys, other.keys), origins)
 
-    def among(self, table: Dataset) -> np.ndarray:
-        """Tell which texts of a split are among these, (n,) bool."""
-        return np.isin(np.fromiter((_key(text) for text in _texts(table)), dtype=np.int64), self.keys)
+    def among(self, keys: np.ndarray) -> np.ndarray:
+        """Tell which texts are among these, (n,) bool, from their `hash_texts`, (n,)."""
+        return np.isin(keys, self.keys)
 
     def state(self) -> dict[str, Any]:
         """Return a tensor and plain values for a checkpoint."""
@@ -94,6 +94,11 @@ class FittedTexts:
                 f"Expected {path} to say which texts its model was fitted on, but it cannot be read: {error}. Make the "
                 "model again, or remove the file if the held-out texts are none of them."
             ) from error
+
+
+def hash_texts(table: Dataset) -> np.ndarray:
+    """Hash each text of a split, (n,) int64."""
+    return np.fromiter((_key(text) for text in _texts(table)), dtype=np.int64)
 
 
 def words_on_left_out(described: Mapping[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from datamodules.text.fitted import FittedTexts
+from datamodules.text.fitted import FittedTexts, hash_texts
 from datamodules.text.labels import MISSING, known_labels
 
 if TYPE_CHECKING:
@@ -81,6 +81,20 @@ class Texts:
             )
         return classes
 
+    def check_numbers(self) -> None:
+        """Check that there is something to predict where labels are taken as numbers.
+
+        Raises:
+            ValueError: all texts that have a number have the same one.
+        """
+        splits = (torch.tensor(split["label"][:]) for split in (self.fit, self.validation, self.test))
+        found = torch.cat([labels[known_labels(labels)] for labels in splits]).unique()
+        if len(found) == 1:
+            raise ValueError(
+                f"Expected different numbers to predict in {self.origin['source']!r}, but all its texts have "
+                f"{found.item():g}. Name another `label_column`, or other texts."
+            )
+
     def _found_classes(self) -> list[int]:
         """The classes that any text has, ascending."""
         every = {label for split in (self.fit, self.validation, self.test) for label in split["label"][:]}
@@ -110,8 +124,11 @@ class Texts:
         Raises:
             ValueError: no held-out text is left.
         """
-        found = {name: known.among(self.test) for name, known in fitted.items()}
-        kept = np.flatnonzero(~np.any([np.zeros(len(self.test), dtype=bool), *found.values()], axis=0))
+        if not fitted:
+            return self
+        keys = hash_texts(self.test)
+        found = {name: known.among(keys) for name, known in fitted.items()}
+        kept = np.flatnonzero(~np.any(list(found.values()), axis=0))
         if len(kept) == len(self.test):
             return self
         names = {name: int(seen.sum()) for name, seen in found.items() if seen.any()}

@@ -97,6 +97,19 @@ def test_numbers_are_refused_where_a_head_has_classes(
             evaluate([command, *named, *numbers, "--run", str(tmp_path / command)])
 
 
+def test_numbers_that_are_all_equal_are_refused(tuned: Path, world: World, tmp_path: Path) -> None:
+    source = write(tmp_path / "one.tsv", sentences(80), [0.5] * 80)
+    text = ["--data.text.source", source, "--data.text.text_columns", "[sentence1]", "--data.max_length", "60", *QUIET]
+    model = f"{tuned}/none/seed-0"
+    for run, options in (
+        (train, ["finetune", "--data.models", world.model_x]),
+        (evaluate, ["surgery", "--data.models", model]),
+        (evaluate, ["inject", "--data.model_x", model, "--data.model_y", f"{tuned}/none/seed-1"]),
+    ):
+        with pytest.raises(ValueError, match="Expected different numbers to predict"):
+            run([*options, *text, "--run", str(tmp_path / options[0])])
+
+
 def test_a_regression_head_is_injected_into(tuned: Path, numbers: list[str], tmp_path: Path) -> None:
     models = ["--data.model_x", f"{tuned}/none/seed-0", "--data.model_y", f"{tuned}/none/seed-1"]
     options = ["--data.sites", "[1, 3]", "--closed_form", "[linear]", "--both_directions", "true"]

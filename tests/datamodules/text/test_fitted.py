@@ -14,7 +14,8 @@ from datamodules.labelled import LabelledTexts
 from datamodules.layers import LayerActivations
 from datamodules.model_texts import ModelTexts
 from datamodules.paired import PairedActivations
-from datamodules.text.fitted import FITTED, FittedTexts, words_on_left_out
+from datamodules.text import fitted
+from datamodules.text.fitted import FITTED, FittedTexts, hash_texts, words_on_left_out
 from datamodules.text.loading import load_texts
 from datamodules.text.sources import TextSource
 from frozen.embedded.recipes import Recipe
@@ -29,7 +30,7 @@ def table(*texts: str, **columns: list[str]) -> Dataset:
 
 def test_texts_are_known_again_whatever_their_case_and_white_space(tmp_path: Path) -> None:
     known = FittedTexts.of({"source": "a"}, table("A film", "the plot"), table("Straße"))
-    assert known.among(table("a  FILM\n", "a films", "STRASSE", "")).tolist() == [True, False, True, False]
+    assert known.among(hash_texts(table("a  FILM\n", "a films", "STRASSE", ""))).tolist() == [True, False, True, False]
     assert known.keys.dtype == np.int64
     assert (np.diff(known.keys) > 0).all()
     known.save(tmp_path)
@@ -40,7 +41,7 @@ def test_texts_are_known_again_whatever_their_case_and_white_space(tmp_path: Pat
         assert np.array_equal(again.keys, known.keys)
         assert again.origins == known.origins == [{"source": "a", "n_texts": 3}]
     both = known | FittedTexts.of({"source": "b"}, table("not funny"))
-    assert both.among(table("not funny", "a film")).all()
+    assert both.among(hash_texts(table("not funny", "a film"))).all()
     assert [origin["source"] for origin in both.origins] == ["a", "b"]
     assert FittedTexts.load(tmp_path / "elsewhere") is None
     (tmp_path / FITTED).write_bytes(b"half of it")
@@ -50,9 +51,9 @@ def test_texts_are_known_again_whatever_their_case_and_white_space(tmp_path: Pat
 
 def test_a_sentence_of_a_fitted_pair_was_fitted_on_but_not_another_pair_of_it() -> None:
     known = FittedTexts.of({}, table("a film", text_pair=["a plot"]))
-    assert known.among(table("a film", "a plot", "a joke")).tolist() == [True, True, False]
+    assert known.among(hash_texts(table("a film", "a plot", "a joke"))).tolist() == [True, True, False]
     pairs = table("a film", "a film", text_pair=["a plot", "a joke"])
-    assert known.among(pairs).tolist() == [True, False]
+    assert known.among(hash_texts(pairs)).tolist() == [True, False]
 
 
 def test_the_hashes_are_the_same_tomorrow() -> None:
@@ -102,6 +103,21 @@ def test_models_are_measured_on_texts_that_they_were_not_trained_on(
     assert said in make_report("similarity", data.describe(), [], layers=[], distances=[]).sentences
 
 
+def test_texts_are_hashed_once_for_all_that_was_fitted(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts, hashed = load_texts(TextSource(source)), []
+
+    def key(text: Any) -> int:
+        hashed.append(text)
+        return 0
+
+    monkeypatch.setattr(fitted, "_key", key)
+    known = FittedTexts(np.array([1]), [])
+    assert texts.without({}) is texts
+    assert hashed == []
+    assert texts.without(dict.fromkeys("abc", known)) is texts
+    assert len(hashed) == len(texts.test)
+
+
 def test_maps_are_measured_on_texts_that_they_were_not_fitted_on(source: str, tmp_path: Path) -> None:
     x, y = (str(tiny_folder(tmp_path / name, seed=seed)) for seed, name in enumerate("xy"))
     data = PairedActivations(x, y, text=TextSource(source, seed=1), max_length=60)
@@ -130,8 +146,8 @@ def test_an_embedded_model_is_known_by_its_folder_too(source: str, tmp_path: Pat
     (folder,) = tmp_path.rglob("seed-0")
     known = FittedTexts.load(folder)
     assert known is not None
-    assert known.among(made.texts.fit).all()
-    assert not known.among(made.texts.validation).any()
+    assert known.among(hash_texts(made.texts.fit)).all()
+    assert not known.among(hash_texts(made.texts.validation)).any()
     assert known.origins[0]["splits"] == ["fit"]
     (folder / FITTED).unlink()  # one that was made before there was such a file
     made = LabelledTexts("embedded:0", text=TextSource(source), recipe=recipe, cache=tmp_path)
@@ -146,7 +162,7 @@ def test_a_classifier_has_seen_what_its_base_has(source: str, tmp_path: Path) ->
     FittedTexts.of({"source": "before"}, table("a film", "the plot")).save(Path(base))
     data = LabelledTexts(base, text=TextSource(source), max_length=60)
     known = data.trained_on(base)
-    assert known.among(table("a film", "the plot")).all()
-    assert known.among(data.texts.fit).all()
-    assert not known.among(data.texts.validation).any()  # they choose nothing
+    assert known.among(hash_texts(table("a film", "the plot"))).all()
+    assert known.among(hash_texts(data.texts.fit)).all()
+    assert not known.among(hash_texts(data.texts.validation)).any()  # they choose nothing
     assert [origin["source"] for origin in known.origins] == [source, "before"]

@@ -249,6 +249,13 @@ def test_classes_that_no_head_can_learn_are_refused(tmp_path: Path, labels: list
         _ = texts.classes_to_learn
 
 
+def test_numbers_that_are_all_equal_are_refused(tmp_path: Path) -> None:
+    texts = load_texts(TextSource(write_csv(tmp_path / "one.csv", text=sentences(100), label=[0.5, None] * 50)))
+    with pytest.raises(ValueError, match=r"different numbers to predict.*all its texts have 0\.5"):
+        texts.check_numbers()
+    load_texts(TextSource(write_csv(tmp_path / "two.csv", text=sentences(100), label=[0.5, 1] * 50))).check_numbers()
+
+
 def test_a_head_may_know_classes_that_no_text_has(tmp_path: Path) -> None:
     texts = load_texts(TextSource(write_csv(tmp_path / "two.csv", text=sentences(100), label=[0, 2] * 50)))
     assert texts.classes == 3
