@@ -87,7 +87,8 @@ def save_bank(bank: StoredBank, path: Path) -> None:
     }
     described["seen"] = None if bank.seen is None else bank.seen.state()
     described["fitted"] = None if bank.fitted is None else bank.fitted.origins
-    tensors = {name: value.detach().cpu().contiguous() for name, value in _tensors(bank)}
+    # Copies: safetensors refuses tensors that share memory, as tied weights do.
+    tensors = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in _tensors(bank)}
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as unfinished:
         save_file(tensors, unfinished, {HEADER: json.dumps(described)})
@@ -121,8 +122,8 @@ def load_bank(path: Path | str) -> StoredBank:
         described, tensors = read_earlier(path) if earlier else _read(path)
     if described.pop("unfinished", False):
         raise ValueError(
-            f"Expected the file of a finished run, but {path} is of a run to go on with: `train.py "
-            f"{described['command']} --ckpt_path {path}` does, and leaves what can be measured beside its report."
+            f"Expected the file of a finished run, but {path} is one to go on from: `train.py {described['command']} "
+            f"--ckpt_path {path}` goes on, and leaves the finished file beside its report."
         )
     with _refusing(path):
         return _bank(described, tensors, path)
@@ -143,7 +144,10 @@ def _refusing(path: Path) -> Iterator[None]:
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     with safe_open(path, framework="pt") as file:
-        return json.loads(file.metadata()[HEADER]), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        described = (file.metadata() or {}).get(HEADER)
+        if described is None:
+            raise ValueError("it holds no maps")
+        return json.loads(described), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
 def _bank(described: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> StoredBank:

@@ -27,8 +27,14 @@ def is_earlier(path: Path) -> bool:
 
 
 def read_earlier(path: Path) -> Described:
-    """What a bank's file would hold. Only tensors and plain values are unpickled."""
+    """What a bank's file would hold. Only tensors and plain values are unpickled.
+
+    Raises:
+        ValueError: the file is of something else.
+    """
     content = torch.load(path, map_location="cpu", weights_only=True)
+    if not isinstance(content, Mapping) or not {ALIGNMENT, STITCHING} & set(content):
+        raise ValueError("it holds no maps")
     describe = _alignment if ALIGNMENT in content else _stitching
     described, tensors = describe(content)
     described["unfinished"] = described["unfinished"] or path.name == "last.ckpt"

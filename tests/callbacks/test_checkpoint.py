@@ -78,7 +78,7 @@ def test_a_run_interrupted_by_ctrl_c_ends_where_it_would_have(
         run(world, tmp_path, Interrupt(after))
     last = tmp_path / "last.ckpt"
     assert not (tmp_path / "aligners.ckpt").exists()
-    with pytest.raises(ValueError, match=r"last\.ckpt is of a run to go on with: `train\.py fit --ckpt_path"):
+    with pytest.raises(ValueError, match=r"last\.ckpt is one to go on from: `train\.py fit --ckpt_path"):
         load_bank(last)
     assert state(last)["global_step"] == after
     trainer = run(world, tmp_path, resume=last)

@@ -86,7 +86,7 @@ def test_a_run_interrupted_by_ctrl_c_ends_where_it_would_have(
     with pytest.raises(SystemExit):
         run(world, tmp_path, Interrupt(hook, after))
     assert not (tmp_path / "stitching.ckpt").exists()
-    with pytest.raises(ValueError, match=r"last\.ckpt is of a run to go on with: `train\.py stitch --ckpt_path"):
+    with pytest.raises(ValueError, match=r"last\.ckpt is one to go on from: `train\.py stitch --ckpt_path"):
         load_bank(tmp_path / "last.ckpt")
     assert state(tmp_path / "last.ckpt")["global_step"] == steps
     run(world, tmp_path, resume=tmp_path / "last.ckpt")

@@ -108,6 +108,12 @@ def test_a_bank_without_moments_types_or_loss_comes_back(tmp_path: Path) -> None
     )
 
 
+def test_tensors_that_share_memory_are_written_too(tmp_path: Path) -> None:
+    mean = torch.ones(2, 5)
+    save_bank(replace(bank(), spread={route: {"mean": mean} for route in ("0_1", "1_0")}), tmp_path / "aligners.ckpt")
+    assert torch.equal(load_bank(tmp_path / "aligners.ckpt").spread["1_0"]["mean"], mean)
+
+
 def test_files_of_before_are_read(tmp_path: Path) -> None:
     path, expected = tmp_path / "aligners.ckpt", bank()
     del expected.maps["1_0"]["low"]
@@ -133,7 +139,7 @@ def test_a_run_to_go_on_with_is_not_taken_for_a_finished_one(tmp_path: Path) -> 
         content = earlier_alignment(bank())
         content[ALIGNMENT] |= extra
         torch.save(content, tmp_path / name)
-        with pytest.raises(ValueError, match=rf"finished run, but .*{name} is of a run to go on with: `train\.py fit"):
+        with pytest.raises(ValueError, match=rf"finished run, but .*{name} is one to go on from: `train\.py fit"):
             load_bank(tmp_path / name)
 
 
@@ -193,6 +199,18 @@ def test_a_file_that_is_missing_damaged_or_something_else_is_refused(tmp_path: P
     save_file({"a": torch.zeros(2)}, path)
     with pytest.raises(ValueError, match=said):
         load_bank(path)
+
+
+def test_a_file_of_something_else_is_said_to_hold_no_maps(tmp_path: Path) -> None:
+    path = tmp_path / "aligners.ckpt"
+    for metadata in (None, {"format": "pt"}):
+        save_file({"weight": torch.zeros(1)}, path, metadata)
+        with pytest.raises(ValueError, match="cannot be read as one: it holds no maps"):
+            load_bank(path)
+    for content in ({"state_dict": {}}, [torch.zeros(1)]):
+        torch.save(content, path)
+        with pytest.raises(ValueError, match="cannot be read as one: it holds no maps"):
+            load_bank(path)
 
 
 def test_maps_of_a_class_that_is_not_known_are_named(tmp_path: Path) -> None:
