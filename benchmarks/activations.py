@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare
 from benchmarks.harness import Figures, interleaved, parser, ratio
 from benchmarks.stitched_forward import build
 from datamodules.batches import LengthBatches, TextBatch
-from datamodules.reading import PairReader
+from datamodules.rows.reading import PairReader
 from frozen import FrozenModel
 
 

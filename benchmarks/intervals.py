@@ -17,11 +17,11 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
 from benchmarks.harness import Figures, parser
+from similarity.algebra.grid import GridSums
+from similarity.algebra.moments import GridMoments
 from similarity.controls import jackknife_interval
 from similarity.functional.cca import cca_from_moments
 from similarity.functional.cka import linear_cka_from_moments, unbiased_cka_from_moments
-from similarity.functional.grid import GridSums
-from similarity.functional.moments import GridMoments
 
 ROWS, WIDTH, GROUPS = 10, 8, 10
 MEASURES: dict[str, Callable[[GridMoments], Tensor]] = {

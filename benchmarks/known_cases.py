@@ -22,9 +22,9 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
+from similarity.algebra.grid import grid_moments
 from similarity.functional.cca import cca, cca_held_out, pwcca, svcca
 from similarity.functional.cka import linear_cka, unbiased_cka
-from similarity.functional.grid import grid_moments
 from similarity.functional.hsic import minibatch_cka
 from similarity.functional.kernels import rbf_cka, rsa
 from similarity.functional.neurons import neuronsim

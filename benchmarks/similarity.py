@@ -37,11 +37,11 @@ from torch.utils.data import DataLoader, TensorDataset
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
 from benchmarks.harness import Figures, interleaved, parser, ratio
+from similarity.algebra.moments import GridMoments
+from similarity.algebra.pairs import upper_blocks
 from similarity.arms import evaluate
 from similarity.catalogue import catalogue
 from similarity.functional.hsic import minibatch_cka
-from similarity.functional.moments import GridMoments
-from similarity.functional.pairs import upper_blocks
 from similarity.minibatch import MinibatchCKA
 from similarity.moments import GridMomentsMetric
 from similarity.sample import RowSample

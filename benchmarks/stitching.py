@@ -34,7 +34,7 @@ from benchmarks.harness import Figures, interleaved, parser_with_sizes, ratio
 from benchmarks.stitched_forward import build
 from datamodules.asking import TaskBatch
 from datamodules.batches import TextBatch
-from datamodules.rows import select_rows
+from datamodules.rows.policies import select_rows
 from datamodules.targets import classification_targets
 from frozen import FrozenModel
 

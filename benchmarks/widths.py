@@ -26,16 +26,16 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.divergence import Divergence
 from aligners.fitting.errors import MapErrors
-from aligners.fitting.optimisation import clip_per_site, gradient_norms, make_optimizer, schedule_factor
-from aligners.fitting.products import Products, products_in
+from aligners.fitting.training.divergence import Divergence
+from aligners.fitting.training.optimisation import clip_per_site, gradient_norms, make_optimizer, schedule_factor
+from aligners.fitting.training.products import Products, products_in
 from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
 from benchmarks.harness import Figures, parser
-from similarity.functional.moments import Moments, moments_of
+from similarity.algebra.moments import Moments, moments_of
 
 MAPS: dict[str, Callable[[int, int, int], Aligner]] = {"inn": INN, "mlp": MLP}
 NOISE = 0.03

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from datamodules.batches import TextBatch
-from datamodules.rows import Rows, select_rows
+from datamodules.rows.policies import Rows, select_rows
 from datamodules.targets import Targets, classification_targets, masked_targets, next_token_targets
 from datamodules.tokens.masking import mask_tokens
 from frozen.architectures import Task

@@ -14,9 +14,9 @@ from datamodules.batches import TextBatch
 from datamodules.frozen_models import Wanted, with_revisions
 from datamodules.module import PAIRS_TOKENS, TextModule, check_rows
 from datamodules.pipeline import TextPipeline
-from datamodules.reading import Prepared, gather_rows, read_rows
-from datamodules.rows import RowKind, RowPolicy, Rows, policy_of, rows_of_each
-from datamodules.sites import parse_layers
+from datamodules.rows.policies import RowKind, RowPolicy, Rows, policy_of, rows_of_each
+from datamodules.rows.reading import Prepared, gather_rows, read_rows
+from datamodules.rows.sites import parse_layers
 from datamodules.tokens.splits import Split
 from frozen.architectures import Component
 from frozen.finite import FiniteCheck

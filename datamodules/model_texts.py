@@ -12,7 +12,7 @@ from datamodules.batches import TextBatch
 from datamodules.frozen_models import Wanted, with_revisions
 from datamodules.module import TextModule, check_component
 from datamodules.pipeline import TextPipeline
-from datamodules.sites import route_sites
+from datamodules.rows.sites import route_sites
 from datamodules.text.label_names import LabelsOption
 from frozen.architectures import Component, Task
 

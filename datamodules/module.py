@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from datamodules.batches import LengthBatches
 from datamodules.pipeline import TextPipeline
 from datamodules.resuming import go_on_after_last_batch, limited
-from datamodules.rows import POLICIES, policy_of
+from datamodules.rows.policies import POLICIES, policy_of
 from datamodules.text.fitted import FittedTexts
 from datamodules.text.sources import TextSource
 from datamodules.text.texts import Texts

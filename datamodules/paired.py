@@ -12,10 +12,10 @@ from datamodules.batches import TextBatch
 from datamodules.frozen_models import Wanted
 from datamodules.module import PAIRS_TOKENS, WITHOUT_GRADIENTS, TextModule, check_rows
 from datamodules.pipeline import TextPipeline
-from datamodules.reading import PairedBatch, PairReader, Plan, Prepared
-from datamodules.row_types import RowTypes, SeenTypes, types_of
-from datamodules.rows import RowPolicy, policy_of
-from datamodules.sites import parse_sites
+from datamodules.rows.policies import RowPolicy, policy_of
+from datamodules.rows.reading import PairedBatch, PairReader, Plan, Prepared
+from datamodules.rows.sites import parse_sites
+from datamodules.rows.types import RowTypes, SeenTypes, types_of
 from datamodules.text.label_names import LabelsOption
 from datamodules.text.texts import Texts
 from datamodules.tokens.splits import Split, TokenisedSplits

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from datamodules.asking import TaskBatch
     from datamodules.batches import TextBatch
     from datamodules.layers import LayerReader
-    from datamodules.reading import PairReader, Plan
-    from datamodules.row_types import SeenTypes
+    from datamodules.rows.reading import PairReader, Plan
+    from datamodules.rows.types import SeenTypes
     from datamodules.text.fitted import FittedTexts
     from datamodules.text.label_names import LabelsOption
     from datamodules.text.sources import TextSource

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from aligners.fitting.optimisation import Schedule, schedule_factor
-from aligners.fitting.ranks import mean_over_ranks
+from aligners.fitting.training.optimisation import Schedule, schedule_factor
+from aligners.fitting.training.ranks import mean_over_ranks
 from aligners.scoring.scores import TextScores, UnitMeans
 from aligners.scoring.tasks import unit_answers, unit_losses, unit_scores
 from datamodules.batches import TextBatch

@@ -11,7 +11,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 
-from aligners.fitting.ranks import mean_over_ranks
+from aligners.fitting.training.ranks import mean_over_ranks
 from aligners.scoring.answers import in_data_order, match_heads, one_after_another
 from aligners.scoring.scores import TextScores, UnitMeans, bootstrap_interval, percentile_interval
 from aligners.scoring.task_scores import choose_score, resampled_scores, task_score

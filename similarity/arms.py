@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from similarity.algebra.folding import word_pairs
+from similarity.algebra.grid import GridSums
 from similarity.attention import AttentionSimilarity
 from similarity.catalogue import Family, Measure
 from similarity.controls import cropped, permuted_rows
 from similarity.functional.attention import AttentionSums
-from similarity.functional.folding import word_pairs
-from similarity.functional.grid import GridSums
 from similarity.functional.hsic import HSIC
 from similarity.minibatch import MinibatchCKA
 from similarity.moments import GridMomentsMetric

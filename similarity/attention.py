@@ -40,7 +40,7 @@ class AttentionSimilarity(DoubleMetric):
         """Add texts.
 
         Args:
-            a: (L_x, H_x, B, W, W) attention between words of X, as `similarity.functional.folding.fold` gives it.
+            a: (L_x, H_x, B, W, W) attention between words of X, as `similarity.algebra.folding.fold` gives it.
             b: (L_y, H_y, B, W, W) that of Y, between the same words.
             words: (B,) number of words of each text.
 

@@ -16,10 +16,10 @@ from torchmetrics import SumMetric
 
 from datamodules.protocol import LayerData, stream_of
 from frozen.loading.precision import check_precision
+from similarity.algebra.folding import fold
 from similarity.arms import Arm, PairedRows, Shape, evaluate
 from similarity.catalogue import DEFAULT, Measure, catalogue
 from similarity.controls import matching_layers
-from similarity.functional.folding import fold
 from similarity.functional.summaries import angular_distance, localization, nuclear_norm_from_moments
 from similarity.memory import memory_of
 from similarity.outcome import Refusals, caution, controls_of, rows_of

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from torch import nn
 from torchmetrics import Metric
 
+from similarity.algebra.pairs import BLOCK
+from similarity.algebra.tiles import TILE
 from similarity.arms import Arm, Shape
-from similarity.functional.pairs import BLOCK
-from similarity.functional.tiles import TILE
 from similarity.sample import RowSample
 
 __all__ = ["memory_of"]

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
 
-from similarity.functional.grid import GridSums
-from similarity.functional.moments import GridMoments, Moments, merge_moments, moments_of
+from similarity.algebra.grid import GridSums
+from similarity.algebra.moments import GridMoments, Moments, merge_moments, moments_of
 
 __all__ = ["DoubleMetric", "GridMomentsMetric", "MomentsMetric"]
 

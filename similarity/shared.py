@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from similarity.algebra.moments import GridMoments
 from similarity.functional.cca import Correlations, correlations_from_moments, correlations_held_out
-from similarity.functional.moments import GridMoments
 
 __all__ = ["SharedMoments"]
 

@@ -14,8 +14,8 @@ from aligners.maps.base import Aligner
 from aligners.storage.describing import build_aligner, describe_aligner
 from frozen import architectures
 from frozen.model import FrozenModel
-from similarity.functional.grid import grid_moments
-from similarity.functional.moments import moments_of
+from similarity.algebra.grid import grid_moments
+from similarity.algebra.moments import moments_of
 from similarity.shared import SharedMoments
 from tests.rows import paired
 from tests.runs import related_rows

@@ -283,7 +283,7 @@ def test_nothing_to_measure_is_said_before_anything_is_loaded(tmp_path: Path, mo
 
 def test_a_bare_machine_can_import_what_it_benchmarks() -> None:
     code = (
-        "import sys, aligners, frozen, datamodules.batches, datamodules.reading, similarity.functional.moments\n"
+        "import sys, aligners, frozen, datamodules.batches, datamodules.rows.reading, similarity.algebra.moments\n"
         "import aligners.maps.inn, aligners.maps.mlp, aligners.maps.linear, frozen.loading.models\n"
         "print(sorted({'datasets', 'wandb', 'lightning', 'torchmetrics', 'pandas', 'matplotlib'} & set(sys.modules)))"
     )

@@ -10,13 +10,13 @@ import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
-from aligners.fitting.divergence import Divergence
 from aligners.fitting.errors import MapErrors
 from aligners.fitting.fit_map import fit_map
 from aligners.fitting.fits import AlignerFactory, Direction, Fit, seeded
-from aligners.fitting.length import training_steps
 from aligners.fitting.moments import Reading, read_moments
-from aligners.fitting.optimisation import (
+from aligners.fitting.training.divergence import Divergence
+from aligners.fitting.training.length import training_steps
+from aligners.fitting.training.optimisation import (
     Schedule,
     clip_per_site,
     describe_optimizer,
@@ -24,9 +24,9 @@ from aligners.fitting.optimisation import (
     make_optimizer,
     schedule_factor,
 )
-from aligners.fitting.products import Products, check_products, products_in
-from aligners.fitting.ranks import mean_over_ranks
-from aligners.fitting.validating import let_end, validate_if_due
+from aligners.fitting.training.products import Products, check_products, products_in
+from aligners.fitting.training.ranks import mean_over_ranks
+from aligners.fitting.training.validating import let_end, validate_if_due
 from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear, Procrustes
@@ -38,7 +38,7 @@ from datamodules.identity import identity, refuse_other_run
 from datamodules.protocol import PairedData, stream_of
 from datamodules.resuming import limited
 from frozen.loading.precision import check_precision
-from similarity.functional.moments import Moments
+from similarity.algebra.moments import Moments
 
 __all__ = ["Alignment"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aligners.maps.base import Aligner
 from aligners.maps.linear import deviations
-from similarity.functional.moments import Moments
+from similarity.algebra.moments import Moments
 
 __all__ = ["fit_map"]
 

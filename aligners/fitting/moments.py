@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from datamodules.batches import LengthBatches
 from frozen.finite import FiniteCheck
-from similarity.functional.moments import Moments
+from similarity.algebra.moments import Moments
 from similarity.moments import MomentsMetric
 
 __all__ = ["Reading", "read_moments"]

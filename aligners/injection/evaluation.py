@@ -23,13 +23,13 @@ from aligners.storage.refusals import refuse_other_component, refuse_other_model
 from datamodules.asking import TaskBatch
 from datamodules.batches import TextBatch
 from datamodules.protocol import PairedData, SiteData, stream_of
-from datamodules.reading import PairedBatch, Plan
 from datamodules.resuming import limited
-from datamodules.rows import RowKind
+from datamodules.rows.policies import RowKind
+from datamodules.rows.reading import PairedBatch, Plan
 from datamodules.text.sources import TextSource
 from frozen.loading.precision import check_precision
 from frozen.model import FrozenModel
-from similarity.functional.moments import Moments
+from similarity.algebra.moments import Moments
 
 __all__ = ["Evaluation", "InjectionEvaluation"]
 

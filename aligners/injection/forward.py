@@ -10,8 +10,8 @@ from torch import Tensor
 from aligners.injection.routes import Route
 from aligners.scoring.tasks import chosen
 from datamodules.asking import TaskBatch
-from datamodules.reading import read_rows
-from datamodules.rows import Rows
+from datamodules.rows.policies import Rows
+from datamodules.rows.reading import read_rows
 from frozen.architectures import Component
 from frozen.model import FrozenModel
 

@@ -21,8 +21,8 @@ from aligners.maps.canonical import CCA, PWCCA, SVCCA
 from aligners.maps.linear import Identity, Linear, Mean, Procrustes
 from aligners.maps.permutation import Permutation
 from aligners.storage.bank import BACKWARD, FORWARD, StoredBank
-from datamodules.rows import RowKind
-from similarity.functional.moments import Moments
+from datamodules.rows.policies import RowKind
+from similarity.algebra.moments import Moments
 
 __all__ = [
     "BOTH_WAYS",

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from torch import Tensor
 
 from aligners.scoring.tasks import check_labels
-from datamodules.sites import route_sites
+from datamodules.rows.sites import route_sites
 from frozen.architectures import Component
 from frozen.model import FrozenModel
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from aligners.storage.bank import StoredBank
-from datamodules.row_types import SeenTypes
+from datamodules.rows.types import SeenTypes
 from datamodules.text.loading import load_texts
 from datamodules.text.sources import TextSource
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from aligners.injection.methods import Method
 from aligners.scoring.scores import bootstrap_interval, of_unseen, per_text_sums
-from datamodules.rows import Rows
+from datamodules.rows.policies import Rows
 
 __all__ = ["ERRORS", "ERROR_COLUMNS", "error_columns", "fvu_columns", "overflowing", "text_errors"]
 

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from aligners.fitting.products import bank_product
-from similarity.functional.moments import Moments
+from aligners.fitting.training.products import bank_product
+from similarity.algebra.moments import Moments
 
 __all__ = ["Aligner", "BankLinear", "Scaling"]
 

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from aligners.maps.linear import Affine, deviations
+from similarity.algebra.moments import Moments
 from similarity.functional.canonical import canonical, whitening
-from similarity.functional.moments import Moments
 
 __all__ = ["CCA", "PWCCA", "SVCCA"]
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from aligners.maps.base import Aligner, Scaling
-from aligners.maps.couplings import AffineCoupling
-from aligners.maps.invertible_starts import START_NAMES, Start, invertible_start
-from aligners.maps.rotations import ShuffledHadamard
+from aligners.maps.invertible.couplings import AffineCoupling
+from aligners.maps.invertible.rotations import ShuffledHadamard
+from aligners.maps.invertible.starts import START_NAMES, Start, invertible_start
+from aligners.maps.invertible.triangular import TriangularPair
 from aligners.maps.solving import batch_inverse, batch_log_det, batch_solve
-from aligners.maps.triangular import TriangularPair
-from similarity.functional.moments import Moments
+from similarity.algebra.moments import Moments
 
 __all__ = ["INN"]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from aligners.maps.base import Aligner
-from similarity.functional.moments import Moments
+from similarity.algebra.moments import Moments
 
 __all__ = [
     "Affine",

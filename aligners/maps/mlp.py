@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from aligners.maps.base import Aligner, BankLinear, Scaling
 from aligners.maps.linear import predictive_least_squares
-from similarity.functional.moments import Moments
+from similarity.algebra.moments import Moments
 
 __all__ = ["MLP"]
 

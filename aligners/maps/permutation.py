@@ -9,7 +9,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from aligners.maps.linear import Affine, deviations
-from similarity.functional.moments import Moments
+from similarity.algebra.moments import Moments
 
 __all__ = ["Permutation", "neuron_correlations"]
 

@@ -11,7 +11,7 @@ from torchmetrics import Metric
 from similarity.moments import DoubleMetric
 
 if TYPE_CHECKING:
-    from datamodules.rows import Rows
+    from datamodules.rows.policies import Rows
 
 __all__ = [
     "TextScores",

@@ -15,7 +15,7 @@ from aligners.maps.linear import Affine
 from aligners.storage.bank import FORWARD, StoredBank, load_bank
 from aligners.storage.refusals import refuse_other_component, refuse_other_models
 from frozen.model import FrozenModel
-from similarity.functional.moments import Moments
+from similarity.algebra.moments import Moments
 
 __all__ = ["fitted_layers", "fitted_maps", "refuse_other_layers"]
 

@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from aligners.fitting.fit_map import fit_map
 from aligners.fitting.fits import AlignerFactory, seeded
 from aligners.fitting.moments import read_moments
-from aligners.fitting.optimisation import (
+from aligners.fitting.training.optimisation import (
     Schedule,
     clip_per_site,
     describe_optimizer,
     make_optimizer,
     schedule_factor,
 )
-from aligners.fitting.ranks import mean_over_ranks
-from aligners.fitting.validating import let_end, validate_if_due
+from aligners.fitting.training.ranks import mean_over_ranks
+from aligners.fitting.training.validating import let_end, validate_if_due
 from aligners.injection.forward import bank_logits, mapped_rows, own_logits, read_all
 from aligners.injection.routes import Route, Routes, build_routes, check_routes
 from aligners.maps.affine import AffineLayer

@@ -16,9 +16,9 @@ from torch import Tensor
 from aligners.maps.base import Aligner
 from aligners.storage.describing import describe_aligner, restore_aligner
 from aligners.storage.earlier import is_earlier, read_earlier
-from datamodules.row_types import SeenTypes
+from datamodules.rows.types import SeenTypes
 from datamodules.text.fitted import FittedTexts
-from similarity.functional.moments import Moments
+from similarity.algebra.moments import Moments
 from storage.whole import whole_file
 
 __all__ = ["BACKWARD", "FORWARD", "StoredBank", "load_bank", "save_bank"]

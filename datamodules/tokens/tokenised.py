@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import datasets
     from transformers import PreTrainedTokenizerBase
 
-    from datamodules.rows import RowKind
+    from datamodules.rows.policies import RowKind
     from datamodules.tokens.marks import Marks
 
 __all__ = ["TokenisedTexts", "describe_tokenizer", "flatten_column", "same_tokenizer", "tokenise"]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from similarity.functional.folding import real_pairs
+from similarity.algebra.folding import real_pairs
 
 __all__ = ["AttentionSums", "attention_sums", "attnsim", "attnsim_from_sums"]
 
@@ -96,7 +96,7 @@ def attention_sums(a: Tensor, b: Tensor, words: Tensor) -> AttentionSums:
     copies of `a` and `b` in float64, and at most 6 MiB and three times L_x·H_x·L_y·H_y values beside them.
 
     Args:
-        a: (L_x, H_x, B, W, W) attention between words of X, as `similarity.functional.folding.fold` gives it.
+        a: (L_x, H_x, B, W, W) attention between words of X, as `similarity.algebra.folding.fold` gives it.
         b: (L_y, H_y, B, W, W) that of Y, between the same words.
         words: (B,) number of words of each text.
 
@@ -194,5 +194,5 @@ def _check(a: Tensor, b: Tensor, words: Tensor) -> None:
         if not bool(fine & (weights * ~real[:, None, :] == 0).all()):
             raise ValueError(
                 f"Expected rows of `{name}` that are distributions over the words of their text, zero beyond them, but "
-                "got others. Fold the weights of the model with similarity.functional.folding.fold first."
+                "got others. Fold the weights of the model with similarity.algebra.folding.fold first."
             )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from similarity.functional.checks import converged
+from similarity.algebra.checks import converged
 
 __all__ = ["Canonical", "Whitening", "canonical", "canonical_correlations", "whitening"]
 

@@ -7,11 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from similarity.algebra.checks import check_features, check_layers, check_moments, check_pair, check_share
+from similarity.algebra.grid import grid_moments
+from similarity.algebra.moments import GridMoments
+from similarity.algebra.tiles import by_tile
 from similarity.functional.canonical import Canonical, Whitening, canonical, canonical_correlations, whitening
-from similarity.functional.checks import check_features, check_layers, check_moments, check_pair, check_share
-from similarity.functional.grid import grid_moments
-from similarity.functional.moments import GridMoments
-from similarity.functional.tiles import by_tile
 
 __all__ = [
     "Correlations",

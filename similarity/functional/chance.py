@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from similarity.algebra.moments import GridMoments
 from similarity.functional.canonical import whitening
-from similarity.functional.moments import GridMoments
 
 __all__ = ["MOST_BY_CHANCE", "canonical_chance", "regression_chance"]
 

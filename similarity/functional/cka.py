@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from similarity.functional.checks import check_layers, check_moments
-from similarity.functional.grid import grid_moments
-from similarity.functional.moments import GridMoments
-from similarity.functional.tiles import by_tile
+from similarity.algebra.checks import check_layers, check_moments
+from similarity.algebra.grid import grid_moments
+from similarity.algebra.moments import GridMoments
+from similarity.algebra.tiles import by_tile
 
 __all__ = ["linear_cka", "linear_cka_from_moments", "unbiased_cka", "unbiased_cka_from_moments"]
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from similarity.functional.pairs import PairSums, centred, check_enough, linear_pair_sums
+from similarity.algebra.pairs import PairSums, centred, check_enough, linear_pair_sums
 
 __all__ = ["HSIC", "LEAST_ROWS", "cka_from_hsic", "minibatch_cka", "unbiased_hsic", "unbiased_hsic_from_sums"]
 

@@ -11,8 +11,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from similarity.functional.hsic import HSIC, LEAST_ROWS, cka_from_hsic, unbiased_hsic_from_sums
-from similarity.functional.pairs import (
+from similarity.algebra.pairs import (
     PairSums,
     centred,
     check_enough,
@@ -20,6 +19,7 @@ from similarity.functional.pairs import (
     linear_pair_sums,
     upper_blocks,
 )
+from similarity.functional.hsic import HSIC, LEAST_ROWS, cka_from_hsic, unbiased_hsic_from_sums
 
 __all__ = ["Kernel", "rbf_cka", "rsa"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from similarity.algebra.checks import check_features, check_layers, check_moments, check_pair
+from similarity.algebra.grid import grid_moments
+from similarity.algebra.moments import GridMoments
+from similarity.algebra.tiles import by_tile
 from similarity.functional.canonical import whitening
-from similarity.functional.checks import check_features, check_layers, check_moments, check_pair
-from similarity.functional.grid import grid_moments
-from similarity.functional.moments import GridMoments
-from similarity.functional.tiles import by_tile
 
 __all__ = [
     "mixedsim",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from similarity.functional.checks import check_moments, converged
-from similarity.functional.moments import GridMoments
+from similarity.algebra.checks import check_moments, converged
+from similarity.algebra.moments import GridMoments
 
 __all__ = ["angular_distance", "localization", "nuclear_norm", "nuclear_norm_from_moments"]
 

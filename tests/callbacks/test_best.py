@@ -12,7 +12,7 @@ from aligners.fitting.alignment import Alignment
 from aligners.maps.inn import INN
 from aligners.maps.mlp import MLP
 from callbacks.best import BestPerSite
-from similarity.functional.moments import moments_of
+from similarity.algebra.moments import moments_of
 from tests.runs import activations, quiet_trainer, related_rows
 from tests.world import World
 

@@ -20,7 +20,7 @@ from aligners.storage.bank import load_bank
 from aligners.storage.earlier import ALIGNMENT
 from callbacks.best import BestPerSite
 from callbacks.checkpoint import SaveAligners
-from datamodules.reading import PairReader
+from datamodules.rows.reading import PairReader
 from tests.interrupting import strike
 from tests.runs import activations, quiet_trainer, state
 from tests.world import World

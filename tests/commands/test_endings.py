@@ -65,7 +65,7 @@ def test_our_own_faults_keep_their_traceback(error: Exception, fails: Fails) -> 
 def test_a_library_that_is_called_wrongly_is_our_own_fault() -> None:
     def message(code: str) -> str | None:
         try:
-            exec(code, {"__name__": "datamodules.rows"})
+            exec(code, {"__name__": "datamodules.rows.policies"})
         except ValueError as error:
             return what_to_mend(error)
         raise AssertionError(code)

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 import aligners
-from aligners.fitting.optimisation import clip_per_site
+from aligners.fitting.training.optimisation import clip_per_site
 from aligners.maps.base import Aligner
 from aligners.storage.describing import build_aligner, describe_aligner
-from similarity.functional.moments import moments_of
+from similarity.algebra.moments import moments_of
 from tests.runs import related_rows
 
 SITES, ROWS, WIDTH, OTHER = 3, 96, 6, 5

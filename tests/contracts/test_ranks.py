@@ -13,7 +13,7 @@ from aligners.fitting.alignment import Alignment
 from aligners.fitting.errors import MapErrors
 from aligners.maps.linear import Linear, Procrustes
 from aligners.scoring.scores import TextScores
-from similarity.functional.moments import moments_of
+from similarity.algebra.moments import moments_of
 from similarity.moments import GridMomentsMetric, MomentsMetric
 from tests.ranks import two_ranks
 from tests.runs import activations, quiet_trainer, related_rows

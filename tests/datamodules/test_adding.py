@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from datamodules.rows import POLICIES
+from datamodules.rows.policies import POLICIES
 from datamodules.text.loading import load_texts
 from datamodules.text.sources import SOURCES, TextSource
 from tests.runs import activations

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from datamodules.layers import LayerActivations, LayerBatch
-from datamodules.sites import parse_layers
+from datamodules.rows.sites import parse_layers
 from datamodules.text.sources import TextSource
 from frozen.embedded.recipes import Recipe, embedded_recipe
 from tests.datamodules.tokens.splitters import byte_level, splitter_folder, word_piece

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from datamodules import frozen_models
 from datamodules.paired import PairedActivations
-from datamodules.reading import PairedBatch
+from datamodules.rows.reading import PairedBatch
 from datamodules.text.sources import TextSource
 from frozen import FrozenModel
 from frozen.embedded.recipes import Recipe, embedded_model

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from frozen import FrozenModel
+from similarity.algebra.folding import fold, word_pairs
 from similarity.attention import AttentionSimilarity
 from similarity.functional import attention
 from similarity.functional.attention import AttentionSums, attention_sums, attnsim, attnsim_from_sums
 from similarity.functional.cka import linear_cka
-from similarity.functional.folding import fold, word_pairs
 from tests.references import attention as reference
 from tests.tiny import tiny_model, tokenised
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from similarity.algebra.grid import grid_moments
 from similarity.functional.canonical import Whitening, canonical, canonical_correlations, whitening
-from similarity.functional.grid import grid_moments
 from tests.rows import CASES, paired, rows_of
 
 ENOUGH = [case for case in CASES if case not in ("few", "barely")]

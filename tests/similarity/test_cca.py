@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from similarity.algebra.grid import grid_moments
 from similarity.functional.cca import cca, cca_held_out, pwcca, pwcca_held_out, svcca, svcca_held_out
-from similarity.functional.grid import grid_moments
 from tests.references import measures as reference
 from tests.rows import CASES, grid, paired, rows_of
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from similarity.algebra.grid import grid_moments
 from similarity.functional.cca import cca, pwcca, svcca
 from similarity.functional.chance import canonical_chance, regression_chance
-from similarity.functional.grid import grid_moments
 from similarity.functional.regression import mixedsim, r2
 
 SHARE = 0.99

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from similarity.functional.checks import check_rows, constant_features
-from similarity.functional.grid import GridSums
+from similarity.algebra.checks import check_rows, constant_features
+from similarity.algebra.grid import GridSums
 from tests.rows import paired
 
 

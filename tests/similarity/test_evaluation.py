@@ -9,12 +9,12 @@ from torch import Tensor
 
 from datamodules.layers import LayerActivations
 from datamodules.text.sources import TextSource
+from similarity.algebra.grid import grid_moments
 from similarity.arms import PairedRows
 from similarity.controls import matching_layers
 from similarity.evaluation import SimilarityEvaluation
 from similarity.functional.cca import cca_held_out, svcca
 from similarity.functional.cka import linear_cka, unbiased_cka
-from similarity.functional.grid import grid_moments
 from similarity.functional.kernels import rsa
 from similarity.functional.neurons import neuronsim
 from similarity.functional.regression import r2, r2_held_out

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from similarity.functional.folding import fold, real_pairs, word_pairs
+from similarity.algebra.folding import fold, real_pairs, word_pairs
 from tests.references import attention as reference
 
 # [CLS] the un+like+ly [SEP] / [CLS] good film [SEP] [PAD] [PAD]

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from similarity.algebra.pairs import PairSums, centred, feature_pair_sums, gram_pair_sums, linear_pair_sums
 from similarity.functional.hsic import HSIC, cka_from_hsic, minibatch_cka, unbiased_hsic
-from similarity.functional.pairs import PairSums, centred, feature_pair_sums, gram_pair_sums, linear_pair_sums
 from tests.references import kernels as reference
 from tests.runs import related_rows
 
@@ -94,7 +94,7 @@ def test_both_routes_agree(n: int) -> None:
 def test_the_cheaper_route_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[str] = []
     for name in ("gram", "feature"):
-        monkeypatch.setattr(f"similarity.functional.pairs.{name}_pair_sums", lambda x, y, name=name: taken.append(name))
+        monkeypatch.setattr(f"similarity.algebra.pairs.{name}_pair_sums", lambda x, y, name=name: taken.append(name))
     linear_pair_sums(torch.zeros(2, 10, 50), torch.zeros(2, 10, 50))
     linear_pair_sums(torch.zeros(2, 1000, 5), torch.zeros(2, 1000, 5))
     assert taken == ["gram", "feature"]

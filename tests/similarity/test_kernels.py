@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from similarity.functional import pairs
+from similarity.algebra import pairs
 from similarity.functional.kernels import Kernel, rbf_cka, rsa
 from tests.references import kernels as reference
 from tests.runs import related_rows

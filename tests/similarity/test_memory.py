@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from similarity.algebra import tiles
+from similarity.algebra.grid import grid_moments
 from similarity.arms import Arm, PairedRows, Shape, evaluate
 from similarity.catalogue import Measure, catalogue
-from similarity.functional import tiles
 from similarity.functional.cca import cca_held_out, pwcca_held_out
-from similarity.functional.grid import grid_moments
 from similarity.functional.regression import mixedsim_held_out, r2_held_out
 from similarity.shared import SharedMoments
 

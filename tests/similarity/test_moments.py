@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from similarity.algebra.grid import GridSums, grid_moments
+from similarity.algebra.moments import GridMoments, Moments, merge_moments, moments_of
 from similarity.functional.cka import linear_cka_from_moments
-from similarity.functional.grid import GridSums, grid_moments
-from similarity.functional.moments import GridMoments, Moments, merge_moments, moments_of
 from similarity.minibatch import MinibatchCKA
 from similarity.moments import GridMomentsMetric, MomentsMetric
 from tests.rows import CASES, paired, rows_of

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from similarity.functional.grid import grid_moments
+from similarity.algebra.grid import grid_moments
 from similarity.functional.regression import mixedsim, mixedsim_held_out, r2, r2_held_out
 from tests.references import measures as reference
 from tests.rows import CASES, grid, paired, rows_of

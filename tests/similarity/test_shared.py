@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from similarity.algebra.grid import grid_moments
 from similarity.arms import Arm, PairedRows, Shape, evaluate
 from similarity.catalogue import Measure, catalogue
 from similarity.functional import cca
-from similarity.functional.grid import grid_moments
 from similarity.outcome import Refusals, controls_of
 from similarity.shared import SharedMoments
 from tests.rows import LAYERS_X, LAYERS_Y, paired

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from similarity.algebra.grid import grid_moments
 from similarity.functional.cka import linear_cka
-from similarity.functional.grid import grid_moments
 from similarity.functional.neurons import neuronsim
 from similarity.functional.summaries import (
     angular_distance,

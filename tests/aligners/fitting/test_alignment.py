@@ -16,9 +16,9 @@ from aligners.maps.inn import INN
 from aligners.maps.linear import Identity, Linear, Mean, Procrustes
 from aligners.maps.mlp import MLP
 from callbacks.best import BestPerSite
-from datamodules.reading import PairedBatch
+from datamodules.rows.reading import PairedBatch
 from datamodules.text.sources import TextSource
-from similarity.functional.moments import moments_of
+from similarity.algebra.moments import moments_of
 from tests.references.maps import fvu, ridge_regression
 from tests.runs import activations, quiet_trainer
 from tests.tiny import tiny_folder

@@ -18,7 +18,7 @@ from aligners.scoring.tasks import chosen, unit_losses
 from aligners.stitching.loss import bank_gradients
 from datamodules.asking import TaskBatch
 from datamodules.batches import TextBatch
-from datamodules.rows import select_rows
+from datamodules.rows.policies import select_rows
 from datamodules.targets import Targets, classification_targets, masked_targets, next_token_targets
 from frozen import FrozenModel
 from tests.tiny import reference, tiny_frozen, tokenised

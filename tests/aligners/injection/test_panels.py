@@ -14,12 +14,12 @@ from aligners.injection.methods import CLOSED_FORMS
 from aligners.maps.linear import Linear, Procrustes
 from aligners.storage.bank import StoredBank, load_bank
 from commands.table import evaluate as main
-from datamodules.reading import PairedBatch
+from datamodules.rows.reading import PairedBatch
 from datamodules.text.sources import TextSource
 from reports.injection.report import console_tables, left_out, report
 from reports.injection.words import reading
 from reports.publishing import write
-from similarity.functional.moments import Moments, moments_of
+from similarity.algebra.moments import Moments, moments_of
 from tests.aligners.injection.test_evaluation import evaluate, fit, rows_of
 from tests.runs import activations
 from tests.world import TEST_TEXTS, World, sentences, write_texts

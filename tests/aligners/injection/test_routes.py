@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from aligners.injection.routes import build_routes, check_routes
-from datamodules.sites import route_sites
+from datamodules.rows.sites import route_sites
 from frozen import FrozenModel
 from tests.tiny import tiny_frozen
 

@@ -16,7 +16,7 @@ from aligners.maps.mlp import MLP
 from aligners.scoring.scores import bootstrap_interval
 from aligners.storage.bank import StoredBank, load_bank
 from callbacks.checkpoint import SaveAligners
-from datamodules.row_types import is_held_out
+from datamodules.rows.types import is_held_out
 from datamodules.text.sources import TextSource
 from frozen.loading.models import load_frozen
 from tests.earlier import earlier_alignment

@@ -17,7 +17,7 @@ from aligners.maps.inn import INN
 from aligners.maps.linear import Procrustes, determined_svd
 from aligners.maps.mlp import MLP
 from aligners.maps.permutation import Permutation
-from similarity.functional.moments import Moments
+from similarity.algebra.moments import Moments
 from similarity.moments import MomentsMetric
 from tests.runs import activations
 from tests.world import World

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from aligners.maps.couplings import AffineCoupling
 from aligners.maps.inn import INN
+from aligners.maps.invertible.couplings import AffineCoupling
 from aligners.maps.linear import Procrustes, least_squares
-from similarity.functional.moments import Moments, moments_of
+from similarity.algebra.moments import Moments, moments_of
 from tests.runs import related_rows
 
 SITES, ROWS = 2, 40

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from aligners.maps.linear import Identity, Linear, Mean, Procrustes
-from similarity.functional.moments import moments_of
+from similarity.algebra.moments import moments_of
 from tests.references.maps import fvu, procrustes, ridge_regression
 from tests.runs import related_rows
 

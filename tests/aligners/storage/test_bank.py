@@ -19,9 +19,9 @@ from aligners.storage.bank import StoredBank, load_bank, save_bank
 from aligners.storage.describing import build_aligner, describe_aligner
 from aligners.storage.earlier import ALIGNMENT, FORMAT
 from aligners.storage.refusals import refuse_other_models
-from datamodules.row_types import SeenTypes
+from datamodules.rows.types import SeenTypes
 from datamodules.text.fitted import FittedTexts
-from similarity.functional.moments import Moments, moments_of
+from similarity.algebra.moments import Moments, moments_of
 from tests.earlier import earlier_alignment, earlier_stitching
 from tests.runs import related_rows
 

@@ -9,7 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from aligners.fitting.optimisation import Schedule, clip_per_site, gradient_norms, make_optimizer, schedule_factor
+from aligners.fitting.training.optimisation import (
+    Schedule,
+    clip_per_site,
+    gradient_norms,
+    make_optimizer,
+    schedule_factor,
+)
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
 

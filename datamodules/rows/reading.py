@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from datamodules.batches import TextBatch
-from datamodules.rows import RowKind, RowPolicy, Rows, rows_of_each
+from datamodules.rows.policies import RowKind, RowPolicy, Rows, rows_of_each
 from frozen.architectures import Component
 from frozen.finite import FiniteCheck
 from frozen.model import FrozenModel
 
 if TYPE_CHECKING:
-    from datamodules.row_types import SeenTypes
+    from datamodules.rows.types import SeenTypes
     from datamodules.text.sources import TextSource
 
 __all__ = ["PairReader", "PairedBatch", "Plan", "Prepared", "gather_rows", "read_rows"]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from similarity.functional.moments import GridMoments
+from similarity.algebra.moments import GridMoments
 
 __all__ = [
     "check_features",

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from similarity.functional.checks import check_rows
-from similarity.functional.moments import GridMoments
+from similarity.algebra.checks import check_rows
+from similarity.algebra.moments import GridMoments
 
 __all__ = ["GridSums", "grid_moments"]
 

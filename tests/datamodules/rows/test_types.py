@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from datamodules.paired import PairedActivations
-from datamodules.reading import PairedBatch, Plan
-from datamodules.row_types import SeenTypes, is_held_out
+from datamodules.rows.reading import PairedBatch, Plan
+from datamodules.rows.types import SeenTypes, is_held_out
 from datamodules.text.sources import TextSource
 from datamodules.tokens.marks import Marks
 from tests.datamodules.tokens.splitters import byte_level, splitter_folder, word_piece

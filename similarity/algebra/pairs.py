@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from similarity.functional.checks import check_rows
+from similarity.algebra.checks import check_rows
 
 __all__ = [
     "PairSums",

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.rows import Kind, RowKind
+from datamodules.rows.policies import Kind, RowKind
 from datamodules.tokens.marks import Marks
 from datamodules.tokens.tokenised import TokenisedTexts
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.products import products_in
+from aligners.fitting.training.products import products_in
 from aligners.maps.inn import INN
 from aligners.maps.mlp import MLP
 from tests.runs import activations, quiet_trainer, related_rows

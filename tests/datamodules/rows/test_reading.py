@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from datamodules.batches import TextBatch
-from datamodules.reading import PairedBatch, PairReader
-from datamodules.rows import RowKind, RowPolicy, rows_of_each, select_rows, select_words
-from datamodules.sites import parse_sites
+from datamodules.rows.policies import RowKind, RowPolicy, rows_of_each, select_rows, select_words
+from datamodules.rows.reading import PairedBatch, PairReader
+from datamodules.rows.sites import parse_sites
 from frozen import FrozenModel
 from tests.tiny import SPECIAL, TEXTS, tiny_frozen, tokenised
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from aligners.maps.inn import INN
-from aligners.maps.triangular import TriangularPair
+from aligners.maps.invertible.triangular import TriangularPair
 
 SITES, WIDTH = 2, 5
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from aligners.maps.invertible_starts import START_NAMES, Start, invertible_start
+from aligners.maps.invertible.starts import START_NAMES, Start, invertible_start
 from aligners.maps.linear import RIDGES, least_squares, predictive_least_squares
-from similarity.functional.moments import moments_of
+from similarity.algebra.moments import moments_of
 
 
 def draws(*shape: int, seed: int = 0) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from similarity.functional.moments import GridMoments
+from similarity.algebra.moments import GridMoments
 
 __all__ = ["TILE", "by_tile"]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aligners.maps.linear import determined_svd, least_squares, procrustes_rotation
 from aligners.maps.solving import batch_inverse
-from similarity.functional.moments import Moments
+from similarity.algebra.moments import Moments
 
 __all__ = ["START_NAMES", "Start", "invertible_start"]
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aligners.maps.rotations import ShuffledHadamard
+from aligners.maps.invertible.rotations import ShuffledHadamard
 
 
 @pytest.mark.parametrize("width", [2, 3, 4, 7, 64, 70, 100, 384])

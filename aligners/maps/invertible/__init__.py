@@ -1,0 +1,1 @@
+"""What invertible networks are built of."""

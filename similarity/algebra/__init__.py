@@ -1,0 +1,1 @@
+"""What measures are computed of: moments, tiles and folds of paired rows."""
