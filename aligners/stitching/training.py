@@ -26,6 +26,7 @@ from aligners.fitting.training.ranks import mean_over_ranks
 from aligners.fitting.training.validating import let_end, validate_if_due
 from aligners.injection.forward import bank_logits, mapped_rows, own_logits, read_all
 from aligners.injection.routes import Route, Routes, build_routes, check_routes
+from aligners.injection.seen import fitted_texts
 from aligners.maps.affine import AffineLayer
 from aligners.maps.base import Aligner
 from aligners.scoring.answers import match_heads
@@ -41,6 +42,7 @@ from datamodules.asking import TaskBatch
 from datamodules.batches import TextBatch
 from datamodules.identity import identity, refuse_other_run
 from datamodules.protocol import TaskData, stream_of
+from datamodules.text.fitted import FittedTexts
 from frozen.finite import FiniteCheck
 from frozen.loading.precision import check_precision
 from frozen.model import FrozenModel
@@ -111,6 +113,7 @@ class Stitching(pl.LightningModule):
         self.spread: dict[str, dict[str, Tensor]] = {}
         self.curves: list[dict[str, Any]] = []
         self._losses: dict[tuple[Route, str], Tensor] = {}
+        self._started_from: FittedTexts | None = None
         self._check = FiniteCheck()
         self._complete = False
 
@@ -138,6 +141,8 @@ class Stitching(pl.LightningModule):
             match_heads(data, self._targets())
         if not len(self.maps):
             further = fitted_layers(self.fitted, self.routes, data.frozen)
+            if self.fitted is not None:
+                self._started_from = fitted_texts([load_bank(self.fitted)], data).get(str(self.fitted))
             for route in self.routes:
                 made = {name: self._made(factory, route) for name, factory in self.factories.items()}
                 self.maps[route.key] = nn.ModuleDict({**made, **further.get(route.key, {})})
@@ -318,14 +323,19 @@ class Stitching(pl.LightningModule):
             {route.key: list(route.pairs) for route in self.routes},
             data.describe(),
             data.config(),
-            fitted=data.texts.fitted("fit", "validation") | (load_bank(self.fitted).fitted if self.fitted else None),
+            fitted=data.texts.fitted("fit", "validation") | self._started_from,
             spread=self.spread,
             curves=self.curves,
             loss=asdict(self.weights),
         )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what a resumed run needs, and what tells it from another run."""
+        """Add what a resumed run needs, and what tells it from another run.
+
+        Raises:
+            ValueError: a loss since the last check was not finite.
+        """
+        self._check.flush()
         checkpoint[STITCHING] = {
             "format": FORMAT,
             **self._described(),

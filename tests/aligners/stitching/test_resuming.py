@@ -171,8 +171,9 @@ def test_ctrl_c_while_measuring_leaves_the_trained_layers_alone(world: World, tm
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_a_state_of_no_meaning_is_not_written(world: World, tmp_path: Path) -> None:
-    """The last good file stays, although the step of a validation has gone wrong."""
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_state_of_no_meaning_is_not_written(world: World, tmp_path: Path, stopped: bool) -> None:
+    """The last good file stays, although the step of a validation, or one that is interrupted, has gone wrong."""
 
     class Spoil(pl.Callback):
         def on_train_batch_start(self, trainer: pl.Trainer, module: Any, *_: Any) -> None:
@@ -180,7 +181,7 @@ def test_a_state_of_no_meaning_is_not_written(world: World, tmp_path: Path) -> N
                 module.maps["0_1"]["norm"].affine.weight.data[0] = torch.nan
 
     with pytest.raises(ValueError, match=r"training loss.*norm, .*site pair 1-2"):
-        run(world, tmp_path, Spoil())
+        run(world, tmp_path, Spoil(), *([Interrupt("on_train_batch_end", 8)] if stopped else []))
     content = state(tmp_path / "last.ckpt")
     assert content["global_step"] == 4
     assert all(value.isfinite().all() for value in content["state_dict"].values())

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +21,7 @@ from aligners.maps.mlp import MLP
 from aligners.stitching.evaluation import StitchingEvaluation
 from aligners.stitching.loss import LossWeights
 from aligners.stitching.training import Stitching
-from aligners.storage.bank import load_bank
+from aligners.storage.bank import load_bank, save_bank
 from callbacks.best import BestPerSite
 from callbacks.checkpoint import SaveAligners
 from datamodules.asking import TaskBatch
@@ -346,9 +347,15 @@ def validation(world: World) -> TextSource:
     return TextSource(world.fit, held_out=str(path), validation_share=0.3)
 
 
-def test_layers_that_go_on_from_fitted_maps_have_seen_their_texts(world: World, fitted: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kept", [True, False])  # a file of before there were hashes does not say, but its source does
+def test_layers_that_go_on_from_fitted_maps_have_seen_their_texts(
+    world: World, fitted: Path, tmp_path: Path, kept: bool
+) -> None:
     others = TextSource(write_texts(tmp_path / "others.csv", sentences(260)[200:]))
-    module = train(world, {}, fitted=fitted, routes="forward", text=others, trainer={"max_steps": 1})
+    bank, start = load_bank(fitted), tmp_path / "aligners.ckpt"
+    save_bank(bank if kept else replace(bank, fitted=None), start)
+    module = train(world, {}, fitted=start, routes="forward", text=others, trainer={"max_steps": 1})
+    start.unlink()  # hours may have passed
     known = module.stored().fitted
     assert known is not None
     assert known.among(hash_texts(activations(world).texts.fit)).all()
