@@ -1,1 +1,1 @@
-"""The maps: banks of closed forms and of networks, one map for each site pair."""
+"""The maps: closed forms and networks, each a bank with one map for each site pair."""

@@ -1,4 +1,4 @@
-"""Stitching layers: affine maps with parameters, to be trained on the activations or through a frozen tail."""
+"""Stitching layers: affine maps whose parameters are trained on activations or through a frozen tail."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from similarity.algebra.moments import Moments
 
 __all__ = ["AffineLayer", "LowRank", "Orthogonal", "low_rank"]
 
-# How far, in standard deviations, a start puts what its LayerNorm normalises from zero. At 0 the layer starts by giving
-# every row one length, which costs most where lengths vary and nothing where a LayerNorm made the states; the further
-# away, the less it costs, and the less the layer can learn to make of its LayerNorm.
+# How far from zero, in standard deviations, a start puts what the LayerNorm normalises. At 0 the layer starts by giving
+# all rows the same length: that costs most where lengths vary, and nothing where a LayerNorm made the states. The
+# further from zero, the less it costs, and the less use the layer can learn to make of its LayerNorm.
 _LEVEL = 4.0
-_SMALLEST_VARIANCE = 1e-6  # of a feature, as share of the mean
-_ORTHOGONAL = 1e-4  # how far WᵀW may be from the identity: what single precision leaves, and no more
+_SMALLEST_VARIANCE = 1e-6  # of a feature, as a share of the mean variance
+_ORTHOGONAL = 1e-4  # how far WᵀW may be from the identity: no further than single precision takes it
 
 
 class AffineLayer(Started):
-    """y = h W + b, on request with a LayerNorm over the features of y behind it (Brown et al. 2023, §3 and C.1).
+    """y = h W + b, followed by a LayerNorm over the features of y if asked for (Brown et al. 2023, §3 and C.1).
 
-    W and b act between centred and scaled states (`Scaling`), which changes what a step of the optimiser does and not
-    what can be learned.
+    W and b act on centred and scaled states (`Scaling`). This changes what a step of the optimiser does, but not what
+    can be learned.
 
-    With `norm`, exactly those targets can be represented whose rows, after one shift and one gain per feature, have
-    mean zero and one length: states that are themselves the output of a LayerNorm. So that rows of other lengths pass
-    at the start as well, what is normalised then lies four deviations from zero, along the pattern of features in
-    which Y varies least: lost are that direction and the mean over standardised features, and along the pattern a row
-    of r times the usual length is off by about (r² − 1)/8 deviations.
+    With `norm`, the layer can represent exactly those targets whose rows, after one shift and one gain per feature,
+    have mean zero and equal lengths: states that are themselves the output of a LayerNorm. To let rows of other lengths
+    pass at the start as well, what is normalised then lies four deviations from zero, along the pattern of features in
+    which Y varies least. Two things are lost: that direction, and the mean over standardised features. Along the
+    pattern, a row of r times the usual length is off by about (r² − 1)/8 deviations.
 
     Args:
         sites: S, the number of site pairs.
         d_x: width of X's states.
         d_y: width of Y's states.
         start: where training begins: "identity", x as it is (equal widths only); "linear", least squares;
-            "procrustes", the (semi-)orthogonal map; "random", the draw of `torch.nn.Linear` between centred and
-            scaled states, the same at every site.
+            "procrustes", the (semi-)orthogonal map; "random", the draw of `torch.nn.Linear` on centred and scaled
+            states, the same at every site.
         norm: whether a LayerNorm with gain and bias follows.
         ridge: λ of least squares, relative to the mean variance of X.
 
     Raises:
-        ValueError: an unknown or an impossible start, or a negative ridge.
+        ValueError: the start is unknown or impossible, or the ridge is negative.
     """
 
     def __init__(
@@ -87,9 +87,9 @@ class AffineLayer(Started):
 
 
 class LowRank(Started):
-    """y = h U V + b with U (d_x, r) and V (r, d_y): of the centred states, r directions of X reach r of Y.
+    """y = h U V + b with U (d_x, r) and V (r, d_y): r directions of X's centred states reach r directions of Y's.
 
-    A start is the map of rank r whose images of the fitting rows are nearest to those of the full one. For "linear"
+    A start is the map of rank r whose images of the fitting rows are nearest to those of the full map. For "linear"
     that is reduced-rank regression (Izenman 1975); "identity" projects on the r leading principal components of X.
 
     Args:
@@ -97,11 +97,11 @@ class LowRank(Started):
         d_x: width of X's states.
         d_y: width of Y's states.
         rank: r, at least 1 and at most the smaller width.
-        start: as of `AffineLayer`, cut to rank r.
+        start: as for `AffineLayer`, cut to rank r.
         ridge: λ of least squares, relative to the mean variance of X.
 
     Raises:
-        ValueError: an impossible rank, an unknown or an impossible start, or a negative ridge.
+        ValueError: the rank is impossible, the start is unknown or impossible, or the ridge is negative.
     """
 
     def __init__(
@@ -139,8 +139,8 @@ class Orthogonal(Started):
     """y = (x − x̄) R + b, with R orthogonal after every step: R = R₀ (I − A)⁻¹ (I + A) for A skew-symmetric.
 
     The d (d − 1)/2 entries of A below its diagonal are the parameters, zero at the start, where the map is R₀. A
-    Cayley transform has determinant 1: the sign of det R is that of R₀, and turns by exactly 180° are its only
-    limit. Lengths are kept, not scaled: X and Y are expected to have states of one size.
+    Cayley transform has determinant 1, so the sign of det R is that of R₀; a turn by exactly 180° is all that it cannot
+    reach. Lengths are kept, not scaled: the states of X and Y should be of one size.
 
     Args:
         sites: S, the number of site pairs.
@@ -149,7 +149,7 @@ class Orthogonal(Started):
         start: R₀: "identity", "procrustes", or "random", drawn uniformly, the same at every site.
 
     Raises:
-        ValueError: unequal widths or an unknown start.
+        ValueError: the widths differ, or the start is unknown.
     """
 
     bijective = invertible = True
@@ -181,7 +181,7 @@ class Orthogonal(Started):
     def inverse(self, y: Tensor) -> Tensor:
         """(S, N, d) -> (S, N, d), the exact inverse of `forward`."""
         centred = self.scaling.scale_target(y) - self.bias
-        # R₀ is orthogonal up to rounding, so that Rᵀ would be R's inverse up to rounding, too
+        # R₀ is orthogonal only up to rounding, so Rᵀ would be R's inverse only up to rounding, too
         return centred @ batch_inverse(self.rotation()) * self.scaling.scale_y + self.scaling.mean_x
 
     def _begin(self, weight: Tensor, offset: Tensor, moments: Moments | None) -> None:
@@ -197,7 +197,7 @@ class Orthogonal(Started):
         self.bias.copy_((offset - self.scaling.mean_y.double()) / self.scaling.scale_y)
 
     def fan_in(self, name: str, parameter: Tensor) -> int:
-        """The rotation's for the entries of A."""
+        """The fan-in of the rotation for the entries of A."""
         return self.d_x if name == "skew" else super().fan_in(name, parameter)
 
     def options(self) -> dict[str, Any]:
@@ -206,9 +206,9 @@ class Orthogonal(Started):
 
 
 def low_rank(weight: Tensor, scatter: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """The map of rank r whose images of X are nearest to those of W: argmin ‖X W − X U V‖ (Izenman 1975).
+    """Find the map of rank r whose images of X are nearest to those of W: argmin ‖X W − X U V‖ (Izenman 1975).
 
-    It is W, projected on the r leading principal components of its images.
+    It is W projected on the r leading principal components of its images.
 
     Args:
         weight: W, (S, d_x, d_y).
@@ -223,7 +223,7 @@ def low_rank(weight: Tensor, scatter: Tensor, rank: int) -> tuple[Tensor, Tensor
 
 
 def _pattern(moments: Moments) -> tuple[Tensor, Tensor]:
-    """Deviations of Y's features, and the pattern over standardised ones in which they vary least.
+    """Find the deviations of Y's features, and the pattern over standardised features in which they vary least.
 
     Returns:
         Deviations and pattern, each (S, 1, d_y); the pattern has mean zero and mean square one.
@@ -239,7 +239,7 @@ def _pattern(moments: Moments) -> tuple[Tensor, Tensor]:
     # with the mean over features lifted above every other direction, the last one is orthogonal to it
     values, vectors = torch.linalg.eigh(apart + 2 * d * mean)
     null = values <= NULL * values[:, -1:]
-    # where several directions do not vary at all, as with few rows, a fixed one out of them
+    # where several directions do not vary at all, as with few rows, take a fixed one of them
     fixed = torch.arange(1.0, d + 1, dtype=values.dtype, device=values.device).cos()
     among = (vectors @ (null * (vectors.mT @ fixed))[..., None])[..., 0]
     pattern = torch.where(null.sum(-1, keepdim=True) > 1, torch.nn.functional.normalize(among, dim=-1), vectors[..., 0])

@@ -1,4 +1,4 @@
-"""Where trained affine maps start: at a closed form, at the identity, or at random."""
+"""Starting points of trained affine maps: a closed form, the identity, or a random draw."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Start = Literal["identity", "linear", "procrustes", "random"]
 class Started(Aligner):
     """What the stitching layers share: a linear start, and the FVU as their loss on activations.
 
-    Without `fit` and `adopt` states are neither centred nor scaled, and a start that needs moments is the identity
-    (with zeros added or left out at unequal widths).
+    Until `fit` or `adopt` is called, states are neither centred nor scaled, and a start that needs moments is the
+    identity (at unequal widths, padded with zeros or cut).
     """
 
     starts: ClassVar[tuple[str, ...]] = get_args(Start)
@@ -53,7 +53,7 @@ class Started(Aligner):
 
     @abstractmethod
     def _begin(self, weight: Tensor, offset: Tensor, moments: Moments | None) -> None:
-        """Make the map x ↦ (x − x̄) W + o, for W (S, d_x, d_y) and o (S, 1, d_y) in float64 and x̄ of the scaling."""
+        """Start at x ↦ (x − x̄) W + o, for W (S, d_x, d_y) and o (S, 1, d_y) in float64 and the x̄ of the scaling."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(S, N, d_x) -> (S, N, d_y)."""
@@ -65,7 +65,7 @@ class Started(Aligner):
 
     @torch.no_grad()
     def fit(self, moments: Moments) -> None:
-        """Take centres and scales of the states, and the start from them.
+        """Take centres, scales and the start from the moments.
 
         Raises:
             ValueError: the states of a site are constant or not finite, or least squares cannot be solved.
@@ -122,12 +122,12 @@ class Started(Aligner):
         return {"start": self.start, "ridge": self.ridge}
 
     def _scaled(self, weight: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
-        """W and o of `_begin` between centred and scaled states."""
+        """Convert W and o of `_begin` to centred and scaled states."""
         scaling = self.scaling
         scale_x, scale_y, mean_y = (part.double() for part in (scaling.scale_x, scaling.scale_y, scaling.mean_y))
         return weight * scale_x / scale_y, (offset - mean_y) / scale_y
 
     def _moments_for(self, moments: Moments | None, what: str) -> Moments:
         if moments is None:
-            raise ValueError(f"{what} takes a map over by what it does to states: expected `moments`, but got none.")
+            raise ValueError(f"{what} takes over a map by what it does to states: expected `moments`, but got none.")
         return moments

@@ -20,7 +20,7 @@ class Aligner(nn.Module, ABC):
     """A bank of S independent maps g from X's space to Y's, one per site pair.
 
     Every parameter, buffer and input carries the sites on its leading axis, and nothing is shared between
-    sites: fitting a bank gives, site by site, what fitting each site alone would give.
+    sites: fitting a bank gives each site what fitting it alone would give.
 
     Args:
         sites: S, the number of site pairs.
@@ -88,8 +88,8 @@ class Aligner(nn.Module, ABC):
         """Number of inputs that a parameter sums over, by which its learning rate is divided: see `make_optimizer`.
 
         Args:
-            name: of the parameter in this module.
-            parameter: (S, ..., fan-in, fan-out), or (S, ...) with fewer than three axes, which counts as 1.
+            name: the parameter's name in this module.
+            parameter: (S, ..., fan-in, fan-out); one with fewer than three axes counts as having one input.
         """
         return parameter.shape[-2] if parameter.ndim > 2 else 1
 
@@ -105,8 +105,8 @@ class Aligner(nn.Module, ABC):
 class BankLinear(nn.Module):
     """S affine layers at once: (S, N, d_in) -> (S, N, d_out).
 
-    Every site starts from the same draw, so that a site's result does not depend on which others are in its
-    bank. The draw is that of `torch.nn.Linear`, uniform within ±1/√d_in.
+    Every site starts from the same draw, so a site's result does not depend on the others in its bank. The
+    draw is that of `torch.nn.Linear`, uniform within ±1/√d_in.
     """
 
     def __init__(self, sites: int, d_in: int, d_out: int) -> None:

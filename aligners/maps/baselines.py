@@ -1,4 +1,4 @@
-"""Floors of an injection: what states achieve that carry no information about the text."""
+"""Floors of an injection: what can be achieved without any information about the text."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ class GaussianStates:
     any number of ranks.
 
     Args:
-        moments: of the fitting rows.
-        seed: of the draws.
+        moments: moments of the fitting rows.
+        seed: the seed of the draws.
     """
 
     def __init__(self, moments: Moments, seed: int) -> None:
-        # Through eigenvectors and not Cholesky: states after a LayerNorm have an exactly singular covariance.
+        # Eigenvectors, not Cholesky: states after a LayerNorm have an exactly singular covariance.
         values, vectors = torch.linalg.eigh(moments.yy / moments.n)
-        self.root = (vectors * values.clamp(min=0).sqrt()[:, None] @ vectors.mT).float()  # no sign is left open
+        self.root = (vectors * values.clamp(min=0).sqrt()[:, None] @ vectors.mT).float()  # signs of vectors cancel
         self.mean = moments.mean_y[:, None].float()
         self.seed = seed
 
     def __call__(self, text: Sequence[int], counts: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
-        """States for the rows of a batch, (S, N, d_y), without waiting for the device.
+        """Draw states for the rows of a batch, (S, N, d_y), without waiting for the device.
 
         Args:
-            text: numbers of the B texts.
-            counts: rows of each text.
-            device: of the states.
+            text: the numbers of the B texts.
+            counts: the number of rows of each text.
+            device: where the states are to be.
         """
         self.mean, self.root = self.mean.to(device), self.root.to(device)  # once
         width = self.mean.shape[-1]
@@ -53,7 +53,7 @@ class GaussianStates:
 
 
 def random_labels(texts: int, classes: int, seed: int) -> Tensor:
-    """A class for each text, uniformly at random: (texts,)."""
+    """Draw a class for each text, uniformly at random: (texts,)."""
     return torch.randint(classes, (texts,), generator=torch.Generator().manual_seed(seed))
 
 

@@ -7,9 +7,9 @@ With canonical directions aᵢ, bᵢ of centred rows (aᵢᵀXᵀXaᵢ = bᵢᵀ
 YᵀYbᵢ is the regression of Y on its own canonical variate Ybᵢ, so that Σᵢ bᵢᵀ(y − ȳ) · YᵀYbᵢ is the y nearest to y
 with these variates alone: the rows of that matrix are the pseudo-inverse of W_Y = (b₁ …) in the metric of Y's
 covariance, and W_Y⁻¹ itself where Y has full rank and all directions are kept. With sᵢ = 1 the map is W_X W_Y⁻¹ of
-Ren et al. (eq. 6): the variates of X are put in the place of those of Y. A direction then adds 1 − 2ρᵢ times what it
-holds of Y's variance to the error, so that those with ρᵢ < ½ do harm. With `shrink`, sᵢ = ρᵢ: the least-squares map
-from these variates of X, which no direction harms on the fitting rows.
+Ren et al. (eq. 6): the variates of X take the place of those of Y. A direction then adds 1 − 2ρᵢ times its share of
+Y's variance to the error, so directions with ρᵢ < ½ do harm. With `shrink`, sᵢ = ρᵢ: the least-squares map from these
+variates of X, in which no direction does harm on the fitting rows.
 
 Whitening needs no ridge: directions in which the states do not vary (behind a LayerNorm there is always one) are
 dropped, by the option `tolerance`. Signs, and the choice of basis among equal correlations, cancel in the product.
@@ -36,7 +36,7 @@ class _Canonical(Affine):
         sites: S, the number of site pairs.
         d_x: width of X's states.
         d_y: width of Y's states.
-        options: of the subclass, as `options` returns them.
+        options: the subclass's options, as `options` returns them.
 
     Raises:
         ValueError: `share` or `directions` is out of range.
@@ -86,13 +86,14 @@ class _Canonical(Affine):
 
 
 class CCA(_Canonical):
-    """The canonical variates of X in the place of those of Y (Hotelling 1936; Ren et al. §3.3, eq. 3 to 6).
+    """Puts the canonical variates of X in the place of those of Y (Hotelling 1936; Ren et al. §3.3, eq. 3 to 6).
 
     With all directions and `shrink` it is least squares, whatever the rank of X. Without `shrink` it keeps the
     spread of Y and is its own way back: `inverse` is the map that the same fit gives from Y to X, exact where both
-    have full rank and equal widths and all directions are kept, which states after a LayerNorm never have. A shrunk
-    map is a regression, and the way back is another one: it has no inverse. Both commute with invertible linear maps
-    of X and of Y. Whitening weighs a direction of tiny variance like any other (Ren et al., Table 2: not robust).
+    have full rank and equal widths and all directions are kept. States after a LayerNorm never have full rank. A shrunk
+    map is a regression, and the way back is a different regression: it has no inverse. Both commute with invertible
+    linear maps of X and of Y. Whitening gives a direction of tiny variance the same weight as any other (Ren et al.,
+    Table 2: not robust).
 
     Args:
         sites: S, the number of site pairs.
@@ -122,7 +123,7 @@ class CCA(_Canonical):
         """Solve from moments, in float64.
 
         Raises:
-            ValueError: a neuron is constant, there are too few rows, or fewer directions than asked for.
+            ValueError: a neuron is constant, or there are too few rows, or fewer directions than asked for.
         """
         found = _solve(moments, 1.0, self.tolerance)
         self._keep(moments, found, _first(found, self.directions))
@@ -131,10 +132,11 @@ class CCA(_Canonical):
 class SVCCA(_Canonical):
     """CCA between the principal components of X and of Y, mapped back to the full space.
 
-    Principal components that hold a stated share of the variance are kept, in each model by itself (Raghu et al.
-    2017; Ren et al. §3.3), so that its error compares with that of the other maps: what of Y lies outside its kept
-    components is unexplained. Ren et al. (§4.1) report the error within them; it is among the findings. The map
-    commutes with orthogonal maps and with one scale of X and of Y; with a share below 1, not with other linear maps.
+    Each model by itself keeps the principal components that hold a given share of its variance (Raghu et al. 2017;
+    Ren et al. §3.3). The error is over the full space, so it compares with that of the other maps: what lies outside
+    the components kept of Y is unexplained. Ren et al. (§4.1) report the error within them, which is among the
+    findings. The map commutes with orthogonal maps and with one scale of X and of Y; with a share below 1, not with
+    other linear maps.
 
     Args:
         sites: S, the number of site pairs.
@@ -149,7 +151,7 @@ class SVCCA(_Canonical):
         correlations: (S, min(d_x, d_y)) canonical correlations, descending; NaN where a direction is not kept.
         components: (S, 2) number of principal components kept of X and of Y.
         reduced_mse: (S,) squared error of the fitting rows within Y's components, mean over rows and components.
-        reduced_fvu: (S,) the same as share of the variance within them.
+        reduced_fvu: (S,) the same, as a share of the variance within them.
     """
 
     components: Tensor
@@ -181,12 +183,12 @@ class SVCCA(_Canonical):
         """Solve from moments, in float64.
 
         Raises:
-            ValueError: a site is constant, there are too few rows, or fewer directions than asked for.
+            ValueError: a site is constant, or there are too few rows, or fewer directions than asked for.
         """
         found = _solve(moments, self.share, self.tolerance)
         kept = _first(found, self.directions)
         self.components.copy_(torch.stack([found.rank_x, found.rank_y], -1))
-        # Canonical variates are uncorrelated, so that the error is a sum over directions.
+        # Canonical variates are uncorrelated, so the error is a sum over directions.
         factor = found.rho if self.shrink else torch.ones_like(found.rho)
         lost = kept * (factor**2 - 2 * factor * found.rho) * found.onto_y.square().sum(-1)
         error = found.within_y + lost.sum(-1)
@@ -206,13 +208,13 @@ class SVCCA(_Canonical):
 
 
 class PWCCA(_Canonical):
-    """CCA along the fewest directions that carry a stated share of the projection weight.
+    """CCA along the fewest directions that carry a given share of the projection weight.
 
     The weight of direction i is αᵢ = Σⱼ |⟨Xaᵢ, xⱼ⟩| over the centred columns xⱼ of X (Morcos et al. 2018; Ren et al.
     eq. 8 and 9). Both papers use α in a weighted mean of correlations and define no map by it; Ren et al. tabulate
     PWCCA with CCA's error. Keeping the directions that carry α is this project's reading of it as a map.
 
-    The weights depend on the basis of X, and the map back has others: a fit from Y to X may keep other directions.
+    The weights depend on the basis of X. The map back has its own: a fit from Y to X may keep other directions.
 
     Args:
         sites: S, the number of site pairs.
@@ -276,7 +278,7 @@ class _Solved(NamedTuple):
 
 
 def _solve(moments: Moments, share: float, tolerance: float) -> _Solved:
-    """Canonical directions from moments. Raises if there are too few rows for them to mean anything."""
+    """Find canonical directions from moments, and raise if there are too few rows for them to mean anything."""
     deviations(moments, constant_neurons=share < 1)
     white_x = whitening(moments.xx, share=share, tolerance=tolerance)
     white_y = whitening(moments.yy, share=share, tolerance=tolerance)
@@ -297,7 +299,7 @@ def _solve(moments: Moments, share: float, tolerance: float) -> _Solved:
 
 
 def _first(found: _Solved, directions: int | None) -> Tensor:
-    """The first `directions` of each site, or all, (S, c)."""
+    """Select the first `directions` of each site, or all: (S, c) bool."""
     if directions is None:
         return found.exists
     there = found.exists.sum(-1)
@@ -311,8 +313,8 @@ def _first(found: _Solved, directions: int | None) -> Tensor:
 
 
 def _heaviest(alpha: Tensor, share: float) -> Tensor:
-    """The fewest directions whose weights add up to `share` of Σα, the heaviest first, (S, c)."""
+    """Select the fewest directions whose weights add up to `share` of Σα, the heaviest first: (S, c) bool."""
     weight, order = alpha.sort(dim=-1, descending=True)
-    rest = weight.flip(-1).cumsum(-1).flip(-1)  # of this direction and all that are lighter
+    rest = weight.flip(-1).cumsum(-1).flip(-1)  # the weight of this direction and all lighter ones
     kept = rest > (1 - share) * weight.sum(-1, keepdim=True)
     return torch.zeros_like(kept).scatter(-1, order, kept)

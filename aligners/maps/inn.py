@@ -1,4 +1,4 @@
-"""The invertible network: the bijection hypothesis as a map."""
+"""The invertible network: the hypothesis of a bijection, as a map."""
 
 from __future__ import annotations
 
@@ -22,18 +22,17 @@ Mixing = Literal["none", "rotation", "linear"]
 
 
 class INN(Aligner):
-    """Affine couplings on alternating halves, with learned linear maps between them or by themselves.
+    """Affine couplings on alternating halves, with or without learned linear maps between them.
 
-    g(x) = (P_0 R_1 C_1 P_1 R_2 C_2 ... R_K C_K M P_K)(x), read from left to right: C_k are couplings. Under mixing
-    "rotation" R_k are fixed rotations, so that each coupling sees other halves; P_k are learned products of two
+    g(x) = (P_0 R_1 C_1 P_1 R_2 C_2 ... R_K C_K M P_K)(x), read from left to right, with couplings C_k. Under mixing
+    "rotation", R_k are fixed rotations, which give each coupling other halves; P_k are learned products of two
     triangular matrices, the identity at the start; and M is the fixed d × d matrix that makes the untrained network
-    the starting map. Nothing is inverted in a step: the inverse of a rotation is its transpose, that of a triangular
-    matrix a substitution, and that of M is formed once. Under "linear" there is a learned d × d matrix before the
+    the starting map. No matrix is inverted in a step: the inverse of a rotation is its transpose, that of a triangular
+    matrix a substitution, and that of M is computed once. Under "linear", a learned d × d matrix stands before the
     first and after every coupling, and `inverse` inverts them all. Under "none" there are couplings only.
 
-    The paper's network is `mixing="none", start="identity", both_ways=False`. Training in
-    one direction leaves an inverse that is exact and, as a map from Y to X, of no use; so both directions is the
-    default.
+    The paper's network is `mixing="none", start="identity", both_ways=False`. Training in one direction leaves an
+    inverse that is exact but useless as a map from Y to X, so the default is to train in both.
 
     References: Dinh, Sohl-Dickstein and Bengio 2016, "Density estimation using Real NVP", arXiv 1605.08803;
     Ren et al., eq. 11 and 12; learned matrices between couplings: Kingma and Dhariwal 2018, "Glow", arXiv 1807.03039.
@@ -42,19 +41,19 @@ class INN(Aligner):
         sites: S, the number of site pairs.
         d_x: width of X's states, at least 2; an odd width is split unevenly.
         d_y: width of Y's states, equal to `d_x`.
-        couplings: K, the number of couplings; from 2 on every dimension is changed.
+        couplings: K, the number of couplings; it takes two to change every dimension.
         hidden: width of the hidden layers of a coupling's network. Default: 3/2 · d_x, and 9/4 · d_x under mixing
-            "none", which makes networks of equal size.
+            "none", which gives networks of equal size.
         depth: number of those hidden layers.
         mixing: what stands between the couplings: "rotation", "linear" or "none".
         start: the map before training, on centred and scaled states: "identity"; "procrustes"; "linear", least
             squares with its smallest singular values raised to 3 % of the largest; "covariance", the closest of the
-            maps that turn X's covariance into Y's; or "best", whichever of these promises least, site by site. Mixing
-            "none" can only start at the identity, which is its default.
-        both_ways: train g as a map from X to Y and g⁻¹ as a map from Y to X, not g alone.
+            maps that turn X's covariance into Y's; or "best", site by site whichever of these promises the least error.
+            Mixing "none" can only start at the identity, which is its default.
+        both_ways: train g⁻¹ as a map from Y to X besides g as a map from X to Y.
 
     Raises:
-        ValueError: unequal widths, a width under 2, an unknown or an impossible option.
+        ValueError: the widths differ, a width is less than 2, or an option is unknown or impossible.
     """
 
     bijective = invertible = True
@@ -147,7 +146,7 @@ class INN(Aligner):
         first, *rest = self.matrices.double().unbind(1)
         for matrix in rest:
             first = first @ matrix
-        # the draws' product, the identity until now, could have been moved by an earlier fit
+        # the draws' product is the identity, unless an earlier fit moved it
         self.matrices[:, -1] = self.matrices[:, -1].double() @ batch_solve(first, start)
 
     def start_names(self) -> Sequence[str]:
@@ -195,8 +194,8 @@ class INN(Aligner):
     def _map(self, x: Tensor, log_scales: list[Tensor] | None = None) -> Tensor:
         """Apply g to scaled states; appends each coupling's log-determinant (S, N) to `log_scales`.
 
-        The halves stay apart where nothing stands between the couplings, or a matrix that takes them apart: joining
-        them each time would cost as much as the couplings' own arithmetic.
+        The halves stay apart where nothing stands between the couplings, or a matrix that can be applied to them
+        separately: joining them each time would cost as much as the couplings' own arithmetic.
         """
         matrices = None if self.matrices is None else self.matrices.unbind(1)
         x_a, x_b = self._halves(x if matrices is None else x @ matrices[0])
@@ -245,7 +244,7 @@ class INN(Aligner):
 
 
 def _telescope(couplings: int, width: int) -> Tensor:
-    """Orthogonal matrices Q_1, Q_1ᵀQ_2, ..., Q_Kᵀ: each coupling sees other halves, and the product is the identity.
+    """Draw orthogonal matrices Q_1, Q_1ᵀQ_2, ..., Q_Kᵀ, which give each coupling other halves; their product is I.
 
     Returns:
         (couplings + 1, width, width)
@@ -255,13 +254,13 @@ def _telescope(couplings: int, width: int) -> Tensor:
 
 
 def _precise(x: Tensor) -> Tensor:
-    """At least float32: no inverse is exact in half precision."""
+    """Convert half precision to float32: no inverse is exact in it."""
     return x.float() if x.dtype.itemsize < 4 else x
 
 
 def _check_sizes(d_x: int, **sizes: int) -> None:
     if d_x < 2:
-        raise ValueError(f"INN expects states that can be split in two halves, but `d_x` is {d_x}. Use Linear or MLP.")
+        raise ValueError(f"INN expects states that can be split in two, but `d_x` is {d_x}. Use Linear or MLP.")
     for name, size in sizes.items():
         if size < 1:
             raise ValueError(f"INN expects `{name}` to be at least 1, but got {size}.")

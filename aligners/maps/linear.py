@@ -23,8 +23,8 @@ __all__ = [
     "procrustes_rotation",
 ]
 
-# A neuron whose deviation is below this share of its mean's size differs from a constant by rounding alone; likewise a
-# residual below this share of all squares from zero.
+# A neuron whose deviation is below this share of its mean's size is constant but for rounding; a residual below this
+# share of all squares is zero but for rounding.
 ROUNDING = 1e-12
 # Singular values below this share of the largest are zero but for rounding.
 NULL = 1e-10
@@ -51,10 +51,10 @@ def least_squares(moments: Moments, ridge: float) -> Tensor:
 
 
 def predictive_least_squares(moments: Moments) -> Tensor:
-    """Least squares under the ridge with the least expected error on other rows, (S, d_x, d_y); rows can be few.
+    """Least squares under the ridge with the least expected error on other rows, (S, d_x, d_y), however few the rows.
 
-    Site by site the ridge out of `RIDGES` with the smallest residual / (n − 1 − degrees of freedom)², the criterion of
-    generalised cross-validation (Golub, Heath and Wahba 1979), each ridge relative to tr(XᵀX)/d_x.
+    Each site gets the ridge out of `RIDGES`, relative to tr(XᵀX)/d_x, with the smallest residual / (n − 1 − degrees of
+    freedom)²: the criterion of generalised cross-validation (Golub, Heath and Wahba 1979).
     """
     values, vectors = torch.linalg.eigh(moments.xx)
     level = values.mean(-1, keepdim=True)
@@ -77,7 +77,8 @@ def predictive_least_squares(moments: Moments) -> Tensor:
 def procrustes_rotation(moments: Moments) -> tuple[Tensor, Tensor]:
     """Argmin ‖XR − Y‖ over (semi-)orthogonal R: U Vᵀ of the SVD of XᵀY (Schönemann 1966).
 
-    The rows leave R open where XᵀY has no singular value, as with fewer rows than neurons: see `determined_svd`.
+    The rows leave R open where singular values of XᵀY are zero, as with fewer rows than neurons: see
+    `determined_svd`.
 
     Returns:
         R (S, d_x, d_y), and the singular values of XᵀY (S, min(d_x, d_y)).
@@ -89,8 +90,8 @@ def procrustes_rotation(moments: Moments) -> tuple[Tensor, Tensor]:
 def determined_svd(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """A thin SVD whose U Vᵀ does not depend on rounding where singular values are zero.
 
-    Every pairing of the null spaces' directions has the same product U S Vᵀ, and rounding would choose one. The one
-    taken makes U Vᵀ the nearest to the identity: what the matrix says nothing about stays where it is.
+    Every pairing of the null spaces' directions has the same product U S Vᵀ, and rounding would choose one of them.
+    This function takes the one whose U Vᵀ is nearest to the identity: what the matrix says nothing about stays put.
 
     Args:
         matrix: (S, d_x, d_y).
@@ -117,7 +118,7 @@ def deviations(moments: Moments, *, constant_neurons: bool = False) -> tuple[Ten
 
     Args:
         moments: of the fitting rows.
-        constant_neurons: let some neurons be constant, as long as not all of a site are.
+        constant_neurons: allow constant neurons, unless all of a site are.
 
     Raises:
         ValueError: a neuron, or all of a site, is constant over the rows or not finite.
@@ -125,7 +126,7 @@ def deviations(moments: Moments, *, constant_neurons: bool = False) -> tuple[Ten
     found = []
     for name, mean, scatter in (("X", moments.mean_x, moments.xx), ("Y", moments.mean_y, moments.yy)):
         deviation = (scatter.diagonal(dim1=-2, dim2=-1) / moments.n).sqrt()
-        constant = ~(deviation > ROUNDING * mean.abs())  # true of what is no number, too
+        constant = ~(deviation > ROUNDING * mean.abs())  # also true of NaN
         bad = (constant.all(-1) | ~deviation.isfinite().all(-1)) if constant_neurons else constant.any(-1)
         if bad.any():
             site = int(bad.nonzero()[0])
@@ -139,9 +140,9 @@ def deviations(moments: Moments, *, constant_neurons: bool = False) -> tuple[Ten
 
 
 class Affine(Aligner):
-    """y = (x − x̄) W + ȳ, and back through a pseudo-inverse: what every linear closed form boils down to.
+    """y = (x − x̄) W + ȳ, and back through a pseudo-inverse: the form of every linear closed form.
 
-    A map is fitted by `set_map`, from the two matrices that its own definition gives.
+    A subclass's `fit` passes the matrices of its own definition to `set_map`.
 
     Args:
         sites: S, the number of site pairs.
@@ -184,8 +185,8 @@ class Affine(Aligner):
 class Linear(Affine):
     """Least squares with an intercept (Ren et al. §3.3; Wu et al. A.2).
 
-    Its inverse goes through the pseudo-inverse of W: exact only where W has full rank, which states after a
-    LayerNorm never give, so the map is called invertible and not bijective.
+    Its inverse goes through the pseudo-inverse of W. It is exact only where W has full rank, which it never has for
+    states after a LayerNorm, so the map is called invertible and not bijective.
 
     Args:
         sites: S, the number of site pairs.
@@ -230,10 +231,10 @@ class Linear(Affine):
 
 
 class Procrustes(Affine):
-    """Rotation (or reflection) of the centred states, with one scale on request (Schönemann 1966).
+    """Rotation (or reflection) of the centred states, with one scale if asked for (Schönemann 1966).
 
-    Bijective at equal widths. At unequal widths R is semi-orthogonal: going up and back is exact, going down
-    loses what is outside its range.
+    Bijective at equal widths. At unequal widths R is semi-orthogonal: into the wider space and back is exact; into the
+    narrower one, what lies outside its range is lost.
 
     Args:
         sites: S, the number of site pairs.
@@ -264,7 +265,7 @@ class Procrustes(Affine):
 
 
 class Mean(Aligner):
-    """The mean of Y's states whatever x is: the floor, FVU 1 on the fitting rows."""
+    """The mean of Y's states, whatever x is: the floor, with FVU 1 on the fitting rows."""
 
     closed_form = True
     mean_y: Tensor

@@ -1,4 +1,4 @@
-"""The non-bijective check: a multi-layer perceptron from X's states to Y's."""
+"""The comparison without bijectivity: a multi-layer perceptron from X's states to Y's."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["MLP"]
 
 
 class MLP(Aligner):
-    """Linear layers with GELU between them, beside a linear map of their input.
+    """Linear layers with GELU between them, plus a linear map of their input.
 
-    y = x W + f(x): W starts at least squares and the last layer of f at zero, so that no step is needed to be as good
-    as the linear map, at any width. Without the skip it is the sanity check of Ren et al. (Table 4).
+    y = x W + f(x): W starts at least squares and the last layer of f at zero, so the MLP is as good as the linear map
+    before its first step, at any width. Without the skip it is the sanity check of Ren et al. (Table 4).
 
     Args:
         sites: S, the number of site pairs.
@@ -29,8 +29,8 @@ class MLP(Aligner):
         d_y: width of Y's states.
         hidden: widths of the hidden layers of f. The default, three of width d_y, is the paper's network of four
             linear layers of width d.
-        parameters: instead of `hidden`, two hidden layers of one width, chosen so that a site has as close to
-            this many parameters as can be, W included: what a comparison at equal size needs.
+        parameters: instead of `hidden`, for comparisons at equal size: two hidden layers of one width, chosen so that
+            a site has as nearly this many parameters as possible, W included.
         skip: whether there is a W. Without it, as in the paper, the weights start at random.
     """
 
@@ -47,7 +47,7 @@ class MLP(Aligner):
         super().__init__(sites, d_x, d_y)
         if hidden is not None and parameters is not None:
             raise ValueError(
-                f"Expected one of `hidden` and `parameters`, but got {list(hidden)} and {parameters}. Leave one out."
+                f"Expected `hidden` or `parameters`, but got both: {list(hidden)} and {parameters}. Leave one out."
             )
         if parameters is not None:
             hidden = [_width_for(parameters - skip * d_x * d_y, d_x, d_y)] * 2
@@ -76,14 +76,14 @@ class MLP(Aligner):
 
     @torch.no_grad()
     def fit(self, moments: Moments) -> None:
-        """Set the scaling, and W by least squares, with the ridge of least expected error on other rows."""
+        """Set the scaling, and W by least squares under the ridge with the least expected error on other rows."""
         self.scaling.fit(moments)
         if self.skip is not None:
             scale = (self.scaling.scale_x / self.scaling.scale_y).double()
             self.skip.copy_(predictive_least_squares(moments) * scale)
 
     def start_names(self) -> Sequence[str]:
-        """Least squares with a skip."""
+        """Least squares if there is a skip."""
         return super().start_names() if self.skip is None else ["linear"] * self.sites
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:

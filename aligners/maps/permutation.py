@@ -18,8 +18,8 @@ class Permutation(Affine):
     """y_j = ȳ_j + (x_π(j) − x̄_π(j)): every neuron of Y gets the neuron of X that is matched to it.
 
     π maximises the sum of the Pearson correlations over all one-to-one matchings (the assignment problem, solved
-    exactly). Renaming the neurons of a hidden layer changes no network's output, so two models can differ by no
-    more than that (Hecht-Nielsen 1990; Ren et al. §1). Nothing is scaled: neurons are renamed, and centred on
+    exactly). Renaming the neurons of a hidden layer changes no network's output, so two models can differ by that
+    alone (Hecht-Nielsen 1990; Ren et al. §1). Nothing is scaled: neurons are renamed, and centred on
     Y's means. The matching does not depend on the scale or the offset of any neuron.
 
     Bijective at equal widths. At unequal widths the wider side's neurons without a partner are left out: those of
@@ -29,7 +29,7 @@ class Permutation(Affine):
         sites: S, the number of site pairs.
         d_x: width of X's states.
         d_y: width of Y's states.
-        signed: match by absolute correlation and turn the sign of partners that are correlated negatively.
+        signed: match by absolute correlation, and flip the sign of partners that are correlated negatively.
 
     Attributes:
         correlation: (S,) mean over the matched pairs of the correlation (of its absolute value where `signed`).

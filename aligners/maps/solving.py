@@ -30,7 +30,7 @@ def _each(function: Callable[..., Tensor], *banks: Tensor) -> Tensor:
 
     On the CPU one matrix at a time: with more than one thread, torch 2.13.0's LU of a batch of matrices of 256 rows or
     more fails in MKL ("Parameter 6 was incorrect on entry to SLASWP"), returns wrong pivots, or hangs. When a later
-    release has mended it, this function can call `function(*banks)` on every device.
+    release has fixed it, this function can call `function(*banks)` on every device.
     """
     if banks[0].device.type != "cpu":
         return function(*banks)

@@ -1,4 +1,4 @@
-"""Affine couplings over a bank: the one non-linear step of an invertible network, and its inverse."""
+"""Affine couplings over a bank: the only non-linear step of an invertible network, and its inverse."""
 
 from __future__ import annotations
 
@@ -41,10 +41,9 @@ class Conditioner(nn.Module):
 
 
 class AffineCoupling(nn.Module):
-    """y_b = x_b ⊙ exp(tanh(r)) + t, where (r, t) is computed from x_a, which is handed on unchanged.
+    """y_b = x_b ⊙ exp(tanh(r)) + t, where (r, t) is computed from x_a, which passes unchanged.
 
-    The log-scale s = tanh(r) lies in [-1, 1], so that neither direction can overflow. The identity at the
-    start.
+    The log-scale s = tanh(r) lies in [-1, 1], so neither direction can overflow. A new coupling is the identity.
 
     Reference: Dinh, Sohl-Dickstein and Bengio 2016, "Density estimation using Real NVP", arXiv 1605.08803,
     eq. 4-8.
@@ -77,7 +76,7 @@ class AffineCoupling(nn.Module):
 class _Affine(torch.autograd.Function):
     """x ⊙ exp(tanh(r)) + t for conditions (r, t).
 
-    Writes the gradient of the conditions into one tensor, where autograd would build two and concatenate them.
+    Its backward pass writes the gradient of the conditions into one tensor; autograd would make two and join them.
     """
 
     @staticmethod
@@ -115,7 +114,7 @@ class _InverseAffine(torch.autograd.Function):
 
 
 def _join(grad_log_scale: Tensor, log_scale: Tensor, grad_shift: Tensor) -> Tensor:
-    """The gradient of (r, t) from those of (tanh(r), t)."""
+    """Return the gradient of (r, t), given those of tanh(r) and t."""
     width = log_scale.shape[-1]
     joined = grad_shift.new_empty(*grad_shift.shape[:-1], 2 * width)
     torch.addcmul(grad_log_scale, grad_log_scale, log_scale.square(), value=-1, out=joined[..., :width])

@@ -13,11 +13,11 @@ _LARGEST_BLOCK = 64
 
 
 class ShuffledHadamard(nn.Module):
-    """A fixed rotation: shuffle the features, turn some signs, then mix blocks of them by Hadamard matrices.
+    """A fixed rotation: shuffle the features, flip some signs, then mix blocks of them by Hadamard matrices.
 
     Blocks have 4, 16 or 64 features, whose Hadamard matrices have entries ±1/2, ±1/4 and ±1/8: no entry is rounded,
-    so that the transpose is the inverse in any precision. Up to three features of a width that is no multiple
-    of 4 are shuffled and not mixed. One product costs 64 d multiplications a row, not d².
+    so the transpose is the inverse in any precision. If the width is no multiple of 4, up to three features are
+    shuffled but not mixed. One product costs 64 d multiplications a row, not d².
 
     The same at every site and for every seed: it is part of the architecture, and no checkpoint holds it.
 
@@ -25,7 +25,7 @@ class ShuffledHadamard(nn.Module):
 
     Args:
         width: d.
-        number: which of the rotations of this width; each is drawn independently.
+        number: the seed; each number gives another rotation of this width.
     """
 
     order: Tensor
@@ -55,7 +55,7 @@ class ShuffledHadamard(nn.Module):
         return _shuffle(self._mix(y) * self.signs.to(y.dtype), self.back, self.order)
 
     def _mix(self, x: Tensor) -> Tensor:
-        """The blocks are symmetric, each its own inverse."""
+        """Multiply by the blocks, which are symmetric and their own inverses."""
         blocks = x[..., : self.mixed].unflatten(-1, (-1, len(self.block))) @ self.block.to(x.dtype)
         mixed = blocks.flatten(-2)
         return mixed if self.mixed == x.shape[-1] else torch.cat((mixed, x[..., self.mixed :]), -1)
@@ -66,7 +66,7 @@ def _shuffle(x: Tensor, order: Tensor, back: Tensor) -> Tensor:
 
 
 class _Shuffle(torch.autograd.Function):
-    """Reorders features. The gradient is a shuffle as well, where autograd would accumulate it entry by entry."""
+    """Reorders features. Its backward pass shuffles, too; autograd would accumulate the gradient entry by entry."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, order: Tensor, back: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ class _Shuffle(torch.autograd.Function):
 
 
 def _hadamard(width: int) -> Tensor:
-    """The largest normalised Hadamard matrix of 4, 16 or 64 rows that fits, else of one."""
+    """Return the largest normalised Hadamard matrix of 4, 16 or 64 rows that fits, or else 1."""
     four = torch.tensor([[1.0, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]]) / 2
     block = torch.ones(1, 1)
     while 4 * len(block) <= min(width, _LARGEST_BLOCK):

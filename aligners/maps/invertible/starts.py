@@ -17,26 +17,26 @@ __all__ = ["START_NAMES", "Start", "invertible_start"]
 Start = Literal["identity", "procrustes", "linear", "covariance", "best"]
 
 RIDGE = 1e-4
-# Least squares shrinks what it cannot predict, in the limit to nothing; the start must have a sane inverse.
+# Least squares shrinks what it cannot predict, in the limit to zero, and the start needs a usable inverse.
 SMALLEST_SINGULAR_VALUE = 0.03
-# States behind a LayerNorm do not vary in one direction: their covariance has no inverse square root without a floor.
+# States after a LayerNorm do not vary in one direction: without a floor their covariance has no inverse square root.
 SMALLEST_VARIANCE = 1e-4
 
 
 def invertible_start(moments: Moments, start: Start, both_ways: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The starting map of each site between centred states, each model's divided by its root mean variance.
+    """Find each site's starting map, between centred states divided by their model's root mean variance.
 
-    `best` takes, site by site, the candidate with the least error expected on other rows: FVU, plus that of the
-    inverse under `both_ways`, each as moments give it on the fitting rows times (n / (n − p))², the correction of
-    generalised cross-validation (Golub, Heath and Wahba 1979) for p fitted numbers an output.
+    `best` takes, site by site, the candidate with the least expected error on other rows: its FVU, plus that of its
+    inverse under `both_ways`. Each is the FVU on the fitting rows, from moments, times (n / (n − p))², the correction
+    of generalised cross-validation (Golub, Heath and Wahba 1979) for p fitted numbers per output.
 
     Args:
-        moments: of the fitting rows, of equal widths.
-        start: which map.
-        both_ways: whether the inverse counts.
+        moments: moments of the fitting rows; the widths are equal.
+        start: the map.
+        both_ways: whether the error of the inverse counts.
 
     Returns:
-        M (S, d, d), M⁻¹ (S, d, d), and the number in `START_NAMES` of what was taken (S,).
+        M (S, d, d), M⁻¹ (S, d, d), and the place in `START_NAMES` of what was taken (S,).
     """
     moments = _scaled(moments)
     names = START_NAMES if start == "best" else (start,)
@@ -75,13 +75,13 @@ def _procrustes(moments: Moments) -> Tensor:
 
 
 def _linear(moments: Moments) -> Tensor:
-    """Least squares with its smallest singular values raised."""
+    """Least squares, the smallest singular values raised."""
     u, s, vh = determined_svd(least_squares(moments, RIDGE))
     return u * s.clamp(min=SMALLEST_SINGULAR_VALUE * s[:, :1])[:, None] @ vh
 
 
 def _covariance(moments: Moments) -> Tensor:
-    """Of the maps under which X's covariance becomes Y's, the one with the least error both ways.
+    """Find the map with the least error both ways among those that turn X's covariance into Y's.
 
     M = Σ_x^(−1/2) R Σ_y^(1/2), R orthogonal. The cross terms of both errors, each relative to its total variance (d on
     scaled states), are linear in R: R = U Vᵀ of the SVD of Σ_x^(−1/2) Σ_xy Σ_y^(1/2) + Σ_x^(1/2) Σ_xy Σ_y^(−1/2).
@@ -93,7 +93,7 @@ def _covariance(moments: Moments) -> Tensor:
 
 
 def _roots(covariance: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ^(1/2) and Σ^(−1/2), small variances raised."""
+    """Return Σ^(1/2) and Σ^(−1/2), small variances raised."""
     values, vectors = torch.linalg.eigh(covariance)
     root = values.clamp(min=SMALLEST_VARIANCE * values.mean(-1, keepdim=True)).sqrt()[:, None]
     return vectors * root @ vectors.mT, vectors / root @ vectors.mT
@@ -106,7 +106,7 @@ _MAPS: dict[Start, Callable[[Moments], Tensor]] = {
     "covariance": _covariance,
 }
 START_NAMES: tuple[Start, ...] = tuple(_MAPS)
-_FITTED = {"identity": 0.0, "procrustes": 0.5, "linear": 1.0, "covariance": 1.0}  # numbers an output, as shares of d
+_FITTED = {"identity": 0.0, "procrustes": 0.5, "linear": 1.0, "covariance": 1.0}  # numbers per output, as shares of d
 
 
 def _expected(moments: Moments, there: Tensor, back: Tensor, name: Start, both_ways: bool) -> Tensor:

@@ -1,4 +1,4 @@
-"""A learned matrix whose inverse costs no more than itself."""
+"""A learned matrix whose inverse costs no more to apply than the matrix."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ __all__ = ["TriangularPair"]
 class TriangularPair(nn.Module):
     """x ↦ x (I + L) (D + U): L strictly lower and U strictly upper triangular, D a positive diagonal.
 
-    The identity at the start, where a step can move the product in any direction. Its inverse solves two triangular
-    systems, as many multiplications as two matrix products; no matrix is inverted.
+    It starts at the identity, where a step can move the product in any direction. Its inverse solves two triangular
+    systems, which takes as many multiplications as two matrix products; no matrix is inverted.
 
     Reference: Kingma and Dhariwal 2018, "Glow", arXiv 1807.03039, section 3.2.
 
