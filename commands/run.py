@@ -23,6 +23,7 @@ from storage.whole import check_folder
 __all__ = ["Run", "instantiate", "quiet", "run_loggers", "start"]
 
 PROJECT = "aligners"
+LARGEST_SEED = 2**32 - 1  # NumPy's
 
 
 class Run(NamedTuple):
@@ -46,11 +47,17 @@ class Run(NamedTuple):
         Args:
             callbacks: added to the progress bar and to copies of the user's callbacks.
             changes: settings that differ.
+
+        Raises:
+            ValueError: an option is of the wrong type.
         """
         given = self.settings["callbacks"] or []
         given = deepcopy(given if isinstance(given, list) else [given])
         bar = [] if self.settings["enable_progress_bar"] is False else [ProgressBar()]
-        return pl.Trainer(**{**self.settings, **changes, "callbacks": [*given, *bar, *callbacks]})
+        try:
+            return pl.Trainer(**{**self.settings, **changes, "callbacks": [*given, *bar, *callbacks]})
+        except TypeError as error:  # Lightning's words for `devices` of another type
+            raise ValueError(f"Lightning's Trainer does not take these options: {error}") from error
 
     def test(self, evaluation: pl.LightningModule, kind: str, *callbacks: pl.Callback, **options: Any) -> None:
         """Test a LightningModule on this run's data, and report.
@@ -107,6 +114,8 @@ def instantiate(parser: ArgumentParser, options: Namespace) -> Namespace:
     """Set the seed, then make the objects that the options describe. A drawn seed is written into the options."""
     seed = options.get("seed_everything", False)
     if seed is not False:
+        if seed is not True and not 0 <= seed <= LARGEST_SEED:
+            raise ValueError(f"Expected `seed_everything` between 0 and {LARGEST_SEED}, but got {seed}.")
         options.seed_everything = pl.seed_everything(None if seed is True else seed, workers=True)
     return parser.instantiate(options)
 

@@ -154,11 +154,11 @@ class LengthBatches(DistributedSampler):
         if not whole and batch_size < world:
             raise ValueError(
                 f"Expected `batch_size` (texts per step over all ranks) of at least the number of ranks, "
-                f"{world}, but received {batch_size}."
+                f"{world}, but got {batch_size}."
             )
         if n < world:
             raise ValueError(
-                f"Expected at least one text for each of the {world} ranks, but received {n} "
+                f"Expected at least one text for each of the {world} ranks, but got {n} "
                 "texts. Use fewer devices or more text."
             )
         super().__init__(self.lengths, num_replicas=world, rank=rank, shuffle=shuffle, seed=seed)  # type: ignore[arg-type]

@@ -139,7 +139,10 @@ def _seeds(wanted: int | list[int]) -> list[int]:
 
 
 def _check_same(folder: Path, options: dict[str, Any]) -> None:
-    written = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
+    try:
+        written = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
+    except yaml.YAMLError:
+        written = None
     if not isinstance(written, dict):
         raise ValueError(
             f"Expected {folder / CONFIG} to hold the options of a run, but it holds none. Name a new `--run`."

@@ -84,21 +84,21 @@ class TextSource:
     def __post_init__(self) -> None:
         if not (self.validation_share > 0 and self.test_share > 0):
             raise ValueError(
-                "Expected `validation_share` and `test_share` above 0, but received "
+                "Expected `validation_share` and `test_share` above 0, but got "
                 f"{self.validation_share} and {self.test_share}."
             )
         if self.validation_share + self.test_share >= 1:
             raise ValueError(
                 "Expected `validation_share` + `test_share` below 1, so that texts are left to fit on, but "
-                f"received {self.validation_share} + {self.test_share}."
+                f"got {self.validation_share} + {self.test_share}."
             )
         if not -(2**63) <= self.seed < 2**63:
-            raise ValueError(f"Expected `seed` to be a number of 64 bits, but received {self.seed}.")
+            raise ValueError(f"Expected `seed` to be a number of 64 bits, but got {self.seed}.")
         if self.score is not None and self.score not in get_args(Score):
-            raise ValueError(f"Expected `score` out of {', '.join(get_args(Score))}, but received {self.score!r}.")
+            raise ValueError(f"Expected `score` out of {', '.join(get_args(Score))}, but got {self.score!r}.")
         for name, most in (("max_texts", self.max_texts), ("max_held_out", self.max_held_out)):
             if most is not None and most < 1:
-                raise ValueError(f"Expected `{name}` of at least 1, but received {most}.")
+                raise ValueError(f"Expected `{name}` of at least 1, but got {most}.")
         if self.streaming and self.max_texts is None:
             raise ValueError(
                 "`streaming` reads only as many texts as are asked for, but `max_texts` is not set. Set it to the "
@@ -111,8 +111,7 @@ class TextSource:
             )
         if self.text_columns is not None and len(self.text_columns) not in (1, 2):
             raise ValueError(
-                "Expected `text_columns` to name one column, or two for sentence pairs, but received "
-                f"{self.text_columns}."
+                f"Expected `text_columns` to name one column, or two for sentence pairs, but got {self.text_columns}."
             )
 
 
@@ -212,7 +211,7 @@ def held_out_split(splits: dict[str, Any], held_out: str, source: TextSource) ->
     if Path(held_out).expanduser().is_file():
         return _local(Path(held_out).expanduser(), source.streaming)["train"]
     raise ValueError(
-        f"Expected `held_out` to be a local file or one of the splits {', '.join(splits)}, but received {held_out!r}."
+        f"Expected `held_out` to be a local file or one of the splits {', '.join(splits)}, but got {held_out!r}."
     )
 
 

@@ -175,7 +175,7 @@ class TokenisedTexts(Dataset):
     def __init__(self, tokens: Sequence[datasets.Dataset], tokenizers: Sequence[PreTrainedTokenizerBase]) -> None:
         if not tokens or len(tokens) != len(tokenizers):
             raise ValueError(
-                "Expected `tokens` and `tokenizers` of the same models, one or more, but received "
+                "Expected `tokens` and `tokenizers` of the same models, one or more, but got "
                 f"{len(tokens)} and {len(tokenizers)}."
             )
         if any(other["id"][:] != tokens[0]["id"][:] for other in tokens if other is not tokens[0]):

@@ -17,8 +17,18 @@ from frozen.solu import register_solu
 
 __all__ = ["dtype_of", "listed", "quiet", "read_config", "read_tokenizer", "read_weights", "without_bars"]
 
-# What transformers and the readers of files raise for a model that is missing, incomplete or damaged.
-_UNREADABLE = (OSError, ValueError, RuntimeError, KeyError, EOFError, SafetensorError, pickle.UnpicklingError)
+# What transformers and the readers of files raise for a model that is missing, incomplete or damaged, or that needs a
+# package which is not installed.
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    RuntimeError,
+    KeyError,
+    EOFError,
+    ImportError,
+    SafetensorError,
+    pickle.UnpicklingError,
+)
 
 
 def dtype_of(dtype: str | torch.dtype) -> torch.dtype:
@@ -47,7 +57,7 @@ def read_config(name: str, source: dict[str, Any]) -> PreTrainedConfig:
     if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
         raise ValueError(
             f"Expected a model folder as `save_pretrained` writes it, but got {name!r}, which has no "
-            "config.json: it is no model, or was not written to its end. Name another one, or save it again."
+            "config.json: it is no model, or is incomplete. Name another one, or save it again."
         )
     try:
         return AutoConfig.from_pretrained(name, **source)
@@ -75,7 +85,7 @@ def read_weights(name: str, loader: Any, options: dict[str, Any]) -> tuple[PreTr
     except _UNREADABLE as error:
         raise ValueError(
             f"The model {name!r} cannot be loaded {_reason(error)}. If a file of it is missing, damaged or "
-            "not written to its end, download or save the model again."
+            "incomplete, download or save the model again."
         ) from error
     return model, sorted({*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])})
 

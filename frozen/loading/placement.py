@@ -34,8 +34,8 @@ def check_device(name: str | int | torch.device, argument: str) -> torch.device:
         raise ValueError(_not_there(argument, str(name)))
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(
-            f"Expected `{argument}` to name devices of this machine, but got {name!r}, but it has "
-            f"{torch.cuda.device_count()} CUDA devices, counted from 0. Name one of them, or cpu."
+            f"Expected `{argument}` to name devices of this machine, but got {name!r}: it has "
+            f"{torch.cuda.device_count()} CUDA devices, counted from 0. Name another, such as cpu."
         )
     return device
 

@@ -171,8 +171,9 @@ def test_other_texts_under_the_same_name_are_refused_and_devices_may_be_others(w
     assert (run / "finetuning.json").stat().st_mtime_ns == before
 
 
-def test_an_empty_file_of_options_is_refused(world: World, tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").touch()
+@pytest.mark.parametrize("content", ["", "data: [1"])
+def test_a_file_without_options_is_refused(content: str, world: World, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(content)
     with pytest.raises(ValueError, match=r"config.yaml to hold the options of a run, but it holds none"):
         main(options(world, tmp_path))
 

@@ -86,6 +86,13 @@ def test_a_run_has_its_options_its_loggers_and_its_folder() -> None:
     wandb.experiment.finish()
 
 
+def test_an_option_that_the_trainer_does_not_take_is_said() -> None:
+    parser, quiet = data_parser(), ["--trainer.logger", "false", "--trainer.accelerator", "cpu"]
+    run = start("boring", parser, parser.parse_args([*quiet, "--trainer.devices", "cuda"]))
+    with pytest.raises(ValueError, match="Trainer does not take these options: `devices`"):
+        run.trainer()
+
+
 def test_every_trainer_of_a_run_has_callbacks_of_its_own() -> None:
     parser, quiet = data_parser(), ["--trainer.logger", "false", "--trainer.enable_progress_bar", "false"]
     stopping = ["--trainer.callbacks", "EarlyStopping", "--trainer.callbacks.monitor", "loss"]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -195,3 +196,6 @@ def test_a_bad_option_is_refused(folder: Path) -> None:
         load_frozen(folder, dtype="int8")
     with pytest.raises(ValueError, match='attn_implementation="none"'):
         load_frozen(folder, attn_implementation="none")
+    if find_spec("flash_attn") is None:
+        with pytest.raises(ValueError, match=r"cannot be loaded \(ImportError: FlashAttention2"):
+            load_frozen(folder, attn_implementation="flash_attention_2")

@@ -208,7 +208,7 @@ REFUSED = {
     "meta": ({"": "meta"}, "got meta"),
     "no device": ({"": "gpu7"}, "`device_map` to name devices such as cpu or cuda:1, but got 'gpu7'"),
     "no choice": ("automatic", "to name devices such as cpu or cuda:1, but got 'automatic'"),
-    "too few": ({"": "cuda:99"}, r"got 'cuda:99', but it has \d+ CUDA devices"),
+    "too few": ({"": "cuda:99"}, r"got 'cuda:99': it has \d+ CUDA devices"),
     "a hole": ({"bert": "cpu"}, "a place for every weight, but got none for classifier.weight"),
     "a split block": (
         {"": "lazy:0", "bert.encoder.layer.1.output": "lazy:1"},
