@@ -73,6 +73,10 @@ class _Save(pl.Callback):
         """From now on, the run is interrupted only where it can be resumed."""
         self._interruption.hold()
 
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Take SIGTERM back from Lightning, whose handler talks to the other ranks whatever these are doing."""
+        self._interruption.hold()
+
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
         """Between two steps it can."""
         self._interruption.check(trainer)
@@ -96,6 +100,7 @@ class _Save(pl.Callback):
         """Keep what a run that is stopped has reached; after any other error, what was saved before it stays."""
         if isinstance(exception, (KeyboardInterrupt, SIGTERMException)) and not self._complete:
             self._save(trainer, announce=True)
+        self._interruption.end()
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write the final file, also of a run that had nothing left to train."""

@@ -24,21 +24,31 @@ class Interruption:
     """
 
     def __init__(self) -> None:
-        self._before: dict[signal.Signals, Any] = {}
+        self._before: dict[int, Any] = {}
         self._received: int | None = None
+        self._holding = False
 
     def hold(self) -> None:
         """From now on, only note the signals. A second one ends the process. Only in the main thread."""
         if threading.current_thread() is threading.main_thread():
-            self._received = None
-            self._before = {each: signal.signal(each, self._note) for each in (signal.SIGINT, signal.SIGTERM)}
+            if not self._holding:
+                self._received, self._holding = None, True
+            for each in (signal.SIGINT, signal.SIGTERM):
+                before = signal.signal(each, self._note)
+                if before != self._note:
+                    self._before.setdefault(each, before)
 
     def release(self) -> None:
         """Handle the signals as before, and raise if one was held back."""
+        self.end()
         for each, handler in self._before.items():
             signal.signal(each, handler)
         self._before = {}
         self._raise(self._received)
+
+    def end(self) -> None:
+        """Hold nothing back any more, even where the Trainer sets this handler again as it ends."""
+        self._holding = False
 
     def check(self, trainer: pl.Trainer) -> None:
         """Raise if a signal was held back, on all ranks at the same batch.
@@ -53,15 +63,15 @@ class Interruption:
             self._raise(self._received or signal.SIGINT)
 
     def _note(self, number: int, _: Any) -> None:
-        if self._received is not None:
-            signal.signal(number, signal.SIG_DFL)
+        if self._received is not None or not self._holding:
+            signal.signal(number, signal.SIG_DFL if self._holding else self._before[number])
             os.kill(os.getpid(), number)
+            return
         self._received = number
         if rank_zero_only.rank == 0:  # type: ignore[attr-defined]
             os.write(2, NOTICE)  # `print` may be what was interrupted
 
     def _raise(self, number: int | None) -> None:
-        self._received = None
         if number == signal.SIGTERM:
             raise SIGTERMException(128 + signal.SIGTERM)
         if number is not None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -207,6 +208,8 @@ def test_any_other_error_leaves_what_was_saved_before_it(world: World, tmp_path:
     with pytest.raises(ValueError, match="broken on purpose"):
         run(world, tmp_path, Break())
     assert state(tmp_path / "last.ckpt")["global_step"] == BATCHES
+    with pytest.raises(KeyboardInterrupt):  # from now on Ctrl-C is obeyed at once
+        signal.raise_signal(signal.SIGINT)
 
 
 def test_the_finished_file_holds_the_best_of_each_site(world: World, whole: Path) -> None:
