@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from datamodules.protocol import TextData
 
-__all__ = ["identity", "refuse_other_run"]
+__all__ = ["identity", "refuse_other_run", "trainer_identity"]
 
 # Options that change nothing in the result, and those that are compared by what they lead to: models by their weights,
 # sites by their numbers.
@@ -17,6 +17,7 @@ FREE = (
     *("workers", "cache", "devices", "device_map", "attn_implementation", "trust_remote_code", "recipe"),
     *("model_x", "model_y", "models", "bases", "revision_x", "revision_y", "revisions", "sites"),
 )
+PARTS = ("data", "data_config", "options", "trainer")
 
 
 def identity(data: TextData, **options: Any) -> dict[str, Any]:
@@ -29,26 +30,32 @@ def identity(data: TextData, **options: Any) -> dict[str, Any]:
     return {"data": data.describe(), "data_config": data.config(), "options": options}
 
 
+def trainer_identity(trainer: Any) -> dict[str, Any]:
+    """The Trainer's options that change what is trained, or on which texts, as plain values."""
+    return {name: getattr(trainer, name) for name in ("precision", "limit_train_batches", "limit_val_batches")}
+
+
 def refuse_other_run(then: Mapping[str, Any], now: Mapping[str, Any], what: str) -> None:
     """Compare what two runs are about, of which the second is to go on from the first.
 
     Models are not compared, nor is anything that the version of the first run did not keep.
 
     Args:
-        then: `identity` of the first run, or a mapping with more in it.
+        then: `identity` of the first run, and `trainer_identity` under `trainer` where it has one; or with more in it.
         now: `identity` of the second.
         what: was kept of the first, for the message.
 
     Raises:
         ValueError: texts, options of the data module, or options of what is trained differ. All are named.
     """
-    then, now = ({name: _plain(run.get(name)) for name in ("data", "data_config", "options")} for run in (then, now))
+    then, now = ({name: _plain(run.get(name)) for name in PARTS} for run in (then, now))
     texts = [run["data"]["text"] for run in (then, now)]
     equal = texts[0].get("hashes") == texts[1]["hashes"]
     before, after = (_data_options(run, equal) for run in (then, now))
     found = _differences(before, {name: value for name, value in after.items() if name in before}, "data")
     found += [] if equal else _other_texts(*texts)
-    found += [] if then["options"] is None else _differences(then["options"], now["options"], "model")
+    for part, prefix in (("options", "model"), ("trainer", "trainer")):
+        found += [] if then[part] is None else _differences(then[part], now[part], prefix)
     if found:
         raise ValueError(
             f"{what} is of a run with other data or options: {'; '.join(found)}. To go on, give the same; for anything "

@@ -191,7 +191,7 @@ class TextModule(pl.LightningDataModule):
         """
         trainer, order = cast(Any, self.trainer), cast(LengthBatches, loader.sampler)
         if trainer.fit_loop.restarting:
-            batches = limited(len(loader), trainer.limit_train_batches)
+            batches = limited(len(loader), trainer, "train")
             epoch, done = go_on_after_last_batch(trainer.fit_loop, batches)
             order.set_epoch(epoch)  # before the Trainer does: worker processes ask for batches at once
             order.skip(done)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 __all__ = ["go_on_after_last_batch", "limited"]
 
@@ -39,6 +39,15 @@ def go_on_after_last_batch(fit_loop: Any, batches: int) -> tuple[int, int]:
     return divmod(done, batches)
 
 
-def limited(batches: int, limit: float) -> int:
-    """Number of batches that the Trainer reads of `batches` under a limit such as `limit_train_batches`."""
-    return int(batches * limit) if isinstance(limit, float) else min(batches, limit)
+def limited(batches: int, trainer: Any, stage: Literal["train", "test"]) -> int:
+    """Number of batches that a Trainer reads of `batches`, under its `limit_train_batches` or `limit_test_batches`.
+
+    Raises:
+        ValueError: the limit leaves none.
+    """
+    name = f"limit_{stage}_batches"
+    limit = getattr(trainer, name)
+    count = int(batches * limit) if isinstance(limit, float) else min(batches, limit)
+    if not count:
+        raise ValueError(f"Expected `trainer.{name}` to leave at least one of {batches} batches, but got {limit}.")
+    return count

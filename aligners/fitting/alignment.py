@@ -34,7 +34,7 @@ from aligners.storage.bank import BACKWARD, FORWARD, StoredBank
 from aligners.storage.describing import check_names, describe_aligner
 from aligners.storage.earlier import ALIGNMENT, FORMAT
 from aligners.storage.refusals import refuse_other_models
-from datamodules.identity import identity, refuse_other_run
+from datamodules.identity import identity, refuse_other_run, trainer_identity
 from datamodules.protocol import PairedData, stream_of
 from datamodules.resuming import limited
 from frozen.loading.precision import check_precision
@@ -189,7 +189,7 @@ class Alignment(pl.LightningModule):
         if self.moments is None:
             data = self._stream
             loader = data.loader("fit", shuffle=True)
-            batches = limited(len(loader), self.trainer.limit_train_batches)
+            batches = limited(len(loader), self.trainer, "train")
             found = read_moments(self.trainer, loader, self._read, data.reader.check, batches, self.reading)
             self.fit_moments(found["maps"])
 
@@ -351,6 +351,7 @@ class Alignment(pl.LightningModule):
             "data": self.data,
             "data_config": self.data_config,
             "options": self._options(),
+            "trainer": trainer_identity(self.trainer),
             "training": self.training_record,
             "divergence": self.divergence.state_dict(),
             "validated_at": self.validated_at,
@@ -383,7 +384,8 @@ class Alignment(pl.LightningModule):
             )
         refuse_other_models(stored["data"]["models"], self.data["models"], "The checkpoint")
         if self.trainer.state.fn == "fit":
-            refuse_other_run(stored, identity(self._stream, **self._options()), "The checkpoint")
+            now = identity(self._stream, **self._options()) | {"trainer": trainer_identity(self.trainer)}
+            refuse_other_run(stored, now, "The checkpoint")
         if stored["moments"]:
             self.moments = Moments(**{name: value.to(self.device) for name, value in stored["moments"].items()})
         else:

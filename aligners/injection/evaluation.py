@@ -208,7 +208,7 @@ class InjectionEvaluation(Evaluation):
         if any(kind not in self.fitted for kind in self.kinds):
             data, trainer = self.stream, self.trainer
             loader = data.loader("fit")
-            batches = limited(len(loader), trainer.limit_test_batches)
+            batches = limited(len(loader), trainer, "test")
             moments = {**read_moments(trainer, loader, self._lacking, data.reader.check, batches), **moments}
         for route in self.routes:
             for kind in self.kinds:

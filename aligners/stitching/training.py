@@ -40,7 +40,7 @@ from aligners.storage.earlier import FORMAT, STITCHING
 from aligners.storage.refusals import refuse_other_component, refuse_other_models
 from datamodules.asking import TaskBatch
 from datamodules.batches import TextBatch
-from datamodules.identity import identity, refuse_other_run
+from datamodules.identity import identity, refuse_other_run, trainer_identity
 from datamodules.protocol import TaskData, stream_of
 from datamodules.text.fitted import FittedTexts
 from frozen.finite import FiniteCheck
@@ -342,8 +342,12 @@ class Stitching(pl.LightningModule):
             "spread": self.spread,
             "curves": self.curves,
             "loss": asdict(self.weights),
-            **identity(self._stream, **self._options()),
+            **self._identity(),
         }
+
+    def _identity(self) -> dict[str, Any]:
+        about = identity(self._stream, **self._options())
+        return about | {"trainer": trainer_identity(self.trainer)}
 
     def _options(self) -> dict[str, Any]:
         """What a run that goes on from this one has to share beside its layers, as plain values."""
@@ -373,7 +377,7 @@ class Stitching(pl.LightningModule):
         refuse_other_models(stored["data"]["models"], self._stream.describe()["models"], "The checkpoint")
         refuse_other_component(stored["data"], self._stream.component, "The checkpoint")
         refuse_other_layers(stored, self._described())
-        refuse_other_run(stored, identity(self._stream, **self._options()), "The checkpoint")
+        refuse_other_run(stored, self._identity(), "The checkpoint")
         steps, most = checkpoint["global_step"], self.trainer.max_steps
         if steps > most or (steps == most and Path(str(self.trainer.ckpt_path)).with_name("stitching.ckpt").exists()):
             raise ValueError(
