@@ -57,18 +57,18 @@ class Alignment(pl.LightningModule):
         aligners: name in the report -> the aligner.
         both_directions: fit the aligners that are not bijective from Y to X as well; a bijective one is its own
             way back.
-        optimizer: one optimiser for all trained aligners. Its learning rate is that of matrices of up to 64 inputs; a
-            wider one has proportionally less, so that the rate need not be changed with the width.
+        optimizer: one optimiser for all trained aligners. Its learning rate is for matrices of up to 64 inputs; wider
+            matrices get proportionally less, so the rate need not change with the width.
         schedule: how the learning rate moves over the training steps: constant, linear, cosine or one_cycle.
         rows: number of paired rows to train on, independent of the number of texts and of the batch size; training
-            takes as many steps as that needs. `trainer.max_epochs`, of training alone, and `trainer.max_steps`, where
-            set, take precedence.
+            takes as many steps as that needs. If set, `trainer.max_epochs`, which counts training alone, and
+            `trainer.max_steps` take precedence.
         most_steps: upper limit on the steps that `rows` may take; with `mean` rows a step has few rows.
         warmup: share of the steps over which the learning rate rises.
         gradient_clip: largest gradient norm of a site of an aligner; 0 turns clipping off.
-        products: precision of the networks' matrix products while they train: float32; tf32, which only GPUs have; or
+        products: precision of the networks' matrix products while they train: float32; tf32, on GPUs only; or
             bfloat16. What an inverse rests on, rotations and closed forms, stays in float32, as do validation and use.
-        seed: of every aligner's initial weights, which do not depend on what else is in the run.
+        seed: the seed of every aligner's initial weights, which do not depend on the other aligners of the run.
     """
 
     automatic_optimization = False
@@ -133,7 +133,7 @@ class Alignment(pl.LightningModule):
             self.unused = nn.Parameter(torch.zeros(()))
 
     def adopt(self, stored: StoredBank) -> None:
-        """Take the maps of a finished fit, with what is known of them, in place of new ones."""
+        """Use the maps of a finished fit, with their moments and records, instead of new ones."""
         self._adopted = stored
 
     def _take_over(self, stored: StoredBank) -> None:
@@ -155,7 +155,7 @@ class Alignment(pl.LightningModule):
             self._maps()[fit.direction][fit.name] = fit.aligner
 
     def made(self, sites: int, d_x: int, d_y: int) -> Iterator[Fit]:
-        """Build the banks for this number of site pairs and these widths, each from the same seed; none is kept."""
+        """Build the banks for this number of site pairs and these widths, each from the same seed, and keep none."""
         for name, factory in self.factories.items():
             aligner = seeded(factory, self.seed, sites, d_x, d_y)
             yield Fit(name, "forward", aligner)
@@ -258,7 +258,7 @@ class Alignment(pl.LightningModule):
         return dict(zip(losses, every, strict=True))
 
     def _share_of_rows(self, batch: Any) -> Tensor | float:
-        """Rows of this rank over the mean of all ranks: it makes the averaged gradient that of all rows."""
+        """Return this rank's rows over the mean of all ranks, so that the averaged gradient is that of all rows."""
         if self.trainer.world_size == 1:
             return 1.0
         mine = torch.tensor(float(batch.x.shape[1]), device=self.device)
@@ -319,7 +319,7 @@ class Alignment(pl.LightningModule):
     # ------------------------------------------------------------------ checkpoints
 
     def stored(self) -> StoredBank:
-        """The maps as they are, and what another process needs to use them."""
+        """Return the maps as they are now, with what another process needs to use them."""
         known = self.training_record
         maps: dict[str, dict[str, Aligner]] = {FORWARD: {}, BACKWARD: {}}
         for fit in self.fits():
@@ -337,7 +337,7 @@ class Alignment(pl.LightningModule):
         )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what a resumed run needs, and what tells it from another run."""
+        """Add what a resumed run needs, and what distinguishes the run from others."""
         self._stream.reader.check.flush()
         known = {} if self.moments is None else {name: value.cpu() for name, value in self.moments._asdict().items()}
         checkpoint[ALIGNMENT] = {
@@ -359,7 +359,7 @@ class Alignment(pl.LightningModule):
         }
 
     def _options(self) -> dict[str, Any]:
-        """What a run that goes on from this one has to share, as plain values."""
+        """Return the options that a run resumed from this one must share, as plain values."""
         own = ("rows", "most_steps", "schedule", "warmup", "gradient_clip", "products", "seed")
         maps = {f"{f.direction}.{f.name}": describe_aligner(f.aligner) for f in self.fits()}
         return {

@@ -20,8 +20,8 @@ class MapErrors(Metric):
 
     The round trip is ‖g⁻¹(g(x)) − x‖∞ / ‖x‖∞, both norms over all rows.
 
-    FVU takes Y's mean from the fitting rows, so that it is 1 for the map that always answers that mean.
-    Sums are in float64 and add over batches and ranks, maxima likewise: any split gives the same figures.
+    FVU takes Y's mean from the fitting rows, so it is 1 for the map that always answers that mean. Sums are in float64.
+    Sums and maxima combine over batches and ranks: however the rows are split, the figures are the same.
 
     Args:
         mean_x: (S, d_x) mean of X's states on the fitting rows.
@@ -55,7 +55,7 @@ class MapErrors(Metric):
         if aligner.invertible:
             back = (aligner.inverse(y) - x).double().square().sum((1, 2))
             back_total = (x.double() - self.mean_x).square().sum((1, 2))
-            # An inverse that overflows gives inf or NaN: the worst there is, not a figure that does not apply.
+            # An inverse that overflows gives inf or NaN, which counts as the worst error, not as no inverse.
             gap = (aligner.inverse(mapped) - x).abs().amax((1, 2)).nan_to_num(torch.inf, torch.inf)
             self.worst = torch.maximum(self.worst, torch.stack([gap, x.abs().amax((1, 2))]).double())
         rows = torch.full_like(total, x.shape[1])
@@ -63,7 +63,7 @@ class MapErrors(Metric):
         self.sums += torch.stack([*sums, *(values.where(marked, 0).sum(-1) for values in (squares, totals))])
 
     def compute(self) -> dict[str, Tensor]:
-        """Each figure as (S,); those of the inverse are NaN where there is none."""
+        """Return each figure as (S,); those of the inverse are NaN if there is none."""
         rows, squares, norms, cosine, total, back, back_total, squares_unseen, total_unseen = self.sums
         fvu = squares / total
         return {

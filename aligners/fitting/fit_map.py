@@ -16,13 +16,13 @@ def fit_map(name: str, aligner: Aligner, moments: Moments, advice: str = ADVICE)
     """Fit a closed form, or set the scaling and the start of a map that will be trained.
 
     Args:
-        name: of the map, for error messages.
-        aligner: not yet fitted.
-        moments: of the fitting rows, in the map's direction.
+        name: the map's name, for error messages.
+        aligner: the map, not yet fitted.
+        moments: moments of the fitting rows, in the map's direction.
         advice: what to do if there are too few rows, for error messages.
 
     Raises:
-        ValueError: there are fewer rows than the map needs; the map will be trained and the states of a site are
+        ValueError: there are fewer rows than the map needs; or the map is to be trained, and the states of a site are
             constant; or its own `fit` fails.
     """
     if moments.n < aligner.rows_needed:

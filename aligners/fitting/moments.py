@@ -29,7 +29,7 @@ class Reading:
 
     Attributes:
         batches: number of batches so far.
-        metrics: of each bank, over the rows of this rank.
+        metrics: the metric of each bank, over the rows of this rank.
     """
 
     batches: int = 0
@@ -63,17 +63,18 @@ def read_moments(
     batches: int,
     reading: Reading | None = None,
 ) -> dict[str, Moments]:
-    """Moments of the paired rows that all ranks together read, exact over ranks.
+    """Return the moments of the paired rows that all ranks together read, exact over ranks.
 
-    After each batch the Trainer's callbacks that have a method `on_moments_batch_end(trainer)` are called.
+    After each batch, the method `on_moments_batch_end(trainer)` is called on those of the Trainer's callbacks that have
+    one.
 
     Args:
-        trainer: of the run; a progress bar is shown if it has one.
+        trainer: the run's Trainer; a progress bar is shown if it has one.
         loader: this rank's share of the fitting texts.
         rows: reads a batch of the loader and returns, for each bank, x (S, N, d_x) and y (S, N, d_y).
-        check: what `rows` watches the states with; flushed at the end.
+        check: the check by which `rows` watches the states; flushed at the end.
         batches: the most batches to read.
-        reading: what has been read before, and is added to.
+        reading: what was read before, to which this is added.
 
     Returns:
         The moments of each bank, at its S site pairs.

@@ -11,11 +11,11 @@ TRAINED_WELL = "trained"
 
 
 def outcomes(record: Mapping[str, Any] | None, sites: int) -> list[str | None]:
-    """Of each site: "trained", "untrained start (NAME)", or at which step it diverged and what it was set back to.
+    """Say of each site: "trained", "untrained start (NAME)", or when it diverged and to what it was set back.
 
     Args:
         record: one entry of `Alignment.training_record`; None for a closed form, or if nothing was validated.
-        sites: S.
+        sites: S, the number of site pairs.
     """
     if record is None:
         return [None] * sites
@@ -31,7 +31,7 @@ def what_did_not_train(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """A sentence for each method and outcome of a report's rows that is not "trained".
 
     Args:
-        rows: with method, site_x, site_y and training.
+        rows: rows with method, site_x, site_y and training.
     """
     places: dict[tuple[str, str], list[str]] = {}
     for row in rows:

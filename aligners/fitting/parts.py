@@ -25,10 +25,10 @@ FILLED = 0.8  # share of the free memory that a plan uses
 
 
 def bytes_a_site(module: Alignment, d_x: int, d_y: int, rows: int) -> int:
-    """Bytes that training one site of all maps of a run takes.
+    """Estimate the bytes that training one site of all maps of a run takes.
 
     Args:
-        module: not set up yet; each of its aligners is built here for one site.
+        module: the run's module, not set up yet; each of its aligners is built here for one site.
         d_x: width of X's states.
         d_y: width of Y's states.
         rows: most rows in a step.
@@ -82,13 +82,13 @@ def find_part(folder: Path, number: int) -> tuple[Path, Path | None, Path | None
 
 
 def check_part(file: Path, sites: str, module: Alignment, data: PairedActivations) -> None:
-    """Check that a finished part is one of a run.
+    """Check that a finished part belongs to a run.
 
     Args:
         file: its aligners.ckpt.
-        sites: of this part of the run.
-        module: of the run, not set up yet.
-        data: of the run.
+        sites: the sites of this part of the run.
+        module: the run's module, not set up yet.
+        data: the run's data module.
 
     Raises:
         ValueError: it has other sites, models, data or maps.

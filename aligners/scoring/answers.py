@@ -21,15 +21,15 @@ logger = logging.getLogger(__name__)
 
 
 def in_data_order(logits: Tensor, groups: ClassMap | None) -> Tensor:
-    """The logits of the texts' classes (..., K) from those of a head (..., C): a sum of probabilities for each.
+    """The logits of the texts' classes (..., K) from those of a head (..., C), adding probabilities.
 
     Args:
-        logits: of the head.
-        groups: for each class of the texts the head's classes that answer it; None: `logits` are in order.
+        logits: the head's logits.
+        groups: for each class of the texts, the head's classes that answer it; None if `logits` are in order.
     """
     if groups is None:
         return logits
-    # one by one: a list as index would have to be copied to the device, which waits for it
+    # one by one: a list as an index would be copied to the device, and that waits for it
     columns = [[logits[..., place] for place in group] for group in groups]
     return torch.stack([own[0] if len(own) == 1 else torch.stack(own).logsumexp(0) for own in columns], -1)
 
@@ -47,20 +47,20 @@ def match_heads(
 ) -> dict[FrozenModel, dict[str, list[str]]]:
     """Set each head's `class_map` by the names of its classes and of the texts', or by `data.labels`.
 
-    Where the texts' classes have no names, their numbers are the heads': these must then agree among each other.
+    Where the texts' classes have no names, their numbers are those of the heads, which must then agree.
 
     Args:
         data: the texts, their models, and `labels`.
         asked: models that answer; `tasks.check_labels` has passed them.
-        read: models that answer if they can, which need not know the task.
+        read: models that answer if they can; they need not know the task.
 
     Returns:
-        For each model that answers the name of every class of the texts, and what its head calls that; nothing where
+        For each model that answers, the name of every class of the texts and what its head calls it; empty where
         numbers are predicted.
 
     Raises:
-        ValueError: names of the texts' and a head's classes differ, or those of two heads where the texts have none,
-            and `data.labels` does not say what is what; or some heads predict numbers and others classes.
+        ValueError: the names of the texts' classes differ from a head's, or those of two heads differ where the texts
+            have none, and `data.labels` does not match them; or some heads predict numbers and others classes.
     """
     kinds = {model.regression: model.name for model in asked}
     if len(kinds) > 1:
@@ -81,7 +81,7 @@ def match_heads(
         except ValueError as error:
             if model in asked or given is not None:
                 raise
-            logger.warning("%s is read and not asked: it seems to be of another task. %s", model.name, error)
+            logger.warning("%s only supplies states: its head seems to be for another task. %s", model.name, error)
             continue
         found[model] = in_words(model.class_map, head, names)
     if numbered(names, classes) is not None:
@@ -90,7 +90,7 @@ def match_heads(
 
 
 def _given(data: HeadData, model: FrozenModel) -> GivenMap | None:
-    """What the option says of a model."""
+    """Return what `data.labels` says about a model."""
     if data.labels is None or isinstance(data.labels, Mapping):
         return data.labels
     named = data.named()
@@ -113,6 +113,6 @@ def _check_agreement(models: Iterable[FrozenModel], classes: int) -> None:
         listed = "; ".join(f"{model.name} has {', '.join(model.label_names)}" for model in meant.values())
         raise ValueError(
             f"The texts' classes have no names, and the heads name theirs differently: {listed}. Say which of a head's "
-            "classes answer class 0, 1, ... of the texts: by names that all heads know, as in --data.labels "
+            "classes answer class 0, 1, ... of the texts: by names that all heads use, as in --data.labels "
             f'\'{{"0": "{next(iter(meant))[0]}", ...}}\', or as a list of one map for each model.'
         )

@@ -26,26 +26,26 @@ def over_pairs(
     """Means over the routes of each group, for every method and site pair (Brown et al. 2023, Figure 2).
 
     Routes share models, so they are not independent: the unit is the model. The interval is a jackknife: leave out
-    one model at a time, with every route from it and into it, and take Student's t with one degree of freedom less
-    than there are models. Between two groups each gives an error of its own, each with its own t, and the squares add
-    (Banerjee 1960). For normal effects of source, target and pair the interval holds the truth in 95 to 99 % of
-    samples of 4 to 10 models. Where models differ, resampling them with replacement gives 77 to 88 %, and taking routes
-    for independent 35 to 75 %.
+    one model at a time, with every route from it and into it, and take Student's t with one degree of freedom fewer
+    than there are models. Between two groups, each gives an error of its own, with its own t, and the squares add
+    (Banerjee 1960). For normal effects of source, target and pair, the interval holds the truth in 95 to 99 % of
+    samples of 4 to 10 models. Where models differ, resampling them with replacement gives 77 to 88 %, and treating
+    routes as independent 35 to 75 %.
 
-    It says what other models of the same kind would give on these texts; how much hangs on the texts is the interval
-    of each row. With fewer than four models in a group the ends are the least and the largest of the routes, and
-    `interval` says so.
+    The interval says what other models of the same kind would give on these texts; how much depends on the texts is
+    the interval of each row. With fewer than four models in a group, the ends are the smallest and the largest of the
+    routes, and `interval` says so.
 
     Args:
-        rows: with model_x, model_y, `by` and `quantities`. Rows without a site are passed over.
-        groups: name -> models; routes from group a into group b then make up "a-to-b". By default all routes between
+        rows: rows with model_x, model_y, `by` and `quantities`. Rows without a site are skipped.
+        groups: name -> models; routes from group a into group b then form "a-to-b". By default all routes between
             different models are one group. Routes from a model into itself are always "same model".
         quantities: what to average.
-        by: what is averaged apart.
+        by: columns whose values are averaged separately.
 
     Returns:
         One row for each group and value of `by`: group, `by`, n_models, n_routes, interval, and each quantity with its
-        _low and _high; None where a route has none, as after an overflow.
+        _low and _high; None where a route lacks it, as after an overflow.
 
     Raises:
         ValueError: see `check_groups`.
@@ -63,7 +63,7 @@ def over_pairs(
 
 
 def check_groups(groups: Mapping[str, Sequence[str]] | None, models: Iterable[str]) -> dict[str, str]:
-    """The group of each model; "" for all where there are none.
+    """Return the group of each model; "" for all if there are no groups.
 
     Raises:
         ValueError: a model is in two groups or in none, or a group names a model that is not among `models`.
@@ -113,7 +113,7 @@ def _summary(rows: list[Row], kinds: Mapping[str, str], quantities: Sequence[str
 
 
 def _over_models(values: Tensor, rows: list[Row], kinds: Mapping[str, str]) -> tuple[Tensor, Tensor] | None:
-    """Ends of the interval of the mean of (quantities, routes); None where there are too few models."""
+    """Return the ends of the interval of the mean of (quantities, routes), or None if there are too few models."""
     mean, squares = values.mean(-1), torch.zeros(len(values), dtype=torch.float64)
     models = dict.fromkeys(row[f"model_{side}"] for row in rows for side in "xy")
     for kind in dict.fromkeys(kinds[model] for model in models):

@@ -1,4 +1,4 @@
-"""What each method scores on each text, kept text by text so that any interval can be taken later."""
+"""Scores of each method, kept text by text so that any interval can be taken later."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LEVEL = 0.95
 class TextScores(Metric):
     """A table of sums (quantities, methods, sites, texts), each text written by the one rank that saw it.
 
-    Ranks fill disjoint columns, so adding the tables is exact for any number of ranks.
+    Ranks fill disjoint columns, so adding their tables is exact for any number of ranks.
 
     Args:
         quantities: names of what is scored.
@@ -77,7 +77,7 @@ class UnitMeans(DoubleMetric):
     """Means over all units (texts, or predicted tokens) of several quantities, exact over batches and ranks.
 
     Args:
-        quantities: S, how many.
+        quantities: S, their number.
     """
 
     sums: Tensor
@@ -94,47 +94,47 @@ class UnitMeans(DoubleMetric):
         self.units += values.shape[-1]
 
     def compute(self) -> Tensor:
-        """(S,), also for S = 1."""
+        """Return the means, (S,), also for S = 1."""
         return self.sums / self.units
 
 
 def resampled(n: int, seed: int, resamples: int = RESAMPLES) -> Tensor:
-    """Numbers of n texts drawn with replacement, (resamples, n); equal seeds draw equal texts."""
+    """Draw n texts with replacement: their numbers, (resamples, n). Equal seeds draw equal texts."""
     return torch.randint(n, (resamples, n), generator=torch.Generator().manual_seed(seed))
 
 
 def percentile_interval(values: Tensor, level: float = LEVEL) -> tuple[Tensor, Tensor]:
-    """Lower and upper end over the last axis, the resamples, those that are NaN left out: each (...)."""
+    """Return the lower and upper end over the last axis, the resamples, without NaN: each (...)."""
     tail = (1 - level) / 2
     ends = torch.nanquantile(values, torch.tensor([tail, 1 - tail], dtype=torch.float64), dim=-1)
     return ends[0], ends[1]
 
 
 def per_text_sums(values: Tensor, rows: Rows) -> Tensor:
-    """Sums over the rows of each text of a batch: (..., N) -> (..., B)."""
+    """Sum over the rows of each text of a batch: (..., N) -> (..., B)."""
     return values.new_zeros(*values.shape[:-1], rows.texts).index_add_(-1, rows.owner, values)
 
 
 def of_unseen(values: Tensor, rows: Rows) -> Tensor:
-    """Values of rows (..., N), zero but for the rows of unseen types; all NaN where types are not known."""
+    """Set values of rows (..., N) to zero except for rows of unseen types; all NaN where types are not known."""
     return torch.full_like(values, torch.nan) if rows.unseen is None else values.where(rows.unseen, 0)
 
 
 def bootstrap_interval(
     values: Tensor, weights: Tensor | None = None, *, seed: int, level: float = LEVEL, resamples: int = RESAMPLES
 ) -> tuple[Tensor, Tensor]:
-    """Percentile interval of a mean (or of a ratio of sums) over resampled texts.
+    """Return the percentile interval of a mean (or of a ratio of sums) over resampled texts.
 
     Args:
         values: (..., n) one number for each text.
         weights: (..., n) denominators; default: 1 for each text.
-        seed: of the resampling; equal seeds resample equal texts, so intervals of methods can be compared.
-        level: coverage.
-        resamples: how many.
+        seed: the seed of the resampling; equal seeds draw equal texts, so intervals of methods can be compared.
+        level: the coverage.
+        resamples: the number of resamples.
 
     Returns:
-        Lower and upper end, each (...); NaN where values are not finite. Resamples that have nothing to divide by do
-        not count.
+        Lower and upper end, each (...); NaN where values are not finite. Resamples with a zero denominator do not
+        count.
     """
     n = values.shape[-1]
     drawn = resampled(n, seed, resamples)

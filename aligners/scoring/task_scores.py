@@ -24,7 +24,7 @@ __all__ = ["OF_CLASSES", "OF_NUMBERS", "ScoredTask", "choose_score", "resampled_
 OF_CLASSES: tuple[Score, ...] = ("accuracy", "mcc", "f1")
 OF_NUMBERS: tuple[Score, ...] = ("pearson", "spearman")
 OF_TWO: tuple[Score, ...] = ("mcc", "f1")
-CELLS = 2**17  # answers that are resampled at a time: what fits a processor's cache
+CELLS = 2**17  # answers resampled at a time: as many as fit in a processor's cache
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class ScoredTask:
     """What the held-out texts ask, and what is answered without reading them.
 
     Attributes:
-        score: by what the task is measured.
+        score: the task's score.
         regression: whether numbers are predicted.
-        labels: (n,) of the held-out texts.
-        random: (n,) a class for each, uniformly at random; of numbers the labels themselves in a random order.
+        labels: (n,) labels of the held-out texts.
+        random: (n,) a class for each, uniformly at random; for numbers, the labels themselves in a random order.
         constant: the most frequent class of the fitting texts, or the mean of their numbers.
     """
 
@@ -50,7 +50,7 @@ class ScoredTask:
         """The task of a data module's texts for heads that predict numbers or answer classes.
 
         Raises:
-            ValueError: the score that is asked for does not fit, or all numbers to predict are equal.
+            ValueError: the score that was asked for does not fit the task, or all numbers to predict are equal.
         """
         if regression:
             data.texts.check_numbers()
@@ -63,7 +63,7 @@ class ScoredTask:
         return cls(score, regression, labels.float() if regression else labels, random, constant)
 
     def constant_score(self) -> float:
-        """The score of the answer that is the same for every text."""
+        """Score the answer that is the same for every text."""
         return float(task_score(self.score, torch.full(self.labels.shape, self.constant), self.labels))
 
 
@@ -71,9 +71,9 @@ def choose_score(text: TextSource, *, regression: bool, classes: int) -> Score:
     """Choose the score of a task: `score` if given; that of GLUE (`SOURCES`); else accuracy, or Pearson's correlation.
 
     Args:
-        text: of the task.
+        text: the texts of the task.
         regression: whether numbers are predicted.
-        classes: how many there are otherwise.
+        classes: the number of classes otherwise.
 
     Raises:
         ValueError: `score` does not fit the task.
@@ -88,13 +88,13 @@ def choose_score(text: TextSource, *, regression: bool, classes: int) -> Score:
 
 
 def task_score(score: Score, answers: Tensor, labels: Tensor) -> Tensor:
-    """The score of each row of answers; NaN where one of them is.
+    """Score each row of answers; NaN if one of its answers is NaN.
 
-    An answer that is the same for every text has no correlation: that is 0, of Pearson, Spearman and Matthews. F1 is
-    that of class 1.
+    An answer that is the same for every text has no correlation: Pearson, Spearman and Matthews give 0. F1 is that of
+    class 1.
 
     Args:
-        score: which.
+        score: the score.
         answers: (..., n) classes or numbers.
         labels: (n,) likewise.
     """
@@ -104,7 +104,7 @@ def task_score(score: Score, answers: Tensor, labels: Tensor) -> Tensor:
 
 
 def score_interval(score: Score, answers: Tensor, labels: Tensor, *, seed: int) -> tuple[Tensor, Tensor]:
-    """Lower and upper end of the 95 % percentile interval of a score over resampled texts, each (...).
+    """Return the ends of the 95 % percentile interval of a score over resampled texts, each (...).
 
     The arguments are those of `resampled_scores`.
     """
@@ -112,13 +112,13 @@ def score_interval(score: Score, answers: Tensor, labels: Tensor, *, seed: int) 
 
 
 def resampled_scores(score: Score, answers: Tensor, labels: Tensor, *, seed: int) -> Tensor:
-    """A score over resampled texts, the draws of `scores.bootstrap_interval`: (..., resamples), NaN where an answer is.
+    """Score resampled texts, the draws of `scores.bootstrap_interval`: (..., resamples); NaN if an answer is NaN.
 
     Args:
-        score: which.
+        score: the score.
         answers: (..., n) classes or numbers.
         labels: (n,) likewise.
-        seed: of the resampling.
+        seed: the seed of the resampling.
     """
     drawn = resampled(answers.shape[-1], seed)
     rows = answers.double().reshape(-1, answers.shape[-1])
@@ -142,11 +142,11 @@ def _f1(answers: Tensor, labels: Tensor) -> Tensor:
 
 
 def _correlation(function: Callable[[Tensor, Tensor], Tensor], answers: Tensor, labels: Tensor) -> Tensor:
-    """Of each column of (n, R) and (n, R); 0 where one is constant, of which torchmetrics makes NaN and a warning."""
+    """Correlate the columns of (n, R) and (n, R); 0 if one is constant, where torchmetrics gives NaN and a warning."""
     spread = torch.stack([each.amax(0) - each.amin(0) for each in (answers, labels)])
     constant = (spread == 0).any(0)
     ramp = torch.arange(len(answers), dtype=torch.float64)[:, None].expand_as(answers)
-    # No correlation depends on the unit, but torchmetrics warns of numbers that are close to each other.
+    # Correlations do not depend on the unit, but torchmetrics warns about numbers that are close to each other.
     scaled = [
         torch.where(constant, ramp, (each - each.amin(0)) / own)
         for each, own in zip((answers, labels), spread, strict=True)
@@ -156,7 +156,7 @@ def _correlation(function: Callable[[Tensor, Tensor], Tensor], answers: Tensor, 
 
 _FUNCTIONS: dict[Score, Callable[[Tensor, Tensor], Tensor]] = {
     "accuracy": _accuracy,
-    "mcc": partial(_correlation, pearson_corrcoef),  # of two classes, 0 and 1, they are one and the same
+    "mcc": partial(_correlation, pearson_corrcoef),  # for classes 0 and 1 this is Matthews' correlation
     "f1": _f1,
     "pearson": partial(_correlation, pearson_corrcoef),
     "spearman": partial(_correlation, spearman_corrcoef),

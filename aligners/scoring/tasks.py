@@ -23,7 +23,7 @@ __all__ = ["check_labels", "chosen", "divergence", "per_text", "unit_answers", "
 
 
 def chosen(logits: Tensor, targets: Targets, groups: ClassMap | None = None) -> Tensor:
-    """The logits of each unit, (U, C) float32, from those of the batch, (B, C) or (B, T, C), in the texts' order.
+    """Select each unit's logits, (U, C) float32, from those of the batch, (B, C) or (B, T, C), in the texts' order.
 
     Args:
         logits: of the head.
@@ -34,7 +34,7 @@ def chosen(logits: Tensor, targets: Targets, groups: ClassMap | None = None) -> 
 
 
 def unit_losses(logits: Tensor, targets: Targets) -> Tensor:
-    """Cross-entropy of each unit in nats, or the squared error of a number: chosen logits (..., U, C) -> (..., U)."""
+    """Return cross-entropies in nats, or the squared errors of numbers: chosen logits (..., U, C) -> (..., U)."""
     if targets.answer.is_floating_point():
         return (logits[..., 0].float() - targets.answer).square()
     lead = logits.shape[:-1]
@@ -46,8 +46,8 @@ def divergence(logits: Tensor, own: Tensor, temperature: float = 1.0) -> Tensor:
     """The loss of distillation (Hinton, Vinyals and Dean 2015): T² KL(softmax(own / T) ‖ softmax(logits / T)).
 
     Args:
-        logits: (..., C) of the model that learns.
-        own: (..., C) of the one that is matched.
+        logits: (..., C) logits of the model that learns.
+        own: (..., C) logits of the model that it matches.
         temperature: T.
 
     Returns:
@@ -63,21 +63,21 @@ def divergence(logits: Tensor, own: Tensor, temperature: float = 1.0) -> Tensor:
 
 
 def per_text(values: Tensor, targets: Targets) -> Tensor:
-    """Sums over the units of each text: (..., U) -> (..., B); zero for a text without any."""
+    """Sum over the units of each text: (..., U) -> (..., B); zero for a text without units."""
     return values.new_zeros(*values.shape[:-1], targets.texts).index_add(-1, targets.owner, values)
 
 
 def unit_scores(logits: Tensor, targets: Targets, own: Tensor | None = None) -> dict[str, Tensor]:
-    """How each unit is answered; NaN where logits are not finite, since there is no answer then.
+    """Score the answer to each unit; NaN where logits are not finite, since there is no answer then.
 
     Args:
         logits: chosen logits (..., U, C).
         targets: the right answers.
-        own: (U,) the answers that the model gives by itself, where something else is asked whether it keeps to them.
+        own: (U,) the answers that the model gives on its own, to see whether others agree with them.
 
     Returns:
-        loss, cross-entropy in nats, or the squared error of a number; correct, 1 where the answer is the right one; and
-        with `own` agree, 1 where it is that one: each (..., U). Numbers are neither right nor equal: NaN.
+        loss, the cross-entropy in nats or the squared error of a number; correct, 1 where the answer is right; and with
+        `own`, agree, 1 where the answer is the same: each (..., U). For numbers, correct and agree are NaN.
     """
     known = torch.where(logits.isfinite().all(-1), 1.0, torch.nan)
     if targets.answer.is_floating_point():
@@ -93,7 +93,7 @@ def unit_scores(logits: Tensor, targets: Targets, own: Tensor | None = None) -> 
 
 
 def unit_answers(logits: Tensor, *, regression: bool) -> Tensor:
-    """The class or number that is answered to each unit, NaN where logits are not finite: (..., U, C) -> (..., U)."""
+    """Return the class or number answered to each unit, NaN where logits are not finite: (..., U, C) -> (..., U)."""
     answers = logits[..., 0].double() if regression else logits.argmax(-1).double()
     return answers.where(logits.isfinite().all(-1), torch.nan)
 
@@ -103,12 +103,12 @@ def check_labels(target: FrozenModel, labels: Tensor | None, source: str) -> Non
 
     Args:
         target: the model that answers.
-        labels: of the texts, classes or numbers, or None.
+        labels: the texts' classes or numbers, or None.
         source: where the texts come from, for the message.
 
     Raises:
-        ValueError: the model has no classification head, some texts have no label, or labels are not what the head
-            answers.
+        ValueError: the model has no classification head, some texts have no label, or the head cannot answer the
+            labels.
     """
     if target.n_labels is None:
         raise ValueError(

@@ -9,9 +9,9 @@ from torch import Tensor
 
 __all__ = ["Divergence"]
 
-# A loss this many times what it was at the start has left the start for good.
+# A loss this many times that of the first step does not come back.
 FACTOR = 10.0
-# In units of FVU: below this a site is at most as bad as the mean answer, whatever its start was.
+# In units of FVU: a loss below this is not far from that of the mean, wherever it started.
 HARMLESS = 2.0
 
 

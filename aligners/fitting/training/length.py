@@ -10,10 +10,10 @@ __all__ = ["training_steps"]
 
 
 def training_steps(trainer: pl.Trainer, rows: int, most: int, read: int) -> int:
-    """Number of steps of the whole run: the Trainer's limit if it has one, otherwise as many as `rows` takes.
+    """Return the number of steps of the whole run: the Trainer's limit if it has one, otherwise what `rows` takes.
 
     Args:
-        trainer: of the run, after its training loader was set up.
+        trainer: the run's Trainer, after its training loader was set up.
         rows: number of rows to train on.
         most: upper limit on the steps that `rows` may take.
         read: number of rows in one epoch.

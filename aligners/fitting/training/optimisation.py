@@ -28,7 +28,7 @@ REFERENCE_WIDTH = 64
 
 
 def make_optimizer(factory: OptimizerCallable, aligners: Iterable[Aligner]) -> torch.optim.Optimizer | None:
-    """One optimiser for all aligners, whose step changes a matrix by as much at any width.
+    """Make one optimiser for all aligners, whose step changes a matrix equally at any width.
 
     A step of Adam changes every entry by about the learning rate, whatever the gradient. Summed over n inputs that
     moves an output n times as far, while the entries themselves are of size 1/√n: one rate that suits width 64 makes
@@ -62,14 +62,14 @@ def make_optimizer(factory: OptimizerCallable, aligners: Iterable[Aligner]) -> t
 
 
 def describe_optimizer(factory: OptimizerCallable) -> dict[str, Any]:
-    """Class and options of an optimiser as plain values, without those that only say how its step is computed."""
+    """Return an optimiser's class and options as plain values, without those that only affect how it computes."""
     made = factory([nn.Parameter(torch.zeros(1))])
     speed = ("foreach", "fused", "capturable", "differentiable")
     return {"class": type(made).__name__, **{name: v for name, v in made.defaults.items() if name not in speed}}
 
 
 def schedule_factor(schedule: Schedule, steps: int, warmup: float) -> Callable[[int], float]:
-    """Factor of the learning rate as a function of the step.
+    """Return the factor of the learning rate as a function of the step.
 
     Args:
         schedule: after a linear warm-up, `constant` stays, `linear` and `cosine` fall to zero; `one_cycle` rises
@@ -106,7 +106,7 @@ def clip_per_site(
     """Scale each site's gradient, over all parameters (S, ...) together, down to norm `largest`.
 
     Args:
-        parameters: of one bank.
+        parameters: one bank's parameters.
         largest: the norm; 0 turns clipping off.
         norms: their `gradient_norms`, if already computed.
         alive: (S,) True for sites that train; the gradients of all others are set to zero.

@@ -1,4 +1,4 @@
-"""What ranks know together."""
+"""Figures over all ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["mean_over_ranks"]
 
 
 def mean_over_ranks(trainer: pl.Trainer, values: Tensor) -> Tensor:
-    """The mean of each rank's `values`, on every rank. All ranks have to ask for it."""
+    """Return the mean of all ranks' `values`, on every rank. All ranks have to call it."""
     if trainer.world_size == 1:
         return values
     return cast(Tensor, trainer.strategy.reduce(values.clone(), reduce_op="mean"))

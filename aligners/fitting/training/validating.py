@@ -11,7 +11,7 @@ __all__ = ["let_end", "validate_if_due"]
 
 
 def let_end(trainer: pl.Trainer, checkpoint: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint has all of `max_steps`; if so, let the run validate and end: Lightning would just return."""
+    """Tell whether a checkpoint has all of `max_steps`, and if so let the run validate; Lightning would just return."""
     complete = 0 < trainer.max_steps <= checkpoint["global_step"]
     if complete:
         cast(Any, trainer).fit_loop.epoch_loop.max_steps = -1
@@ -21,10 +21,10 @@ def let_end(trainer: pl.Trainer, checkpoint: Mapping[str, Any]) -> bool:
 def validate_if_due(trainer: pl.Trainer, validated_at: int | None, complete: bool) -> None:
     """Validate before the first batch of a run, if the current step still lacks its validation.
 
-    That is the case at the start, which training has to beat, and after an interruption cut a validation off.
+    It does at the start, which training has to beat, and when an interruption cut a validation off.
 
     Args:
-        trainer: of the run, after its training loader was set up.
+        trainer: the run's Trainer, after its training loader was set up.
         validated_at: step of the last validation; None if there was none.
         complete: whether this is the last step.
     """

@@ -147,7 +147,7 @@ def test_a_source_of_another_task_is_not_asked(tmp_path: Path, worlds: tuple[Wor
     data = activations(World(other.model_x, *worlds[0][1:]))
     x, y = data.frozen
     assert list(match_heads(data, [y], [x])) == [y]
-    assert f"{other.model_x} is read and not asked" in caplog.text
+    assert f"{other.model_x} only supplies states" in caplog.text
 
 
 def test_heads_that_differ_need_texts_with_names(tmp_path: Path, worlds: tuple[World, World], world: World) -> None:
