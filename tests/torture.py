@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -261,22 +262,21 @@ class Torture:
             shutil.rmtree(run.parent)
         return self._expected[name]
 
-    def stop(self, name: str, number: signal.Signals) -> None:
-        """Stop a job by a signal at a random moment, look at what is there, and let it go on."""
+    def stop(self, name: str, number: signal.Signals) -> bool:
+        """Stop a job by a signal at a random moment, look at what is there, and let it go on; whether it was in time."""
         self.expected(name)
         run = self.place(name) / "run"
         started = Started(self.jobs[name], run)
         time.sleep(self.draw.uniform(0.05, 1.0) * self._seconds[name])
         started.signal(number)
         status = started.end()
-        self._note(name, number.name)
+        self._note(name, number.name if status != 0 else f"{number.name} after its end")
         allowed = {signal.SIGKILL: (-signal.SIGKILL, 0), signal.SIGTERM: (143, -signal.SIGTERM, 0)}[number]
         if status not in allowed:
             self._fault(f"{name}: {number.name} ended with {status}: {started.said()[-500:]}")
-        if status == 0:
-            self._note(name, "was done already")
         self._look(name, run.parent, started)
         self._finish(name, run)
+        return status != 0
 
     def fill(self, name: str) -> None:
         """Run a job where no file may have more than some size, then again where it may."""
@@ -371,10 +371,10 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     torture = Torture(folder, options.seed)
     names = list(torture.jobs)
-    for number in range(options.kills):
-        torture.stop(names[number % len(names)], signal.SIGKILL)
-    for number in range(options.terms):
-        torture.stop(names[number % len(names)], signal.SIGTERM)
+    for number, wanted in ((signal.SIGKILL, options.kills), (signal.SIGTERM, options.terms)):
+        for name in itertools.islice(itertools.cycle(names), wanted):
+            while not torture.stop(name, number):
+                pass
     for number in range(options.disks):
         torture.fill(names[number % len(names)])
     if options.starts:
