@@ -263,7 +263,7 @@ class Torture:
         return self._expected[name]
 
     def stop(self, name: str, number: signal.Signals) -> bool:
-        """Stop a job by a signal at a random moment, look at what is there, and let it go on; whether it was in time."""
+        """Stop a job by a signal at a random moment, look at what is there, let it go on. Whether it was in time."""
         self.expected(name)
         run = self.place(name) / "run"
         started = Started(self.jobs[name], run)
