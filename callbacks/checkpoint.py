@@ -21,6 +21,8 @@ from storage.whole import check_folder, remove_unfinished, whole_file
 
 __all__ = ["SaveAligners", "SaveStitching", "WholeCheckpoints"]
 
+STEPS_BETWEEN_ASKING = 20
+
 
 class WholeCheckpoints(TorchCheckpointIO):
     """Writes Lightning's checkpoints whole or not at all, on any filesystem, and never in silence."""
@@ -121,6 +123,8 @@ class _Save(pl.Callback):
     def _save_if_due(self, trainer: pl.Trainer) -> None:
         due = time.monotonic() - self._saved_at >= 60 * self.every_n_minutes
         if trainer.world_size > 1:
+            if trainer.global_step % STEPS_BETWEEN_ASKING:  # ranks that ask each other wait for their devices
+                return
             due = trainer.strategy.broadcast(due)
         if due:
             self._save(trainer)
