@@ -17,7 +17,7 @@ from aligners.fitting.alignment import Alignment
 from aligners.stitching.training import Stitching
 from aligners.storage.bank import save_bank
 from callbacks.interruption import Interruption
-from storage.whole import check_folder, remove_unfinished, whole_file
+from storage.whole import check_folder, whole_file
 
 __all__ = ["SaveAligners", "SaveStitching", "WholeCheckpoints"]
 
@@ -68,8 +68,6 @@ class _Save(pl.Callback):
             self._saved_at = time.monotonic()
             if trainer.is_global_zero:
                 check_folder(self._path(trainer).parent, "checkpoint.folder")
-                if trainer.ckpt_path is not None:  # the run to go on with may have been killed as it wrote
-                    remove_unfinished(Path(trainer.ckpt_path).parent)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """From now on, the run is interrupted only where it can be resumed."""

@@ -6,15 +6,17 @@ import fcntl
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
 from lightning.pytorch.utilities import rank_zero_only
 
-from storage.whole import write_text
+from storage.whole import remove_unfinished, write_text
 
-__all__ = ["CONFIG", "RANKS_SHARE", "claim", "is_begun", "new_run_folder", "rank", "release_unused", "try_run_folder"]
+__all__ = [
+    "CONFIG", "RANKS_SHARE", "claim", "is_begun", "new_run_folder", "rank", "release_unused", "tidy", "try_run_folder",
+]  # fmt: skip
 
 CONFIG = "config.yaml"
 WANDB = "wandb"  # W&B's own folder, of a command that failed at once too
@@ -97,6 +99,21 @@ def release_unused() -> None:
             (folder / CONFIG).unlink(missing_ok=True)
             os.close(file)
             del _claimed[folder]
+
+
+def tidy(folder: Path) -> None:
+    """Remove what a command that was killed has left half-written in its run's folder.
+
+    Nothing is removed from any other folder, nor where the command is still at work.
+    """
+    if not is_begun(folder):
+        return
+    with suppress(OSError, ValueError):  # it cannot be written to, or another command has it
+        lock = _locked(folder / CONFIG)
+        try:
+            remove_unfinished(folder)
+        finally:
+            os.close(lock)
 
 
 def is_begun(folder: Path | None) -> bool:

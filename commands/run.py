@@ -16,7 +16,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_warn
 
 from callbacks.progress import ProgressBar
-from commands.folders import claim, new_run_folder, rank
+from commands.folders import claim, new_run_folder, rank, tidy
 from reports.callback import WriteReport
 from storage.whole import check_folder
 
@@ -91,6 +91,9 @@ def start(
     folder, written = new_run_folder(options.run, kind, begun=begun), parser.dump(options)
     if rank() == 0:
         claim(folder, written, begun=begun)  # before W&B starts, which can take half a minute
+        if options.get("ckpt_path"):  # the run to go on with may have been killed as it wrote
+            before = Path(options.ckpt_path)
+            tidy(before if before.is_dir() else before.parent)
         saving = options.get("checkpoint")
         if isinstance(saving, Namespace) and saving.folder is not None:
             check_folder(saving.folder, "checkpoint.folder")

@@ -13,7 +13,7 @@ import yaml
 from jsonargparse import Namespace
 
 from commands import folders, run
-from commands.folders import CONFIG, RANKS_SHARE, claim, is_begun, new_run_folder, release_unused, try_run_folder
+from commands.folders import CONFIG, RANKS_SHARE, claim, is_begun, new_run_folder, release_unused, tidy, try_run_folder
 from commands.options import command_parser
 from commands.run import start
 from tests.claims import claims_at_once
@@ -47,6 +47,18 @@ def test_a_run_in_progress_is_not_gone_on_with(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="another command is at work"):
         claim(tmp_path, "a: 3", begun=True)
     os.close(held)
+
+
+def test_what_a_killed_command_left_is_removed_but_not_what_another_is_writing(tmp_path: Path) -> None:
+    killed, other = tmp_path / "killed", tmp_path / "other"
+    for folder in (killed, other):
+        claim(new_run_folder(folder, "fit"), "a: 1")
+        (folder / ".last.ckpt.unfinished").touch()
+    os.close(folders._claimed.pop(killed.resolve()))
+    for folder in (killed, other, tmp_path):
+        tidy(folder)
+    assert not (killed / ".last.ckpt.unfinished").exists()
+    assert (other / ".last.ckpt.unfinished").exists()
 
 
 @pytest.mark.parametrize("named", ["file", "file/below"])
