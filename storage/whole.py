@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -110,9 +111,12 @@ def _blame_disk(unfinished: Path, path: Path, error: Exception) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Wait until a file or a folder is on the disk."""
+    """Wait until a file or a folder is on the disk. Some network filesystems cannot do so for folders."""
     place = os.open(path, os.O_RDONLY)
     try:
         os.fsync(place)
+    except OSError as error:
+        if not (path.is_dir() and error.errno in (errno.EINVAL, errno.ENOTSUP)):
+            raise
     finally:
         os.close(place)

@@ -83,11 +83,18 @@ class _SayWhatIsNotInjected(pl.Callback):
                 )
 
 
+class _SaveFinished(SaveAligners):
+    """Writes `aligners.ckpt` alone: no command goes on from an evaluation that was stopped."""
+
+    def _has_something(self, trainer: pl.Trainer) -> bool:
+        return False
+
+
 def _fit_closed_forms(run: Run, say: pl.Callback) -> StoredBank:
     """Fit the closed forms in one pass over the fitting texts, and save those that they determine beside the report."""
     names = run.options.closed_form or ["linear"]
     module = ClosedForms({name: CLOSED_FORMS[name] for name in names}, both_directions=run.options.both_directions)
     once = {"max_epochs": -1, "logger": False, "limit_val_batches": 0, "enable_model_summary": False}
-    run.trainer(say, SaveAligners(run.folder), **once).fit(module, datamodule=run.made.data)
+    run.trainer(say, _SaveFinished(run.folder), **once).fit(module, datamodule=run.made.data)
     bank = replace(module.stored().freeze(), path=run.folder / "aligners.ckpt")
     return bank if run.options.closed_form else replace(bank, maps={})  # floors alone need its moments

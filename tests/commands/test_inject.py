@@ -53,6 +53,19 @@ def test_labels_that_no_head_answers_are_refused(labels: list[int], said: str, w
         inject(world, tmp_path / "run")
 
 
+def test_an_evaluation_that_is_stopped_keeps_nothing_to_go_on_from(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*given: Any) -> None:
+        given[-1].batches = 1
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(alignment, "read_moments", stop)
+    with pytest.raises(SystemExit):
+        inject(world, tmp_path / "run")
+    assert not (tmp_path / "run" / "last.ckpt").exists()
+
+
 def test_missing_labels_are_said(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(Begun):
         inject(world, tmp_path / "run", **{"data.text.held_out": labelled(tmp_path, [-1])})

@@ -4,6 +4,7 @@ import errno
 import os
 import resource
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -106,6 +107,25 @@ def test_a_folder_appears_with_everything_in_it(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         fail_half_way(whole_folder(tmp_path / "new"), "file")
     assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("of_folders", [True, False])
+def test_a_filesystem_that_cannot_sync_folders_still_syncs_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_folders: bool
+) -> None:
+    def sync(place: int) -> None:
+        if stat.S_ISDIR(os.fstat(place).st_mode) == of_folders:
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", sync)
+    if of_folders:
+        with whole_folder(tmp_path / "folder") as unfinished:
+            write_text(unfinished / "file", "whole")
+        assert (tmp_path / "folder" / "file").read_text() == "whole"
+    else:
+        with pytest.raises(OSError, match="Invalid argument"):
+            write_text(tmp_path / "file", "half")
+        assert names(tmp_path) == []
 
 
 def test_left_overs_can_be_removed(tmp_path: Path) -> None:
