@@ -11,7 +11,7 @@ __all__ = ["Divergence"]
 
 # A loss this many times that of the first step does not come back.
 FACTOR = 10.0
-# In units of FVU: a loss below this is not far from that of the mean, wherever it started.
+# In units of FVU: below this a site is no worse than the mean, wherever it started.
 HARMLESS = 2.0
 
 
