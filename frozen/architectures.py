@@ -56,7 +56,7 @@ class Architecture:
         blocks: path of the list of blocks from the trunk, dotted.
         trunk: path from the base model of the part that runs the blocks, dotted; empty: the base model itself.
         returns: length of the tuple that a block returns, its states first; None: it returns a bare tensor.
-        beside: what a block that is not run returns beside its states, from the block and the arguments that
+        beside: what a block that is not run returns besides its states, from the block and the arguments that
             it is called with; None: nothing, `returns - 1` times.
         causal: whether a position sees only those before it.
         shared: whether the listed blocks are run several times each, one after another, `num_hidden_layers`
@@ -94,7 +94,7 @@ class Architecture:
     mlp: SubLayer | None = None
 
     def task(self, kind: str) -> Task | None:
-        """The task of the head of a model class of this family; None if it has no supported head.
+        """Return the task of a model class's head; None if it has no supported head.
 
         A next-token head on blocks that can see the next token does not count: it predicts nothing.
         """
@@ -218,7 +218,7 @@ register(
     ),
 )
 register("bert", Architecture("encoder.layer", bare=_NO_POOLER, without=_ENCODER, **_BERT))
-# With a convolution beside block 1, what it answers is not all that reaches block 2.
+# With a convolution beside block 1, its output is not all that reaches block 2.
 register("deberta-v2", Architecture("encoder.layer", returns=2, without=("conv_kernel_size",), **_BERT))
 register(
     "distilbert",

@@ -28,26 +28,26 @@ def new_classifier(
     attn_implementation: str | None = None,
     trust_remote_code: bool = False,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A base model with a classification head drawn from `seed`, in eval mode, with all weights trainable.
+    """Load a base model under a classification head drawn from `seed`, in eval mode, with all weights trainable.
 
-    The body has exactly the checkpoint's weights. New are the modules outside the base model, whichever head the
-    checkpoint has, and a pooler if the checkpoint has none. It is drawn by the model's own recipe, on the CPU; no
-    other random number is affected. A causal model without a padding token gets that of its tokenizer, or its
+    The body has exactly the checkpoint's weights. The modules outside the base model are new, whichever head the
+    checkpoint has, and so is the pooler if the checkpoint has none. They are drawn by the model's own recipe, on the
+    CPU; no other random number is affected. A causal model without a padding token gets that of its tokenizer, or its
     end-of-text token.
 
     Args:
         name: Hub id, or a folder that `save_pretrained` wrote: a bare, masked or causal model, or a classifier.
-        n_labels: number of classes, C; 1: a number is predicted, by regression.
-        seed: of the head.
+        n_labels: number of classes, C; 1 for regression, which predicts a number.
+        seed: the seed of the head.
         label_names: names of the classes, kept in the config; default: LABEL_0, LABEL_1, ...
         revision: branch, tag or commit on the Hub.
-        dtype: of the weights: float32, bfloat16 or float16.
+        dtype: data type of the weights: float32, bfloat16 or float16.
         attn_implementation: "sdpa", "eager", ...; None: what transformers prefers.
         trust_remote_code: whether code from the Hub may run.
 
     Raises:
-        ValueError: no class or another number of names; the family has no classification head that
-            follows from its states; or a weight of the body or the tokenizer is missing, as in `load_frozen`.
+        ValueError: `n_labels` is less than 1, or `label_names` are not as many; the family's classification head does
+            not read its states; or a weight of the body or the tokenizer is missing, as in `load_frozen`.
     """
     _check_labels(n_labels, label_names)
     source = {"revision": revision, "trust_remote_code": trust_remote_code}
@@ -75,7 +75,7 @@ def new_classifier(
 
 
 def _undetermined(model: PreTrainedModel, unfit: Sequence[str]) -> list[str]:
-    """What the checkpoint does not provide: the head, and a pooler if it lacks one."""
+    """List what the checkpoint does not provide: the head, and a pooler if it has none."""
     inside = f"{model.base_model_prefix}."
     return [
         name

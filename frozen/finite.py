@@ -14,7 +14,7 @@ MOST_PENDING = 256
 class FiniteCheck:
     """Checks values once the device has computed them, and never waits for it before `flush`.
 
-    Asking a device for a value waits for it. The flags of a batch are therefore copied to the host behind the batch's
+    Asking a device for a value waits for it. The flags of a batch are therefore copied to the host after the batch's
     own work, and read once that copy has ended: a non-finite value is reported a few batches late, under its own name
     and batch. On the CPU that is the next batch.
     """
@@ -23,7 +23,7 @@ class FiniteCheck:
         self._pending: list[_Entry] = []
 
     def watch(self, values: Tensor, names: list[str], what: str, batch: int) -> None:
-        """Queue values whose leading axis is named by `names`; raises for those queued before.
+        """Queue values whose leading axis is named by `names`, and raise for those queued before.
 
         Args:
             values: (S, ...) floating point.

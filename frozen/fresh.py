@@ -16,7 +16,7 @@ __all__ = ["drawn", "untrained"]
 
 
 def untrained(model: PreTrainedModel, seed: int, options: Mapping[str, Any]) -> PreTrainedModel:
-    """A model of the same config, with weights drawn from `seed` on the CPU, so that they are the same everywhere.
+    """Make a model of the same config, with weights drawn from `seed` on the CPU, so that they are equal everywhere.
 
     No other random number is affected. It has the data type of `model` and is placed like it.
 
@@ -32,12 +32,12 @@ def untrained(model: PreTrainedModel, seed: int, options: Mapping[str, Any]) -> 
 
 
 def drawn(model: PreTrainedModel, names: Iterable[str], seed: int) -> dict[str, nn.Module]:
-    """Copies of parts of a model with weights drawn from `seed` on the CPU, then moved to the devices of its own.
+    """Copy parts of a model, with weights drawn from `seed` on the CPU and then moved to the devices of the parts.
 
     No other random number is affected.
 
     Args:
-        model: left as it is.
+        model: the model, which stays unchanged.
         names: paths of the parts, in the order of drawing.
         seed: of the weights.
     """

@@ -117,13 +117,13 @@ class _Reached(Exception):
 class _Injected(nn.Module):
     """Stands in for a block that is not run, or not yet, and answers with the injected states.
 
-    Everything else that the model's loop asks a block for is answered by the block itself. A stand-in and not
-    an overridden `forward`, so that hooks on a block that is not run are not told that it ran.
+    The block itself answers everything else that the model's loop asks of it. This is a stand-in and not an overridden
+    `forward`, so that hooks on a block that is not run do not fire.
     """
 
     def __init__(self, block: nn.Module, answer: Callable[[tuple[Any, ...], dict[str, Any]], Any | None]) -> None:
         super().__init__()
-        # Past nn.Module's registration: the block is no part of the stand-in.
+        # Bypasses nn.Module's registration: the block is no part of the stand-in.
         self.__dict__["_block"] = block
         self.__dict__["_answer"] = answer
         self.eval()
@@ -139,10 +139,10 @@ class _Injected(nn.Module):
 def read(
     places: Blocks | SubLayers, sites: Collection[int], run: Callable[[], object], *, leave: bool = True
 ) -> dict[int, Tensor]:
-    """The states at `sites` during `run`, which is left right after the deepest of them, unless `leave` is False.
+    """Return the states at `sites` during `run`, which ends right after the deepest of them unless `leave` is False.
 
-    A state is what the model passes on: hooks that the user has put on block l act before site l is read,
-    those on the input of block l + 1 after it. Sub-layers have no site 0.
+    A state is what the model passes on: hooks that the user has put on block l act before site l is read, those on the
+    input of block l + 1 after. Sub-layers have no site 0.
     """
     states: dict[int, Tensor] = {}
     deepest = max(sites) if leave else None
@@ -206,7 +206,7 @@ def inject(blocks: Blocks, architecture: Architecture, site: int, states: Tensor
 
 @contextmanager
 def replace(places: SubLayers, site: int, states: Tensor) -> Iterator[None]:
-    """Within it, one run of the model goes on with `states` instead of what the sub-layer of block `site` answers.
+    """Within it, one run of the model continues with `states` instead of what the sub-layer of block `site` answers.
 
     They arrive in the shape and data type, and on the device, of that answer. The sub-layer is run all the same: what
     it answers is needed for nothing else.
@@ -229,7 +229,7 @@ def replace(places: SubLayers, site: int, states: Tensor) -> Iterator[None]:
 
 @contextmanager
 def _input_replaced(block: nn.Module, states: Tensor) -> Iterator[None]:
-    replaced = False  # a shared block comes again, with states of its own
+    replaced = False  # a shared block runs again, on other states
 
     def replace(
         block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -49,7 +49,7 @@ class FrozenModel:
         blocks: the L blocks in the order of execution.
         task: what the head answers: "classification" (B, C); "masked" or "causal", a token for each position
             or for the next, (B, T, V); None: there is no head, or none that is supported.
-        n_labels: C, the size of the classification head; None: there is none.
+        n_labels: C, the size of the classification head; None if the model has none.
         class_map: for each class of the texts, the head's classes that stand for it; None: those of the same numbers.
             `aligners.scoring.answers` sets and applies it: logits are always the head's own.
         causal: whether a position sees only those before it.

@@ -18,13 +18,13 @@ class Layout:
 
     Most models count absolute positions from the start of the row, and their classifiers read the first token
     or the last real one: padding belongs on the right. XLNet's positions are relative and its classifier reads
-    the end of the row: padding belongs on the left. The other side is silently wrong. Turning the rows puts it
-    right for every architecture at once and moves no real token relative to another.
+    the end of the row: padding belongs on the left. On the other side, answers are wrong without an error. Turning the
+    rows corrects this for every architecture at once and moves no real token relative to another.
 
     Args:
         inputs: the batch; without an `attention_mask` nothing counts as padding.
         padding: the side on which the model wants padding.
-        device: where the model wants the batch; None: where it is.
+        device: where the model wants the batch; None: where the batch is.
     """
 
     def __init__(

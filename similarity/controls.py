@@ -13,7 +13,7 @@ __all__ = ["cropped", "jackknife_interval", "matching_layers", "permuted_rows"]
 
 
 def permuted_rows(text: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """Which rows of X and of Y to pair so that no row meets its own text: the null of any measure.
+    """Choose rows of X and of Y to pair so that no row meets its own text: the null of any measure.
 
     Y's rows are rolled by whole texts. Rows of one text stay together and in order, so the dependence within a
     text, which makes chance similarity larger than that of independent rows, is kept. A row that would still
@@ -21,7 +21,7 @@ def permuted_rows(text: Tensor, share: float) -> tuple[Tensor, Tensor]:
 
     Args:
         text: (N,) number of the text of each row; rows of a text are neighbours.
-        share: in (0, 1): how far to roll, as a share of the texts.
+        share: how far to roll, as a share of the texts, in (0, 1).
 
     Returns:
         Row numbers of X and of Y, each (M,), M <= N, on the device of `text`.
@@ -55,7 +55,7 @@ def cropped(weights: Tensor, words: Tensor) -> Tensor:
 
 
 def jackknife_interval(estimate: Tensor, left_out: Tensor, level: float = 0.95) -> tuple[Tensor, Tensor]:
-    """Interval from estimates that each leave one group of texts out: estimate ± t · standard error.
+    """Return the interval from estimates that each leave out one group of texts: estimate ± t · standard error.
 
     A bootstrap is not used: texts that are drawn twice add similarity that is not there, so that its intervals lie
     beside the truth (measured in `benchmarks/intervals.py`).
@@ -83,6 +83,6 @@ def jackknife_interval(estimate: Tensor, left_out: Tensor, level: float = 0.95) 
 
 
 def matching_layers(layers_x: Sequence[int], layers_y: Sequence[int]) -> list[tuple[int, int]]:
-    """For each layer of X the layer of Y at the same relative depth: the diagonal, also of unequal models."""
+    """Match each layer of X with the layer of Y at the same relative depth: the diagonal, also at unequal depths."""
     last_x, last_y = max(len(layers_x) - 1, 1), len(layers_y) - 1
     return [(layer, layers_y[math.floor(place * last_y / last_x + 0.5)]) for place, layer in enumerate(layers_x)]

@@ -38,24 +38,24 @@ ATTENTION = ("heads", "head_moments")
 class SimilarityEvaluation(pl.LightningModule):
     """Measures how similar all layers of the data module's models are, in one pass over the held-out texts.
 
-    With `controls` every value stands beside
-    - its interval: 95 %, from a jackknife over groups of texts, along matching layers;
-    - its null: the same rows, those of Y rolled to other texts;
-    - its floor: two untrained twins of the models on the same texts;
+    With `controls`, every value comes with
+    - its 95 % interval, from a jackknife over groups of texts, along matching layers;
+    - its null: the same rows, with those of Y rolled to other texts;
+    - its floor: untrained twins of the two models on the same texts;
     - its ceiling: the model with itself;
-    - its value with standardised features (mean and deviation of the fitting texts);
-    - for whatever is fitted (CCA family, regression), its value where the fit comes from the fitting texts.
+    - its value on standardised features (mean and deviation of the fitting texts);
+    - for fitted measures (CCA family, regression), its value when fitted on the fitting texts.
 
     Args:
         measures: names, or `all`. The default leaves out what needs attention weights (`attnsim_*`, `attention_*`:
             set `data.attention` too) and what is defined by a batch or a small sample (`minibatch_cka`, `rbf_cka`).
         controls: compute them. They cost about five times the measures alone, and a pass over the fitting texts.
-        within: also set each model's layers against each other; the controls, and more or fewer than two models, do
-            so in any case.
+        within: also compare each model's layers with each other; `controls`, or more or fewer than two models, do so
+            in any case.
         groups: groups of texts that the jackknife leaves out in turn; default: 10, or as many as there are batches if
             these are fewer.
         permutations: rolls over which the null is averaged.
-        share: of the variance, that SVCCA and PWCCA keep.
+        share: the share of the variance that SVCCA and PWCCA keep.
         products: float64, or float32 for the products of X with Y in moments, for GPUs that are slow in double
             precision; six digits of each covariance are kept.
         seed: of the samples of rows and of the untrained twins.
@@ -158,7 +158,7 @@ class SimilarityEvaluation(pl.LightningModule):
         twins = [model.model for model in self.models if self._fits]
         self.announced = memory_of(cast(Any, self.arms.values()), self.shapes, self._largest_batch(), twins)
         if self.trainer.is_global_zero:
-            logger.warning("This comparison takes up to %.2f GB beside its models.", self.announced / 1e9)
+            logger.warning("This comparison takes up to %.2f GB besides its models.", self.announced / 1e9)
 
     def _matching(self, i: int, j: int) -> list[tuple[int, int]]:
         """Indices of the matching layers of two models, for which there are intervals."""
@@ -202,7 +202,7 @@ class SimilarityEvaluation(pl.LightningModule):
         return cast(Arm, self.arms[_key(i, j, name)])
 
     def on_test_start(self) -> None:
-        """The untrained twins of all models, each from a seed of its own."""
+        """The untrained twins of all models, each drawn from a different seed."""
         self.twins = [model.untrained(self.seed + place) for place, model in enumerate(self.models) if self._fits]
 
     # ------------------------------------------------------------------ the pass
@@ -319,7 +319,7 @@ class SimilarityEvaluation(pl.LightningModule):
     def _controls(
         self, measure: Measure, i: int, j: int, values: dict[tuple[int, int, str], dict[str, Tensor]]
     ) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor]]:
-        """The controls of a measure, and its values on standardised features; empty where there are none."""
+        """The controls of a measure, and its values on standardised features; empty if there are none."""
         if not self._fits or i == j or not values[i, j, measure.name]:
             return {}, {}
         said = self._said(measure, i, j)

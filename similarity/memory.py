@@ -23,13 +23,13 @@ BLOCKS, LAYER = 4, 6  # of a block of all layers' Gram matrices, and of a layer 
 
 
 def memory_of(arms: Iterable[Arm], shapes: Sequence[Shape], rows: int, twins: Sequence[nn.Module]) -> int:
-    """Bytes that a comparison takes on each device, beside its models: accumulators, a batch, and the computing.
+    """Return the bytes that a comparison takes on each device besides its models: accumulators, a batch, computation.
 
     Args:
         arms: the accumulators, still empty.
-        shapes: of the models.
-        rows: of the largest batch.
-        twins: models of which an untrained twin is read as well.
+        shapes: the models' shapes.
+        rows: the number of rows of the largest batch.
+        twins: models whose untrained twins are read as well.
     """
     arms = list(arms)
     kept = sum(_bytes(metric) for arm in arms for metric in arm.modules() if isinstance(metric, Metric))

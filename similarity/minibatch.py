@@ -42,7 +42,7 @@ class MinibatchCKA(DoubleMetric):
             ValueError: the batch has fewer than 4 rows, for which HSIC_1 is not defined: leave a last batch that is
                 too short out, or cut batches evenly. Also where rows are not paired or not finite.
         """
-        # Not in place, which a state that inference mode has reset would refuse.
+        # Not in place: a state that was reset in inference mode does not allow it.
         for name, value in unbiased_hsic(x, y)._asdict().items():
             setattr(self, name, getattr(self, name) + value)
         self.batches = self.batches + 1
@@ -58,5 +58,5 @@ class MinibatchCKA(DoubleMetric):
         return cka_from_hsic(self.sums())
 
     def sums(self) -> HSIC:
-        """The three sums as they stand: of this rank's batches, or within `compute` of all ranks'."""
+        """The three sums so far: over this rank's batches, or within `compute` over those of all ranks."""
         return HSIC(*(getattr(self, name) for name in HSIC._fields))

@@ -30,7 +30,7 @@ class Refusals(dict[str, str]):
     """Why measures could not be computed: each refusal affects its own figure only."""
 
     def attempt(self, what: str, compute: Callable[[], Grids]) -> Grids:
-        """The result of `compute`, on the CPU; empty if it raises ValueError, which is logged and kept."""
+        """Return the result of `compute`, on the CPU, or nothing if it raises ValueError, which is logged and kept."""
         try:
             return {direction: value.cpu() for direction, value in compute().items()}
         except ValueError as error:
@@ -51,7 +51,7 @@ def controls_of(
 
     Args:
         arms: of this pair: value, fit, untrained, null_0, null_1, ...
-        measure: which.
+        measure: the measure.
         same: its values within X and within Y.
         layers: numbers of the layers of X and of Y.
         refusals: where refusals are kept.
@@ -81,7 +81,7 @@ def controls_of(
 
 
 def caution(said: str, chance: Grids, rows: int) -> str | None:
-    """A caution if there are few rows for the directions of a fit; None if there are enough.
+    """Return a caution if there are few rows for the directions of a fit, or None if there are enough.
 
     Args:
         said: measure and models.
@@ -100,14 +100,14 @@ def caution(said: str, chance: Grids, rows: int) -> str | None:
 def rows_of(
     head: dict[str, Any], features: str, values: Grids, layers: Sequence[Sequence[int]], controls: dict[str, Grids]
 ) -> list[dict[str, Any]]:
-    """One row for every direction and layer pair of a measure; what is missing is None.
+    """Make a row for every direction and layer pair of a measure; missing figures are None.
 
     Args:
-        head: what all rows say; `measure` among it.
+        head: columns that are the same in all rows, `measure` among them.
         features: raw or standardised.
         values: by direction.
         layers: numbers of the layers of X and of Y.
-        controls: as `controls_of` gives them, or nothing.
+        controls: as `controls_of` returns them, or nothing.
     """
     rows = []
     for direction, grid in values.items():

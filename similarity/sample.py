@@ -1,4 +1,4 @@
-"""A sample of rows that depends on nothing but its seed."""
+"""A sample of rows that depends only on its seed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from similarity.moments import DoubleMetric
 
 __all__ = ["RowSample", "Sample", "row_keys"]
 
-# SplitMix64's increment and its two factors, as int64 has them.
+# SplitMix64's increment and its two factors, as int64.
 _STEP, _FACTORS = 0x9E3779B97F4A7C15 - 2**64, (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
-_FREE = torch.iinfo(torch.int64).max  # the key of a place that no row has taken yet: greater than any row's
+_FREE = torch.iinfo(torch.int64).max  # the key of an empty place: greater than any row's
 
 
 class Sample(NamedTuple):
@@ -57,7 +57,7 @@ class RowSample(DoubleMetric):
         budget: the most rows to keep.
         layers_x: L_x; layers_y: L_y.
         d_x: width of X's states; d_y: width of Y's.
-        seed: another seed, another sample.
+        seed: each seed gives another sample.
         dtype: in which rows are kept. Memory is 2 · budget · (L_x d_x + L_y d_y) of it, from the start: rows are sorted
             out only when that is full.
 
@@ -65,7 +65,7 @@ class RowSample(DoubleMetric):
         ValueError: `budget` is not positive.
     """
 
-    full_state_update = True  # `forward` may then be used: the state is no sum
+    full_state_update = True  # for `forward`: the state is not a sum
     is_differentiable = False
     key: Tensor
     text: Tensor
@@ -89,13 +89,13 @@ class RowSample(DoubleMetric):
         if budget < 1:
             raise ValueError(f"Expected `budget` (rows to keep) of at least 1, but got {budget}.")
         self.budget, self.seed = budget, seed
-        # Of one shape on all ranks, whatever they have seen: gathering can then neither hang nor fail.
+        # Equal shapes on all ranks, whatever they have seen, so that gathering can neither hang nor fail.
         room = 2 * budget
         self.add_state("key", torch.full((room,), _FREE), dist_reduce_fx=None)
         self.add_state("text", torch.zeros(room, dtype=torch.int64), dist_reduce_fx=None)
         self.add_state("x", torch.zeros(layers_x, room, d_x, dtype=dtype), dist_reduce_fx=None)
         self.add_state("y", torch.zeros(layers_y, room, d_y, dtype=dtype), dist_reduce_fx=None)
-        self.add_state("limit", torch.tensor(_FREE), dist_reduce_fx=None)  # no key above it can enter any more
+        self.add_state("limit", torch.tensor(_FREE), dist_reduce_fx=None)  # keys above it can no longer enter
 
     def update(self, x: Tensor, y: Tensor, text: Tensor, token: Tensor) -> None:
         """Offer paired rows.
@@ -114,7 +114,7 @@ class RowSample(DoubleMetric):
             raise ValueError(f"Expected `x`, `y`, `text` and `token` with as many rows, but got {rows}.")
         text, token = (ids.to(self.key.device, torch.int64) for ids in (text, token))
         if self.x.is_inference() and not torch.is_inference_mode_enabled():
-            for name in ("key", "text", "x", "y"):  # such tensors cannot be written to
+            for name in ("key", "text", "x", "y"):  # inference tensors cannot be written to
                 setattr(self, name, getattr(self, name).clone())
         offered = row_keys(self.seed, text, token)
         for some in (offered < self.limit).nonzero()[:, 0].split(self.budget):

@@ -1,4 +1,4 @@
-"""Mean and deviation of every feature of every layer, to standardise features with."""
+"""Mean and deviation of every feature of every layer, by which features are standardised."""
 
 from __future__ import annotations
 

@@ -11,11 +11,11 @@ __all__ = ["SharedMoments"]
 class SharedMoments:
     """Moments that remember the canonical correlations that SVCCA and PWCCA found from them.
 
-    What is remembered is small beside the moments: no directions. Nothing is remembered of what was refused, so
+    What is remembered is small compared with the moments: no directions. Refusals are not remembered, so
     that each measure that asks is told so by its own name.
 
     Args:
-        moments: of the rows.
+        moments: moments of the rows.
         origin: whose swapped form this is; both have one memory.
     """
 
@@ -25,7 +25,7 @@ class SharedMoments:
         self._found: dict[tuple[float, SharedMoments | None], Correlations] = {} if origin is None else origin._found
 
     def swap(self) -> SharedMoments:
-        """With X and Y in each other's place."""
+        """Swap X and Y."""
         return SharedMoments(self.moments.swap(), self) if self._origin is None else self._origin
 
     def correlations(self, measure: str, share: float, held_out: SharedMoments | None = None) -> Correlations:

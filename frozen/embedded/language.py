@@ -199,7 +199,7 @@ def _next_token(model: GPT2LMHeadModel, batch: dict[str, Tensor]) -> Tensor:
 def _masked(seed: int, tokenizer: PreTrainedTokenizerBase, recipe: MaskedRecipe) -> _Plan:
     model = BertForMaskedLM(bert_config(recipe, len(tokenizer), 0.0, initializer_range=recipe.initial))
     mask = DataCollatorForLanguageModeling(tokenizer, mlm_probability=recipe.masked_share, seed=seed)
-    mask.generator = torch.Generator().manual_seed(seed)  # by itself it makes none in a process of a pool
+    mask.generator = torch.Generator().manual_seed(seed)  # it makes none of its own in a process of a pool
     first, last = torch.tensor([tokenizer.cls_token_id]), torch.tensor([tokenizer.sep_token_id])
 
     def collate(rows: list[Tensor]) -> dict[str, Tensor]:

@@ -73,6 +73,6 @@ def byte_pairs(texts: list[str], vocabulary: int, max_length: int) -> PreTrained
 
 
 def ended_texts(texts: list[str], tokenizer: PreTrainedTokenizerBase, end: int) -> list[list[int]]:
-    """The tokens of each text, uncut and without special tokens, and then the one that ends a text: to be packed."""
+    """Tokenise each text for packing: uncut, without special tokens, and with an end-of-text token."""
     encoded = tokenizer(texts, add_special_tokens=False, truncation=False, return_attention_mask=False, verbose=False)
     return [[*ids, end] for ids in encoded["input_ids"]]

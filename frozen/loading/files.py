@@ -32,10 +32,10 @@ _UNREADABLE = (
 
 
 def dtype_of(dtype: str | torch.dtype) -> torch.dtype:
-    """The floating point type of this name.
+    """Return the floating-point type of this name.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such type.
     """
     found = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype, None)
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
@@ -69,7 +69,7 @@ def read_config(name: str, source: dict[str, Any]) -> PreTrainedConfig:
 
 
 def read_weights(name: str, loader: Any, options: dict[str, Any]) -> tuple[PreTrainedModel, list[str]]:
-    """A model, and the names of its weights that are random: missing from the checkpoint, or of another shape there.
+    """Load a model, and list its weights that are random: missing from the checkpoint, or of another shape there.
 
     Args:
         name: Hub id or folder.
@@ -80,7 +80,7 @@ def read_weights(name: str, loader: Any, options: dict[str, Any]) -> tuple[PreTr
         ValueError: the files cannot be read.
     """
     try:
-        # Weights of another shape are let through here, and then refused by name beside the missing ones.
+        # Weights of another shape pass here, and are then refused by name together with the missing ones.
         model, found = loader.from_pretrained(name, output_loading_info=True, ignore_mismatched_sizes=True, **options)
     except _UNREADABLE as error:
         raise ValueError(
@@ -91,7 +91,7 @@ def read_weights(name: str, loader: Any, options: dict[str, Any]) -> tuple[PreTr
 
 
 def read_tokenizer(name: str, source: dict[str, Any], config: PreTrainedConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer beside a model.
+    """Load the tokenizer that belongs to a model.
 
     Args:
         name: Hub id or folder.
@@ -99,7 +99,7 @@ def read_tokenizer(name: str, source: dict[str, Any], config: PreTrainedConfig) 
         config: of the model.
 
     Raises:
-        ValueError: there is none, it has no vocabulary, or one that is larger than the model's.
+        ValueError: there is no tokenizer, it has no vocabulary, or a larger one than the model's.
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, **source)

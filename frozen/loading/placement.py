@@ -19,10 +19,10 @@ _CHOSEN = ("auto", "balanced", "balanced_low_0", "sequential")  # by transformer
 
 
 def check_device(name: str | int | torch.device, argument: str) -> torch.device:
-    """The device of this name.
+    """Return the device of this name.
 
     Raises:
-        ValueError: naming `argument`: it is not a device, weights cannot be read there, or this machine lacks it.
+        ValueError: it is not a device, weights cannot be read there, or this machine lacks it. Names `argument`.
     """
     try:
         device = torch.device(name)
@@ -91,7 +91,7 @@ def check_placement(model: PreTrainedModel, blocks: Blocks) -> None:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether accelerate has placed the parts of the model, and moves their inputs."""
+    """Tell whether accelerate has placed the parts of the model, and moves their inputs."""
     return any("_hf_hook" in vars(part) for part in model.modules())
 
 

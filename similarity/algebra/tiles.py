@@ -11,7 +11,7 @@ from similarity.algebra.moments import GridMoments
 
 __all__ = ["TILE", "by_tile"]
 
-TILE = 2**22  # bytes of cross moments: small beside most comparisons, large enough for a batch of decompositions
+TILE = 2**22  # bytes of cross moments: small compared with most comparisons, large enough for a batch of decompositions
 
 
 def by_tile(moments: GridMoments, compute: Callable[[int, slice, Tensor], Tensor]) -> Tensor:

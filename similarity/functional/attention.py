@@ -93,7 +93,7 @@ def attention_sums(a: Tensor, b: Tensor, words: Tensor) -> AttentionSums:
     no distance and keeps heads that are alike from cancelling; those that still would are taken entry by entry.
     Correlations are one product of standardised rows. The divergence H((a + b)/2) − ½H(a) − ½H(b) has no such
     form: its L_x·H_x·L_y·H_y·Σn² entropies (n words in a text) are what the measure costs. Memory: a few
-    copies of `a` and `b` in float64, and at most 6 MiB and three times L_x·H_x·L_y·H_y values beside them.
+    copies of `a` and `b` in float64, and at most 6 MiB and three times L_x·H_x·L_y·H_y values besides.
 
     Args:
         a: (L_x, H_x, B, W, W) attention between words of X, as `similarity.algebra.folding.fold` gives it.

@@ -103,7 +103,7 @@ def cca_from_moments(moments: GridMoments) -> Tensor:
     """Mean canonical correlation, Σρ_i / min(rank X, rank Y) (Hotelling 1936; Kornblith et al. 2019, Table 1).
 
     In [0, 1], symmetric, and invariant to any invertible affine map of either side. Biased upwards where rows
-    are few beside the width: see `cca_held_out`. Feature side: each layer is whitened once, and each pair of
+    are few for the width: see `cca_held_out`. Feature side: each layer is whitened once, and each pair of
     layers needs the singular values of one d_x x d_y matrix.
 
     Returns:

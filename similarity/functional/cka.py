@@ -21,7 +21,7 @@ def linear_cka_from_moments(moments: GridMoments) -> Tensor:
     """‖XᵀY‖² / (‖XᵀX‖ ‖YᵀY‖) of centred rows (Kornblith et al. 2019, Table 1; Brown et al., eq. 1).
 
     In [0, 1], symmetric, and invariant to rotations, to one factor for all features and to translation. Biased
-    upwards where rows are few beside the width. Feature side: the Gram side gives the same number, but is not
+    upwards where rows are few for the width. Feature side: the Gram side gives the same number, but is not
     additive over rows.
 
     Returns:

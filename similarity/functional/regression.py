@@ -31,7 +31,7 @@ def r2_from_moments(moments: GridMoments) -> Tensor:
 
     The share of X's variance that a least-squares regression on Y explains. In [0, 1] and not symmetric.
     Invariant to any invertible affine map of Y, and to rotations, one factor for all features and translation
-    of X. Biased upwards where rows are few beside d_y: see `r2_held_out`. Feature side.
+    of X. Biased upwards where rows are few for d_y: see `r2_held_out`. Feature side.
 
     Returns:
         (L_x, L_y).
@@ -57,7 +57,7 @@ def mixedsim_from_moments(moments: GridMoments) -> Tensor:
 
     r is the length of the prediction over that of the centred regressand, the root of that neuron's R². In [0, 1]
     and not symmetric. Invariant to any invertible affine map of Y, and to permuting, translating, scaling and
-    negating X's neurons; not to rotating them. Biased upwards where rows are few beside d_y. Feature side.
+    negating X's neurons; not to rotating them. Biased upwards where rows are few for d_y. Feature side.
 
     Returns:
         (L_x, L_y).

@@ -273,7 +273,7 @@ def test_memory_is_announced_in_one_line(world: World, models: list[str], caplog
     few, all_of_them = (evaluated(stream(world, models), measures=names) for names in (["cka"], ["cka", "rsa"]))
     said = [record.message for record in caplog.records if "takes up to" in record.message]
     assert said == [
-        f"This comparison takes up to {each.announced / 1e9:.2f} GB beside its models." for each in (few, all_of_them)
+        f"This comparison takes up to {each.announced / 1e9:.2f} GB besides its models." for each in (few, all_of_them)
     ]
     sample = 2 * 5000 * ((BLOCKS_X + 1) * WIDTH_X + (BLOCKS_Y + 1) * WIDTH_Y) * 4
     assert all_of_them.announced > few.announced + sample
