@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import lightning.pytorch as pl
 import pytest
@@ -67,7 +68,8 @@ def test_a_run_that_failed_holds_nothing_back(trainer: pl.Trainer) -> None:
 def test_a_second_signal_ends_the_process_even_while_the_first_is_obeyed(
     trainer: pl.Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    interruption, sent, kill = Interruption(), [], os.kill
+    interruption, kill = Interruption(), os.kill
+    sent: list[Any] = []
     interruption.hold()
     send(signal.SIGTERM)
     with pytest.raises(SIGTERMException):
