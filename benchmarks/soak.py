@@ -21,6 +21,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")  # as the commands do
+
 from benchmarks.harness import Figures, parser
 from commands.run import start
 from commands.train import fit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -56,6 +57,8 @@ def _main(script: str, args: Sequence[str] | None) -> None:
 
 
 def _run(script: str, words: list[str]) -> None:
+    # Batches differ in shape, and oneDNN keeps what it has compiled for each of the last 1,024: memory without end.
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     name = words[0] if words else None
     if name in ("-h", "--help"):
         print(_usage(script))

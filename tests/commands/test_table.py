@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib import import_module
@@ -25,6 +26,16 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 def test_the_first_word_says_what_runs(seen: list[object]) -> None:
     table.train(["fit", "--run", "x"])
     assert seen == [("train.py fit", ["--run", "x"])]
+
+
+def test_shapes_of_batches_are_not_kept_for_ever(seen: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
+    monkeypatch.setenv(name, "7")
+    table.train(["fit"])
+    assert os.environ[name] == "7"
+    monkeypatch.delenv(name)
+    table.train(["fit"])
+    assert os.environ[name] == "64"
 
 
 def test_the_words_of_the_process_are_the_default(seen: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
