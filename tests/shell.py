@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import subprocess
 import sys
@@ -28,9 +29,11 @@ def options(**values: Any) -> list[str]:
 def command(folder: Path, *arguments: str) -> Path:
     """Run a command in `folder`; the one run folder that it has made."""
     before = set(folder.glob("runs/*"))
+    own = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}  # of this process: it may end
     done = subprocess.run(
         [sys.executable, str(ROOT / arguments[0]), *arguments[1:]],
         cwd=folder,
+        env=own,
         capture_output=True,
         text=True,
         timeout=HANGS,
