@@ -1,1 +1,1 @@
-"""The command lines of `train.py` and `evaluate.py`."""
+"""The command lines of `train.py`, `evaluate.py` and `study.py`."""

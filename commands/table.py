@@ -1,4 +1,4 @@
-"""The commands of `train.py` and `evaluate.py`, one line each."""
+"""The commands of `train.py`, `evaluate.py` and `study.py`, one line each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from importlib import import_module
 
 from commands.endings import early_endings
 
-__all__ = ["COMMANDS", "evaluate", "train"]
+__all__ = ["COMMANDS", "evaluate", "study", "train"]
 
 # Script -> command -> its line of help. The command is the module `commands/SCRIPT/COMMAND.py` with two functions,
 # `parser()` and `run(parser, words)`, which is imported only when the command is used.
@@ -27,6 +27,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "stitch": "Stitch models together and measure the penalty.",
         "surgery": "Truncate classifiers, and skip spans of their layers.",
     },
+    "study": {},
 }
 
 
@@ -47,6 +48,15 @@ def evaluate(args: Sequence[str] | None = None) -> None:
         args: see `train`.
     """
     _main("evaluate", args)
+
+
+def study(args: Sequence[str] | None = None) -> None:
+    """`study.py`: run the command that the first word names.
+
+    Args:
+        args: see `train`.
+    """
+    _main("study", args)
 
 
 def _main(script: str, args: Sequence[str] | None) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.shell import ROOT
 
 FILES = re.compile(
-    r"(?<![\w/])(?:aligners|benchmarks|callbacks|commands|configs|datamodules|finetuning|frozen|reports|similarity|storage|tests)"
+    r"(?<![\w/])(?:aligners|benchmarks|callbacks|commands|configs|datamodules|finetuning|frozen|reports|similarity|storage|studies|tests)"
     r"/[\w/]+\.\w+"
 )
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

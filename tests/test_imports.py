@@ -21,6 +21,7 @@ PACKAGES = (
     "reports",
     "similarity",
     "storage",
+    "studies",
 )
 
 

@@ -44,7 +44,7 @@ def test_the_words_of_the_process_are_the_default(seen: list[object], monkeypatc
     assert seen == [("train.py fit", ["--run", "x"])]
 
 
-@pytest.mark.parametrize("script", ["train", "evaluate"])
+@pytest.mark.parametrize("script", ["train", "evaluate", "study"])
 def test_every_command_has_the_same_shape(script: str) -> None:
     for name, said in table.COMMANDS[script].items():
         command = import_module(f"commands.{script}.{name}")
@@ -53,7 +53,7 @@ def test_every_command_has_the_same_shape(script: str) -> None:
         assert said.endswith(".")
 
 
-@pytest.mark.parametrize("script", ["train", "evaluate"])
+@pytest.mark.parametrize("script", ["train", "evaluate", "study"])
 def test_help_lists_every_command_and_imports_none(script: str) -> None:
     code = (
         f"import sys; from commands.table import {script}; {script}(['--help']); "

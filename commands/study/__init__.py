@@ -1,0 +1,1 @@
+"""The commands of `study.py`, each a module with `parser` and `run`."""

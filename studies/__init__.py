@@ -1,0 +1,1 @@
+"""Studies: many models, tasks, pairs and maps from one file, cell by cell."""
