@@ -5,14 +5,13 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
 from lightning.pytorch.utilities import rank_zero_only
 
-from storage.whole import remove_unfinished, write_text
+from storage.whole import refusing_folder, remove_unfinished, write_text
 
 __all__ = [
     "CONFIG", "RANKS_SHARE", "claim", "is_begun", "new_run_folder", "rank", "release_unused", "tidy", "try_run_folder",
@@ -49,7 +48,7 @@ def new_run_folder(wanted: Path | None, kind: str, *, begun: bool = False) -> Pa
         return Path(inherited)
     base = wanted or Path("runs") / f"{kind}-{datetime.now():%Y%m%d-%H%M%S}"
     folder, number = base, 1
-    with _said_plainly(base):
+    with refusing_folder(base, "run"):
         if rank() == 0 and not begun and wanted is not None and wanted.exists() and _holds(wanted) - {WANDB}:
             raise ValueError(f"Expected `run` to be a new or empty folder, but {wanted} holds files. Name another.")
         while rank() == 0:
@@ -77,7 +76,7 @@ def claim(folder: Path, options: str, *, begun: bool = False) -> None:
         ValueError: another command has claimed the folder, or it cannot be written to.
     """
     config = folder / CONFIG
-    with _said_plainly(folder):
+    with refusing_folder(folder, "run"):
         if not begun:
             try:
                 config.touch(exist_ok=False)
@@ -130,7 +129,7 @@ def try_run_folder(wanted: Path | None) -> None:
     place = wanted or Path("runs")
     while not place.exists():
         place = place.parent
-    with _said_plainly(wanted or place), tempfile.TemporaryFile(dir=place):
+    with refusing_folder(wanted or place, "run"), tempfile.TemporaryFile(dir=place):
         pass
 
 
@@ -154,13 +153,3 @@ def _taken(folder: Path) -> ValueError:
         f"Expected `run` to be a folder of its own, but another command is at work in {folder}. Wait for it, or name "
         "another."
     )
-
-
-@contextmanager
-def _said_plainly(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ValueError(
-            f"Expected `run` to be a folder that can be written to, but got {folder}: {error.strerror}. Name another."
-        ) from error

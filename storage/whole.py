@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["check_folder", "remove_unfinished", "whole_file", "whole_folder", "write_text"]
+__all__ = ["check_folder", "refusing_folder", "remove_unfinished", "whole_file", "whole_folder", "write_text"]
 
 UNFINISHED = ".unfinished"
 
@@ -75,10 +75,21 @@ def check_folder(folder: Path, argument: str) -> None:
     Raises:
         ValueError: it cannot be done; names `argument`.
     """
-    try:
+    with refusing_folder(folder, argument):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder):
             pass
+
+
+@contextmanager
+def refusing_folder(folder: Path, argument: str) -> Iterator[None]:
+    """Say which argument named a folder in which something could not be written.
+
+    Raises:
+        ValueError: in place of an OSError.
+    """
+    try:
+        yield
     except OSError as error:
         raise ValueError(
             f"Expected `{argument}` to be a folder that can be written to, but got {folder}: {error.strerror}. Name "

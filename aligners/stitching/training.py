@@ -379,7 +379,7 @@ class Stitching(pl.LightningModule):
         refuse_other_layers(stored, self._described())
         refuse_other_run(stored, self._identity(), "The checkpoint")
         steps, most = checkpoint["global_step"], self.trainer.max_steps
-        if steps > most or (steps == most and Path(str(self.trainer.ckpt_path)).with_name("stitching.ckpt").exists()):
+        if steps > most:
             raise ValueError(
                 f"Nothing is left to train: the checkpoint has {steps} steps, and `trainer.max_steps` is {most}. "
                 "Measure its layers with `evaluate.py stitch --checkpoint`, or train for more steps."

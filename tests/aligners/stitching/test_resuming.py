@@ -225,9 +225,16 @@ def test_going_on_with_something_else_is_refused(world: World, whole: Path, tmp_
     assert not (tmp_path / "last.ckpt").exists()
 
 
-def test_a_run_that_is_complete_has_nothing_to_go_on_with(world: World, whole: Path, tmp_path: Path) -> None:
+def test_a_run_that_is_complete_ends_as_it_did(world: World, whole: Path, tmp_path: Path) -> None:
+    """A kill between the finished layers and their report must not need another command."""
+    run(world, tmp_path, resume=whole / "last.ckpt")
+    same_end(tmp_path, whole)
+
+
+def test_more_steps_than_are_wanted_are_refused(world: World, whole: Path, tmp_path: Path) -> None:
+    fewer = {"max_steps": STEPS - 1, "callbacks": [SaveStitching(tmp_path)]}
     with pytest.raises(ValueError, match=r"Nothing is left to train.*has 9 steps.*`evaluate\.py stitch --checkpoint`"):
-        run(world, tmp_path, resume=whole / "last.ckpt")
+        train(world, MIXED, resume=whole / "last.ckpt", trainer=fewer, routes="different", batch_size=29)
 
 
 def test_measuring_with_other_models_or_sites_is_refused(world: World, whole: Path) -> None:
