@@ -126,7 +126,8 @@ class PairedActivations(TextModule):
             other = self.pipeline.other(plan.other)
             unlabelled = [name for name in other.test.column_names if name != "label"]
             self._other = replace(other, test=other.test.select_columns(unlabelled))
-        self.splits = ("test",) if plan.other is None else ("test", "other")
+        further: dict[Split, bool] = {"other": plan.other is not None, "fit": plan.fitting}
+        self.splits = ("test", *(split for split, wanted in further.items() if wanted))
 
     def describe_other(self) -> dict[str, Any]:
         """Describe the other source of text for a report, as plain values."""
@@ -254,3 +255,8 @@ class PairedActivations(TextModule):
         larger = WITHOUT_GRADIENTS * self.batch_size
         count = len(self.split("validation"))
         return [self.loader("validation", batch_size=larger), self.loader("fit", only=count, batch_size=larger)]
+
+    def test_dataloader(self) -> list[DataLoader]:
+        """The texts of `splits`; of the fitting texts as many as are held out."""
+        count = len(self.split("test"))
+        return [self.loader(split, only=count if split == "fit" else None) for split in self.splits]

@@ -125,6 +125,9 @@ class InjectionEvaluation(Evaluation):
         other_text: another source; on its held-out texts errors are measured too, for the columns `fvu_other`. Texts
             that maps were fitted on are left out of it, and `meta["other_text"]` says how many.
         masked_share: share of the tokens that a masked language model has to find.
+        fitting_errors: also measure the errors on fitting texts, as many as are held out, for the columns `mse_fit`,
+            `fvu_fit` and `relative_error_fit`. What is fitted poorly and what does not generalise can then be told
+            apart.
     """
 
     def __init__(
@@ -135,6 +138,7 @@ class InjectionEvaluation(Evaluation):
         seed: int = 0,
         other_text: TextSource | None = None,
         masked_share: float = 0.15,
+        fitting_errors: bool = False,
     ) -> None:
         super().__init__(seed)
         check_closed_forms(closed_form)
@@ -142,7 +146,7 @@ class InjectionEvaluation(Evaluation):
             raise ValueError("Expected a checkpoint of `train.py fit` in `stored`, whose moments floors need.")
         self.stored, self.closed_form = list(stored), list(closed_form)
         self.both_directions, self.other_text = both_directions, other_text
-        self.masked_share = masked_share
+        self.masked_share, self.fitting_errors = masked_share, fitting_errors
 
     # ------------------------------------------------------------------ before
 
@@ -169,7 +173,8 @@ class InjectionEvaluation(Evaluation):
         task = InjectedTask.of(data, self.routes, masked_share=self.masked_share, seed=self.seed)
         self.not_injected, self.answering, self.asked = task.not_injected, task.answering, task.asked
         self._choose_rows()
-        data.plan(Plan(self.kinds, seen_by_any(self.stored, data), self.other_text, task.asking))
+        seen = seen_by_any(self.stored, data)
+        data.plan(Plan(self.kinds, seen, self.other_text, task.asking, self.fitting_errors))
         self.meta = {
             **described,
             **data.describe_other(),
@@ -234,6 +239,7 @@ class InjectionEvaluation(Evaluation):
             means=(moments.mean_x, moments.mean_y),
             behaviour=self._behaviour(route) if injects else None,
             others=len(self.stream.split("other")) if self.other_text is not None else 0,
+            fitting=self.fitting_errors,
         )
 
     def _behaviour(self, route: Route) -> Behaviour:
@@ -256,13 +262,14 @@ class InjectionEvaluation(Evaluation):
     # ------------------------------------------------------------------ the passes
 
     def test_step(self, batch: PairedBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Score a batch of held-out or other texts."""
+        """Score a batch of held-out, other or fitting texts."""
         each = dict(zip(map(str, self.kinds), (batch, *batch.others), strict=True))
-        if self.stream.splits[dataloader_idx] == "other":
-            for panel in cast(Sequence[Panel], self.panels):
-                panel.update_other(_read(panel, each[panel.kind]))
-        else:
-            self._score(batch.task, each)
+        split = self.stream.splits[dataloader_idx]
+        if split == "test":
+            return self._score(batch.task, each)
+        for panel in cast(Sequence[Panel], self.panels):
+            update = panel.update_other if split == "other" else panel.update_fitting
+            update(_read(panel, each[panel.kind]))
 
     def _score(self, task: TaskBatch | None, each: dict[str, PairedBatch]) -> None:
         """One batch of held-out texts. Each model answers once, whether as X, as Y, or as both."""

@@ -12,15 +12,22 @@ from torch import Tensor, nn
 from aligners.injection.behaviour import BEHAVIOUR, BEHAVIOUR_COLUMNS, Answered, Behaviour, behaviour_columns
 from aligners.injection.methods import Method
 from aligners.injection.routes import Route
-from aligners.injection.text_errors import ERROR_COLUMNS, ERRORS, error_columns, overflowing, text_errors
-from aligners.scoring.scores import TextScores, of_unseen, per_text_sums
+from aligners.injection.text_errors import (
+    ERROR_COLUMNS,
+    ERRORS,
+    error_columns,
+    fitting_columns,
+    overflowing,
+    text_errors,
+)
+from aligners.scoring.scores import TextScores, UnitMeans, of_unseen, per_text_sums
 from datamodules.asking import TaskBatch
 from frozen.model import FrozenModel
 
 __all__ = ["METHOD_COLUMNS", "Panel", "Read"]
 
 METHOD_COLUMNS = ("parameters", "fit", "bijective", "fitted_on")
-COUNTED = ["rows", "unseen"]
+COUNTED, SQUARES = ["rows", "unseen"], ["squares", "total"]
 
 
 class Read(NamedTuple):
@@ -54,6 +61,7 @@ class Panel(nn.Module):
             those of X nothing is said of inverses.
         behaviour: puts mapped states into the target; None: only errors are measured.
         others: number of texts of another source.
+        fitting: whether the fitting texts are read as well.
     """
 
     mean_source: Tensor | None
@@ -70,6 +78,7 @@ class Panel(nn.Module):
         means: tuple[Tensor | None, Tensor] | None,
         behaviour: Behaviour | None,
         others: int = 0,
+        fitting: bool = False,
     ) -> None:
         super().__init__()
         self.route, self.kind, self.behaviour = route, kind, behaviour
@@ -82,7 +91,8 @@ class Panel(nn.Module):
         self.scores = TextScores(scored, len(self.methods), sites, texts)
         self.whole = TextScores(BEHAVIOUR, len(behaviour.whole), 1, texts) if behaviour else None
         self.lengths = TextScores(COUNTED, 1, 1, texts)
-        self.elsewhere = TextScores(["squares", "total"], len(self.methods), sites, others) if others else None
+        self.elsewhere = TextScores(SQUARES, len(self.methods), sites, others) if others else None
+        self.fitting = UnitMeans(1 + len(SQUARES) * len(self.methods) * sites) if fitting else None
 
     def update(self, read: Read, natives: dict[FrozenModel, Answered]) -> None:
         """Score every method at every site on one batch.
@@ -115,15 +125,24 @@ class Panel(nn.Module):
 
     def update_other(self, read: Read) -> None:
         """Measure how far every method is off at every site on a batch of another source."""
-        if self.elsewhere is None or read.target is None:
-            return
-        rows, means = read.batch.rows, self._means()
+        if self.elsewhere is not None and read.target is not None:
+            self.elsewhere.update(read.batch.texts.text, self._squares(read))
+
+    def update_fitting(self, read: Read) -> None:
+        """The same on a batch of the fitting texts."""
+        if self.fitting is not None and read.target is not None:
+            counts = torch.as_tensor(read.batch.rows.counts, device=read.source.device)
+            squares = torch.stack(list(self._squares(read).values()))
+            self.fitting.update(torch.cat([counts[None].double(), squares.flatten(0, -2)]))
+
+    def _squares(self, read: Read) -> dict[str, Tensor]:
+        """Squared errors of every method, and what they are shares of: quantity -> (methods, S, B)."""
+        rows, means, target = read.batch.rows, self._means(), torch.as_tensor(read.target)
         found = [
-            text_errors(m._replace(inverse=None), rows, read.source, read.target, m.map(read.source, read.batch), means)
+            text_errors(m._replace(inverse=None), rows, read.source, target, m.map(read.source, read.batch), means)
             for m in self.methods
         ]
-        each = {name: torch.stack([errors[name] for errors in found]) for name in self.elsewhere.quantities}
-        self.elsewhere.update(read.batch.texts.text, each)
+        return {name: torch.stack([errors[name] for errors in found]) for name in SQUARES}
 
     # ------------------------------------------------------------------ after
 
@@ -195,9 +214,17 @@ class Panel(nn.Module):
                 }
 
     def _errors(self, table: dict[str, Tensor], counted: Tensor) -> dict[str, Tensor]:
-        nothing = {name: torch.full_like(table[name], torch.nan) for name in ("squares", "total")}
+        nothing = {name: torch.full_like(table[name], torch.nan) for name in SQUARES}
         other = nothing if self.elsewhere is None else self.elsewhere.compute()
-        return error_columns(table, other, counted, self.route.target.width, self.seed)
+        width = self.route.target.width
+        return error_columns(table, other, counted, width, self.seed) | self._fitting_errors(width)
+
+    def _fitting_errors(self, width: int) -> dict[str, Tensor]:
+        """The columns of the fitting rows, each (methods, S)."""
+        kept = torch.full((1 + len(SQUARES) * len(self.methods) * len(self.route.pairs),), torch.nan)
+        kept = kept if self.fitting is None else self.fitting.compute().cpu()
+        squares, total = kept[1:].reshape(len(SQUARES), len(self.methods), -1)
+        return fitting_columns(kept[0], squares, total, width)
 
 
 def _take(columns: dict[str, Tensor], method: int, site: int) -> dict[str, float | None]:

@@ -11,15 +11,16 @@ from aligners.injection.methods import Method
 from aligners.scoring.scores import bootstrap_interval, of_unseen, per_text_sums
 from datamodules.rows.policies import Rows
 
-__all__ = ["ERRORS", "ERROR_COLUMNS", "error_columns", "fvu_columns", "overflowing", "text_errors"]
+__all__ = ["ERRORS", "ERROR_COLUMNS", "error_columns", "fitting_columns", "fvu_columns", "overflowing", "text_errors"]
 
 ERRORS = [
     "squares", "total", "squares_unseen", "total_unseen", "cosine", "norm", "back", "back_total", "gap", "largest",
 ]  # fmt: skip
 FVUS = ("fvu", "fvu_seen", "fvu_unseen", "fvu_other")
+FITTING = ("mse_fit", "fvu_fit", "relative_error_fit")
 ERROR_COLUMNS = (
     "mse", "l2", *(f"{name}{end}" for name in FVUS for end in ("", "_low", "_high")),
-    "fvu_inverse", "relative_error", "cosine", "round_trip",
+    "fvu_inverse", "relative_error", "cosine", "round_trip", *FITTING,
 )  # fmt: skip
 
 
@@ -92,6 +93,19 @@ def error_columns(
         "cosine": table["cosine"].sum(-1) / rows,
         "round_trip": table["gap"].amax(-1) / table["largest"].amax(-1),
     }
+
+
+def fitting_columns(rows: Tensor, squares: Tensor, total: Tensor, width: int) -> dict[str, Tensor]:
+    """Each of `FITTING` as (methods, S), from sums or means over the fitting texts.
+
+    Args:
+        rows: number of rows, ().
+        squares: squared errors, (methods, S).
+        total: squared distances from the mean, (methods, S).
+        width: d_y.
+    """
+    fvu = squares / total
+    return dict(zip(FITTING, (squares / (rows * width), fvu, fvu.sqrt()), strict=True))
 
 
 def fvu_columns(name: str, squares: Tensor, total: Tensor, seed: int) -> dict[str, Tensor]:

@@ -94,12 +94,14 @@ class Plan:
         measured: the types by which rows are marked as unseen outside fitting; None: those of the fitting rows.
         other: a source whose held-out texts become one more split, `other`. Their labels are not read.
         asking: what is asked about every held-out text: `PairedBatch.task`.
+        fitting: whether fitting texts come too, as many as are held out: one more split, `fit`.
     """
 
     kinds: Sequence[RowKind] = ()
     measured: SeenTypes | None = None
     other: TextSource | None = None
     asking: Callable[[TextBatch], Any] | None = None
+    fitting: bool = False
 
 
 @dataclass

@@ -192,3 +192,21 @@ def test_a_file_that_has_changed_since_the_fit_changes_nothing_in_what_it_was_fi
     test = write_texts(tmp_path / "test.csv", [*known, *sentences(210)[200:]])
     module = evaluate(world, [fitted], text=TextSource(source.source, held_out=test))
     assert module.meta["text"]["left_out"]["texts"] == 4
+
+
+def test_errors_on_fitting_texts_are_of_their_rows_without_held_out_types(world: World, stored: StoredBank) -> None:
+    data = activations(world, sites=SITES, held_out_types=SHARE, batch_size=8)
+    module = InjectionEvaluation([stored], ("linear",), fitting_errors=True)
+    quiet_trainer().test(module, datamodule=data, verbose=False)
+    found, held_out = rows_of(module, "linear"), evaluate(world, [stored], held_out_types=SHARE)
+    assert [row["fvu"] for row in found] == [row["fvu"] for row in rows_of(held_out, "linear")]
+    assert rows_of(held_out, "linear")[0]["mse_fit"] is None
+    batches = list(data.paired("fit", only=len(data.split("test"))))
+    x, y = (torch.cat([getattr(batch, side) for batch in batches], 1) for side in "xy")
+    with torch.no_grad():
+        squares = (stored.maps["0_1"]["linear"](x) - y).double().square()
+    total = (y - stored.moments.mean_y[:, None]).square()  # type: ignore[union-attr]
+    for s, row in enumerate(found):
+        assert row["mse_fit"] == pytest.approx(float(squares[s].mean()), rel=1e-6)
+        assert row["fvu_fit"] == pytest.approx(float(squares[s].sum() / total[s].sum()), rel=1e-6)
+        assert row["relative_error_fit"] == pytest.approx(row["fvu_fit"] ** 0.5)
