@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -140,11 +140,18 @@ class FrozenModels:
                 "would use the same devices. Leave the options out, or set `trainer.devices` to 1."
             )
 
-    def place(self, device: torch.device | str) -> None:
-        """Move each model where the user wants it, or to the device of the run."""
-        for model, placing in zip(self.loaded, self.placings, strict=True):
+    def place(self, device: torch.device | str, needed: Collection[int] | None = None) -> None:
+        """Move each model where the user wants it, or to the device of the run.
+
+        Args:
+            device: of the run.
+            needed: numbers of the models that are; the others wait on the CPU. Default: all.
+        """
+        wanted = {id(model) for m, model in enumerate(self.loaded) if needed is None or m in needed}
+        each = list(zip(self.loaded, self.placings, strict=True))
+        for model, placing in sorted(each, key=lambda one: id(one[0]) in wanted):  # first make room
             if placing.device_map is None:
-                model.to(placing.device or device)
+                model.to(placing.device or (device if id(model) in wanted else "cpu"))
 
     # ------------------------------------------------------------------ embedded models
 

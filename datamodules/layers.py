@@ -33,9 +33,10 @@ class LayerBatch:
         texts: the tokenised batch: inputs and words of each model.
         rows: where the rows of each model came from.
         states: for each model (L_m, N, d_m), float32; row n is the same word, token or text in all of them. A model
-            that is named twice has the very same object twice.
+            that is named twice has the very same object twice, one that was not asked for no layers: (0, N, d_m).
         attention: for each model the weights of its blocks 1, 2, ..., each (B, H_m, T_m, T_m), from the token of the
-            third axis to that of the fourth, zero at padding; None unless they were asked for.
+            third axis to that of the fourth, zero at padding; none for a model that was not asked for; None unless
+            they are read.
     """
 
     texts: TextBatch
@@ -111,49 +112,62 @@ class LayerReader:
         """Choose the rows of each model, which belongs on the CPU."""
         return Prepared(texts, rows_of_each(texts, self.kind))
 
-    def read(self, prepared: Prepared) -> LayerBatch:
+    def read(self, prepared: Prepared, layers: Sequence[Sequence[int]] | None = None) -> LayerBatch:
         """Run the models on the batch's device and gather the rows.
+
+        Args:
+            prepared: the batch.
+            layers: to read of each model, none of a model that is not needed; default: all wanted ones.
 
         Raises:
             ValueError: the states of an earlier batch were not finite; `check.flush()` looks at the last one.
         """
-        found: dict[int, tuple[Tensor, list[Tensor]]] = {}
-        for m, model in enumerate(self.models):
-            if id(model) not in found:
-                found[id(model)] = self.read_model(model, prepared, m)
-        each = [found[id(model)] for model in self.models]
+        found: dict[tuple[int, tuple[int, ...]], tuple[Tensor, list[Tensor]]] = {}
+        wanted = [(id(model), tuple(some)) for model, some in zip(self.models, layers or self.layers, strict=True)]
+        for m, key in enumerate(wanted):
+            if key not in found:
+                found[key] = self.read_model(self.models[m], prepared, m, key[1])
+        each = [found[key] for key in wanted]
         attention = [weights for _, weights in each] if self.attention else None
         return LayerBatch(prepared.texts, prepared.rows, [states for states, _ in each], attention)
 
-    def states(self, model: FrozenModel, batch: Prepared | LayerBatch, m: int) -> Tensor:
+    def states(
+        self, model: FrozenModel, batch: Prepared | LayerBatch, m: int, layers: Sequence[int] | None = None
+    ) -> Tensor:
         """Read another model, such as an untrained twin, on the inputs and at the layers of model m: (L_m, N, d).
 
         Args:
             model: with the tokenizer of model m, on the batch's device.
             batch: prepared or read.
             m: number of the model whose place it takes.
+            layers: to read; default: all that are wanted of model m.
 
         Raises:
             ValueError: the model does not have a layer; or as in `read`.
         """
-        states = read_rows(model, batch.texts.inputs[m], self.layers[m], batch.rows[m], self.component)
-        self._watch(model, states, batch, m)
+        layers = self.layers[m] if layers is None else layers
+        if not layers:
+            return torch.empty(0, len(batch.rows[m]), model.width, device=batch.rows[m].index.device)
+        states = read_rows(model, batch.texts.inputs[m], layers, batch.rows[m], self.component)
+        self._watch(model, states, batch, layers)
         return states
 
-    def read_model(self, model: FrozenModel, batch: Prepared | LayerBatch, m: int) -> tuple[Tensor, list[Tensor]]:
+    def read_model(
+        self, model: FrozenModel, batch: Prepared | LayerBatch, m: int, layers: Sequence[int] | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
         """As `states`, with the attention weights (B, H, T, T) of each block in the same pass, if they are read."""
-        if not self.attention:
-            return self.states(model, batch, m), []
-        layers, rows = self.layers[m], batch.rows[m]
+        layers, rows = self.layers[m] if layers is None else layers, batch.rows[m]
+        if not self.attention or not layers:
+            return self.states(model, batch, m, layers), []
         wanted = sorted(set(layers))
         with torch.no_grad():
             weights, read = model.attention(batch.texts.inputs[m], wanted, self.component)
             states = gather_rows(dict(zip(wanted, read, strict=True)), layers, rows, model.width)
-        self._watch(model, states, batch, m)
+        self._watch(model, states, batch, layers)
         return states, weights
 
-    def _watch(self, model: FrozenModel, states: Tensor, batch: Prepared | LayerBatch, m: int) -> None:
-        names = [f"layer {layer} of {model.name}" for layer in self.layers[m]]
+    def _watch(self, model: FrozenModel, states: Tensor, batch: Prepared | LayerBatch, layers: Sequence[int]) -> None:
+        names = [f"layer {layer} of {model.name}" for layer in layers]
         self.check.watch(states, names, "states", batch.texts.number)
 
 
@@ -220,6 +234,8 @@ class LayerActivations(TextModule):
                 "words. Leave one of them out."
             )
         self._reader: LayerReader | None = None
+        self._planned: list[Sequence[Sequence[int]]] | None = None
+        self._placed_for: int | None = None
 
     def wanted(self, depths: Sequence[int]) -> list[list[int]]:
         """The layers to read of each model."""
@@ -251,9 +267,18 @@ class LayerActivations(TextModule):
             **self.pipeline.describe(),
         }
 
-    def plan(self, splits: Sequence[Split] = ("test",)) -> None:
-        """Choose the splits that `test_dataloader` loads, one after the other."""
+    def plan(
+        self, splits: Sequence[Split] = ("test",), layers: Sequence[Sequence[Sequence[int]]] | None = None
+    ) -> None:
+        """Choose the splits that `test_dataloader` loads, one after the other, and what is read of each.
+
+        Args:
+            splits: which; one may come several times.
+            layers: for each of them the layers to read of each model, none of a model that is not needed: on a GPU it
+                then waits on the CPU. Default: all wanted layers of all models.
+        """
         self.splits = tuple(splits)
+        self._planned, self._placed_for = None if layers is None else list(layers), None
 
     def loader(
         self, split: Split, *, shuffle: bool = True, only: int | None = None, batch_size: int | None = None
@@ -271,10 +296,23 @@ class LayerActivations(TextModule):
 
     # ------------------------------------------------------------------ Lightning's hooks
 
+    def place_models(self, device: torch.device | str) -> None:
+        """Leave each model where it is until a batch needs it: not all of a plan may fit on a GPU at once."""
+
     def on_before_batch_transfer(self, batch: TextBatch, dataloader_idx: int) -> Prepared:
         """Choose the rows while the batch is still on the CPU."""
+        self._place(dataloader_idx)
         return self.reader.prepare(batch)
 
     def on_after_batch_transfer(self, batch: Prepared, dataloader_idx: int) -> LayerBatch:
         """Run the models where the batch is now."""
-        return self.reader.read(batch)
+        return self.reader.read(batch, None if self._planned is None else self._planned[dataloader_idx])
+
+    def _place(self, dataloader_idx: int) -> None:
+        """Have the models that a split of the plan reads where they run, and the others on the CPU."""
+        if self.trainer is None or self._placed_for == dataloader_idx:
+            return
+        planned = None if self._planned is None else self._planned[dataloader_idx]
+        needed = None if planned is None else [m for m, layers in enumerate(planned) if layers]
+        self.pipeline.models.place(self.trainer.strategy.root_device, needed)
+        self._placed_for = dataloader_idx

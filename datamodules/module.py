@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self, cast, get_args
 
 import lightning.pytorch as pl
+import torch
 from torch.utils.data import DataLoader
 
 from datamodules.batches import LengthBatches
@@ -167,9 +168,13 @@ class TextModule(pl.LightningDataModule):
         models, trainer = self.pipeline.models, self.trainer
         models.check_ranks(1 if trainer is None else trainer.world_size)
         self.check_models()
-        models.place("cpu" if trainer is None else trainer.strategy.root_device)
+        self.place_models("cpu" if trainer is None else trainer.strategy.root_device)
         for split in _of_stage(stage):
             self.split(split)
+
+    def place_models(self, device: torch.device | str) -> None:
+        """Move the models to the device of the run, before anything is read."""
+        self.pipeline.models.place(device)
 
     def train_dataloader(self) -> DataLoader:
         """The fitting texts; after an interruption, from the batch that was next."""

@@ -113,8 +113,10 @@ class LayerData(TextData, Protocol):
     def reader(self) -> LayerReader:
         """What reads the rows."""
 
-    def plan(self, splits: Sequence[Split] = ("test",)) -> None:
-        """Choose what an evaluation reads."""
+    def plan(
+        self, splits: Sequence[Split] = ("test",), layers: Sequence[Sequence[Sequence[int]]] | None = None
+    ) -> None:
+        """Choose what an evaluation reads, and of each split the layers of each model."""
 
 
 class TaskData(SiteData, Protocol):

@@ -211,6 +211,25 @@ def test_a_model_that_is_named_twice_is_read_once(
 
 
 @pytest.mark.parametrize("attention", [False, True])
+def test_a_plan_reads_the_models_and_layers_that_it_names(
+    world: World, folders: list[str], attention: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, data = (stream(world, folders, attention=attention) for _ in range(2))
+    data.plan(("test", "fit"), [[[1, 2], [], [0]], [[], [3], []]])
+    batch, (expected, *_) = next(data.batches("test")), read(whole)
+    assert [tuple(states.shape[::2]) for states in batch.states] == [(2, 16), (0, 24), (1, 16)]
+    torch.testing.assert_close(batch.states[0], expected.states[0][[1, 2]])
+    torch.testing.assert_close(batch.states[2], expected.states[2][:1])
+    if attention:
+        assert batch.attention is not None
+        assert [len(weights) for weights in batch.attention] == [2, 0, 1]
+    for model in (data.frozen[0], data.frozen[2]):
+        monkeypatch.setattr(model, "front", None)  # not to be called
+        monkeypatch.setattr(model, "attention", None)
+    assert [len(states) for states in next(data.batches("fit")).states] == [0, 1, 0]
+
+
+@pytest.mark.parametrize("attention", [False, True])
 def test_another_model_can_be_read_in_the_place_of_one(world: World, folders: list[str], attention: bool) -> None:
     data = stream(world, folders, layers=[1], attention=attention)
     batch = read(data)[0]
