@@ -105,7 +105,8 @@ def test_places_are_no_part_of_the_options_that_a_checkpoint_keeps(world: World)
 
 
 def test_models_that_are_not_needed_make_room_first(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    models, moves = activations(world).pipeline.models, []
+    models, moves = activations(world).pipeline.models, list[tuple[str, str]]()
+    _ = models.loaded
     monkeypatch.setattr(FrozenModel, "to", lambda self, device: moves.append((self.name, device)))
     models.place("cuda:7", [0])
     assert moves == [(world.model_y, "cpu"), (world.model_x, "cuda:7")]
