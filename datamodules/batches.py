@@ -11,9 +11,22 @@ import torch
 from torch import Tensor
 from torch.utils.data import DistributedSampler
 
-__all__ = ["LengthBatches", "TextBatch"]
+__all__ = ["LengthBatches", "StoredRows", "TextBatch"]
 
 CHUNK = 50  # batches among which texts of similar length are sought when shuffling
+
+
+@dataclass
+class StoredRows:
+    """The states of one model for every real token of a batch, text by text.
+
+    Attributes:
+        sites: ascending.
+        states: (S, P, d) at these sites, as they are stored.
+    """
+
+    sites: tuple[int, ...]
+    states: Tensor
 
 
 @dataclass
@@ -36,6 +49,8 @@ class TextBatch:
         unseen: kind of rows -> (N,) bool, text by text: which rows have a type that fitting does not see; of the kinds
             whose types are known.
         leave_out: whether these rows are to be left out: this is a batch to fit on.
+        places: row number of each text in its split.
+        stored: the states that were read from a store, of each model that need not be run for them.
     """
 
     inputs: tuple[dict[str, Tensor], ...]
@@ -48,6 +63,8 @@ class TextBatch:
     text_numbers: tuple[int, ...] = ()
     unseen: dict[Any, Tensor] = field(default_factory=dict)
     leave_out: bool = False
+    places: tuple[int, ...] = ()
+    stored: dict[Any, StoredRows] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.text_numbers and self.text.device.type == "cpu":
@@ -90,9 +107,11 @@ class TextBatch:
                 return tuple(changed(part) for part in value)
             if value is None or isinstance(value, int):
                 return value
+            if isinstance(value, StoredRows):
+                return StoredRows(value.sites, changed(value.states))
             if id(value) not in done:
                 many = isinstance(value, dict)
-                done[id(value)] = {k: change(v) for k, v in value.items()} if many else change(value)
+                done[id(value)] = {k: changed(v) for k, v in value.items()} if many else change(value)
             return done[id(value)]
 
         return TextBatch(**{field.name: changed(getattr(self, field.name)) for field in fields(self)})

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -152,6 +153,20 @@ class FrozenModels:
         for model, placing in sorted(each, key=lambda one: id(one[0]) in wanted):  # first make room
             if placing.device_map is None:
                 model.to(placing.device or (device if id(model) in wanted else "cpu"))
+
+    @contextmanager
+    def running(self, model: FrozenModel, device: torch.device | None) -> Iterator[None]:
+        """Within it, a model is where the user wants it, or on the device of the run; then again where it was."""
+        placing, before = self.placings[self.loaded.index(model)], model.device
+        there = placing.device or device
+        if there is None or model.sharded:
+            yield
+            return
+        try:
+            model.to(there)
+            yield
+        finally:
+            model.to(before)
 
     # ------------------------------------------------------------------ embedded models
 

@@ -73,7 +73,8 @@ def _data_options(run: Mapping[str, Any], equal: bool) -> dict[str, Any]:
     found = {name: value for name, value in run["data_config"].items() if name not in FREE}
     if equal:
         found["text"] = {"seed": found["text"]["seed"]}
-    return {**found, "sites": run["data"].get("sites"), "label_names": run["data"]["text"].get("label_names")}
+    led_to = {name: run["data"].get(name) for name in ("sites", "stored_as")}
+    return {**found, **led_to, "label_names": run["data"]["text"].get("label_names")}
 
 
 def _differences(then: Any, now: Any, name: str) -> list[str]:

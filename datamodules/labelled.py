@@ -33,14 +33,15 @@ class LabelledTexts(TextModule):
         revisions: of each of `models` on the Hub; default: the main one.
         labels: which classes of a head answer each class of the texts, where their names do not say, by number or name:
             {"entailment": 0, "not_entailment": [1, 2]}. Several are added. One map, or a list of one for each model.
-        options: of `TextPipeline` and `FrozenModels`, by their names, without `packed`, `devices` and `device_map`.
-            `seed` also draws the bases' heads; `reorder` gives the order of the texts another seed.
+        options: of `TextPipeline` and `FrozenModels`, by their names, without `packed`, `devices`, `device_map`,
+            `store` and `store_dtype`. `seed` also draws the bases' heads; `reorder` gives the order of the texts
+            another seed.
 
     Raises:
         ValueError: an option is out of its range, or no model is named.
     """
 
-    not_kept = ("packed", "devices", "device_map")
+    not_kept = ("packed", "devices", "device_map", "store", "store_dtype")
 
     def __init__(
         self,
@@ -54,7 +55,9 @@ class LabelledTexts(TextModule):
         self.models, self.bases = _listed(models), _listed(bases or [])
         self.revisions, self.labels = revisions, labels
         wanted = Wanted(with_revisions(self.models, revisions), further=self._further, bases=self.bases)
-        self.pipeline = TextPipeline(wanted, False, packed=False, devices=None, device_map=None, **options)
+        self.pipeline = TextPipeline(
+            wanted, False, packed=False, devices=None, device_map=None, store=None, store_dtype=None, **options
+        )
         self._order = self.pipeline.seed
 
     def _further(self, tuned: FrozenModel) -> list[FrozenModel]:

@@ -17,6 +17,7 @@ from datamodules.pipeline import TextPipeline
 from datamodules.rows.policies import RowKind, RowPolicy, Rows, policy_of, rows_of_each
 from datamodules.rows.reading import Prepared, gather_rows, read_rows
 from datamodules.rows.sites import parse_layers
+from datamodules.store.stores import Reads
 from datamodules.tokens.splits import Split
 from frozen.architectures import Component
 from frozen.finite import FiniteCheck
@@ -113,7 +114,7 @@ class LayerReader:
         return Prepared(texts, rows_of_each(texts, self.kind))
 
     def read(self, prepared: Prepared, layers: Sequence[Sequence[int]] | None = None) -> LayerBatch:
-        """Run the models on the batch's device and gather the rows.
+        """Run the models on the batch's device, if their states do not come from a store, and gather the rows.
 
         Args:
             prepared: the batch.
@@ -148,7 +149,8 @@ class LayerReader:
         layers = self.layers[m] if layers is None else layers
         if not layers:
             return torch.empty(0, len(batch.rows[m]), model.width, device=batch.rows[m].index.device)
-        states = read_rows(model, batch.texts.inputs[m], layers, batch.rows[m], self.component)
+        inputs, stored = batch.texts.inputs[m], batch.texts.stored.get(model)
+        states = read_rows(model, inputs, layers, batch.rows[m], self.component, stored)
         self._watch(model, states, batch, layers)
         return states
 
@@ -241,6 +243,10 @@ class LayerActivations(TextModule):
         """The layers to read of each model."""
         return [parse_layers(self.layers, depth, self.component) for depth in depths]
 
+    def reads(self, layers: Sequence[Sequence[int]] | None = None) -> Reads | None:
+        """The states of these layers of each model, or of all wanted ones; none if attention is read with them."""
+        return None if self.attention else Reads(layers or self.reader.layers, self.component)
+
     def check_models(self) -> None:
         """Load the models, with every check that can be made before reading."""
         _ = self.reader
@@ -281,7 +287,13 @@ class LayerActivations(TextModule):
         self._planned, self._placed_for = None if layers is None else list(layers), None
 
     def loader(
-        self, split: Split, *, shuffle: bool = True, only: int | None = None, batch_size: int | None = None
+        self,
+        split: Split,
+        *,
+        shuffle: bool = True,
+        only: int | None = None,
+        batch_size: int | None = None,
+        layers: Sequence[Sequence[int]] | None = None,
     ) -> DataLoader:
         """Make a loader of this rank's batches of a split, in the same order every time.
 
@@ -290,9 +302,16 @@ class LayerActivations(TextModule):
             shuffle: whether `seed` draws the order; otherwise the longest texts come first.
             only: how many texts, from the first on; default: all.
             batch_size: texts a batch; default: that of the data module.
+            layers: of each model that come along from a store; default: all wanted ones.
         """
         given: dict[str, Any] = {"shuffle": shuffle, "only": only, "batch_size": batch_size}
-        return self.pipeline.loader(split, self.trainer, whole=True, **given)
+        return self.pipeline.loader(split, self.trainer, whole=True, reads=self.reads(layers), **given)
+
+    def test_dataloader(self) -> list[DataLoader]:
+        """The texts of `splits`, with what is planned for each."""
+        self.complete_store(self.splits)
+        planned = [None] * len(self.splits) if self._planned is None else self._planned
+        return [self.loader(split, layers=layers) for split, layers in zip(self.splits, planned, strict=True)]
 
     # ------------------------------------------------------------------ Lightning's hooks
 

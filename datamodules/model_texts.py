@@ -13,6 +13,7 @@ from datamodules.frozen_models import Wanted, with_revisions
 from datamodules.module import TextModule, check_component
 from datamodules.pipeline import TextPipeline
 from datamodules.rows.sites import route_sites
+from datamodules.store.stores import Reads
 from datamodules.text.label_names import LabelsOption
 from frozen.architectures import Component, Task
 
@@ -79,6 +80,12 @@ class ModelTexts(TextModule):
                     sites[a].add(i)
                     sites[b].add(j)
         return [sorted(each) for each in sites]
+
+    def reads(self) -> Reads | None:
+        """The states at all sites of every model; none of masked texts, which are others in every epoch."""
+        if self.task == "masked":
+            return None
+        return Reads(self.wanted([model.depth for model in self.frozen]), self.component)
 
     def check_models(self) -> None:
         """Load the models, with every check that can be made before a batch is asked for."""

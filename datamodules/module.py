@@ -16,6 +16,7 @@ from datamodules.batches import LengthBatches
 from datamodules.pipeline import TextPipeline
 from datamodules.resuming import go_on_after_last_batch, limited
 from datamodules.rows.policies import POLICIES, policy_of
+from datamodules.store.stores import Reads
 from datamodules.text.fitted import FittedTexts
 from datamodules.text.sources import TextSource
 from datamodules.text.texts import Texts
@@ -45,7 +46,7 @@ class TextModule(pl.LightningDataModule):
     pipeline: TextPipeline
     splits: tuple[Split, ...] = ("test",)
     option = "layers"  # the subclass's option that says which layers
-    not_kept: tuple[str, ...] = ("devices", "device_map")  # a matter of the machine
+    not_kept: tuple[str, ...] = ("devices", "device_map", "store", "store_dtype")  # a matter of the machine
 
     def named(self) -> list[tuple[str, str | None]]:
         """Name and revision of each model, as the user wrote them."""
@@ -54,6 +55,10 @@ class TextModule(pl.LightningDataModule):
     def wanted(self, depths: Sequence[int]) -> list[list[int]]:
         """The layers that the user asks for, of models of these depths. Whether they exist is not checked here."""
         return [[] for _ in depths]
+
+    def reads(self) -> Reads | None:
+        """Which states of the models are read of every batch; None: none, or not of the texts as they are."""
+        return None
 
     def check_models(self) -> None:
         """Load the models, with every check that can be made before reading."""
@@ -130,7 +135,8 @@ class TextModule(pl.LightningDataModule):
             only: how many texts, from the first on; default: all.
             batch_size: texts a step; default: that of the data module.
         """
-        return self.pipeline.loader(split, self.trainer, shuffle=shuffle, only=only, batch_size=batch_size)
+        given: dict[str, Any] = {"only": only, "batch_size": batch_size, "reads": self.reads()}
+        return self.pipeline.loader(split, self.trainer, shuffle=shuffle, **given)
 
     def batches(self, split: Split, **options: Any) -> Iterator[Any]:
         """Iterate over a split, with the batches that a Trainer would hand to its module, on the first model's device.
@@ -171,10 +177,18 @@ class TextModule(pl.LightningDataModule):
         self.place_models("cpu" if trainer is None else trainer.strategy.root_device)
         for split in _of_stage(stage):
             self.split(split)
+        if stage == "fit":  # of the held-out texts an evaluation may still drop some
+            self.complete_store(_of_stage(stage))
 
     def place_models(self, device: torch.device | str) -> None:
         """Move the models to the device of the run, before anything is read."""
         self.pipeline.models.place(device)
+
+    def complete_store(self, splits: Sequence[Split]) -> None:
+        """Write the states of these splits that the store lacks, if there is one, after announcing them together."""
+        reads = self.reads()
+        if reads is not None:
+            self.pipeline.write_states([self.split(split) for split in dict.fromkeys(splits)], reads, self.trainer)
 
     def train_dataloader(self) -> DataLoader:
         """The fitting texts; after an interruption, from the batch that was next."""
@@ -186,6 +200,7 @@ class TextModule(pl.LightningDataModule):
 
     def test_dataloader(self) -> list[DataLoader]:
         """The texts of `splits`: the held-out ones, unless an evaluation reads others too."""
+        self.complete_store(self.splits)
         return [self.loader(split) for split in self.splits]
 
     def resumable(self, loader: DataLoader) -> DataLoader:

@@ -16,6 +16,7 @@ from datamodules.rows.policies import RowPolicy, policy_of
 from datamodules.rows.reading import PairedBatch, PairReader, Plan, Prepared
 from datamodules.rows.sites import parse_sites
 from datamodules.rows.types import RowTypes, SeenTypes, types_of
+from datamodules.store.stores import Reads
 from datamodules.text.label_names import LabelsOption
 from datamodules.text.texts import Texts
 from datamodules.tokens.splits import Split, TokenisedSplits
@@ -54,8 +55,8 @@ class PairedActivations(TextModule):
             chooses them; special tokens are never among them. Their neighbours' states are still fitted on, and these
             have seen them in context. Means and first tokens of texts have no types.
         options: of `TextPipeline` and `FrozenModels`, by their names: `text`, `batch_size`, `max_length`, `packed`,
-            `seed`, `workers`, `dtype`, `attn_implementation`, `trust_remote_code`, `recipe`, `cache`, `devices`,
-            `device_map`.
+            `seed`, `workers`, `store`, `store_dtype`, `dtype`, `attn_implementation`, `trust_remote_code`, `recipe`,
+            `cache`, `devices`, `device_map`.
 
     Raises:
         ValueError: an option is out of its range.
@@ -98,6 +99,10 @@ class PairedActivations(TextModule):
         """The sites of X and of Y."""
         pairs = parse_sites(self.sites, depths[0], depths[1], self.component)
         return [sorted({pair[m] for pair in pairs}) for m in (0, 1)]
+
+    def reads(self) -> Reads:
+        """The states at all sites of both models."""
+        return Reads(self.wanted([model.depth for model in self.frozen]), self.component)
 
     @property
     def reader(self) -> PairReader:
@@ -227,6 +232,7 @@ class PairedActivations(TextModule):
                 "all of them. Give a smaller share, or more text."
             )
         given: dict[str, Any] = {"only": only, "batch_size": batch_size, "first_epoch": first_epoch}
+        given["reads"] = self.reads()
         return self.pipeline.loader(data, self.trainer, shuffle=shuffle, **given)
 
     def paired(self, split: Split, **options: Any) -> Iterator[PairedBatch]:
@@ -258,5 +264,6 @@ class PairedActivations(TextModule):
 
     def test_dataloader(self) -> list[DataLoader]:
         """The texts of `splits`; of the fitting texts as many as are held out."""
+        self.complete_store(self.splits)
         count = len(self.split("test"))
         return [self.loader(split, only=count if split == "fit" else None) for split in self.splits]

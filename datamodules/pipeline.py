@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 
 from datamodules.batches import LengthBatches
 from datamodules.frozen_models import FrozenModels, Wanted
+from datamodules.store.loader import StoredLoader
+from datamodules.store.stores import Reads, Stores, check_store
 from datamodules.text.fitted import FittedTexts, words_on_left_out
 from datamodules.text.loading import load_texts
 from datamodules.text.sources import TextSource
@@ -40,6 +43,11 @@ class TextPipeline:
             then takes the place of a text.
         seed: of the order of the texts, and of everything else that a data module draws.
         workers: processes that prepare batches beside the main one.
+        store: folder in which states of the models are kept: what is there is read, and what is missing is computed and
+            written first, after its size was announced. Rows and their order stay the same. Default: the models run
+            for every batch.
+        store_dtype: data type of the stored states: float32, float16 or bfloat16; default: `dtype`. A smaller one
+            rounds them.
         models: options of `FrozenModels`.
 
     Raises:
@@ -57,8 +65,11 @@ class TextPipeline:
         packed: bool = False,
         seed: int = 0,
         workers: int = 0,
+        store: Path | None = None,
+        store_dtype: str | None = None,
         **models: Any,
     ) -> None:
+        check_store(store, store_dtype)
         for name, value, least in (
             ("batch_size", batch_size, 1),
             ("max_length", max_length, 2),
@@ -69,6 +80,8 @@ class TextPipeline:
                 raise ValueError(f"Expected `{name}` to be at least {least}, but got {value}.")
         self.text, self.batch_size, self.max_length = text, batch_size, max_length
         self.packed, self.seed, self.workers = packed, seed, workers
+        self.store, self.store_dtype = store, store_dtype
+        self._stores = None if store is None else Stores(store, store_dtype)
         if packed and wanted.one_tokenizer is None:
             why = "`packed` cuts texts into sequences of equally many tokens, which must be the same texts for all"
             wanted = replace(wanted, one_tokenizer=(why, "Leave `packed` out"))
@@ -131,6 +144,7 @@ class TextPipeline:
             "text": self.texts.describe(),
             "max_length": self.max_length,
             "dtype": self.models.dtype,
+            **({} if self.store_dtype in (None, self.models.dtype) else {"stored_as": self.store_dtype}),
             "batch_size": self.batch_size,
             "seed": self.seed,
         }
@@ -143,6 +157,7 @@ class TextPipeline:
         only: int | None = None,
         batch_size: int | None = None,
         seed: int | None = None,
+        reads: Reads | None = None,
         **order: Any,
     ) -> DataLoader:
         """Make a loader that batches texts of similar length, with a rank's share of them.
@@ -153,6 +168,7 @@ class TextPipeline:
             only: how many texts, from the first on; default: all.
             batch_size: texts a step; default: `batch_size`.
             seed: of the order; default: `seed`.
+            reads: which states are read of the batches; they come along if there is a store.
             order: `shuffle`, `whole` and `first_epoch` of `LengthBatches`.
         """
         data = self.tokenised[data] if isinstance(data, str) else data
@@ -167,14 +183,22 @@ class TextPipeline:
             chosen=chosen,
             **order,
         )
-        return DataLoader(
-            data,
-            sampler=batches,
-            batch_size=None,
-            num_workers=self.workers,
-            persistent_workers=self.workers > 0,
-            pin_memory=trainer is not None and trainer.strategy.root_device.type == "cuda",
-        )
+        options: dict[str, Any] = {
+            "sampler": batches,
+            "batch_size": None,
+            "num_workers": self.workers,
+            "persistent_workers": self.workers > 0,
+            "pin_memory": trainer is not None and trainer.strategy.root_device.type == "cuda",
+        }
+        if self._stores is None or reads is None or not any(reads.sites):
+            return DataLoader(data, **options)
+        (stored,) = self._stores.complete(self.models, [data], reads, trainer)
+        return StoredLoader(data, stored, **options)
+
+    def write_states(self, splits: Sequence[TokenisedTexts], reads: Reads, trainer: pl.Trainer | None) -> None:
+        """Write the states of several splits that the store lacks, if there is one."""
+        if self._stores is not None:
+            self._stores.complete(self.models, splits, reads, trainer)
 
 
 def _said(texts: Texts) -> Texts:

@@ -18,7 +18,7 @@ from datamodules.identity import identity, refuse_other_run
 from datamodules.paired import PairedActivations
 from similarity.algebra.moments import Moments
 
-__all__ = ["bytes_a_site", "check_part", "find_part", "free_memory", "join_parts", "sites_at_once"]
+__all__ = ["bytes_a_site", "check_part", "find_part", "join_parts", "sites_at_once"]
 
 COPIES = 5  # of a weight: itself, its gradient, Adam's two averages, the best so far
 FILLED = 0.8  # share of the free memory that a plan uses
@@ -43,17 +43,6 @@ def _bytes(aligner: Aligner, rows: int) -> int:
     layers = [part.weight.shape[-2:] for part in aligner.modules() if isinstance(part, BankLinear)]
     kept = rows * sum(d_in + 3 * d_out for d_in, d_out in layers)  # what the backward pass needs
     return 4 * (COPIES * weights + 2 * fixed + kept * (2 if aligner.both_ways else 1))
-
-
-def free_memory(device: torch.device) -> int:
-    """Free memory of a device in bytes."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    lines = Path("/proc/meminfo")
-    if not lines.is_file():  # not Linux: the free memory is unknown, and not limited
-        return 2**62
-    found = dict(line.split(":") for line in lines.read_text().splitlines())
-    return 1024 * int(found["MemAvailable"].split()[0])
 
 
 def sites_at_once(sites: int, bytes_each: int, free: int) -> int:

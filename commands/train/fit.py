@@ -9,7 +9,7 @@ import lightning.pytorch as pl
 from jsonargparse import ArgumentParser, Namespace
 
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.parts import bytes_a_site, check_part, find_part, free_memory, join_parts, sites_at_once
+from aligners.fitting.parts import bytes_a_site, check_part, find_part, join_parts, sites_at_once
 from aligners.storage.bank import StoredBank
 from aligners.storage.earlier import ALIGNMENT
 from callbacks.checkpoint import SaveAligners
@@ -17,6 +17,7 @@ from callbacks.summary import FitSummary
 from commands.options import add_training, check_goes_on, check_trains, command_parser
 from commands.run import Run, instantiate, start
 from datamodules.paired import PairedActivations
+from storage.room import free_memory
 
 __all__ = ["alignment_parser", "alignment_trainer", "parser", "run"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from datamodules.batches import TextBatch
+from datamodules.batches import StoredRows, TextBatch
 from datamodules.rows.policies import RowKind, RowPolicy, Rows, rows_of_each
 from frozen.architectures import Component
 from frozen.finite import FiniteCheck
@@ -23,10 +23,24 @@ __all__ = ["PairReader", "PairedBatch", "Plan", "Prepared", "gather_rows", "read
 
 
 def read_rows(
-    model: FrozenModel, inputs: dict[str, Tensor], sites: Sequence[int], rows: Rows, component: Component = "residual"
+    model: FrozenModel,
+    inputs: dict[str, Tensor],
+    sites: Sequence[int],
+    rows: Rows,
+    component: Component = "residual",
+    stored: StoredRows | None = None,
 ) -> Tensor:
-    """The rows of one model at some sites, (S, N, d) float32, its blocks run once and no further up."""
-    return read_each(model, inputs, sites, [rows], component)[0]
+    """The rows of one model at some sites, (S, N, d) float32, its blocks run once and no further up.
+
+    Args:
+        model: the model.
+        inputs: of a batch (B, T).
+        sites: in any order.
+        rows: of the batch.
+        component: what is read at a site.
+        stored: the states that a store has of the batch; the model is then not run.
+    """
+    return read_each(model, inputs, sites, [rows], component, stored)[0]
 
 
 def read_each(
@@ -35,8 +49,14 @@ def read_each(
     sites: Sequence[int],
     each: Sequence[Rows],
     component: Component = "residual",
+    stored: StoredRows | None = None,
 ) -> list[Tensor]:
     """As `read_rows`, for several choices of rows at once."""
+    if stored is not None:
+        states = {site: at_site[None] for site, at_site in zip(stored.sites, stored.states, strict=True)}
+        packed = inputs["attention_mask"].flatten().cumsum(0) - 1  # place of each position among the real tokens
+        places = [replace(rows, index=packed[rows.index]) for rows in each]
+        return [gather_rows(states, sites, rows, model.width) for rows in places]
     wanted = sorted(set(sites))
     with torch.inference_mode():
         states = dict(zip(wanted, model.front(inputs, wanted, component), strict=True))
@@ -175,12 +195,13 @@ class PairReader:
         return Prepared(texts, own, further, None if asking is None else asking(texts))
 
     def read(self, prepared: Prepared) -> PairedBatch:
-        """Run both fronts on the batch's device and gather the rows."""
+        """Run both fronts on the batch's device, if their states do not come from a store, and gather the rows."""
         texts = prepared.texts
         rows_x, rows_y = zip(*((each[0], each[-1]) for each in (prepared.rows, *prepared.others)), strict=True)
         sites_x, sites_y = [i for i, _ in self.sites], [j for _, j in self.sites]
-        x = read_each(self.model_x, texts.inputs_x, sites_x, rows_x, self.component)
-        y = read_each(self.model_y, texts.inputs_y, sites_y, rows_y, self.component)
+        stored_x, stored_y = (texts.stored.get(model) for model in (self.model_x, self.model_y))
+        x = read_each(self.model_x, texts.inputs_x, sites_x, rows_x, self.component, stored_x)
+        y = read_each(self.model_y, texts.inputs_y, sites_y, rows_y, self.component, stored_y)
         self.check.watch(x[0], [f"site {i} of X ({self.model_x.name})" for i in sites_x], "states", self._read)
         self.check.watch(y[0], [f"site {j} of Y ({self.model_y.name})" for j in sites_y], "states", self._read)
         self._read += 1

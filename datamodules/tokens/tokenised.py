@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from copy import copy
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -205,6 +206,19 @@ class TokenisedTexts(Dataset):
         laid = self._laid[0]
         return laid.flat["input_ids"], laid.flat["special_tokens_mask"].bool(), laid.lengths
 
+    def lengths_of(self, model: int) -> Tensor:
+        """How many tokens each text has for a model, (n,)."""
+        return self._laid[self._models[model]].lengths
+
+    def digest(self, model: int) -> str:
+        """A hash of everything that a model is given of the texts, whatever the batches."""
+        laid = self._laid[self._models[model]]
+        digest = blake2b(laid.lengths.numpy().tobytes(), digest_size=16)
+        for name in ("input_ids", "token_type_ids"):
+            if name in laid.flat:
+                digest.update(name.encode() + laid.flat[name].numpy().tobytes())
+        return digest.hexdigest()
+
     def texts_with_rows(self) -> np.ndarray | None:
         """The numbers of the texts that keep a row, where marked rows are left out; None if all do."""
         if not (self.leave_out and self.marks):
@@ -233,6 +247,7 @@ class TokenisedTexts(Dataset):
             unseen={kind: marks.of(index) for kind, marks in self.marks.items()},
             leave_out=self.leave_out,
             number=getattr(rows, "number", 0),
+            places=tuple(index.tolist()),
         )
 
 

@@ -1,0 +1,1 @@
+"""States of models on disk: computed once, read by everything."""

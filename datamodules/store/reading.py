@@ -1,0 +1,132 @@
+"""Reads the stored rows of many batches at once: sorted by place in the files, neighbours together, by threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, Future
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from datamodules.batches import StoredRows, TextBatch
+from datamodules.store.shards import Shard, damaged
+from datamodules.store.states import StoredStates
+
+__all__ = ["start_reading"]
+
+PIECE = 2**23  # bytes that a thread reads before it takes the next piece
+MOST_BUFFERS = 512  # of one system call, which may have 1,024
+
+
+class Part(NamedTuple):
+    """Where the rows of a text belong.
+
+    Attributes:
+        text: its row number in the split.
+        into: bytes of the batch's rows, (S, P · bytes of a row) uint8.
+        start: first byte of the text's rows at each site.
+        end: the byte after them.
+    """
+
+    text: int
+    into: np.ndarray
+    start: int
+    end: int
+
+
+def start_reading(
+    pool: Executor, stored: Sequence[tuple[StoredStates, tuple[int, ...]]], batches: Sequence[TextBatch], *, pin: bool
+) -> list[Future]:
+    """Give batches their stored rows, which are there once all of the futures are done.
+
+    Args:
+        pool: threads that read.
+        stored: the states of each model, and the sites that are read.
+        batches: on the CPU.
+        pin: whether to use page-locked memory.
+    """
+    futures = []
+    for states, sites in stored:
+        parts = [part for batch in batches for part in _attach(states, sites, batch, pin=pin)]
+        parts.sort(key=lambda part: part.text)
+        for shard, piece in _pieces(states, parts):
+            futures += [pool.submit(_read, states, site, s, shard, piece) for s, site in enumerate(sites)]
+    return futures
+
+
+def _attach(states: StoredStates, sites: tuple[int, ...], batch: TextBatch, *, pin: bool) -> Iterator[Part]:
+    """Give a batch memory for its rows, and say where those of each text belong."""
+    ends = np.cumsum(states.lengths[list(batch.places)])
+    shape = (len(sites), int(ends[-1]), states.manifest.width)
+    rows = torch.empty(shape, dtype=states.dtype, pin_memory=pin)
+    batch.stored[states.model] = StoredRows(sites, rows)
+    into = rows.view(torch.uint8).numpy().reshape(len(sites), -1)
+    start = 0
+    for text, end in zip(batch.places, (ends * states.row_bytes).tolist(), strict=True):
+        yield Part(text, into, start, end)
+        start = end
+
+
+def _pieces(states: StoredStates, parts: Sequence[Part]) -> Iterator[tuple[int, list[Part]]]:
+    """Divide sorted parts into pieces of one shard and of a few megabytes at each site."""
+    shards = np.searchsorted(states.manifest.bounds, [part.text for part in parts], side="right") - 1
+    piece: list[Part] = []
+    size, current = 0, -1
+    for shard, part in zip(shards.tolist(), parts, strict=True):
+        if piece and (shard != current or size >= PIECE):
+            yield current, piece
+            piece, size = [], 0
+        current, size = shard, size + part.end - part.start
+        piece.append(part)
+    if piece:
+        yield current, piece
+
+
+def _read(states: StoredStates, site: int, place: int, number: int, parts: Sequence[Part]) -> None:
+    """Read the rows of some texts of one shard, and check those that were not read before.
+
+    Raises:
+        ValueError: the shard is damaged.
+    """
+    shard = states.shard(site, number)
+    texts = np.array([part.text for part in parts]) - states.manifest.bounds[number]
+    buffers = [part.into[place, part.start : part.end].data for part in parts]
+    starts = shard.starts[texts] * states.row_bytes + shard.first
+    try:
+        file = os.open(shard.path, os.O_RDONLY)
+    except OSError as error:
+        raise ValueError(damaged(shard.path, f"cannot be read ({error.strerror})")) from error
+    try:
+        for first, last in _runs(texts):
+            _fill(file, buffers[first:last], int(starts[first]), shard)
+    finally:
+        os.close(file)
+    checked = states.checked(site)
+    for part, text, buffer in zip(parts, texts.tolist(), buffers, strict=True):
+        if not checked[part.text]:
+            shard.check(text, buffer)
+            checked[part.text] = True
+
+
+def _runs(texts: np.ndarray) -> Iterator[tuple[int, int]]:
+    """First and last + 1 of each run of texts that follow each other in the file."""
+    breaks = np.flatnonzero(np.diff(texts) != 1) + 1
+    for first, last in zip([0, *breaks.tolist()], [*breaks.tolist(), len(texts)], strict=True):
+        for start in range(first, last, MOST_BUFFERS):
+            yield start, min(start + MOST_BUFFERS, last)
+
+
+def _fill(file: int, buffers: Sequence[memoryview], offset: int, shard: Shard) -> None:
+    """Fill buffers with what stands in a file from an offset on."""
+    waiting = list(buffers)
+    while waiting:
+        count = os.preadv(file, waiting, offset)
+        if count == 0:
+            raise ValueError(damaged(shard.path, "is cut short"))
+        offset += count
+        while waiting and count >= len(waiting[0]):
+            count -= len(waiting.pop(0))
+        if count:
+            waiting[0] = waiting[0][count:]

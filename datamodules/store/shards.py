@@ -1,0 +1,171 @@
+"""A shard: the rows of whole texts at one site, a safetensors file of lengths, checksums and rows.
+
+Its tensors are `lengths` (n,) int32, rows of each text; `crc32` (n,) uint32, of the bytes of each text's rows; and
+`rows` (N, d), text by text, at the end. The checksum of a shard, which the manifest keeps, is that of all in the file
+before the rows: it says that lengths and CRCs are those that were written, and they say the same of every text.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+__all__ = ["BYTES", "Shard", "ShardWriter", "damaged", "layout_size"]
+
+TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+ALIGNED = 64
+
+
+class ShardWriter:
+    """A shard that is being written, its texts in any order.
+
+    Args:
+        path: of the file, for which the disk sets the space aside at once.
+        lengths: rows of each text, (n,).
+        width: d.
+        stored_as: data type of the rows.
+        about: which shard of which store this is.
+
+    Raises:
+        OSError: the disk is full, or the file cannot be written.
+    """
+
+    def __init__(self, path: Path, lengths: np.ndarray, width: int, stored_as: str, about: dict[str, str]) -> None:
+        self.path, self.lengths = path, lengths.astype("<i4")
+        self._row = width * BYTES[stored_as]
+        self._crc = np.zeros(len(lengths), dtype="<u4")
+        self._header = _header(len(lengths), int(lengths.sum()), width, stored_as, about)
+        self._first = len(self._header) + 8 * len(lengths)
+        self._starts = self._first + (np.cumsum(lengths, dtype=np.int64) - lengths) * self._row
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
+        try:
+            os.posix_fallocate(self._file, 0, self._first + int(lengths.sum()) * self._row)
+        except OSError as error:
+            os.close(self._file)
+            raise OSError(error.errno, error.strerror, str(path)) from error
+
+    def write(self, text: int, rows: np.ndarray) -> None:
+        """Write the rows of a text, given as bytes.
+
+        Args:
+            text: its number in the shard.
+            rows: (rows of the text, bytes of a row) uint8.
+        """
+        content = np.ascontiguousarray(rows).data.cast("B")
+        self._crc[text] = zlib.crc32(content)
+        self._put(content, int(self._starts[text]))
+
+    def finish(self) -> str:
+        """Complete the file and return its checksum."""
+        prefix = self._header + self.lengths.tobytes() + self._crc.tobytes()
+        self._put(memoryview(prefix), 0)
+        return _checksum(prefix)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+    def _put(self, content: memoryview, offset: int) -> None:
+        try:
+            while content:
+                written = os.pwrite(self._file, content, offset)
+                content, offset = content[written:], offset + written
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
+
+
+@dataclass
+class Shard:
+    """A complete shard.
+
+    Attributes:
+        path: of the file.
+        first: place of the first row in the file, in bytes.
+        lengths: rows of each text, (n,).
+        crc32: of each text's rows, (n,).
+        starts: number of each text's first row in the shard, (n,).
+    """
+
+    path: Path
+    first: int
+    lengths: np.ndarray
+    crc32: np.ndarray
+
+    def __post_init__(self) -> None:
+        self.starts = self.lengths.cumsum() - self.lengths
+
+    @classmethod
+    def open(cls, path: Path, checksum: str, texts: int, row_bytes: int) -> Self:
+        """Read everything but the rows.
+
+        Args:
+            path: of the file.
+            checksum: that the manifest has of it.
+            texts: n.
+            row_bytes: bytes of a row.
+
+        Raises:
+            ValueError: the file is not there, cut short, or not the one that was written.
+        """
+        try:
+            with path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                head = file.read(8)
+                prefix = head + file.read(min(int.from_bytes(head, "little") + 8 * texts, size))
+        except OSError as error:
+            raise ValueError(damaged(path, f"cannot be read ({error.strerror})")) from error
+        if _checksum(prefix) != checksum:
+            raise ValueError(damaged(path, "does not begin as it was written"))
+        lengths, crc32 = np.frombuffer(prefix[-8 * texts :], dtype="<u4").reshape(2, texts)
+        expected = len(prefix) + int(lengths.sum()) * row_bytes
+        if size != expected:
+            raise ValueError(damaged(path, f"has {size} bytes instead of {expected}"))
+        return cls(path, len(prefix), lengths.astype(np.int64), crc32)
+
+    def check(self, text: int, rows: Any) -> None:
+        """Check the rows of a text, given as bytes.
+
+        Raises:
+            ValueError: they are not those that were written.
+        """
+        if zlib.crc32(rows) != self.crc32[text]:
+            raise ValueError(damaged(self.path, f"holds other rows of its text number {text} than were written"))
+
+
+def damaged(path: Path, what: str) -> str:
+    """Say that a shard is damaged."""
+    return (
+        f"Expected a shard of stored states, but {path} {what}: it is damaged. Remove the file: it is then written "
+        "again."
+    )
+
+
+def layout_size(texts: int, rows: int, width: int, stored_as: str) -> int:
+    """Bytes of a shard, within some hundred."""
+    return len(_header(texts, rows, width, stored_as, {})) + 8 * texts + rows * width * BYTES[stored_as]
+
+
+def _header(texts: int, rows: int, width: int, stored_as: str, about: dict[str, str]) -> bytes:
+    """The header of a safetensors file: its length, and in JSON which tensors follow."""
+    end = 8 * texts + rows * width * BYTES[stored_as]
+    tensors = {
+        "__metadata__": about,
+        "lengths": {"dtype": "I32", "shape": [texts], "data_offsets": [0, 4 * texts]},
+        "crc32": {"dtype": "U32", "shape": [texts], "data_offsets": [4 * texts, 8 * texts]},
+        "rows": {"dtype": TYPES[stored_as], "shape": [rows, width], "data_offsets": [8 * texts, end]},
+    }
+    content = json.dumps(tensors).encode()
+    content += b" " * (-(8 + len(content)) % ALIGNED)
+    return len(content).to_bytes(8, "little") + content
+
+
+def _checksum(prefix: bytes) -> str:
+    return blake2b(prefix, digest_size=16).hexdigest()

@@ -1,0 +1,37 @@
+"""How much room there is: in memory, and on a disk."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import torch
+
+__all__ = ["free_disk", "free_memory", "in_words"]
+
+
+def free_memory(device: torch.device) -> int:
+    """Free memory of a device in bytes."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    lines = Path("/proc/meminfo")
+    if not lines.is_file():  # not Linux: the free memory is unknown, and not limited
+        return 2**62
+    found = dict(line.split(":") for line in lines.read_text().splitlines())
+    return 1024 * int(found["MemAvailable"].split()[0])
+
+
+def free_disk(folder: Path) -> int:
+    """Bytes that are free on the disk of a folder, which need not exist yet."""
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+def in_words(size: float) -> str:
+    """`1.2 GB` for a number of bytes."""
+    for unit in ("bytes", "kB", "MB"):
+        if size < 999.5:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} GB"

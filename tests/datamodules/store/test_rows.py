@@ -1,0 +1,226 @@
+"""With a store, every data module yields what it yields without: the same rows in the same order."""
+
+from __future__ import annotations
+
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from aligners.fitting.alignment import Alignment
+from aligners.injection.forward import read_all
+from aligners.injection.routes import Route
+from aligners.maps.linear import Linear
+from aligners.maps.mlp import MLP
+from callbacks.checkpoint import SaveAligners
+from datamodules.layers import LayerActivations
+from datamodules.model_texts import ModelTexts
+from datamodules.store import loader, reading, states
+from datamodules.text.sources import TextSource
+from frozen.model import FrozenModel
+from tests.datamodules.tokens.splitters import byte_level, splitter_folder, word_piece
+from tests.interrupting import strike
+from tests.ranks import two_ranks
+from tests.runs import activations, quiet_trainer
+from tests.world import World
+
+POLICIES = ("tokens", "words", "words_first", "words_mean", "mean", "cls")
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many shards, windows and pieces."""
+    _make_small(monkeypatch.setattr)
+
+
+def _make_small(setattr: Any) -> None:
+    setattr(states, "SHARD", 50_000)
+    setattr(loader, "ROWS", 250)
+    setattr(reading, "PIECE", 3_000)
+    setattr(reading, "MOST_BUFFERS", 3)
+
+
+def forbid_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    def front(*_: Any) -> None:
+        raise AssertionError("the model was run")
+
+    monkeypatch.setattr(FrozenModel, "front", front)
+
+
+@pytest.mark.parametrize("rows", POLICIES)
+@pytest.mark.parametrize("split", ["fit", "test"])
+def test_paired_rows_are_those_of_streaming(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: str, split: Any
+) -> None:
+    options = {"rows": rows, "sites": ["1:3", 2, "2:0"], "special_tokens": False, "held_out_types": 0.3}
+    text = TextSource(world.fit, held_out=world.test, seed=1)
+    expected = list(activations(world, **options, text=text, max_length=60).paired(split, shuffle=True))
+    data = activations(world, **options, text=text, max_length=60, store=tmp_path)
+    for _ in range(2):
+        found = list(data.paired(split, shuffle=True))
+        for a, b in zip(found, expected, strict=True):
+            assert a.texts.stored
+            assert a.x.dtype == torch.float32
+            assert torch.equal(a.text, b.text)
+            assert a.token is b.token is None or torch.equal(a.token, b.token)  # type: ignore[arg-type]
+            torch.testing.assert_close(a.x, b.x, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(a.y, b.y, rtol=1e-5, atol=1e-5)
+        forbid_running(monkeypatch)
+
+
+def test_layers_of_models_with_other_tokenizers_are_those_of_streaming(world: World, tmp_path: Path) -> None:
+    folders = [
+        splitter_folder(tmp_path / "pieces", word_piece(), seed=0, layers=2),
+        splitter_folder(tmp_path / "bytes", byte_level("left"), seed=1, layers=3, width=24),
+    ]
+    models = [*folders, folders[0]]
+    given: dict[str, Any] = {"text": TextSource(world.fit, held_out=world.test), "batch_size": 8, "max_length": 60}
+    data = LayerActivations(models, **given, store=tmp_path / "store")
+    for a, b in zip(data.batches("test"), LayerActivations(models, **given).batches("test"), strict=True):
+        assert (a.number, len(a.texts.stored)) == (b.number, 2)
+        assert a.states[0] is a.states[2]
+        assert torch.equal(a.token, b.token)
+        for found, expected in zip(a.states, b.states, strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    twin = data.frozen[1].untrained(seed=5)
+    assert not torch.allclose(data.reader.states(twin, a, 1), a.states[1])  # is run, not looked up
+
+
+def test_attention_is_not_kept(world: World, tmp_path: Path) -> None:
+    text = TextSource(world.fit, held_out=world.test)
+    data = LayerActivations([world.model_x], text=text, max_length=60, attention=True, store=tmp_path / "store")
+    batch = next(data.batches("test"))
+    assert not batch.texts.stored
+    assert batch.attention is not None
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_language_model_is_read_from_the_store_unless_its_texts_are_masked(
+    world: World, causal: list[str], masked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = TextSource(world.fit, held_out=world.test)
+    given: dict[str, Any] = {"sites": "1:2", "text": text, "max_length": 32, "packed": True}
+    data = ModelTexts(causal, **given, store=tmp_path / "store")
+    x, y = data.frozen
+    batch, plain = (each.prepare(next(iter(each.loader("test")))) for each in (data, ModelTexts(causal, **given)))
+    route = Route("0_1", x, y, ((1, 2),))
+    expected = read_all([route], plain, targets=True)
+    forbid_running(monkeypatch)
+    found = read_all([route], batch, targets=True)
+    torch.testing.assert_close(found.sources(route), expected.sources(route), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found.targets(route), expected.targets(route), rtol=1e-5, atol=1e-5)
+    other = ModelTexts(masked, sites="1:2", text=text, max_length=32, store=tmp_path / "masked")
+    assert not next(iter(other.loader("test"))).stored
+    assert not (tmp_path / "masked").exists()
+
+
+@pytest.mark.parametrize(("stored_as", "bits"), [("float32", 24), ("float16", 11), ("bfloat16", 8)])
+def test_a_stored_value_is_the_nearest_of_its_type(world: World, tmp_path: Path, stored_as: str, bits: int) -> None:
+    data = activations(world, sites=[2], store=tmp_path, store_dtype=stored_as)
+    for found, expected in zip(data.paired("test"), activations(world, sites=[2]).paired("test"), strict=True):
+        torch.testing.assert_close(found.x, expected.x, rtol=2.0**-bits + 1e-5, atol=1e-5)
+    described = data.describe()
+    assert described.get("stored_as") == (None if stored_as == "float32" else stored_as)
+
+
+def test_models_in_half_precision_are_stored_as_they_are(world: World, tmp_path: Path) -> None:
+    data = activations(world, sites=[1], dtype="bfloat16", store=tmp_path)
+    batch = next(data.paired("test"))
+    (states, _), *_ = data.test_dataloader()[0].stored
+    assert states.dtype == torch.bfloat16
+    assert batch.x.dtype == torch.float32
+    assert "stored_as" not in data.describe()
+
+
+def test_what_a_loader_does_not_need_is_not_read(world: World, tmp_path: Path) -> None:
+    data = activations(world, sites=[2], store=tmp_path)
+    assert len(list(data.paired("test", only=3))) == 1
+    batches = iter(data.loader("test"))
+    next(batches)
+    del batches  # its threads end
+    assert {site.name for site in tmp_path.glob("*/sites/*")} == {"02"}
+
+
+def test_a_pass_reads_what_is_planned_for_it(world: World, tmp_path: Path) -> None:
+    text = TextSource(world.fit, held_out=world.test)
+    models = [world.model_x, world.model_y]
+    data = LayerActivations(models, layers=[0, 1, 3], text=text, max_length=60, store=tmp_path)
+    data.plan(("test", "test"), [[[1, 3], [0]], [[], [3]]])
+    first, second = data.test_dataloader()
+    stored = [{model.name: rows.sites for model, rows in next(iter(each)).stored.items()} for each in (first, second)]
+    assert stored == [{models[0]: (1, 3), models[1]: (0,)}, {models[1]: (3,)}]
+    assert {site.name for site in tmp_path.glob("*/sites/*")} == {"00", "01", "03"}
+
+
+def test_models_of_equal_weights_share_a_store(world: World, tmp_path: Path) -> None:
+    copy = shutil.copytree(world.model_x, tmp_path / "copy")
+    data = activations(world, model_y=str(copy), sites=["1:2"], store=tmp_path / "store")
+    for batch in data.paired("test"):
+        assert len(batch.texts.stored) == 2
+    assert len(list((tmp_path / "store").iterdir())) == 1
+
+
+# ---------------------------------------------------------------------- a whole fit
+
+
+def fit(world: World, folder: Path, resume: Path | None = None, **options: Any) -> Alignment:
+    module = Alignment({"linear": Linear, "mlp": partial(MLP, hidden=[8])})
+    trainer = quiet_trainer(max_epochs=2, callbacks=[SaveAligners(folder)])
+    trainer.fit(
+        module,
+        datamodule=activations(world, **{"sites": [1, 3], "batch_size": 29} | options),
+        ckpt_path=resume,
+        weights_only=True,
+    )
+    return module
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_fit_gives_the_same_with_a_store_and_resumes_in_an_epoch(world: World, tmp_path: Path, workers: int) -> None:
+    plain = fit(world, tmp_path / "plain")
+    with strike(Alignment, "training_step", 9), pytest.raises(SystemExit):
+        fit(world, tmp_path / "begun", store=tmp_path / "store", workers=workers)
+    resumed = fit(world, tmp_path / "ended", tmp_path / "begun" / "last.ckpt", store=tmp_path / "store")
+    whole = fit(world, tmp_path / "whole", store=tmp_path / "store", workers=workers)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(resumed.state_dict()[name], value), name
+    for a, b in zip(plain.validation_figures.values(), whole.validation_figures.values(), strict=True):
+        assert set(a) == set(b) > {"fvu"}
+        torch.testing.assert_close(a["fvu"], b["fvu"], rtol=1e-3, atol=1e-4)
+    with pytest.raises(ValueError, match=r'`data\.stored_as` was null and is "bfloat16"'):
+        fit(
+            world, tmp_path / "else", tmp_path / "begun" / "last.ckpt", store=tmp_path / "store", store_dtype="bfloat16"
+        )
+
+
+# ---------------------------------------------------------------------- ranks
+
+
+class _Rank:
+    class strategy:
+        root_device = torch.device("cpu")
+
+    is_global_zero, progress_bar_callback, world_size = False, None, 2
+
+    def __init__(self, rank: int) -> None:
+        self.global_rank = rank
+
+
+def read_on(rank: int, world: World, store: Path | None) -> list[tuple[Any, ...]]:
+    _make_small(setattr)
+    data = activations(world, sites=[1, 3], store=store)
+    data.trainer = _Rank(rank)  # type: ignore[assignment]
+    return [(batch.text, batch.x, batch.y) for batch in data.paired("fit", shuffle=True)]
+
+
+def test_two_ranks_write_one_store_and_read_their_parts(world: World, tmp_path: Path) -> None:
+    (tmp_path / "ranks").mkdir()
+    found = two_ranks(partial(read_on, world=world, store=tmp_path / "store"), tmp_path / "ranks", meet=False)
+    for rank, batches in enumerate(found):
+        for a, b in zip(batches, read_on(rank, world, None), strict=True):
+            assert torch.equal(a[0], b[0])
+            torch.testing.assert_close(a[1:], b[1:], rtol=1e-5, atol=1e-5)
+    assert not list((tmp_path / "store").rglob("*.unfinished"))

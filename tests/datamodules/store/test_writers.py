@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from datamodules.store.manifest import plan_shards
+from tests.processes import HANGS, PROCESSES
+from tests.store_kills import Kills, everything, kill_writers, write
+from tests.world import World
+
+
+def test_stores_of_killed_writers_are_completed_bit_by_bit(tmp_path: Path) -> None:
+    counts = kill_writers(tmp_path, 5)
+    assert counts["bit-identical to the undisturbed store"] == 5
+    assert counts["killed while writing"] >= 3
+    assert 0 < counts["shards there, of all stores"] < 5 * counts["shards of a store"]
+
+
+def _write_and_count(world: World, store: Path, report: Path) -> None:
+    import datamodules.store.writing as writing
+
+    written, real = [], writing._read
+    writing._read = lambda *given: written.append(1) or real(*given)  # type: ignore[func-returns-value]
+    write(world, store)
+    report.write_text(str(len(written)))
+
+
+def test_two_processes_share_the_work(tmp_path: Path) -> None:
+    made, store = Kills(tmp_path), tmp_path / "shared"
+    reports = [tmp_path / f"{number}.txt" for number in range(2)]
+    both = [PROCESSES.Process(target=_write_and_count, args=(made.world, store, report)) for report in reports]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join(HANGS)
+    assert [process.exitcode for process in both] == [0, 0]
+    assert everything(store) == made.expected
+    _write_and_count(made.world, tmp_path / "alone", tmp_path / "alone.txt")
+    assert sum(int(report.read_text()) for report in reports) == int((tmp_path / "alone.txt").read_text())
+
+
+@pytest.mark.parametrize(
+    ("lengths", "most", "bounds"),
+    [([3, 3, 3], 30, [0, 3]), ([3, 3, 3], 1, [0, 1, 2, 3]), ([5, 1, 1, 9, 2], 12, [0, 2, 4, 5]), ([7], 100, [0, 1])],
+)
+def test_shards_hold_whole_texts(lengths: list[int], most: int, bounds: list[int]) -> None:
+    assert plan_shards(np.array(lengths), 2, most) == bounds

@@ -1,0 +1,111 @@
+"""Kills writers of a store of states at random moments: what is then completed has to be what a quiet one leaves.
+
+`python -m tests.store_kills --kills 50 --json FILE` kills as many writers, each of a store of its own, and writes what
+it found; a test kills a few.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import signal
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.processes import HANGS, PROCESSES
+from tests.world import World, make_world
+
+__all__ = ["everything", "kill_writers"]
+
+SHARD = 25_000  # bytes: a few shards at each site
+
+
+def everything(store: Path) -> dict[str, str]:
+    """Hash of every file of a store but locks and dates of use."""
+    return {
+        str(path.relative_to(store)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(store.rglob("*"))
+        if path.is_file() and path.suffix != ".lock" and path.name != "used"
+    }
+
+
+def write(world: World, store: Path) -> None:
+    """Write the states of two models on the fitting texts, at all sites."""
+    from datamodules.store import states
+    from tests.runs import activations
+
+    states.SHARD = SHARD
+    activations(world, sites="all", store=store).loader("fit")
+
+
+def _write_quietly(world: World, store: Path) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    write(world, store)
+
+
+class Kills:
+    """Kills writers and counts what comes of it.
+
+    Args:
+        folder: for all stores.
+        seed: of the moments.
+    """
+
+    def __init__(self, folder: Path, seed: int = 0) -> None:
+        self.folder, self.draw, self.counts = folder, random.Random(seed), Counter[str]()
+        self.world = make_world(folder)
+        write(self.world, folder / "warm")  # the texts are tokenised now
+        began = time.monotonic()
+        write(self.world, folder / "whole")
+        self.seconds, self.expected = time.monotonic() - began, everything(folder / "whole")
+
+    def kill(self, number: int) -> None:
+        """Kill a writer at a random moment of its writing, complete its store, and compare."""
+        store = self.folder / f"killed-{number}"
+        writer = PROCESSES.Process(target=_write_quietly, args=(self.world, store))
+        writer.start()
+        while not list(store.glob("*/locks")) and writer.is_alive():
+            time.sleep(0.001)
+        time.sleep(self.draw.uniform(0, 1) * self.seconds)
+        writer.kill()
+        writer.join(HANGS)
+        self.counts["killed while writing" if writer.exitcode == -signal.SIGKILL else "killed too late"] += 1
+        unfinished, there = list(store.rglob("*.unfinished")), set(everything(store))
+        self.counts["left unfinished files"] += bool(unfinished)
+        self.counts["shards there, of all stores"] += sum(path.endswith(".safetensors") for path in there)
+        write(self.world, store)
+        same = everything(store) == self.expected
+        self.counts["bit-identical to the undisturbed store" if same else "DIFFERENT"] += 1
+
+
+def kill_writers(folder: Path, kills: int, seed: int = 0) -> Counter[str]:
+    """Kill so many writers, each of a store of its own; what came of it."""
+    made = Kills(folder, seed)
+    for number in range(kills):
+        made.kill(number)
+    made.counts["shards of a store"] = sum(path.endswith(".safetensors") for path in made.expected)
+    return made.counts
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Kill, and say what came of it."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--kills", type=int, default=50)
+    arguments.add_argument("--seed", type=int, default=0)
+    arguments.add_argument("--json", type=Path, metavar="FILE", help="write the counts there too")
+    options = arguments.parse_args(words)
+    with tempfile.TemporaryDirectory(prefix="aligners-store-") as folder:
+        counts = kill_writers(Path(folder), options.kills, options.seed)
+    print(json.dumps(counts, indent=2))
+    if options.json is not None:
+        options.json.write_text(json.dumps(counts, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
