@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from commands.study import store as command
+from datamodules.store.keeping import kept_in, remove_down_to
+from tests.runs import activations
+from tests.store_kills import everything
+from tests.world import World
+
+
+@pytest.fixture
+def folder(world: World, tmp_path: Path) -> Path:
+    """Three stores: of X, of Y, and of X's sub-layers; the first was used last, the last first."""
+    for component, models in (("residual", "xy"), ("mlp", "xx")):
+        names = {f"model_{side}": getattr(world, f"model_{m}") for side, m in zip("xy", models, strict=True)}
+        activations(world, **names, sites=[1], component=component, store=tmp_path).loader("test")
+    for age, kept in enumerate(sorted(kept_in(tmp_path), key=lambda kept: _order(world, kept.manifest)), start=1):
+        for path in (kept.folder / "manifest.json", kept.folder / "used"):
+            os.utime(path, (1e9 - age, 1e9 - age))
+    return tmp_path
+
+
+def _order(world: World, manifest: object) -> tuple[bool, bool]:
+    return manifest.identity.component == "mlp", manifest.about["model"] == world.model_y  # type: ignore[attr-defined]
+
+
+def say(folder: Path, *words: str) -> None:
+    command.run(command.parser(), ["--folder", str(folder), *words])
+
+
+def test_it_lists_what_is_there(world: World, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    say(folder, "--verify")
+    lines = capsys.readouterr().out
+    names = [kept.folder.name for kept in kept_in(folder)]
+    assert [lines.index(name) for name in names] == sorted(lines.index(name) for name in names)
+    assert "1 mlp" in lines
+    assert "2001-09-09" in lines
+    assert "3 stores" in lines
+    assert "Everything is as it was written." in lines
+
+
+def test_the_least_recently_used_go_first(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    oldest, middle, newest = kept_in(folder)
+    assert [kept.manifest.identity.component for kept in (oldest, middle, newest)] == ["mlp", "residual", "residual"]
+    assert remove_down_to(folder, oldest.size + middle.size + newest.size) == []
+    say(folder, "--keep", str((middle.size + newest.size) / 1e9))
+    assert not oldest.folder.exists()
+    assert middle.folder.exists()
+    assert f"Removed {oldest.folder}" in capsys.readouterr().out
+    say(folder, "--remove", f"[{newest.folder.name}]")
+    assert [kept.folder for kept in kept_in(folder)] == [middle.folder]
+    with pytest.raises(
+        ValueError, match=rf"`remove` to name stores in .*got {newest.folder.name}.*{middle.folder.name}"
+    ):
+        say(folder, "--remove", f"[{newest.folder.name}]")
+    say(folder, "--keep", "0")
+    assert kept_in(folder) == []
+
+
+def test_what_is_being_written_stays(folder: Path) -> None:
+    kept, *others = kept_in(folder)
+    with FileLock(kept.folder / "locks" / "00000.lock"):
+        assert [removed.folder for removed in remove_down_to(folder, 0)] == [other.folder for other in others]
+        with pytest.raises(ValueError, match=rf"{kept.folder} is being written"):
+            say(folder, "--remove", f"[{kept.folder.name}]")
+    assert everything(kept.folder)
+
+
+def test_every_damage_is_named(folder: Path) -> None:
+    first, second, third = (kept.folder for kept in kept_in(folder))
+    (shard,) = first.rglob("*.safetensors")
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    (cut,) = second.rglob("*.safetensors")
+    os.truncate(cut, cut.stat().st_size - 1)
+    (third / "manifest.json").write_text("{}")
+    with pytest.raises(ValueError, match="damaged") as raised:
+        say(folder, "--verify")
+    assert all(str(path) in str(raised.value) for path in (shard, cut, third / "manifest.json"))
+
+
+def test_bad_options_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"`folder` to be a folder of stores of states, but there is none at .*nowhere"
+    ):
+        say(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="`keep` to be a number of GB of at least 0, but got -1"):
+        say(tmp_path, "--keep", "-1")
