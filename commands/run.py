@@ -13,16 +13,15 @@ import lightning.pytorch as pl
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
-from lightning.pytorch.utilities import rank_zero_warn
 
 from callbacks.progress import ProgressBar
 from commands.folders import claim, new_run_folder, rank, tidy
 from reports.callback import WriteReport
+from reports.tracking import start_run
 from storage.whole import check_folder
 
 __all__ = ["Run", "instantiate", "quiet", "run_loggers", "start"]
 
-PROJECT = "aligners"
 LARGEST_SEED = 2**32 - 1  # NumPy's
 
 
@@ -138,43 +137,10 @@ def run_loggers(folder: Path, kind: str) -> list[Logger]:
 def _wandb(folder: Path, kind: str) -> WandbLogger:
     if rank() != 0:
         return WandbLogger(save_dir=folder, mode="disabled")
-    os.environ.setdefault("WANDB_SILENT", "true")
-    import wandb
-
-    options: dict[str, Any] = {
-        "dir": folder,
-        "project": os.environ.get("WANDB_PROJECT", PROJECT),
-        "name": folder.name,
-        "job_type": kind,
-        "resume": "allow",
-        "settings": wandb.Settings(init_timeout=30),
-    }
-    # Lightning would pass an argument that W&B warns about.
-    try:
-        run = wandb.init(mode=_wandb_mode(), **options)
-    except (wandb.errors.CommError, wandb.errors.AuthenticationError) as error:
-        rank_zero_warn(f"W&B cannot be reached ({error}). This run is logged offline; `wandb sync` uploads it later.")
-        run = wandb.init(mode="offline", **options)
+    run = start_run(folder, folder.name, kind)
     run.define_metric("trainer/global_step")
     run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
     return WandbLogger(save_dir=folder, experiment=run)
-
-
-def _wandb_mode() -> Any:
-    """Return WANDB_MODE, or offline for a user who would be online and is not logged in."""
-    import wandb
-
-    mode = os.environ.get("WANDB_MODE")
-    if mode not in (None, "", "online"):
-        return mode
-    if wandb.login(prompt=False):
-        return "online"
-    if mode:
-        rank_zero_warn(
-            "WANDB_MODE is online, but W&B has no key: run `wandb login`, or set WANDB_API_KEY. This run is logged "
-            "offline; `wandb sync` uploads it later."
-        )
-    return "offline"
 
 
 def quiet() -> None:

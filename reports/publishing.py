@@ -20,7 +20,7 @@ from reports.report import Report, Row
 from reports.screen import say, screen
 from storage.whole import whole_file, write_text
 
-__all__ = ["environment", "publish", "write"]
+__all__ = ["csv_text", "environment", "publish", "write"]
 
 PACKAGES = ("torch", "lightning", "transformers", "torchmetrics", "numpy")
 
@@ -53,7 +53,7 @@ def write(report: Report, folder: Path) -> list[Path]:
     write_text(folder / f"{report.name}.json", json.dumps(content, indent=1, allow_nan=False))
     for name, table in {report.name: report.rows, **report.tables}.items():
         if table:
-            write_text(folder / f"{name}.csv", _csv(table))
+            write_text(folder / f"{name}.csv", csv_text(table))
     if report.columns:
         write_text(folder / f"{report.name}.md", _markdown(report))
     figures = []
@@ -85,7 +85,8 @@ def _log(report: Report, figures: Iterable[Path], logger: WandbLogger) -> Path:
     return Path(logger.experiment.dir).parent
 
 
-def _csv(rows: Sequence[Row]) -> str:
+def csv_text(rows: Sequence[Row]) -> str:
+    """Write rows with the same keys as CSV."""
     lines = io.StringIO()
     writer = csv.DictWriter(lines, fieldnames=list(rows[0]))
     writer.writeheader()

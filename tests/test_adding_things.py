@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, Olmo2Config
@@ -14,6 +15,9 @@ from aligners.maps.base import Aligner
 from aligners.storage.describing import build_aligner, describe_aligner
 from frozen import architectures
 from frozen.model import FrozenModel
+from reports.study import registry
+from reports.study.frames import Frames
+from reports.study.writing.markdown import markdown
 from similarity.algebra.grid import grid_moments
 from similarity.algebra.moments import moments_of
 from similarity.shared import SharedMoments
@@ -51,6 +55,14 @@ def test_a_measure(monkeypatch: pytest.MonkeyPatch) -> None:
     found = similarity.catalogue.catalogue()["covariance"].compute(SharedMoments(grid_moments(x, y)))
     centred = x[1] - x[1].mean(0), y[0] - y[0].mean(0)
     torch.testing.assert_close(found[1, 0], (centred[0].T @ centred[1]).norm() / 30)
+
+
+def test_a_table_of_a_study(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "CONTENTS", dict(registry.CONTENTS))
+    run("# a table of a study")
+    rows = {"model_x": ["a", "a"], "model_y": ["b", "b"], "method": ["inn", "inn"], "parameters": [10, 2500]}
+    (table,) = registry.make(Frames({"inject": pd.DataFrame(rows)}), ["sizes"]).tables
+    assert "| inn | 2,500 |" in markdown(table)
 
 
 def test_a_model_family(monkeypatch: pytest.MonkeyPatch) -> None:

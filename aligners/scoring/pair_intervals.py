@@ -10,7 +10,7 @@ from torch import Tensor
 
 from similarity.controls import jackknife_interval
 
-__all__ = ["OVER_MODELS", "RANGE", "check_groups", "over_pairs"]
+__all__ = ["OVER_MODELS", "RANGE", "check_groups", "interval_over_models", "over_pairs"]
 
 Row = dict[str, Any]
 LEAST_MODELS = 4
@@ -99,7 +99,7 @@ def _summary(rows: list[Row], kinds: Mapping[str, str], quantities: Sequence[str
         [column if whole else [0.0] * len(rows) for column, whole in zip(columns, known, strict=True)],
         dtype=torch.float64,
     )
-    ends = _over_models(values, rows, kinds)
+    ends = interval_over_models(values, [(row["model_x"], row["model_y"]) for row in rows], kinds)
     low, high = (values.amin(-1), values.amax(-1)) if ends is None else ends
     summary: Row = {
         "n_models": len({row[f"model_{side}"] for row in rows for side in "xy"}),
@@ -112,15 +112,25 @@ def _summary(rows: list[Row], kinds: Mapping[str, str], quantities: Sequence[str
     return summary
 
 
-def _over_models(values: Tensor, rows: list[Row], kinds: Mapping[str, str]) -> tuple[Tensor, Tensor] | None:
-    """Return the ends of the interval of the mean of (quantities, routes), or None if there are too few models."""
+def interval_over_models(
+    values: Tensor, pairs: Sequence[tuple[str, str]], kinds: Mapping[str, str]
+) -> tuple[Tensor, Tensor] | None:
+    """Return the ends of the 95 % interval over models of means over pairs; see `over_pairs`.
+
+    Args:
+        values: (quantities, P), one for each pair.
+        pairs: the models of each of the P pairs.
+        kinds: model -> group; each group gives an error of its own.
+
+    Returns:
+        Lower and upper ends, each (quantities,), or None: a group has fewer than four models, or every pair has one
+        and the same model.
+    """
     mean, squares = values.mean(-1), torch.zeros(len(values), dtype=torch.float64)
-    models = dict.fromkeys(row[f"model_{side}"] for row in rows for side in "xy")
+    models = dict.fromkeys(model for pair in pairs for model in pair)
     for kind in dict.fromkeys(kinds[model] for model in models):
         own = [model for model in models if kinds[model] == kind]
-        kept = torch.tensor(
-            [[model not in (row["model_x"], row["model_y"]) for row in rows] for model in own], dtype=torch.float64
-        )
+        kept = torch.tensor([[model not in pair for pair in pairs] for model in own], dtype=torch.float64)
         if len(own) < LEAST_MODELS or not bool(kept.any(-1).all()):
             return None
         low, high = jackknife_interval(mean, (kept / kept.sum(-1, keepdim=True)) @ values.T)

@@ -1,0 +1,1 @@
+"""Figures of a study drawn from their values: as images, and with values under the pointer."""

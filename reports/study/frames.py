@@ -1,0 +1,149 @@
+"""What a study has collected, and how tables and figures choose from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import pandas as pd
+
+from reports.names import short_names
+from reports.study.contents import Missing
+
+__all__ = ["LEAST_SITE", "STAGES", "STATES", "Frames", "by", "in_order", "kind_words", "place_words", "stage_words"]
+
+STAGES = ("random", "pretrained", "finetuned")  # in this order, wherever they stand side by side
+STAGE_WORDS = {"random": "untrained", "pretrained": "pretrained", "finetuned": "fine-tuned"}
+STATES = "states"  # the component of rows that say none: the residual stream
+LEAST_SITE = 1  # of the papers' means over layers: the first block, without the embeddings
+KEYS = ("task", "stage", "stage_x", "stage_y", "group_x", "group_y", "rows", "component")  # missing: not told apart
+
+
+class Frames:
+    """The collected tables of a study.
+
+    Args:
+        collected: kind -> rows with the key columns model_x, model_y, task, stage, group_x, group_y, then what the
+            command reports.
+    """
+
+    def __init__(self, collected: Mapping[str, pd.DataFrame]) -> None:
+        self._collected = {kind: _with_keys(frame) for kind, frame in collected.items() if len(frame)}
+        models = [name for frame in self._collected.values() for name in _models(frame)]
+        self._short = short_names(models)
+        self._collected = {kind: self._shortened(frame) for kind, frame in self._collected.items()}
+
+    @property
+    def kinds(self) -> list[str]:
+        """Kinds with rows."""
+        return list(self._collected)
+
+    @property
+    def groups(self) -> dict[str, str]:
+        """Model -> its group, of all models that have one."""
+        found: dict[str, str] = {}
+        for frame in self._collected.values():
+            for side in "xy":
+                if {f"model_{side}", f"group_{side}"} <= set(frame.columns):
+                    known = frame[[f"model_{side}", f"group_{side}"]].dropna().drop_duplicates()
+                    found |= dict(zip(known[f"model_{side}"], known[f"group_{side}"], strict=True))
+        return found
+
+    def models(self) -> list[str]:
+        """Short names of all models, in the order of the study."""
+        return list(dict.fromkeys(self._short.values()))
+
+    def of(self, kind: str, *columns: str) -> pd.DataFrame:
+        """The rows of a kind.
+
+        Args:
+            kind: of the cells.
+            columns: that the rows must have, with at least one value each.
+
+        Raises:
+            Missing: there are no such rows.
+        """
+        if kind not in self._collected:
+            raise Missing(f"the study has no rows of kind `{kind}`")
+        frame = self._collected[kind]
+        lacking = [name for name in columns if name not in frame.columns or bool(frame[name].isna().all())]
+        if lacking:
+            raise Missing(f"the rows of kind `{kind}` have no {', '.join(f'`{name}`' for name in lacking)}")
+        return frame
+
+    def errors(self, component: str = STATES) -> pd.DataFrame:
+        """Errors of maps between different models, by site pair, with the column `held_out`.
+
+        They are those of `inject`, on texts that nothing was fitted on. Where a study has none, they are those of
+        `fit`, on the validation texts that chose each map's best step, and `held_out` is false.
+
+        Args:
+            component: what was mapped: "states", or another component of the models, such as attention weights.
+
+        Raises:
+            Missing: nothing was fitted.
+        """
+        for kind, held_out in (("inject", True), ("fit", False)):
+            try:
+                frame = self.of(kind, "mse")
+            except Missing:
+                continue
+            frame = frame[(frame["component"] == component) & frame["mse"].notna() | _overflowed(frame, component)]
+            if len(frame):
+                return frame.assign(held_out=held_out)
+        raise Missing(f"the study has no errors of maps between {component} (kinds `inject` or `fit`)")
+
+    def _shortened(self, frame: pd.DataFrame) -> pd.DataFrame:
+        named = [name for name in ("model_x", "model_y", "model") if name in frame.columns]
+        return frame.assign(**{name: frame[name].map(self._short) for name in named})
+
+
+def by(frame: pd.DataFrame, *keys: str) -> Iterator[tuple[tuple[str | None, ...], pd.DataFrame]]:
+    """Split rows by the values of columns, in the order of `in_order`; a missing value is None."""
+    groups = frame.groupby(list(keys), sort=False, dropna=False)
+    parts = {tuple(None if pd.isna(value) else value for value in place): own for place, own in groups}
+    orders = [in_order([place[n] for place in parts]) for n in range(len(keys))]
+    for place in sorted(parts, key=lambda place: [order.index(v) for order, v in zip(orders, place, strict=True)]):
+        yield place, parts[place]
+
+
+def in_order(names: Sequence[str | None]) -> list[str | None]:
+    """Each name once: stages as training goes, other names in the order of the study."""
+    found = list(dict.fromkeys(names))
+    return sorted(found, key=lambda name: STAGES.index(name) if name in STAGES else len(STAGES))
+
+
+def stage_words(stage: str | None) -> str:
+    """Name a stage for readers."""
+    return "" if stage is None else STAGE_WORDS.get(stage, stage)
+
+
+def kind_words(kind: str | None) -> str | None:
+    """Name a kind of rows for readers."""
+    return None if kind is None else f"{kind} rows"
+
+
+def place_words(*names: str | None) -> str:
+    """Title of a panel: task, stage, kind of rows, as far as there are any."""
+    return ", ".join(stage_words(name) for name in names if name is not None)
+
+
+def _with_keys(frame: pd.DataFrame) -> pd.DataFrame:
+    """Add the key columns that are not there: nothing is told apart by them."""
+    added = {name: None for name in KEYS if name not in frame.columns}
+    frame = frame.assign(**added)
+    for side in "xy":
+        frame[f"stage_{side}"] = frame[f"stage_{side}"].where(frame[f"stage_{side}"].notna(), frame["stage"])
+    frame["component"] = frame["component"].where(frame["component"].notna(), STATES)
+    return frame.reset_index(drop=True)
+
+
+def _models(frame: pd.DataFrame) -> list[str]:
+    columns = [frame[name] for name in ("model_x", "model_y", "model") if name in frame.columns]
+    return [str(name) for column in columns for name in column.dropna().unique()]
+
+
+def _overflowed(frame: pd.DataFrame, component: str) -> pd.Series:
+    """Rows whose map overflowed: they have no error, and count as lost."""
+    if "overflow" not in frame.columns:
+        return pd.Series(False, index=frame.index)
+    return frame["overflow"].fillna(False).astype(bool) & frame["site_x"].notna() & (frame["component"] == component)

@@ -1,0 +1,178 @@
+"""The figures of Phang et al. 2021: layer against layer before and after fine-tuning, and the clusters in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.spatial.distance import squareform
+
+from reports.study.contents import Cell, Column, Figure, HeatPanel, Missing, Table
+from reports.study.frames import Frames, by, place_words
+from reports.study.papers.choosing import known
+
+__all__ = ["clusters", "layer_maps", "two_clusters"]
+
+LEAST_LAYERS = 4  # of a map in which clusters mean something
+Grid = NDArray[np.float64]
+
+
+class Comparison(NamedTuple):
+    """One of the paper's four maps.
+
+    Attributes:
+        name: as the paper has it.
+        chosen: which rows it is made of.
+        up: whose layers go up.
+        across: whose go across.
+    """
+
+    name: str
+    chosen: Callable[[pd.DataFrame], pd.Series]
+    up: str
+    across: str
+
+
+def _at(frame: pd.DataFrame, stage_x: str, stage_y: str, *, same: bool) -> pd.Series:
+    """Rows of these stages, of one model or of two; the base decides where models say one."""
+    models = frame["model_x"] == frame["model_y"]
+    if {"base_x", "base_y"} <= set(frame.columns) and stage_x != stage_y:
+        models |= frame["base_x"] == frame["base_y"]
+    stages = [{stage_x, stage_y} == {x, y} for x, y in zip(frame["stage_x"], frame["stage_y"], strict=True)]
+    return (models == same) & pd.Series(stages, index=frame.index)
+
+
+COMPARISONS = (
+    Comparison("ORIG–ORIG", lambda f: _at(f, "pretrained", "pretrained", same=True), "ORIG", "ORIG"),
+    Comparison("FT–ORIG", lambda f: _at(f, "finetuned", "pretrained", same=True), "FT", "ORIG"),
+    Comparison("FT–FT", lambda f: _at(f, "finetuned", "finetuned", same=True), "FT", "FT"),
+    Comparison("FT[1]–FT[2]", lambda f: _at(f, "finetuned", "finetuned", same=False), "FT[1]", "FT[2]"),
+)
+
+
+def layer_maps(frames: Frames) -> Figure:
+    """Phang et al., Figures 1, 2, 5 and 6: CKA of all layers, before and after fine-tuning, task by task."""
+    panels, values = [], []
+    for title, comparison, grid, layers, models in _grids(frames):
+        names = [str(layer) for layer in layers]
+        cuts = two_clusters(grid) if comparison.up != "FT" or comparison.across != "ORIG" else []
+        panels.append(HeatPanel(title, grid, names, names, cuts=cuts, up=f"layer, {comparison.up}",
+                                across=f"layer, {comparison.across}"))  # fmt: skip
+        values += [{"panel": title, "layer_up": layers[i], "layer_across": layers[j], "cka": float(value),
+                    "models": models} for (i, j), value in np.ndenumerate(grid)]  # fmt: skip
+    return Figure(
+        "phang_figure_1",
+        "CKA of all layers before and after fine-tuning (Phang et al., Figures 1, 2, 5 and 6)",
+        "Linear CKA between layers of models before (ORIG) and after fine-tuning (FT), and of two fine-tuned models "
+        "(FT[1]–FT[2]), mean over models or pairs, on held-out texts. Lines part the layers into the two clusters of "
+        "average linkage of 1 − CKA.",
+        "Heat maps of CKA between all layers, one for each task and comparison. " + " ".join(_said(frames)),
+        panels,
+        "CKA",
+        limits=(0.0, 1.0),
+        values=values,
+        findings=_said(frames),
+    )
+
+
+def clusters(frames: Frames) -> Table:
+    """Where the layers fall into two clusters, and how distinct these are."""
+    rows: list[dict[str, Cell]] = []
+    for title, comparison, grid, layers, models in _grids(frames):
+        if comparison.name != "FT–ORIG" and len(layers) >= LEAST_LAYERS:
+            rows.append({"panel": title, **_contrast(grid, layers), "models": models})
+    if not rows:
+        raise Missing(f"no map of at least {LEAST_LAYERS} layers against themselves")
+    heading = {"panel": "map", "clusters": "clusters", "within": "CKA within", "between": "CKA between"}
+    columns = [Column(key, said, ".3f") for key, said in {**heading, "contrast": "difference"}.items()]
+    return Table(
+        "phang_clusters",
+        "Clusters of layers (Phang et al., §3)",
+        "Two clusters by average linkage of 1 − CKA; CKA is the mean over pairs of different layers of one cluster, "
+        "and of two. A block-diagonal map has a large difference.",
+        known([*columns, Column("models", "models", "d")], rows),
+        rows,
+        notes=["Held out: CKA is on test texts, and nothing is fitted."],
+        findings=_said(frames),
+    )
+
+
+def two_clusters(grid: Grid) -> list[int]:
+    """Part layers into two clusters by average linkage of 1 − CKA.
+
+    Args:
+        grid: (L, L) CKA; it is made symmetric, as that of two models is not.
+
+    Returns:
+        The numbers of the layers at which another cluster begins; several, if a cluster is not of neighbours.
+    """
+    if len(grid) < LEAST_LAYERS or not np.isfinite(grid).all():
+        return []
+    labels = _labels(grid)
+    return [place for place in range(1, len(labels)) if labels[place] != labels[place - 1]]
+
+
+def _labels(grid: Grid) -> NDArray[np.int64]:
+    distance = 1 - np.clip((grid + grid.T) / 2, 0, 1)
+    np.fill_diagonal(distance, 0)
+    return np.asarray(fcluster(linkage(squareform(distance, checks=False), "average"), 2, "maxclust"))
+
+
+def _contrast(grid: Grid, layers: list[int]) -> dict[str, Cell]:
+    labels = _labels(grid)
+    off = ~np.eye(len(grid), dtype=bool)
+    same = labels[:, None] == labels[None]
+    within, between = grid[same & off].mean(), grid[~same].mean()
+    parts = [
+        [layer for layer, label in zip(layers, labels, strict=True) if label == one] for one in dict.fromkeys(labels)
+    ]
+    words = " | ".join(", ".join(map(str, part)) if not _runs(part) else f"{part[0]}–{part[-1]}" for part in parts)
+    return {"clusters": words, "within": float(within), "between": float(between), "contrast": float(within - between)}
+
+
+def _runs(layers: list[int]) -> bool:
+    return len(layers) > 1 and layers[-1] - layers[0] == len(layers) - 1
+
+
+def _grids(frames: Frames) -> list[tuple[str, Comparison, Grid, list[int], int]]:
+    """Title, comparison, mean CKA (L, L), layers and number of models, of every map that there is."""
+    frame = frames.of("similarity", "value")
+    frame = frame[(frame["measure"] == "cka") & (frame["features"] == "raw")]
+    found = []
+    for (task, kind), own in by(frame, "task", "rows"):
+        for comparison in COMPARISONS:
+            chosen = own[comparison.chosen(own)]
+            layers = sorted(set(chosen["layer_x"]) & set(chosen["layer_y"]))
+            if len(chosen) and layers:
+                models = len(set(chosen["model_x"]) | set(chosen["model_y"]))
+                grid = _mean_grid(chosen, [int(layer) for layer in layers], comparison)
+                title = place_words(task, kind, comparison.name)
+                found.append((title, comparison, grid, [int(layer) for layer in layers], models))
+    if not found:
+        raise Missing("no CKA of pretrained or fine-tuned models: the maps need cells of these stages")
+    return found
+
+
+def _mean_grid(chosen: pd.DataFrame, layers: list[int], comparison: Comparison) -> Grid:
+    """Mean over models or pairs; fine-tuned layers up where one of the two is the original."""
+    turned = (chosen["stage_x"] == "pretrained") & (chosen["stage_y"] == "finetuned")
+    up = chosen["layer_x"].where(~turned, chosen["layer_y"])
+    across = chosen["layer_y"].where(~turned, chosen["layer_x"])
+    means = chosen["value"].groupby([up, across]).mean()
+    return np.array([[means.get((a, b), np.nan) for b in layers] for a in layers], dtype=float)
+
+
+def _said(frames: Frames) -> list[str]:
+    said = []
+    for title, comparison, grid, layers, _ in _grids(frames):
+        if comparison.name == "FT–FT" and len(layers) >= LEAST_LAYERS:
+            found = _contrast(grid, layers)
+            said.append(
+                f"{title}: layers {found['clusters']}, CKA {found['within']:.2f} within the clusters and "
+                f"{found['between']:.2f} between them."
+            )
+    return said

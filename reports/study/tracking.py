@@ -1,0 +1,35 @@
+"""A study's report at W&B: one run in the group of the cells' runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from reports.study.registry import Made
+from reports.study.writing.cells import plain_rows
+from reports.tracking import start_run
+
+__all__ = ["log_report"]
+
+
+def log_report(folder: Path, name: str, made: Made, images: dict[str, Path], page: Path) -> None:
+    """Log tables, figures and the page as a run of the group `name`, as WANDB_MODE says.
+
+    Args:
+        folder: where W&B keeps its files.
+        name: of the study, the group of its cells' runs.
+        made: tables and figures.
+        images: figure's name -> file.
+        page: the HTML file.
+    """
+    import wandb
+
+    run = start_run(folder, name=f"{name}-report", kind="study report", group=name)
+    logged: dict[str, Any] = {f"figures/{figure}": wandb.Image(str(path)) for figure, path in images.items()}
+    for table in made.tables:
+        headings: list[str | int] = [column.heading for column in table.columns]
+        logged[f"tables/{table.name}"] = wandb.Table(columns=headings, data=plain_rows(table))
+    logged["report"] = wandb.Html(page.read_text(encoding="utf-8"), inject=False)
+    run.log(logged)
+    run.summary["findings"] = made.findings()
+    run.finish()

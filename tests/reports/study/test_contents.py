@@ -1,0 +1,196 @@
+"""Every table and figure of a study: what it says on rows whose effects are known, and why it cannot be made."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from reports.study.contents import Figure, HeatPanel, Table
+from reports.study.estimates import Estimate
+from reports.study.frames import Frames
+from reports.study.papers.phang import two_clusters
+from reports.study.registry import CONTENTS, Made, make
+from tests.reports.study.rows import LAYERS, MODELS, collected
+
+
+@pytest.fixture(scope="module")
+def frames() -> dict[str, pd.DataFrame]:
+    return collected()
+
+
+@pytest.fixture(scope="module")
+def made(frames: dict[str, pd.DataFrame]) -> Made:
+    return make(Frames(frames))
+
+
+def table(made: Made, name: str) -> Table:
+    return next(item for item in made.tables if item.name == name)
+
+
+def figure(made: Made, name: str) -> Figure:
+    return next(item for item in made.figures if item.name == name)
+
+
+def row(made: Made, name: str, **where: object) -> dict[str, object]:
+    (found,) = [row for row in table(made, name).rows if all(row[key] == value for key, value in where.items())]
+    return found
+
+
+def mean(cell: object) -> float:
+    assert isinstance(cell, Estimate)
+    return cell.mean
+
+
+def test_everything_is_made_but_what_the_rows_do_not_hold(made: Made) -> None:
+    assert set(made.missing) == {"ren_figure_4", "wu_figure_4"}  # no attention
+    assert {item.name for item in (*made.tables, *made.figures)} == set(CONTENTS) - set(made.missing)
+    assert (
+        made.missing["ren_figure_4"]
+        == "the study has no errors of maps between attention weights (kinds `inject` or `fit`)"
+    )
+
+
+def test_without_rows_everything_says_why_it_cannot_be_made() -> None:
+    made = make(Frames({}))
+    assert set(made.missing) == set(CONTENTS)
+    assert made.missing["ren_table_3"] == "the study has no rows of kind `recover`"
+
+
+def test_alignment_is_the_mean_over_blocks_and_pairs_beside_the_papers_number(
+    made: Made, frames: dict[str, pd.DataFrame]
+) -> None:
+    found = row(made, "ren_table_4", stage="fine-tuned", method="inn")
+    rows = frames["inject"]
+    own = rows[(rows["stage"] == "finetuned") & (rows["method"] == "inn") & (rows["model_x"] != rows["model_y"])]
+    own = own[(own["site_x"] == own["site_y"]) & (own["site_x"] > 0)]
+    assert mean(found["mse"]) == pytest.approx(own["mse"].mean())
+    assert mean(found["mse_fit"]) == pytest.approx(0.8 * own["mse"].mean())
+    assert (found["pairs"], found["models"]) == (28, 8)
+    assert mean(found["paper_test"]) == 0.0523
+    assert row(made, "ren_table_4", stage="fine-tuned", method="identity")["paper_test"] is None
+
+
+def test_the_papers_numbers_stand_beside_the_same_task_only() -> None:
+    other = make(Frames(collected(["rotten_tomatoes"], MODELS[:4])), ["ren_table_4"])
+    assert "paper_test" not in [column.key for column in table(other, "ren_table_4").columns]
+    assert mean(row(make(Frames(collected(["SST-2"], MODELS[:4])), ["ren_table_4"]), "ren_table_4",
+                    stage="pretrained", method="linear")["paper_test"]) == 0.0896  # fmt: skip
+
+
+def test_validation_errors_of_a_fit_are_not_called_held_out(frames: dict[str, pd.DataFrame]) -> None:
+    fit = frames["inject"][frames["inject"]["site_x"].notna()].drop(columns=["score", "overflow"])
+    found = make(Frames({"fit": fit}), ["ren_table_4"])
+    assert table(found, "ren_table_4").notes[0].startswith("Held out: no.")
+
+
+def test_maps_are_compared_with_the_invertible_one_by_one_family_of_tests(made: Made) -> None:
+    found = table(made, "ren_table_4_tests")
+    assert [entry["method"] for entry in found.rows] == ["linear − inn", "mlp − inn"] * 2
+    assert all(entry["p"] == 2 / 2**8 and entry["holm"] == pytest.approx(4 * 2 / 2**8) for entry in found.rows)
+    assert found.findings[0].startswith("Of 4 differences between maps, 4 are told from 0 at .05")
+
+
+def test_injection_is_shown_at_the_last_site_between_ceilings_and_floors(made: Made) -> None:
+    assert mean(row(made, "ren_table_5", stage="pretrained", method="native_y")["score"]) == pytest.approx(0.9)
+    inn = row(made, "ren_table_5", stage="pretrained", method="inn")
+    assert mean(inn["score"]) < mean(inn["everywhere"])  # the error grows with depth
+    assert mean(inn["paper"]) == 74.01
+    assert row(made, "ren_table_5", stage="pretrained", method="identity")["role"] == "floor"
+
+
+def test_a_pair_that_overflowed_is_counted_as_lost(frames: dict[str, pd.DataFrame]) -> None:
+    rows = frames["inject"].copy()
+    gone = (rows["method"] == "inn") & (rows["model_x"] == "a:0") & (rows["model_y"] == "b:3")
+    rows.loc[gone, ["mse", "score", "mse_fit", "fvu"]] = None
+    rows.loc[gone, "overflow"] = True
+    made = make(Frames({"inject": rows}), ["ren_table_4", "ren_table_5"])
+    for name, column in (("ren_table_4", "mse"), ("ren_table_5", "score")):
+        cell = row(made, name, stage="pretrained", method="inn")[column]
+        assert isinstance(cell, Estimate)
+        assert (cell.pairs, cell.lost) == (27, 1)
+
+
+def test_boxes_hold_every_pair_at_every_block(made: Made) -> None:
+    (tokens,) = [panel for panel in figure(made, "ren_figure_2").panels if panel.title.endswith("inn")]
+    assert [series.name for series in tokens.series] == ["pretrained", "fine-tuned"]  # type: ignore[union-attr]
+    assert list(tokens.across) == ["1", "2", "3", "4"]  # type: ignore[union-attr]
+    assert all(len(values) == 28 for values in tokens.series[0].values)  # type: ignore[union-attr]
+
+
+def test_layer_maps_are_brightest_on_the_diagonal(made: Made) -> None:
+    for name in ("ren_figure_3", "ren_figure_6"):
+        panel = figure(made, name).panels[0]
+        assert isinstance(panel, HeatPanel)
+        assert panel.values.shape == (5, 5)
+        assert (panel.values.argmin(1) == np.arange(5)).all()
+
+
+def test_recovery_is_shown_by_strength(made: Made) -> None:
+    found = row(made, "ren_table_3", strength=2.0, method="inn")
+    assert mean(found["mse"]) == pytest.approx(0.002)
+    assert mean(found["paper"]) == 0.0059
+
+
+def test_a_block_map_groups_families_and_reads_both_directions(frames: dict[str, pd.DataFrame]) -> None:
+    rows = frames["similarity"].copy()
+    back = (rows["measure"] == "neuronsim") & (rows["direction"] == "backward")
+    rows.loc[back, "value"] = 0.01
+    mixed = rows.sample(frac=1, random_state=0)
+    panel = figure(make(Frames({"similarity": mixed}), ["wu_figure_1"]), "wu_figure_1").panels[0]
+    assert isinstance(panel, HeatPanel)
+    families = [name[0] for name, _ in panel.row_blocks]
+    assert families in (sorted(families), sorted(families, reverse=True))
+    assert panel.values.shape == (40, 40)
+    assert np.isfinite(panel.values).all()
+    names = list(panel.rows)
+    x, y = names.index("a:0 1"), names.index("b:0 1")
+    assert panel.values[x, y] == pytest.approx(0.75)  # a:0 is the first of the pair
+    assert panel.values[y, x] == 0.01
+
+
+def test_localization_is_over_all_other_layers(made: Made) -> None:
+    assert all(entry["localization"] == pytest.approx(0) for entry in figure(made, "wu_figure_3").values)
+
+
+def test_layers_fall_into_the_clusters_that_they_form(made: Made) -> None:
+    found = row(made, "phang_clusters", panel="sst2, FT–FT")
+    assert found["clusters"] == "0–2 | 3–4"
+    assert mean_of(found["contrast"]) > 0.4
+    titles = [panel.title for panel in figure(made, "phang_figure_1").panels]
+    assert titles == ["sst2, ORIG–ORIG", "sst2, FT–FT", "sst2, FT[1]–FT[2]"]
+    assert two_clusters(np.full((5, 5), np.nan)) == []
+
+
+def mean_of(cell: object) -> float:
+    assert isinstance(cell, float)
+    return cell
+
+
+def test_fine_tuned_layers_go_up_where_the_original_goes_across(frames: dict[str, pd.DataFrame]) -> None:
+    rows = frames["similarity"]
+    own = rows[(rows["model_x"] == "a:0") & (rows["model_y"] == "a:0") & (rows["measure"] == "cka")]
+    own = own[own["stage"] == "finetuned"].assign(stage=None, stage_x="pretrained", stage_y="finetuned")
+    own = own.assign(value=own["layer_x"] / 10)  # x is the original here
+    (panel,) = figure(make(Frames({"similarity": own}), ["phang_figure_1"]), "phang_figure_1").panels
+    assert isinstance(panel, HeatPanel)
+    assert panel.title == "sst2, FT–ORIG"
+    assert panel.values[0].tolist() == [layer / 10 for layer in LAYERS]
+
+
+def test_groups_are_told_apart_by_their_distances(made: Made) -> None:
+    found = {entry["groups"]: entry for entry in table(made, "brown_angular_distance").rows[:3]}
+    assert mean(found["a and b"]["distance"]) > mean(found["a and a"]["distance"])
+    assert found["a and b"]["p"] == pytest.approx(2 / 70)
+    lines = figure(made, "brown_figure_2_stitching").panels[0]
+    assert {series.name for series in lines.series} == {"same model", "a-to-a", "a-to-b", "b-to-a", "b-to-b"}  # type: ignore[union-attr]
+
+
+def test_freezing_has_the_papers_accuracy_of_the_same_variant(made: Made) -> None:
+    found = row(made, "wu_table_1", variant="bottom-4")
+    assert (found["score"], found["paper"], found["seeds"]) == (pytest.approx(93.5), 92.43, 2)
+
+
+def test_a_name_that_there_is_not_is_refused_with_one_like_it() -> None:
+    with pytest.raises(ValueError, match=r"got ren_tabel_4\. Did you mean .*ren_table_4"):
+        make(Frames({}), ["ren_tabel_4"])
