@@ -14,7 +14,8 @@ from lightning.pytorch.utilities import rank_zero_only
 from storage.whole import refusing_folder, remove_unfinished, write_text
 
 __all__ = [
-    "CONFIG", "RANKS_SHARE", "claim", "is_begun", "new_run_folder", "rank", "release_unused", "tidy", "try_run_folder",
+    "CONFIG", "RANKS_SHARE", "claim", "is_begun", "new_run_folder", "rank", "release", "release_unused", "tidy",
+    "try_run_folder",
 ]  # fmt: skip
 
 CONFIG = "config.yaml"
@@ -89,6 +90,13 @@ def claim(folder: Path, options: str, *, begun: bool = False) -> None:
                 raise
         if folder.resolve() not in _claimed:
             _claimed[folder.resolve()] = _locked(config)
+
+
+def release(folder: Path) -> None:
+    """Let go of a folder that this process has claimed, if it has: its run is over."""
+    file = _claimed.pop(folder.resolve(), None)
+    if file is not None:
+        os.close(file)
 
 
 def release_unused() -> None:

@@ -15,6 +15,7 @@ from jsonargparse import ArgumentParser, Namespace
 from callbacks.best import BestPerSite
 
 __all__ = [
+    "FREE",
     "add_data_and_trainer",
     "add_training",
     "check_goes_on",
@@ -24,6 +25,14 @@ __all__ = [
     "options_of",
     "parse_with_data",
 ]
+
+# Options, or prefixes of them, that may differ when a run is resumed: they do not change what the result means.
+FREE = (
+    *("run", "config", "traceback", "ckpt_path", "sites_at_once", "checkpoint.", "memory", "data.workers"),
+    *("data.cache", "data.store", "data.trust_remote_code", "data.devices", "data.device_map", "trainer.accelerator"),
+    *("trainer.devices", "trainer.num_nodes", "trainer.strategy", "trainer.logger", "trainer.log_every_n_steps"),
+    *("trainer.enable_", "trainer.default_root_dir", "trainer.profiler", "trainer.benchmark"),
+)
 
 
 def command_parser(kind: str, description: str) -> ArgumentParser:

@@ -18,9 +18,8 @@ COMMANDS: dict[str, dict[str, str]] = {
     "train": {
         "fit": "Fit aligners between the states of two frozen models.",
         "finetune": "Fine-tune classifiers from any number of seeds, with blocks frozen or left out.",
-        "fit_pairs": "Fit aligners of many pairs of models at once, in one bank.",
-        "recover": "Fit maps to random bijections of a model's states, and measure how well each is found.",
         "stitch": "Train stitching layers through frozen tails, and report what they cost.",
+        "untrained": "Save a model's untrained twin.",
         "validate": "Show the figures of a checkpoint's aligners on the validation texts.",
     },
     "evaluate": {
@@ -29,7 +28,13 @@ COMMANDS: dict[str, dict[str, str]] = {
         "stitch": "Stitch models together and measure the penalty.",
         "surgery": "Truncate classifiers, and skip spans of their layers.",
     },
-    "study": {},
+    "study": {
+        "run": "Run what is missing of a study, and report.",
+        "status": "Show how far a study is.",
+        "retry": "Run the failed cells of a study once more.",
+        "collect": "Write the results of a study into tables.",
+        "report": "Make the tables and figures of a study.",
+    },
 }
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from datamodules.protocol import TextData
 
-__all__ = ["identity", "refuse_other_run", "trainer_identity"]
+__all__ = ["differences", "identity", "refuse_other_run", "trainer_identity"]
 
 # Options that change nothing in the result, and those that are compared by what they lead to: models by their weights,
 # sites by their numbers.
@@ -52,10 +52,10 @@ def refuse_other_run(then: Mapping[str, Any], now: Mapping[str, Any], what: str)
     texts = [run["data"]["text"] for run in (then, now)]
     equal = texts[0].get("hashes") == texts[1]["hashes"]
     before, after = (_data_options(run, equal) for run in (then, now))
-    found = _differences(before, {name: value for name, value in after.items() if name in before}, "data")
+    found = differences(before, {name: value for name, value in after.items() if name in before}, "data")
     found += [] if equal else _other_texts(*texts)
     for part, prefix in (("options", "model"), ("trainer", "trainer")):
-        found += [] if then[part] is None else _differences(then[part], now[part], prefix)
+        found += [] if then[part] is None else differences(then[part], now[part], prefix)
     if found:
         raise ValueError(
             f"{what} is of a run with other data or options: {'; '.join(found)}. To go on, give the same; for anything "
@@ -77,11 +77,17 @@ def _data_options(run: Mapping[str, Any], equal: bool) -> dict[str, Any]:
     return {**found, **led_to, "label_names": run["data"]["text"].get("label_names")}
 
 
-def _differences(then: Any, now: Any, name: str) -> list[str]:
-    """Each value that differs, by its dotted name."""
+def differences(then: Any, now: Any, name: str) -> list[str]:
+    """List each value that differs, by its dotted name.
+
+    Args:
+        then: nested plain values.
+        now: the same, later.
+        name: how the dotted names begin.
+    """
     if isinstance(then, dict) and isinstance(now, dict):
         names = {**then, **now}
-        return [line for key in names for line in _differences(then.get(key), now.get(key), f"{name}.{key}")]
+        return [line for key in names for line in differences(then.get(key), now.get(key), f"{name}.{key}".lstrip("."))]
     return [] if then == now else [f"`{name}` was {json.dumps(then)} and is {json.dumps(now)}"]
 
 

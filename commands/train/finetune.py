@@ -12,7 +12,7 @@ from jsonargparse import ArgumentParser
 
 from aligners.scoring.task_scores import choose_score, task_score
 from commands.folders import CONFIG, is_begun, rank, try_run_folder
-from commands.options import add_data_and_trainer, check_trains, command_parser, flat, options_of
+from commands.options import FREE, add_data_and_trainer, check_trains, command_parser, flat, options_of
 from commands.run import instantiate, start
 from datamodules.identity import identity
 from datamodules.labelled import LabelledTexts
@@ -26,13 +26,6 @@ from reports.publishing import environment, publish, write
 from reports.report import Row
 
 __all__ = ["parser", "plan", "run"]
-
-# Options, or prefixes of them, that may differ when a run is resumed: they do not change what the result means.
-FREE = (
-    *("run", "config", "traceback", "data.workers", "data.cache", "data.trust_remote_code", "trainer.accelerator"),
-    *("trainer.devices", "trainer.num_nodes", "trainer.strategy", "trainer.logger", "trainer.log_every_n_steps"),
-    *("trainer.enable_", "trainer.default_root_dir", "trainer.profiler", "trainer.benchmark"),
-)
 
 
 def parser() -> ArgumentParser:

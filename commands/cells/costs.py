@@ -1,0 +1,232 @@
+"""What the cells of a study will cost: formulas over sizes of models, options and assumed lengths of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from jsonargparse import Namespace
+
+from aligners.fitting.parts import bytes_a_site
+from aligners.maps.base import Aligner
+from commands.cells.options import CellOptions
+from datamodules.rows.sites import parse_layers, parse_sites
+from studies.cells import Cell, merged
+from studies.kinds import KINDS
+from studies.plan import Cost, Plan
+from studies.sizes import Size
+from studies.spec import Study
+
+__all__ = ["Costs", "plan_study"]
+
+FLOOR_METHODS = 3  # mean, identity, random_embedding
+CLOSED = 6  # the closed forms that `inject` adds by default
+FLOAT, DOUBLE = 4, 8
+
+
+class Maps(NamedTuple):
+    """The maps of a bank, of one site."""
+
+    count: int
+    trained: int  # weights, those that train in both directions twice
+    stored: int  # bytes
+    memory: int  # bytes
+
+
+@dataclass
+class Costs:
+    """Estimates the cost of cells.
+
+    Args:
+        study: the study.
+        options: what the commands say of their options.
+        sizes: of the models, by their names in the study file.
+    """
+
+    study: Study
+    options: CellOptions
+    sizes: Mapping[str, Size]
+
+    def __post_init__(self) -> None:
+        self._made: dict[str, tuple[Namespace, Namespace]] = {}
+        self._maps: dict[tuple[str, int, int], Maps] = {}
+
+    def of(self, cell: Cell) -> Cost:
+        """The cost of a cell."""
+        parsed, made = self._options(cell)
+        kinds = {"fit": self._fit, "recover": self._fit, "inject": self._inject, "similarity": self._similarity}
+        kinds |= {"stitch": self._stitch, "identity": self._identity, "finetune": self._finetune}
+        return kinds[cell.kind](cell, parsed, made) if cell.kind in kinds else Cost()
+
+    # ------------------------------------------------------------------ what there is
+
+    def size(self, cell: Cell) -> list[Size]:
+        """The sizes of a cell's models."""
+        return [self.sizes[model.name.split("#")[0]] for model in cell.models]
+
+    def texts(self, cell: Cell) -> tuple[int, int]:
+        """Fitting and held-out texts of a cell's task."""
+        text = {**self.study.data, **self.study.tasks.get(cell.task or "", {})}.get("text", {})
+        most, held_out = text.get("max_texts"), text.get("max_held_out")
+        fitting = most or self.study.assume.texts
+        return fitting, min(each for each in (held_out or self.study.assume.held_out, most) if each)
+
+    def rows(self, data: Namespace, texts: int) -> int:
+        """Rows of so many texts."""
+        return texts * (1 if data.get("rows") in ("mean", "cls") else self.study.assume.tokens)
+
+    def _options(self, cell: Cell) -> tuple[Namespace, Namespace]:
+        """The options of a cell, as values and instantiated; the same for all cells of its kind and task."""
+        key = f"{cell.kind} {cell.task}"
+        if key not in self._made:
+            names = KINDS[cell.kind].names
+            data = {name: value for name, value in cell.options.get("data", {}).items() if name not in names}
+            own = {name: value for name, value in cell.options.items() if name not in KINDS[cell.kind].apart}
+            shared = {**self.study.data, **self.study.tasks.get(cell.task or "", {})} if cell.kind == "inject" else {}
+            known = {n: v for n, v in shared.items() if self.options.accepts(cell.kind, f"data.{n}")}
+            parsed = self.options.parsed(cell.kind, {**own, "data": merged(known, data)})
+            self._made[key] = parsed, self.options.parser(cell.kind).instantiate(parsed)
+        return self._made[key]
+
+    def _pass(self, size: Size, texts: int) -> float:
+        return 2.0 * size.layers * size.block * texts * self.study.assume.tokens
+
+    # ------------------------------------------------------------------ kinds
+
+    def _fit(self, cell: Cell, parsed: Namespace, made: Namespace) -> Cost:
+        x, y = (self.size(cell) * 2)[:2]
+        texts, _ = self.texts(cell)
+        read = self.rows(parsed.data, texts)
+        trained = trained_rows(parsed, read, self.rows(parsed.data, parsed.data.batch_size))
+        sites = len(parse_sites(parsed.data.get("sites", "all"), x.layers, y.layers))
+        maps = self.maps(made, x, y, self.rows(parsed.data, parsed.data.batch_size))
+        passes = 1 + (trained / read if maps.trained else 0.0)
+        return Cost(
+            passes=2 * passes,
+            flops=passes * (self._pass(x, texts) + self._pass(y, texts)) + 6.0 * maps.trained * trained * sites,
+            disk=sites * maps.stored,
+            memory=FLOAT * (x.weights + y.weights) + sites * maps.memory,
+        )
+
+    def maps(self, made: Namespace, x: Size, y: Size, rows: int) -> Maps:
+        """The maps of a fit between two widths, of one site; built once."""
+        key = (str(sorted(made.model.factories)), x.width, y.width)
+        if key not in self._maps:
+            aligners = [fit.aligner for fit in made.model.made(1, x.width, y.width)]
+            moments = DOUBLE * (x.width**2 + y.width**2 + x.width * y.width)
+            self._maps[key] = Maps(
+                len(aligners),
+                sum(_weights(each) * (2 if each.both_ways else 1) for each in aligners if not each.closed_form),
+                moments + sum(_bytes(each) for each in aligners),
+                bytes_a_site(made.model, x.width, y.width, rows),
+            )
+        return self._maps[key]
+
+    def _inject(self, cell: Cell, parsed: Namespace, made: Namespace) -> Cost:
+        x, y = self.size(cell)
+        _, held_out = self.texts(cell)
+        sites = len(parse_sites(parsed.data.sites, x.layers, y.layers))
+        work = self.study.fit
+        fitted = {} if work is None else work.options.get("model", {}).get("aligners", {})
+        methods = len({*fitted, *parsed.closed_form}) + FLOOR_METHODS
+        targets = [y, x] if parsed.both_directions else [y]
+        tails = sum(self._pass(target, held_out) for target in targets) * methods * sites / 2
+        fronts = self._pass(x, held_out) + self._pass(y, held_out)
+        return Cost(passes=2, flops=fronts + tails, memory=FLOAT * (x.weights + y.weights))
+
+    def _similarity(self, cell: Cell, parsed: Namespace, made: Namespace) -> Cost:
+        sizes = self.size(cell)
+        _, held_out = self.texts(cell)
+        layers = [len(parse_layers(parsed.data.layers, size.layers)) * size.width for size in sizes]
+        products = sum(a * b for i, a in enumerate(layers) for b in layers[i:])
+        rows = self.rows(parsed.data, held_out)
+        return Cost(
+            passes=len(sizes),
+            flops=sum(self._pass(size, held_out) for size in sizes) + 2.0 * rows * products,
+            memory=FLOAT * sum(size.weights for size in sizes) + DOUBLE * products,
+        )
+
+    def _stitch(self, cell: Cell, parsed: Namespace, made: Namespace) -> Cost:
+        x, y = self.size(cell)
+        steps, sites = max(0, parsed.trainer.max_steps), min(x.layers, y.layers)
+        tokens = steps * parsed.data.batch_size * self.study.assume.tokens
+        ways = [2.0 * size.layers * size.block * tokens for size in (x, y)]
+        layers = len(made.model.factories)
+        read = steps * parsed.data.batch_size / max(1, self.texts(cell)[0])
+        flops = sum(ways) + 2 * 3 * sum(ways) / 2 * sites * layers  # each model is the target of two routes
+        return Cost(passes=2 * read, flops=flops, disk=0.0, memory=FLOAT * 2 * (x.weights + y.weights))
+
+    def _identity(self, cell: Cell, parsed: Namespace, made: Namespace) -> Cost:
+        sizes = self.size(cell)
+        _, held_out = self.texts(cell)
+        one = sum(self._pass(size, held_out) for size in sizes)
+        tails = one * len(sizes) * sizes[0].layers / 2
+        return Cost(passes=len(sizes), flops=one + tails, memory=FLOAT * sum(size.weights for size in sizes))
+
+    def _finetune(self, cell: Cell, parsed: Namespace, made: Namespace) -> Cost:
+        (size,) = self.size(cell)
+        texts, held_out = self.texts(cell)
+        epochs = parsed.trainer.max_epochs or 1
+        if epochs < 0:
+            epochs = parsed.trainer.max_steps * parsed.data.batch_size / texts
+        flops = 3 * epochs * self._pass(size, texts) + self._pass(size, held_out)
+        variants = len(parsed.variants)
+        return Cost(
+            passes=variants * (epochs + 1),
+            flops=variants * flops,
+            disk=variants * FLOAT * size.weights,
+            memory=4 * FLOAT * size.weights,  # weights, gradients, two moments
+        )
+
+
+def plan_study(costs: Costs, cells: Sequence[Cell], rate: float, workers: int) -> Plan:
+    """Plan the cells of a study.
+
+    Args:
+        costs: estimates them.
+        cells: of the study.
+        rate: FLOP a second of one worker.
+        workers: cells at a time.
+    """
+    assume, unknown = costs.study.assume, [name for name, size in costs.sizes.items() if not size.known]
+    said = [f"Texts without a limit in the study file are taken to be {assume.texts:,} to fit on and "
+            f"{assume.held_out:,} held out; a text has {assume.tokens} tokens (`assume`)."]  # fmt: skip
+    if unknown:
+        said.append(
+            f"{len(unknown)} of {len(costs.sizes)} models cannot be reached and are taken to have {assume.layers} "
+            f"blocks of width {assume.width} (`assume`)."
+        )
+    texts: dict[tuple[str, str | None], tuple[Size, int]] = {}
+    for cell in cells:
+        if KINDS[cell.kind].unit != "model":
+            for model, size in zip(cell.models, costs.size(cell), strict=True):
+                texts[model.path, cell.task] = size, sum(costs.texts(cell))
+    store = sum(FLOAT * (size.layers + 1) * size.width * n * assume.tokens for size, n in texts.values())
+    return Plan([(cell, costs.of(cell)) for cell in cells], rate, workers, float(store), 2 * len(texts), said)
+
+
+def trained_rows(parsed: Namespace, read: int, a_step: int) -> float:
+    """Rows that a fit trains on.
+
+    Args:
+        parsed: the options of the fit.
+        read: rows of all fitting texts.
+        a_step: rows of a step.
+    """
+    trainer: Any = parsed.trainer
+    limit = trainer.limit_train_batches
+    epoch = read if limit is None else limit * a_step if isinstance(limit, int) else limit * read
+    if trainer.max_epochs not in (None, -1):
+        return float(trainer.max_epochs * epoch)
+    if trainer.max_steps not in (None, -1):
+        return float(trainer.max_steps * a_step)
+    return float(min(parsed.model.rows, parsed.model.most_steps * a_step))
+
+
+def _weights(aligner: Aligner) -> int:
+    return sum(weight.numel() for weight in aligner.parameters())
+
+
+def _bytes(aligner: Aligner) -> int:
+    return sum(value.numel() * value.element_size() for value in aligner.state_dict().values())

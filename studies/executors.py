@@ -1,0 +1,205 @@
+"""Where cells run: executors with the interface of `concurrent.futures`.
+
+A future's exception means that its worker was lost: what goes wrong within a cell is the cell's result.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import suppress
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+__all__ = ["EXECUTORS", "Processes", "RayTasks", "SlurmJobs", "make_executor"]
+
+PATIENCE = 20.0  # seconds that a worker has to end by itself
+
+
+class Processes(Executor):
+    """Processes of this machine, each a pool of its own: one that is killed takes no other with it.
+
+    Args:
+        workers: number of processes.
+        gpus: number of GPUs, of which each process sees one; 0: none.
+    """
+
+    def __init__(self, workers: int, gpus: int = 0) -> None:
+        self.workers, self.gpus = workers, gpus
+        self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for place in range(workers):
+            self._free.put(place)
+        self._pools: dict[int, ProcessPoolExecutor] = {}
+        self._processes: dict[int, int] = {}
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run a function in the next free process; wait until there is one."""
+        place = self._free.get()
+        try:
+            future = self._pool(place).submit(fn, *args, **kwargs)
+        except BrokenExecutor:  # killed while it was idle
+            self._drop(place)
+            future = self._pool(place).submit(fn, *args, **kwargs)
+        future.add_done_callback(lambda done: self._release(place, done))
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End all processes, at once with `cancel_futures`."""
+        if cancel_futures:
+            self._end(signal.SIGTERM)
+            for process in multiprocessing.active_children():
+                if process.pid in self._processes.values():
+                    process.join(PATIENCE)
+            self._end(signal.SIGKILL)
+        for pool in self._pools.values():
+            pool.shutdown(wait, cancel_futures=cancel_futures)
+
+    def _pool(self, place: int) -> ProcessPoolExecutor:
+        if place not in self._pools:
+            gpu = place % self.gpus if self.gpus else None
+            threads = max(1, len(os.sched_getaffinity(0)) // self.workers)
+            spawn = multiprocessing.get_context("spawn")
+            self._pools[place] = ProcessPoolExecutor(1, spawn, _begin_worker, (gpu, threads))
+            self._processes[place] = self._pools[place].submit(os.getpid).result()
+        return self._pools[place]
+
+    def _drop(self, place: int) -> None:
+        self._pools.pop(place).shutdown(wait=False)
+        self._processes.pop(place)
+
+    def _release(self, place: int, done: Future[Any]) -> None:
+        if not done.cancelled() and isinstance(done.exception(), BrokenExecutor):
+            self._drop(place)
+        self._free.put(place)
+
+    def _end(self, number: int) -> None:
+        for process in self._processes.values():
+            with suppress(ProcessLookupError):
+                os.kill(process, number)
+
+
+def _begin_worker(gpu: int | None, threads: int) -> None:
+    """Prepare a process that was just started: its GPU, its threads, and that it ends with the one that started it."""
+    if gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # torch is not imported yet
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started it
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class SlurmJobs(Executor):
+    """Jobs of SLURM, by submitit; each cell is a job.
+
+    Args:
+        workers: most jobs at a time.
+        folder: for submitit's files.
+        cluster: `slurm`, or `local` for processes of this machine.
+        options: parameters of submitit's `AutoExecutor`, such as `timeout_min` and `slurm_partition`.
+    """
+
+    def __init__(self, workers: int, folder: Path, cluster: str = "slurm", **options: Any) -> None:
+        import submitit
+
+        self._jobs: list[Any] = []
+        self._executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
+        self._executor.update_parameters(**options)
+        self._waiting = ThreadPoolExecutor(workers)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Submit a job; the future waits for it."""
+        job = self._executor.submit(fn, *args, **kwargs)
+        self._jobs.append(job)
+        return self._waiting.submit(job.result)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Wait for all jobs, or cancel them."""
+        if cancel_futures:
+            for job in self._jobs:
+                if not job.done():
+                    job.cancel(check=False)
+        self._waiting.shutdown(wait, cancel_futures=cancel_futures)
+
+
+class RayTasks(Executor):
+    """Tasks of a Ray cluster; each cell is a task.
+
+    Args:
+        address: of the cluster; default: $RAY_ADDRESS, or a new one on this machine.
+        options: what a task needs: `num_cpus`, `num_gpus`, `resources`, as `ray.remote` takes them.
+    """
+
+    def __init__(self, address: str | None = None, **options: Any) -> None:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        import ray
+
+        self._ray, self._tasks = ray, []
+        self._own = not ray.is_initialized()
+        if self._own:
+            ray.init(address=address, log_to_driver=False, include_dashboard=None if address else False)
+        self._remote = ray.remote(max_retries=0, **options)(_call)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Submit a task."""
+        task = self._remote.remote(fn, *args, **kwargs)
+        self._tasks.append(task)
+        future: Future[Any] = task.future()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Wait for all tasks, or cancel them, and leave the cluster."""
+        if cancel_futures:
+            for task in self._tasks:
+                self._ray.cancel(task, force=True)
+        elif wait:
+            self._ray.wait(self._tasks, num_returns=len(self._tasks)) if self._tasks else None
+        if self._own:
+            self._ray.shutdown()
+
+
+def _call(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    return fn(*args, **kwargs)
+
+
+# Name -> the package that it needs.
+EXECUTORS = {"processes": None, "slurm": "submitit", "ray": "ray"}
+
+
+def make_executor(name: str, workers: int, gpus: int, folder: Path, options: dict[str, Any]) -> Executor:
+    """Make an executor.
+
+    Args:
+        name: one of `EXECUTORS`.
+        workers: cells at a time.
+        gpus: of this machine, one for each process.
+        folder: of the study.
+        options: of the executor.
+
+    Raises:
+        ValueError: there is no such executor or option, or its package is not installed.
+    """
+    if name not in EXECUTORS:
+        raise ValueError(f"Expected `executor` out of {', '.join(EXECUTORS)}, but got {name!r}.")
+    try:
+        if name == "slurm":
+            return SlurmJobs(workers, folder / "slurm", **options)
+        return RayTasks(**options) if name == "ray" else Processes(workers, gpus, **options)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"The executor {name!r} needs the package {EXECUTORS[name]}, which is not installed. Run: pip install "
+            f"{EXECUTORS[name]}"
+        ) from error
+    except (TypeError, NameError) as error:  # of an option that there is not
+        raise ValueError(f"Expected `executor_options` of {name!r}, but: {error}") from error

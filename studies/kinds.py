@@ -1,0 +1,46 @@
+"""The kinds of cells: which command each calls, on what, and what it leaves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["KINDS", "Kind"]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of cell.
+
+    Attributes:
+        script: `train` or `evaluate`.
+        command: of that script.
+        unit: what a cell is about.
+        names: options of the command that name the models.
+        report: file with the rows in the command's folder; None: the command leaves a model and no rows.
+        table: name of the table that the rows go into; None: none.
+        leaves: what other cells need of it, below its folder.
+        apart: further options that name models or cells.
+    """
+
+    script: Literal["train", "evaluate"]
+    command: str
+    unit: Literal["model", "pair", "models"]
+    names: tuple[str, ...] = ("models",)
+    report: str | None = None
+    table: str | None = None
+    leaves: str = "run"
+    apart: tuple[str, ...] = ()
+
+
+PAIR = ("model_x", "model_y")
+KINDS = {
+    "untrained": Kind("train", "untrained", "model", leaves="run/model"),
+    "finetune": Kind("train", "finetune", "model", report="finetuning.json", table="finetune"),
+    "fit": Kind("train", "fit", "pair", PAIR, "summary.json", "fit", leaves="run/aligners.ckpt"),
+    "inject": Kind("evaluate", "inject", "pair", PAIR, "report.json", "inject", apart=("checkpoints",)),
+    "similarity": Kind("evaluate", "similarity", "models", report="similarity.json", table="similarity"),
+    "stitch": Kind("train", "stitch", "pair", report="stitching.json", table="stitching"),
+    "identity": Kind("evaluate", "stitch", "models", report="stitching.json", table="stitching", apart=("groups",)),
+    "recover": Kind("train", "recover", "model", report="recover.json", table="recover"),
+}

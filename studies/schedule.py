@@ -1,0 +1,132 @@
+"""Runs the cells of a study: each once those that it needs are done, as many at a time as there are workers."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from graphlib import TopologicalSorter
+
+from storage.whole import write_text
+from studies.cells import Cell
+from studies.folder import ERROR, RESULT, StudyFolder
+from studies.kinds import KINDS
+
+__all__ = ["Schedule", "missing"]
+
+ATTEMPTS = 2  # of a cell whose worker was lost
+
+
+def missing(folder: StudyFolder, cells: Sequence[Cell]) -> dict[str, Cell]:
+    """The cells to run: those that are not done, and those that left something which one of them needs and is gone."""
+    known = {cell.id: cell for cell in cells}
+    found = {cell.id: cell for cell in cells if folder.state(cell.id) != "done"}
+    ahead = deque(found.values())
+    while ahead:
+        for need in ahead.popleft().needs:
+            if need not in found and not folder.leaves(known[need]):
+                found[need] = known[need]
+                ahead.append(known[need])
+    return {number: found[number] for number in known if number in found}
+
+
+class Schedule:
+    """The cells that are to run.
+
+    Args:
+        folder: of the study.
+        cells: of the study, each after those that it needs.
+        run_cell: runs one, in whatever process: from the study's folder and the cell's id to `done`, `failed`, `busy`.
+        say: shows a line.
+    """
+
+    def __init__(
+        self,
+        folder: StudyFolder,
+        cells: Sequence[Cell],
+        run_cell: Callable[[str, str], str],
+        say: Callable[[str], None],
+    ) -> None:
+        self.folder, self.run_cell, self.say = folder, run_cell, say
+        self.todo = missing(folder, cells)
+        self._needed = Counter(need for cell in self.todo.values() for need in cell.needs)
+        self._fits = {cell.id for cell in cells if cell.kind == "fit"}
+        self.states: Counter[str] = Counter()
+        self.seconds: dict[str, list[float]] = {}
+        self._lost: Counter[str] = Counter()
+        self._ready: deque[str] = deque()
+        self._running: dict[Future[str], tuple[str, float]] = {}
+
+    def run(self, executor: Executor, workers: int, *, again: bool = False) -> None:
+        """Run them.
+
+        Args:
+            executor: runs each cell.
+            workers: cells at a time.
+            again: whether those that failed before are run, too, and what needs them.
+        """
+        failed = {number for number in self.todo if not again and self.folder.state(number) == "failed"}
+        needs = {number: [n for n in cell.needs if n in self.todo] for number, cell in self.todo.items()}
+        self._order = TopologicalSorter(needs)
+        self._order.prepare()
+        self._workers = workers
+        while True:
+            self._ready += [number for number in self._order.get_ready() if number not in failed]
+            while self._ready and len(self._running) < workers:
+                self._submit(executor, self._ready.popleft())
+            if not self._running:
+                return
+            for future in wait(self._running, return_when=FIRST_COMPLETED).done:
+                self._finish(future)
+
+    def _submit(self, executor: Executor, number: str) -> None:
+        (self.folder.cell(number) / RESULT).unlink(missing_ok=True)  # done, but what it left is gone
+        future = executor.submit(self.run_cell, str(self.folder.path.resolve()), number)
+        self._running[future] = (number, time.monotonic())
+
+    def _finish(self, future: Future[str]) -> None:
+        number, began = self._running.pop(future)
+        error = future.exception()
+        state = "lost" if error is not None else future.result()
+        cell, seconds = self.todo[number], time.monotonic() - began
+        if state == "lost":
+            self._lost[number] += 1
+            if self._lost[number] < ATTEMPTS:
+                self.say(f"The worker of {cell.said()} was lost ({error!r}). It is run once more.")
+                self._ready.append(number)
+                return
+            write_text(
+                self.folder.cell(number) / ERROR,
+                f"Its worker was lost {ATTEMPTS} times: was it killed, or out of memory?\n{error!r}\n",
+            )
+            state = "failed"
+        self.states[state] += 1
+        if state == "done":
+            self._order.done(number)
+            self.seconds.setdefault(cell.kind, []).append(seconds)
+            self._forget(cell)
+        self.say(self._line(cell, state, seconds))
+
+    def _line(self, cell: Cell, state: str, seconds: float) -> str:
+        words = {"done": f"{seconds:.0f} s", "busy": "another process is at it"}.get(state, state)
+        done = sum(self.states.values())
+        left = self.left()
+        about = f"; about {left / 60:.0f} min left" if left is not None and left > 60 else ""
+        return f"[{done}/{len(self.todo)}] {cell.said()}: {words}{about}"
+
+    def left(self) -> float | None:
+        """Seconds that the rest will take, if its cells take as long as those of their kinds so far; None: unknown."""
+        counts = Counter(cell.kind for cell in self.todo.values())
+        rest = {kind: count - len(self.seconds.get(kind, [])) for kind, count in counts.items()}
+        if any(count and kind not in self.seconds for kind, count in rest.items()):
+            return None
+        return sum(n * sum(s) / len(s) for kind, n in rest.items() if n for s in [self.seconds[kind]]) / self._workers
+
+    def _forget(self, done: Cell) -> None:
+        """Remove the maps that no cell needs any more, where only results are kept."""
+        self._needed.subtract(done.needs)
+        if self.folder.study["keep"] == "results":
+            for number in (*done.needs, done.id):
+                if number in self._fits and self._needed[number] <= 0:
+                    (self.folder.cell(number) / KINDS["fit"].leaves).unlink(missing_ok=True)

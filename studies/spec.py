@@ -1,0 +1,324 @@
+"""What a study file says."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from itertools import combinations
+from typing import Any, Literal, get_args, get_type_hints
+
+__all__ = ["STAGES", "Assumed", "Comparison", "Finetuning", "Model", "Models", "Pairs", "Stage", "Study", "Work"]
+__all__ += ["check_keys", "read_study"]
+
+Stage = Literal["random", "pretrained", "finetuned"]
+STAGES: tuple[Stage, ...] = get_args(Stage)
+SEED = "{seed}"
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model of a study, whatever its stage.
+
+    Attributes:
+        name: in tables; a further copy is called NAME#2, NAME#3, ...
+        base: what is loaded, or fine-tuned from.
+        copy: number of its fine-tuning, from 0; pretrained and random models have only 0.
+    """
+
+    name: str
+    base: str
+    copy: int = 0
+
+
+@dataclass
+class Models:
+    """Which models are compared.
+
+    Args:
+        names: Hub ids, folders, or embedded models; or one name with {seed} in it, and `seeds`.
+        seeds: how many (25: 0, 1, ..., 24), or which.
+        groups: name of a group -> its models, for example families; tables keep them apart.
+    """
+
+    names: list[str] | str
+    seeds: int | list[int] | None = None
+    groups: dict[str, list[str]] | None = None
+
+    def listed(self) -> list[str]:
+        """The names, seeds filled in.
+
+        Raises:
+            ValueError: none, one twice, `seeds` without {seed}, or {seed} without `seeds`.
+        """
+        names = [self.names] if isinstance(self.names, str) else list(self.names)
+        if (self.seeds is None) == any(SEED in name for name in names):
+            raise ValueError(
+                f"Expected `models.seeds` with a name that holds {SEED}, and without one otherwise, but got "
+                f"{self.seeds!r} for {', '.join(names)}."
+            )
+        if self.seeds is not None:
+            seeds = range(self.seeds) if isinstance(self.seeds, int) else self.seeds
+            names = [name.replace(SEED, str(seed)) for name in names for seed in seeds]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice or not names:
+            got = f"{', '.join(twice)} twice" if twice else "none"
+            raise ValueError(f"Expected `models` to name at least one model, each once, but got {got}.")
+        return names
+
+    def group(self, name: str) -> str | None:
+        """The group of a model, or of the model that it is a copy of."""
+        bare = name.split("#")[0]
+        return next((group for group, names in (self.groups or {}).items() if {name, bare} & set(names)), None)
+
+
+@dataclass
+class Pairs:
+    """Which pairs of models are compared. Default: all.
+
+    Args:
+        random: so many of them, drawn by `seed`.
+        seed: of the draw.
+        given: these, each a list of two names.
+        same: each model with itself as well, where maps are fitted.
+    """
+
+    random: int | None = None
+    seed: int = 0
+    given: list[list[str]] | None = None
+    same: bool = False
+
+    @property
+    def every(self) -> bool:
+        """Whether these are all pairs."""
+        return self.random is None and self.given is None
+
+    def of(self, names: Sequence[str]) -> list[tuple[str, str]]:
+        """The pairs of these models, each with itself left out.
+
+        Raises:
+            ValueError: there are not so many pairs, or no such model.
+        """
+        every = list(combinations(names, 2))
+        if self.given is not None:
+            return [self._known(pair, names) for pair in self.given]
+        if self.random is None:
+            return every
+        if not 1 <= self.random <= len(every):
+            raise ValueError(
+                f"Expected `pairs.random` between 1 and {len(every)}, the pairs that {len(names)} models have, but got "
+                f"{self.random}."
+            )
+        return sorted(random.Random(self.seed).sample(every, self.random), key=every.index)
+
+    def _known(self, pair: Sequence[str], names: Sequence[str]) -> tuple[str, str]:
+        unknown = [name for name in pair if name not in names]
+        if len(pair) != 2 or unknown:
+            raise ValueError(
+                f"Expected each of `pairs.given` to be two of the models {', '.join(names)}, but got {list(pair)}."
+            )
+        return pair[0], pair[1]
+
+
+@dataclass
+class Work:
+    """One kind of cell.
+
+    Args:
+        options: of the command, as its config files have them.
+        stages: at which stages of the models; default: all those of the study.
+        tasks: on which tasks; default: all.
+    """
+
+    options: dict[str, Any] = field(default_factory=dict)
+    stages: list[Stage] | None = None
+    tasks: list[str] | None = None
+
+
+@dataclass
+class Finetuning(Work):
+    """Fine-tuning of every model on every task.
+
+    Args:
+        options: of `train.py finetune`.
+        stages: without effect: models are fine-tuned where anything needs it.
+        tasks: without effect, likewise.
+        copies: so many times, with seeds 0, 1, ...
+    """
+
+    copies: int = 1
+
+
+@dataclass
+class Comparison(Work):
+    """A comparison of layers.
+
+    Args:
+        options: of `evaluate.py similarity`.
+        stages: at which stages of the models; default: all those of the study.
+        tasks: on which tasks; default: all.
+        across_stages: whether models of different stages are compared, too.
+    """
+
+    across_stages: bool = False
+
+
+@dataclass
+class Assumed:
+    """What the plan assumes where it cannot know.
+
+    Args:
+        layers: blocks of a model whose config cannot be read.
+        width: of its states.
+        vocabulary: of its tokenizer.
+        texts: fitting texts of a task without `text.max_texts`.
+        held_out: held-out texts of a task without `text.max_held_out`.
+        tokens: mean length of a text.
+    """
+
+    layers: int = 12
+    width: int = 768
+    vocabulary: int = 30522
+    texts: int = 10_000
+    held_out: int = 1_000
+    tokens: int = 32
+
+
+@dataclass
+class Study:
+    """Many models, tasks, pairs and maps.
+
+    Args:
+        name: of the study, of its folder runs/NAME, and of the group of its W&B runs.
+        models: which models.
+        tasks: name -> data options, such as {text: {source: sst2}}.
+        stages: `pretrained`: the models as they are; `finetuned`: fine-tuned on the task; `random`: untrained twins.
+        pairs: which pairs of them.
+        data: data options that all commands share. A command without such an option does without.
+        finetune: how models are fine-tuned (`train.py finetune`).
+        fit: maps of each pair (`train.py fit`).
+        inject: errors of these maps on held-out texts, and injection (`evaluate.py inject`).
+        similarity: measures between layers (`evaluate.py similarity`).
+        stitch: stitching layers of each pair (`train.py stitch`).
+        identity: identity stitching (`evaluate.py stitch`).
+        recover: a random INN on the states of each model, to be recovered (`train.py recover`).
+        store: folder of a store of states, so that every model is read once; `own`: inside the study's folder.
+        keep: `results`: a fit's maps are removed once every cell that needs them is done; `all`: nothing is.
+        assume: what the plan assumes.
+        report: names of the tables and figures of the report; default: all that the results allow.
+    """
+
+    name: str
+    models: Models
+    tasks: dict[str, dict[str, Any]]
+    stages: list[Stage] = field(default_factory=lambda: ["pretrained"])
+    pairs: Pairs = field(default_factory=Pairs)
+    data: dict[str, Any] = field(default_factory=dict)
+    finetune: Finetuning | None = None
+    fit: Work | None = None
+    inject: Work | None = None
+    similarity: Comparison | None = None
+    stitch: Work | None = None
+    identity: Work | None = None
+    recover: Work | None = None
+    store: str | None = None
+    keep: Literal["all", "results"] = "all"
+    assume: Assumed = field(default_factory=Assumed)
+    report: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        names = self.models.listed()
+        if not self.name or "/" in self.name or self.name.startswith("."):
+            raise ValueError(f"Expected `name` to be the name of a folder, but got {self.name!r}.")
+        for option, given in (("tasks", self.tasks), ("stages", self.stages)):
+            if not given:
+                raise ValueError(f"Expected `{option}` to name at least one, but got none.")
+        for group, members in (self.models.groups or {}).items():
+            unknown = [name for name in members if name.split("#")[0] not in names]
+            if unknown:
+                raise ValueError(f"Expected `models.groups` of models, but {group} has {', '.join(unknown)}.")
+        if "finetuned" in self.stages and self.finetune is None:
+            raise ValueError("Expected `finetune` to say how models are fine-tuned, as `stages` has finetuned.")
+        if self.finetune is not None and self.finetune.copies < 1:
+            raise ValueError(f"Expected `finetune.copies` to be at least 1, but got {self.finetune.copies}.")
+        for name, work in self.work().items():
+            self._check_work(name, work)
+        for stage in self.stages:
+            self.pairs_at(stage)
+
+    def _check_work(self, name: str, work: Work) -> None:
+        for option, given, known in (("stages", work.stages, self.stages), ("tasks", work.tasks, self.tasks)):
+            unknown = [each for each in given or () if each not in known]
+            if unknown:
+                raise ValueError(
+                    f"Expected `{name}.{option}` out of {', '.join(known)}, the `{option}` of the study, but got "
+                    f"{', '.join(unknown)}."
+                )
+
+    def work(self) -> dict[str, Work]:
+        """The kinds of cells that are asked for, fine-tuning apart."""
+        kinds = ("fit", "inject", "similarity", "stitch", "identity", "recover")
+        return {kind: getattr(self, kind) for kind in kinds if getattr(self, kind) is not None}
+
+    def wants(self, kind: str, stage: Stage, task: str) -> bool:
+        """Whether there are cells of this kind at a stage, on a task."""
+        work = self.work().get(kind)
+        return work is not None and stage in (work.stages or self.stages) and task in (work.tasks or self.tasks)
+
+    def models_at(self, stage: Stage) -> list[Model]:
+        """The models at a stage: of fine-tuned ones, every copy."""
+        copies = self.finetune.copies if stage == "finetuned" and self.finetune is not None else 1
+        names = self.models.listed()
+        return [
+            Model(name if copy == 0 else f"{name}#{copy + 1}", name, copy) for name in names for copy in range(copies)
+        ]
+
+    def pairs_at(self, stage: Stage) -> list[tuple[Model, Model]]:
+        """The pairs at a stage, each model with itself left out."""
+        models = {model.name: model for model in self.models_at(stage)}
+        return [(models[x], models[y]) for x, y in self.pairs.of(list(models))]
+
+
+def check_keys(given: Any, kind: type = Study, place: str = "") -> None:
+    """Raise if a study file has a key that there is not.
+
+    Args:
+        given: what was read from the file.
+        kind: the dataclass that it is to become.
+        place: where it stands, for the message.
+
+    Raises:
+        ValueError: names the key, and what is known there.
+    """
+    if not isinstance(given, dict):
+        return
+    hints = get_type_hints(kind)
+    known = [each.name for each in fields(kind)]
+    unknown = [str(key) for key in given if key not in known]
+    if unknown:
+        raise ValueError(
+            f"Expected the keys of {f'`{place}`' if place else 'a study file'} out of {', '.join(known)}, but got "
+            f"{', '.join(unknown)}."
+        )
+    for name, value in given.items():
+        inner = [each for each in (hints[name], *get_args(hints[name])) if is_dataclass(each)]
+        for each in inner:
+            check_keys(value, each, f"{place}.{name}" if place else name)  # type: ignore[arg-type]
+
+
+def read_study(plain: dict[str, Any]) -> Study:
+    """The study that a folder's study.yaml describes.
+
+    Args:
+        plain: the file's content.
+
+    Raises:
+        ValueError: it holds something else.
+    """
+    check_keys(plain)
+    hints = get_type_hints(Study)
+    made = {}
+    for name, value in plain.items():
+        kinds = [each for each in (hints[name], *get_args(hints[name])) if is_dataclass(each)]
+        made[name] = kinds[0](**value) if kinds and isinstance(value, dict) else value  # type: ignore[operator]
+    return Study(**made)

@@ -1,0 +1,65 @@
+"""Studies of nothing: cells that no command runs, and executors that run them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+
+from storage.whole import write_text
+from studies.cells import Cell, expand
+from studies.folder import RESULT, StudyFolder
+from studies.spec import Study, read_study
+
+__all__ = ["Inline", "NoCommands", "begun", "finish", "study_of"]
+
+
+class Inline(Executor):
+    """Runs what is submitted in this process, at once."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except BaseException as error:
+            future.set_exception(error)
+        return future
+
+
+class NoCommands:
+    """Commands that accept every data option but those called `wrong`."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def accepts(self, kind: str, option: str) -> bool:
+        return option.startswith("data.") and "wrong" not in option
+
+    def resolve(self, kind: str, options: dict[str, Any]) -> dict[str, Any]:
+        self.asked.append(kind)
+        return {"variants": ["none"], **{name: str(value) for name, value in options.items()}}
+
+
+def study_of(**changes: Any) -> Study:
+    """A small study; `changes` are keys of the study file."""
+    usual = {"name": "small", "models": {"names": "m{seed}", "seeds": 3}, "tasks": {"t": {}}, "fit": {}, "inject": {}}
+    return read_study({**usual, **changes})
+
+
+def begun(path: Path, **changes: Any) -> tuple[StudyFolder, list[Cell]]:
+    """A study's folder, and its cells."""
+    study, folder = study_of(**changes), StudyFolder(path)
+    path.mkdir(exist_ok=True)
+    cells = expand(study, NoCommands())
+    folder.begin(study, cells, changed=False)
+    return folder, cells
+
+
+def finish(study: str, number: str, content: str = '{"rows": []}') -> str:
+    """What a finished cell leaves: its result, and all that others may need."""
+    place = Path(study) / "cells" / number
+    (place / "run" / "model").mkdir(parents=True, exist_ok=True)
+    (place / "run" / "aligners.ckpt").touch()
+    write_text(place / RESULT, content)
+    return "done"

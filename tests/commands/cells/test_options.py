@@ -1,0 +1,159 @@
+"""What the commands say of a study's cells before any of them runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from commands.cells.checks import check_maps, model_sizes, not_injected
+from commands.cells.costs import Costs, plan_study
+from commands.cells.options import CellOptions
+from studies.cells import Cell, expand
+from studies.plan import Plan
+from studies.spec import Study, read_study
+from tests.shell import ROOT
+from tests.world import World
+
+COMMANDS = CellOptions()
+CONFIGS = sorted((ROOT / "configs" / "study").glob("*.yaml"))
+
+
+def study_of(world: World, **changes: Any) -> Study:
+    usual = {
+        "name": "small",
+        "models": {"names": [world.model_x, world.model_y]},
+        "tasks": {"t": {"text": {"source": world.fit}}},
+        "fit": {"options": {"model": {"aligners": {"linear": "Linear"}}}},
+        "inject": {},
+        "similarity": {},
+    }
+    return read_study({**usual, **changes})
+
+
+def cells_of(world: World, **changes: Any) -> list[Cell]:
+    return expand(study_of(world, **changes), COMMANDS)
+
+
+def ids(world: World, **changes: Any) -> dict[str, str]:
+    return {cell.kind: cell.id for cell in cells_of(world, **changes)}
+
+
+def test_what_changes_no_result_changes_no_id(world: World) -> None:
+    usual = ids(world)
+    for same in (
+        {"data": {"workers": 2, "cache": "elsewhere", "trust_remote_code": True}},
+        {"data": {"max_length": 128}},  # the default
+        {"fit": {"options": {"model": {"aligners": {"linear": {"class_path": "Linear"}}}, "sites_at_once": 1}}},
+        {"similarity": {"options": {"trainer": {"accelerator": "cpu"}}}},
+    ):
+        assert ids(world, **same) == usual, same
+    assert ids(world, similarity={"options": {"groups": 5}})["similarity"] != usual["similarity"]
+    assert ids(world, data={"max_length": 64})["fit"] != usual["fit"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"fit": {"options": {"model": {"aligners": {"l": "Nonlinear"}}}}},
+            r"`fit` and `data`[\s\S]*`train.py fit`[\s\S]*Nonline",
+        ),
+        ({"fit": {"options": {"modle": 1}}}, "`train.py fit --help` lists, but: .*modle"),
+        ({"fit": {"options": {"trainer": {"max_epochs": 0}}}}, "`fit` of the study: Expected `trainer.max_epochs`"),
+        ({"inject": {"options": {"closed_form": ["no"]}}}, "`inject` of the study: Expected `closed_form` out of"),
+        ({"similarity": {"options": {"measures": ["no"]}}}, "`similarity` of the study: Expected `measures` out of"),
+        ({"data": {"rws": "mean"}}, "data options of fit, inject, similarity, but none of them has rws"),
+        ({"data": {"rows": "sentences"}}, "sentences"),
+        ({"data": {"batch_size": 0}}, "`batch_size` to be at least 1"),
+        ({"tasks": {"t": {"text": {"test_share": 2}}}}, "test_share"),
+    ],
+    ids=str,
+)
+def test_wrong_options_are_refused_before_any_cell_runs(world: World, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        cells_of(world, **changes)
+
+
+def test_widths_that_a_map_cannot_have_are_refused_with_the_pair(world: World) -> None:
+    changes = {
+        "models": {"names": [world.model_x, world.model_y, "embedded:0:width=96"]},
+        "fit": {"options": {"model": {"aligners": {"linear": "Linear", "inn": "INN"}}}},
+    }
+    study = study_of(world, **changes)
+    sizes = model_sizes(study, assume=False)
+    assert [size.width for size in sizes.values()] == [16, 16, 96]
+    with pytest.raises(ValueError, match=rf"fit {world.model_x} – embedded:0:width=96, t.*equal widths.*pairs.given"):
+        check_maps(expand(study, COMMANDS), COMMANDS, sizes)
+    given = study_of(world, **changes, pairs={"given": [[world.model_x, world.model_y]]})
+    check_maps(expand(given, COMMANDS), COMMANDS, sizes)
+
+
+def test_a_model_without_a_head_is_said_at_the_start(world: World, tmp_path: Path) -> None:
+    from tests.tiny import tiny_folder
+
+    bare = str(tiny_folder(tmp_path / "bare", n_labels=None))
+    study = study_of(world, models={"names": [world.model_x, world.model_y, bare]})
+    (said,) = not_injected(expand(study, COMMANDS), model_sizes(study, assume=False))
+    assert said == f"Nothing will be injected into {bare}, which has no head: 2 cells with errors alone."
+
+
+def test_a_model_that_cannot_be_reached_is_refused_or_assumed(world: World) -> None:
+    study = study_of(world, models={"names": ["nobody/nothing", world.model_y]}, assume={"layers": 7, "width": 70})
+    with pytest.raises(ValueError, match="nobody/nothing"):
+        model_sizes(study, assume=False)
+    size = model_sizes(study, assume=True)["nobody/nothing"]
+    assert (size.layers, size.width, size.known) == (7, 70, False)
+
+
+def planned(study: Study, workers: int = 1) -> tuple[list[Cell], Plan]:
+    cells = expand(study, COMMANDS)
+    costs = Costs(study, COMMANDS, model_sizes(study, assume=True))
+    return cells, plan_study(costs, cells, 1e13, workers)
+
+
+def test_the_plan_counts_passes(world: World) -> None:
+    study = study_of(world, data={"rows": "mean"}, assume={"texts": 320, "held_out": 100, "tokens": 10})
+    _, plan = planned(study)
+    costs = {cell.kind: cost for cell, cost in plan.costs}
+    assert costs["fit"].passes == 2  # a closed form needs the moments alone
+    assert costs["fit"].flops == 2 * (2 * 3 * 12 * 16**2) * 320 * 10
+    assert costs["inject"].passes == 2
+    assert plan.stored_passes == 4
+    assert plan.store == 2 * 4 * (3 + 1) * 16 * 420 * 10
+    trained = {"model": {"aligners": {"mlp": "MLP"}}, "trainer": {"max_epochs": 3}}
+    _, plan = planned(study_of(world, data={"rows": "mean"}, fit={"options": trained}))
+    assert {cell.kind: cost for cell, cost in plan.costs}["fit"].passes == 2 * 4
+    assert plan.seconds(1) > plan.seconds(2) >= plan.seconds(100) > 0
+
+
+NUMBERS = {
+    "embedded": {"fit": 10, "inject": 10, "similarity": 1},
+    "ren": {"untrained": 25, "finetune": 175, "fit": 4200, "inject": 4200, "similarity": 21},
+    "ren_small": {"untrained": 13, "finetune": 39, "fit": 48, "inject": 48, "similarity": 72},
+    "wu": {"untrained": 7, "similarity": 2},
+    "phang": {"finetune": 30, "similarity": 5},
+    "brown": {"similarity": 1, "identity": 1},
+}
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+def test_every_study_is_expanded_and_planned_without_a_network(config: Path) -> None:
+    study = read_study(yaml.safe_load(config.read_text()))
+    cells, plan = planned(study, workers=8)
+    assert study.name == config.stem
+    found = Counter(cell.kind for cell in cells)
+    assert {kind: number for kind, number in found.items() if number} == NUMBERS[config.stem]
+    assert plan.seconds(1) > plan.seconds(8) > 0 or len(cells) < 8
+    assert all(cost.flops > 0 and cost.memory > 0 for cell, cost in plan.costs if cell.kind != "untrained")
+
+
+def test_ren_is_what_the_paper_wished_for() -> None:
+    study = read_study(yaml.safe_load((ROOT / "configs" / "study" / "ren.yaml").read_text()))
+    assert len(study.models.listed()) == 25
+    assert study.models.listed()[-1] == "google/multiberts-seed_24"
+    assert len(study.pairs_at("pretrained")) == 300
+    assert len(study.tasks) == 7

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from studies.cells import Cell, expand
+from tests.cells import NoCommands, study_of
+
+
+def cells_of(**changes: Any) -> list[Cell]:
+    return expand(study_of(**changes), NoCommands())
+
+
+def counts(cells: list[Cell]) -> dict[str, int]:
+    return dict(Counter(cell.kind for cell in cells))
+
+
+ALL = {"similarity": {}, "stitch": {}, "identity": {}, "recover": {}, "finetune": {}}
+
+
+def test_every_kind_of_cell() -> None:
+    cells = cells_of(
+        stages=["random", "pretrained", "finetuned"], tasks={"t": {"text": "a"}, "u": {"text": "b"}}, **ALL
+    )
+    pairs = 3 * 2 * 3  # pairs × tasks × stages
+    assert counts(cells) == {
+        "untrained": 3,  # the same for both tasks
+        "finetune": 3 * 2,
+        "fit": pairs,
+        "inject": pairs,
+        "stitch": pairs,
+        "recover": pairs,
+        "similarity": 2 * 3,
+        "identity": 2 * 3,
+    }
+    assert len({cell.id for cell in cells}) == len(cells)
+
+
+def test_a_cell_comes_after_those_that_it_needs() -> None:
+    cells = cells_of(stages=["finetuned", "random"], **ALL)
+    before: set[str] = set()
+    for cell in cells:
+        assert set(cell.needs) <= before, cell.said()
+        before.add(cell.id)
+    kinds = {cell.id: cell.kind for cell in cells}
+    inject = next(cell for cell in cells if cell.kind == "inject" and cell.stage == "finetuned")
+    assert Counter(kinds[need] for need in inject.needs) == {"finetune": 2, "fit": 1}
+    (need,) = [need for need in inject.needs if kinds[need] == "fit"]
+    assert inject.options["checkpoints"] == [f"{{study}}/cells/{need}/run/aligners.ckpt"]
+
+
+def test_a_fine_tuned_model_is_the_folder_that_its_cell_leaves() -> None:
+    cells = cells_of(stages=["finetuned"], finetune={"copies": 2}, inject=None)
+    fit = next(cell for cell in cells if cell.kind == "fit" and cell.models[0].name == "m1#2")
+    assert fit.options["data"]["model_x"] == f"{{study}}/cells/{fit.models[0].cell}/run/none/seed-1"
+    assert {tuple(cell.options["seeds"]) for cell in cells if cell.kind == "finetune"} == {(0,), (1,)}
+
+
+def ids(**changes: Any) -> set[str]:
+    return {cell.id for cell in cells_of(**changes)}
+
+
+def test_an_id_is_the_hash_of_what_decides_the_result() -> None:
+    same = {"name": "other", "keep": "results", "report": ["ren_table_4"], "assume": {"tokens": 9}}
+    usual = ids()
+    assert ids(**same) == usual
+    assert ids(models={"names": ["m0", "m1", "m2"], "groups": {"g": ["m0"]}}) == usual
+    assert ids(pairs={"given": [["m0", "m1"]]}) < usual
+    assert ids(tasks={"renamed": {}}) == usual
+    for other in ({"fit": {"options": {"seed": 1}}}, {"data": {"rows": "mean"}}, {"tasks": {"t": {"text": "a"}}}):
+        assert not ids(**other) & usual, other
+    # What was fitted in another way is another map to inject, and a fine-tuned model another model.
+    assert ids(inject={"options": {"seed": 1}}) & usual == {c.id for c in cells_of() if c.kind == "fit"}
+    tuned = {"stages": ["finetuned"], "finetune": {}}
+    assert not ids(**tuned) & ids(**{**tuned, "finetune": {"options": {"rate": 1}}})
+
+
+def test_tasks_and_kinds_take_precedence_over_what_is_shared() -> None:
+    cells = cells_of(
+        data={"rows": "mean", "sites": "all"},
+        tasks={"t": {"rows": "cls"}},
+        fit={"options": {"data": {"sites": "1"}}},
+    )
+    fit = next(cell for cell in cells if cell.kind == "fit")
+    assert fit.options["data"] == {"rows": "cls", "sites": "1", "model_x": "m0", "model_y": "m1"}
+    inject = next(cell for cell in cells if cell.kind == "inject")  # its checkpoint has the data options
+    assert set(inject.options["data"]) == {"model_x", "model_y"}
+
+
+def test_similarity_is_one_cell_of_all_models_or_one_of_each_pair() -> None:
+    only = {"fit": None, "inject": None, "similarity": {}}
+    (every,) = cells_of(**only)
+    assert [model.name for model in every.models] == ["m0", "m1", "m2"]
+    pairs = cells_of(**only, pairs={"random": 2})
+    assert [len(cell.models) for cell in pairs] == [2, 2]
+    stages = {"stages": ["pretrained", "finetuned"], "finetune": {}, "similarity": {"across_stages": True}}
+    across = [cell for cell in cells_of(**{**only, **stages}) if cell.kind == "similarity"]
+    assert [len(cell.models) for cell in across] == [6]
+    assert across[0].stage is None
+
+
+def test_a_model_with_itself_is_fitted_where_asked_for() -> None:
+    cells = cells_of(pairs={"same": True}, inject=None)
+    assert [cell.models[0] == cell.models[1] for cell in cells] == [False] * 3 + [True] * 3
+
+
+def test_options_are_asked_for_once() -> None:
+    commands = NoCommands()
+    expand(study_of(models={"names": "m{seed}", "seeds": 25}), commands)
+    assert commands.asked == ["fit", "inject"]
+
+
+@pytest.mark.parametrize("place", [{"data": {"wrong": 1}}, {"tasks": {"t": {"wrong": 1}}}])
+def test_a_data_option_that_no_command_has_is_refused(place: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"data options of fit, inject, but none of them has wrong"):
+        cells_of(**place)
