@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from copy import copy
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import lightning.pytorch as pl
 import torch
@@ -14,12 +15,15 @@ from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from aligners.fitting.alignment import Alignment
+from aligners.fitting.parts import take_sites
 from aligners.stitching.training import Stitching
-from aligners.storage.bank import save_bank
+from aligners.storage.bank import StoredBank, save_bank
 from callbacks.interruption import Interruption
+from datamodules.many_pairs import ManyPairs
+from reports.names import file_names
 from storage.whole import check_folder, whole_file
 
-__all__ = ["SaveAligners", "SaveStitching", "WholeCheckpoints"]
+__all__ = ["SaveAligners", "SavePairs", "SaveStitching", "WholeCheckpoints"]
 
 STEPS_BETWEEN_ASKING = 20
 
@@ -106,13 +110,18 @@ class _Save(pl.Callback):
         """Write the final file, also of a run that had nothing left to train."""
         if not isinstance(pl_module, (Alignment, Stitching)):
             return
-        path, bank = self._path(trainer, self.final), pl_module.stored()
+        bank = pl_module.stored()
         if trainer.is_global_zero:
-            save_bank(bank, path)
-            print(f"Saved {path}")
+            self._finish(bank, trainer)
         trainer.strategy.barrier()  # every rank may read it now
         self._complete = True
         self._interruption.release()
+
+    def _finish(self, bank: StoredBank, trainer: pl.Trainer) -> None:
+        """Write the final file."""
+        path = self._path(trainer, self.final)
+        save_bank(bank, path)
+        print(f"Saved {path}")
 
     def _has_something(self, trainer: pl.Trainer) -> bool:
         """Whether there is anything to lose yet."""
@@ -171,6 +180,27 @@ class SaveAligners(_Save):
         if not isinstance(module, Alignment):
             return False
         return module.moments is not None or (module.reading.batches > 0 and trainer.world_size == 1)
+
+
+class SavePairs(SaveAligners):
+    """Writes `last.ckpt` as a fit of many pairs goes on, and one `aligners.ckpt` for each pair when it is complete.
+
+    The files are pairs/X--Y/aligners.ckpt, with short names of the models. Each is what `train.py fit` would leave.
+
+    Args:
+        folder: where to write; default: beside the run's other files.
+        every_n_epochs: how often `last.ckpt` is renewed.
+        every_n_minutes: how often it is renewed within an epoch and while moments are read.
+    """
+
+    def _finish(self, bank: StoredBank, trainer: pl.Trainer) -> None:
+        data = cast(ManyPairs, cast(Any, trainer).datamodule)
+        names = file_names(data.models)
+        for (a, b), (places, described, config) in zip(data.numbers, data.described_pairs(), strict=True):
+            pair = f"{names[data.models[a]]}--{names[data.models[b]]}"
+            path = self._path(trainer, f"pairs/{pair}/{self.final}")
+            save_bank(replace(take_sites(bank, places), data=described, data_config=config), path)
+        print(f"Saved {len(data.numbers)} files {self._path(trainer, 'pairs')}/*/{self.final}")
 
 
 class SaveStitching(_Save):

@@ -35,14 +35,13 @@ class FitSummary(pl.Callback):
 
 
 def _rows(module: Alignment) -> list[dict[str, Any]]:
-    names = {key: model["name"] for key, model in module.data["models"].items()}
     rows = []
     for fit in module.fits():
         figures = module.validation_figures[fit]
-        source, target = fit.orient(names["x"], names["y"])
-        training = outcomes(module.training_record.get(fit.key), len(module.sites))
-        for s, pair in enumerate(module.sites):
-            site_x, site_y = fit.orient(*pair)
+        training = outcomes(module.training_record.get(fit.key), len(module.places))
+        for s, place in enumerate(module.places):
+            source, target = fit.orient(place.model_x, place.model_y)
+            site_x, site_y = fit.orient(place.site_x, place.site_y)
             values = {name: float(figures[name][s]) for name in FIGURES}
             rows.append(
                 {

@@ -17,6 +17,7 @@ KINDS = {
     "finetuning": "reports.finetuning",
     "fit": "reports.fit",
     "injection": "reports.injection.report",
+    "recovery": "reports.recovery",
     "similarity": "reports.similarity.report",
     "stitching": "reports.stitching.report",
     "surgery": "reports.surgery",

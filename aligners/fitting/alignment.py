@@ -123,7 +123,7 @@ class Alignment(pl.LightningModule):
         reader = self._stream.reader
         self.data = self._stream.describe()
         self.data_config = self._stream.config()
-        self.sites = reader.sites
+        self.sites, self.places = reader.sites, reader.places()
         if self._adopted is not None:
             self._take_over(self._adopted)
         elif not self.fits():
@@ -179,7 +179,7 @@ class Alignment(pl.LightningModule):
 
     def site_names(self) -> list[str]:
         """`i-j` for each site pair."""
-        return [f"{i}-{j}" for i, j in self.sites]
+        return [place.name for place in self.places]
 
     # ------------------------------------------------------------------ first phase: moments
 

@@ -18,7 +18,7 @@ from datamodules.identity import identity, refuse_other_run
 from datamodules.paired import PairedActivations
 from similarity.algebra.moments import Moments
 
-__all__ = ["bytes_a_site", "check_part", "find_part", "join_parts", "sites_at_once"]
+__all__ = ["bytes_a_site", "check_part", "find_part", "join_parts", "sites_at_once", "take_sites"]
 
 COPIES = 5  # of a weight: itself, its gradient, Adam's two averages, the best so far
 FILLED = 0.8  # share of the free memory that a plan uses
@@ -122,6 +122,30 @@ def join_parts(files: Sequence[Path], folder: Path) -> StoredBank:
     )
     save_bank(joined, joined.path)
     return joined
+
+
+def take_sites(bank: StoredBank, sites: slice) -> StoredBank:
+    """Some neighbouring sites of a bank as a bank of their own."""
+    moments = cast(Moments, bank.moments)
+    return replace(
+        bank,
+        maps={
+            route: {name: _take(aligner, sites) for name, aligner in maps.items()} for route, maps in bank.maps.items()
+        },
+        pairs={route: pairs[sites] for route, pairs in bank.pairs.items()},
+        moments=Moments(moments.n, *(value[sites] for value in moments[1:])),
+        training={
+            key: {name: value[sites] if isinstance(value, list) else value for name, value in record.items()}
+            for key, record in bank.training.items()
+        },
+    )
+
+
+def _take(bank: Aligner, sites: slice) -> Aligner:
+    state = {name: value[sites] for name, value in bank.state_dict().items()}
+    taken = build_aligner({**describe_aligner(bank), "sites": len(range(bank.sites)[sites])})
+    taken.load_state_dict(state)
+    return taken.requires_grad_(False).eval()
 
 
 def _join(banks: Sequence[Aligner]) -> Aligner:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from datamodules.rows.types import SeenTypes
     from datamodules.text.sources import TextSource
 
-__all__ = ["PairReader", "PairedBatch", "Plan", "Prepared", "gather_rows", "read_rows"]
+__all__ = ["PairReader", "PairedBatch", "Place", "Plan", "Prepared", "gather_rows", "read_rows"]
 
 
 def read_rows(
@@ -149,6 +149,24 @@ class Prepared:
         return Prepared(self.texts.to(device, non_blocking), rows, others, task)
 
 
+class Place(NamedTuple):
+    """What stands at a place along the leading axis S of a batch and of every bank.
+
+    Attributes:
+        name: of the place, different from all others of a run.
+        model_x: name of X.
+        model_y: name of Y.
+        site_x: where X is read.
+        site_y: where Y is read.
+    """
+
+    name: str
+    model_x: str
+    model_y: str
+    site_x: int
+    site_y: int
+
+
 class PairReader:
     """Reads paired rows of two frozen models at site pairs, each model's blocks run once and no further up.
 
@@ -178,6 +196,10 @@ class PairReader:
         self.kind, self.component = RowKind(rows, special_tokens), component
         self.check = FiniteCheck()
         self._read = 0
+
+    def places(self) -> list[Place]:
+        """What stands along the leading axis S."""
+        return [Place(f"{i}-{j}", self.model_x.name, self.model_y.name, i, j) for i, j in self.sites]
 
     def prepare(
         self, texts: TextBatch, others: Sequence[RowKind] = (), asking: Callable[[TextBatch], Any] | None = None

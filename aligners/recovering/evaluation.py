@@ -1,0 +1,100 @@
+"""How well maps recover a known bijection, on fitting and on held-out rows."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+import lightning.pytorch as pl
+import torch
+from torch import nn
+
+from aligners.fitting.alignment import Alignment
+from aligners.fitting.errors import MapErrors
+from aligners.fitting.fits import Fit
+from aligners.fitting.outcomes import outcomes
+from aligners.recovering.data import RandomTargets
+from datamodules.rows.reading import PairedBatch, Plan
+from similarity.algebra.moments import Moments
+
+__all__ = ["RecoveryEvaluation"]
+
+HELD_OUT = ("mse", "l2", "relative_error", "fvu", "fvu_unseen", "fvu_inverse", "round_trip")
+FITTING = ("mse", "relative_error", "fvu")
+
+
+class RecoveryEvaluation(pl.LightningModule):
+    """Measures the maps of a fit on `RandomTargets`: Ren et al. 2023, Table 3, by strength, target and site.
+
+    Attributes:
+        rows: of the report, after the evaluation.
+        meta: what holds for all of them.
+
+    Args:
+        fitted: the module that was trained.
+    """
+
+    def __init__(self, fitted: Alignment) -> None:
+        super().__init__()
+        self.fitted = fitted
+        self.errors = nn.ModuleDict()
+        self.rows: list[dict[str, Any]] = []
+        self.meta: dict[str, Any] = {}
+
+    @property
+    def _data(self) -> RandomTargets:
+        return cast(RandomTargets, cast(Any, self.trainer).datamodule)
+
+    def setup(self, stage: str) -> None:
+        """Start afresh, on held-out and on fitting texts."""
+        self._data.plan(Plan(measured=self._data.seen, fitting=True))
+        moments = cast(Moments, self.fitted.moments)
+        self.errors = nn.ModuleDict(
+            {
+                f"{split}/{fit.name}": MapErrors(moments.mean_x, moments.mean_y)
+                for fit in self._fits()
+                for split in self._data.splits
+            }
+        )
+
+    def _fits(self) -> list[Fit]:
+        return [fit for fit in self.fitted.fits() if fit.direction == "forward"]
+
+    def test_step(self, batch: PairedBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Add the errors of every map on one batch."""
+        split = self._data.splits[dataloader_idx]
+        for fit in self._fits():
+            errors = cast(MapErrors, self.errors[f"{split}/{fit.name}"])
+            errors.update(fit.aligner, batch.x, batch.y, batch.rows.unseen)
+
+    def on_test_epoch_end(self) -> None:
+        """One row for every map and place."""
+        self._data.reader.check.flush()
+        self.meta = {**self._data.describe(), "split": "test"}
+        self.rows = [row for fit in self._fits() for row in self._rows(fit)]
+
+    def _rows(self, fit: Fit) -> list[dict[str, Any]]:
+        found = {split: cast(MapErrors, self.errors[f"{split}/{fit.name}"]).compute() for split in self._data.splits}
+        reader, training = (
+            self._data.reader,
+            outcomes(self.fitted.training_record.get(fit.key), len(self.fitted.places)),
+        )
+        parameters = sum(weight[0].numel() for weight in fit.aligner.parameters())
+        return [
+            {
+                "model_x": place.model_x,
+                "site_x": place.site_x,
+                "strength": reader.strengths[s],
+                "target_seed": reader.seeds[s],
+                "method": fit.name,
+                "parameters": parameters,
+                "training": training[s],
+                **{name: _number(found["test"][name].reshape(-1)[s]) for name in HELD_OUT},
+                **{f"{name}_fit": _number(found["fit"][name].reshape(-1)[s]) for name in FITTING},
+            }
+            for s, place in enumerate(self.fitted.places)
+        ]
+
+
+def _number(value: torch.Tensor) -> float | None:
+    return float(value) if math.isfinite(value) else None

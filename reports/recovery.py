@@ -1,0 +1,74 @@
+"""The report of how well maps recover a known bijection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+from matplotlib.figure import Figure
+from rich.table import Table
+
+from aligners.fitting.outcomes import what_did_not_train
+from reports.drawing import PANEL, dress, line_look, panels
+from reports.names import with_short_names
+from reports.report import Report, Row
+
+__all__ = ["report"]
+
+
+def report(meta: Row, rows: Sequence[Row]) -> Report:
+    """Make the report from one row for each map, strength, target and site."""
+    shown = with_short_names(rows)
+    return Report(
+        "recovery",
+        meta,
+        rows,
+        figures={"recovery": partial(_figure, shown)},
+        screen=[_table(shown)],
+        sentences=[_closest(shown), *_untrained(shown)],
+    )
+
+
+def _means(rows: Sequence[Row], column: str) -> dict[str, dict[float, float]]:
+    """Method -> strength -> the mean of a column over targets and sites; NaN where one of them is no number."""
+    found: dict[str, dict[float, list[float]]] = {}
+    for row in rows:
+        value = np.nan if row[column] is None else row[column]
+        found.setdefault(row["method"], {}).setdefault(row["strength"], []).append(value)
+    return {name: {at: float(np.mean(each)) for at, each in of.items()} for name, of in found.items()}
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    means = _means(rows, "fvu")
+    table = Table(title=f"FVU on held-out rows of random INNs of {rows[0]['model_x']}, mean over targets and sites")
+    table.add_column("method")
+    for strength in next(iter(means.values())):
+        table.add_column(f"strength {strength:g}", justify="right")
+    for name, values in means.items():
+        table.add_row(name, *(f"{value:.4f}" for value in values.values()))
+    return table
+
+
+def _figure(rows: Sequence[Row]) -> Figure:
+    """Draw FVU against strength on logarithmic scales, a line for each method."""
+    figure, (axis,) = panels(1, 1, PANEL, (1.9, 0.9))
+    for place, (name, values) in enumerate(_means(rows, "fvu").items()):
+        axis.plot(list(values), list(values.values()), label=name, **line_look(place, place, "-"))
+    axis.set_yscale("log")
+    axis.set_ylabel("FVU: share of variance left unexplained")
+    axis.set_title(f"random INNs of {rows[0]['model_x']}")
+    dress(figure, [axis], "strength of the non-linearity", "")
+    return figure
+
+
+def _closest(rows: Sequence[Row]) -> str:
+    means = _means(rows, "fvu")
+    strengths = list(next(iter(means.values())))
+    best = {at: min(means, key=lambda name: means[name][at]) for at in strengths}
+    said = "; ".join(f"at strength {at:g} {name} leaves {100 * means[name][at]:.2g} %" for at, name in best.items())
+    return f"Closest to the target, of its variance: {said}."
+
+
+def _untrained(rows: Sequence[Row]) -> list[str]:
+    return what_did_not_train([row | {"site_y": row["site_x"]} for row in rows])
