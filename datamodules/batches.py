@@ -101,20 +101,31 @@ class TextBatch:
     def _each(self, change: Callable[[Tensor], Tensor]) -> TextBatch:
         """Change every tensor once, so that what models share stays shared."""
         done: dict[int, Any] = {}
+        return TextBatch(**{field.name: _changed(getattr(self, field.name), change, done) for field in fields(self)})
 
-        def changed(value: Any) -> Any:
-            if isinstance(value, tuple):
-                return tuple(changed(part) for part in value)
-            if value is None or isinstance(value, int):
-                return value
-            if isinstance(value, StoredRows):
-                return StoredRows(value.sites, changed(value.states))
-            if id(value) not in done:
-                many = isinstance(value, dict)
-                done[id(value)] = {k: changed(v) for k, v in value.items()} if many else change(value)
-            return done[id(value)]
 
-        return TextBatch(**{field.name: changed(getattr(self, field.name)) for field in fields(self)})
+def _changed(value: Any, change: Callable[[Tensor], Tensor], done: dict[int, Any]) -> Any:
+    """A part of a batch with its tensors changed.
+
+    Not a closure: one that calls itself is a cycle, and would keep the tensors of every batch until Python happens to
+    look for cycles.
+
+    Args:
+        value: the part.
+        change: from a tensor to another.
+        done: what was changed before, by the `id` of what it was made from.
+    """
+    if isinstance(value, tuple):
+        return tuple(_changed(part, change, done) for part in value)
+    if value is None or isinstance(value, int):
+        return value
+    if isinstance(value, StoredRows):
+        return StoredRows(value.sites, _changed(value.states, change, done))
+    if id(value) not in done:
+        many = isinstance(value, dict)
+        made = {k: _changed(v, change, done) for k, v in value.items()} if many else change(value)
+        done[id(value)] = made
+    return done[id(value)]
 
 
 class BatchOfRows(list[int]):

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from itertools import chain
 
 import datasets
@@ -245,3 +247,17 @@ def test_loader_hands_on_whole_batches(workers: int) -> None:
     assert all(isinstance(batch, TextBatch) for batch in batches)
     assert [batch.number for batch in batches] == [0, 1, 2]
     assert sorted(torch.cat([batch.text for batch in batches]).tolist()) == list(range(12))
+
+
+def test_a_batch_goes_when_nobody_holds_it() -> None:
+    """Not when Python looks for cycles, which it may do after an hour."""
+    tokenizer = make_tokenizer()
+    batch = TokenisedTexts([tokenise(make_split(), tokenizer, 12)], [tokenizer])[[0, 1]]
+    gc.disable()
+    try:
+        moved = batch._each(torch.clone)
+        left = weakref.ref(moved.text)
+        del moved
+        assert left() is None
+    finally:
+        gc.enable()
