@@ -13,6 +13,7 @@ __all__ = ["LEAST_SITE", "STAGES", "STATES", "Frames", "by", "in_order", "kind_w
 
 STAGES = ("random", "pretrained", "finetuned")  # in this order, wherever they stand side by side
 STAGE_WORDS = {"random": "untrained", "pretrained": "pretrained", "finetuned": "fine-tuned"}
+KIND_WORDS = {"tokens": "token", "words": "word", "mean": "mean", "cls": "CLS"}
 STATES = "states"  # the component of rows that say none: the residual stream
 LEAST_SITE = 1  # of the papers' means over layers: the first block, without the embeddings
 KEYS = ("task", "stage", "stage_x", "stage_y", "group_x", "group_y", "rows", "component")  # missing: not told apart
@@ -119,7 +120,7 @@ def stage_words(stage: str | None) -> str:
 
 def kind_words(kind: str | None) -> str | None:
     """Name a kind of rows for readers."""
-    return None if kind is None else f"{kind} rows"
+    return None if kind is None else f"{KIND_WORDS.get(kind, kind)} rows"
 
 
 def place_words(*names: str | None) -> str:

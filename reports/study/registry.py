@@ -11,7 +11,7 @@ from reports.study.contents import Figure, Missing, Table
 from reports.study.frames import STATES, Frames
 from reports.study.papers import brown, phang, ren_figures, ren_tables, wu
 
-__all__ = ["CONTENTS", "Made", "check_names", "make"]
+__all__ = ["CONTENTS", "Found", "Made", "check_names", "make"]
 
 # Name -> the function that makes a table or a figure of what was collected, or raises `Missing`.
 CONTENTS: dict[str, Callable[[Frames], Table | Figure]] = {
@@ -70,6 +70,20 @@ CONTENTS: dict[str, Callable[[Frames], Table | Figure]] = {
 }
 
 
+class Found(NamedTuple):
+    """What a table or a figure says in words.
+
+    Attributes:
+        name: of the table or figure.
+        title: its title.
+        said: sentences.
+    """
+
+    name: str
+    title: str
+    said: list[str]
+
+
 class Made(NamedTuple):
     """What a study's report consists of.
 
@@ -83,10 +97,17 @@ class Made(NamedTuple):
     figures: list[Figure]
     missing: dict[str, str]
 
-    def findings(self) -> list[str]:
-        """What tables and figures say in words, each sentence once."""
+    def findings(self) -> list[Found]:
+        """What tables and figures say in words; a sentence that several say is that of the first."""
+        before: set[str] = set()
+        found = []
         items: list[Table | Figure] = [*self.tables, *self.figures]
-        return list(dict.fromkeys(said for item in items for said in item.findings if said))
+        for item in items:
+            said = [sentence for sentence in item.findings if sentence and sentence not in before]
+            before.update(said)
+            if said:
+                found.append(Found(item.name, item.title, said))
+        return found
 
 
 def check_names(names: Sequence[str]) -> None:

@@ -21,7 +21,7 @@ from reports.study.registry import Made, check_names, make
 from reports.study.tracking import log_report
 from reports.study.writing.html import page
 from reports.study.writing.latex import latex
-from reports.study.writing.markdown import markdown
+from reports.study.writing.markdown import findings_text, markdown
 from storage.whole import whole_file, write_text
 
 __all__ = ["report"]
@@ -58,7 +58,7 @@ def report(folder: Path, frames: Mapping[str, pd.DataFrame], spec: Any) -> list[
     tables = _write_tables(place / "tables", made.tables)
     written = place / "report.html"
     write_text(written, page(name, made, provenance_of(folder, frames), images, palette))
-    write_text(place / "findings.md", "".join(f"- {said}\n" for said in made.findings()))
+    write_text(place / "findings.md", findings_text(made.findings()))
     write_text(place / "missing.json", json.dumps(made.missing, indent=1))
     log_report(place, name, made, images, written)
     return [written, place / "findings.md", place / "missing.json", *tables, *images.values()]

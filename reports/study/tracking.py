@@ -31,5 +31,5 @@ def log_report(folder: Path, name: str, made: Made, images: dict[str, Path], pag
         logged[f"tables/{table.name}"] = wandb.Table(columns=headings, data=plain_rows(table))
     logged["report"] = wandb.Html(page.read_text(encoding="utf-8"), inject=False)
     run.log(logged)
-    run.summary["findings"] = made.findings()
+    run.summary["findings"] = [said for found in made.findings() for said in found.said]
     run.finish()

@@ -12,7 +12,7 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
 
 from reports.study.contents import Cell, Column, Figure, HeatPanel, Missing, Table
-from reports.study.frames import Frames, by, place_words
+from reports.study.frames import Frames, by, kind_words, place_words
 from reports.study.papers.choosing import known
 
 __all__ = ["clusters", "layer_maps", "two_clusters"]
@@ -150,7 +150,7 @@ def _grids(frames: Frames) -> list[tuple[str, Comparison, Grid, list[int], int]]
             if len(chosen) and layers:
                 models = len(set(chosen["model_x"]) | set(chosen["model_y"]))
                 grid = _mean_grid(chosen, [int(layer) for layer in layers], comparison)
-                title = place_words(task, kind, comparison.name)
+                title = place_words(task, kind_words(kind), comparison.name)
                 found.append((title, comparison, grid, [int(layer) for layer in layers], models))
     if not found:
         raise Missing("no CKA of pretrained or fine-tuned models: the maps need cells of these stages")

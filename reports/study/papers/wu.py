@@ -57,7 +57,8 @@ def block_map(frames: Frames, name: str, title: str, measures: Sequence[str], st
             panels.append(_block_panel(part, f"{measure}{', ' + said if said else ''}", frames.groups))
             values += _block_values(part, measure, task)
     models = len(set(frame["model_x"]) | set(frame["model_y"]))
-    families = "grouped by family" if frames.groups else "in the order of the study"
+    order = f"grouped by family ({', '.join(dict.fromkeys(frames.groups.values()))})"
+    families = order if frames.groups else "in the order of the study"
     what = ", ".join(dict.fromkeys(frame["measure"]))
     return Figure(
         name,

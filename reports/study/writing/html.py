@@ -40,7 +40,7 @@ def page(name: str, made: Made, provenance: Provenance, images: dict[str, Path],
     return environment.get_template("page.html.j2").render(
         title=f"Study {name}",
         about=provenance.said(),
-        findings=made.findings() or ["Nothing was found that a sentence could say: see the tables and figures."],
+        findings=made.findings(),
         tables=[_table(table) for table in made.tables],
         figures=[_figure(figure, images[figure.name], palette) for figure in made.figures],
         missing=made.missing,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from reports.study.contents import Table
+from reports.study.registry import Found
 from reports.study.writing.cells import plain_rows
 
-__all__ = ["markdown"]
+__all__ = ["findings_text", "markdown"]
 
 
 def markdown(table: Table) -> str:
@@ -14,3 +17,8 @@ def markdown(table: Table) -> str:
     rows = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
     notes = [f"- {said}" for said in (*table.findings, *table.notes)]
     return "\n".join([f"## {table.title}", "", table.caption, "", *rows, "", *notes, ""])
+
+
+def findings_text(findings: Iterable[Found]) -> str:
+    """Write what tables and figures say in words."""
+    return "\n".join(f"## {found.title}\n\n" + "".join(f"- {said}\n" for said in found.said) for found in findings)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,6 +14,7 @@ from reports.study.frames import Frames
 from reports.study.papers.phang import two_clusters
 from reports.study.registry import CONTENTS, Made, make
 from tests.reports.study.rows import LAYERS, MODELS, collected
+from tests.shell import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -194,3 +197,9 @@ def test_freezing_has_the_papers_accuracy_of_the_same_variant(made: Made) -> Non
 def test_a_name_that_there_is_not_is_refused_with_one_like_it() -> None:
     with pytest.raises(ValueError, match=r"got ren_tabel_4\. Did you mean .*ren_table_4"):
         make(Frames({}), ["ren_tabel_4"])
+
+
+def test_the_page_of_the_docs_lists_every_name() -> None:
+    page = (ROOT / "docs" / "study_reports.md").read_text()
+    named = set(re.findall(r"`(\w+)`", page.split("## Names")[1]))
+    assert set(CONTENTS) <= named
