@@ -28,6 +28,7 @@ __all__ = [
     "BOTH_WAYS",
     "CLOSED",
     "CLOSED_FORMS",
+    "INVERSE_OF_ONE_WAY",
     "TRAINED",
     "ClosedForms",
     "Method",

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pandas as pd
 
+from aligners.injection.methods import INVERSE_OF_ONE_WAY
 from reports.names import short_names
 from reports.study.contents import Missing
 
@@ -135,6 +136,9 @@ def _with_keys(frame: pd.DataFrame) -> pd.DataFrame:
     for side in "xy":
         frame[f"stage_{side}"] = frame[f"stage_{side}"].where(frame[f"stage_{side}"].notna(), frame["stage"])
     frame["component"] = frame["component"].where(frame["component"].notna(), STATES)
+    if "fit" in frame.columns and "method" in frame.columns:  # another map than the one that was trained
+        turned = frame["fit"] == INVERSE_OF_ONE_WAY
+        frame["method"] = frame["method"].where(~turned, frame["method"] + ", inverted")
     return frame.reset_index(drop=True)
 
 

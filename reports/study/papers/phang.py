@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -18,39 +17,36 @@ from reports.study.papers.choosing import known
 __all__ = ["clusters", "layer_maps", "two_clusters"]
 
 LEAST_LAYERS = 4  # of a map in which clusters mean something
+MOST_BASES = 4  # of which each has maps of its own; of more, maps are means
+COPY = r"#\d+$"  # ends the name of a further fine-tuning of a model
 Grid = NDArray[np.float64]
 
 
 class Comparison(NamedTuple):
-    """One of the paper's four maps.
+    """One of the paper's maps.
 
     Attributes:
         name: as the paper has it.
-        chosen: which rows it is made of.
+        stages: of the two models.
+        models: "one and the same", "of one base" (fine-tuned twice, or fine-tuned and not), or "of two bases".
         up: whose layers go up.
         across: whose go across.
     """
 
     name: str
-    chosen: Callable[[pd.DataFrame], pd.Series]
+    stages: frozenset[str]
+    models: str
     up: str
     across: str
 
 
-def _at(frame: pd.DataFrame, stage_x: str, stage_y: str, *, same: bool) -> pd.Series:
-    """Rows of these stages, of one model or of two; the base decides where models say one."""
-    models = frame["model_x"] == frame["model_y"]
-    if {"base_x", "base_y"} <= set(frame.columns) and stage_x != stage_y:
-        models |= frame["base_x"] == frame["base_y"]
-    stages = [{stage_x, stage_y} == {x, y} for x, y in zip(frame["stage_x"], frame["stage_y"], strict=True)]
-    return (models == same) & pd.Series(stages, index=frame.index)
-
-
+ORIG, FT, BOTH = frozenset(["pretrained"]), frozenset(["finetuned"]), frozenset(["pretrained", "finetuned"])
 COMPARISONS = (
-    Comparison("ORIG–ORIG", lambda f: _at(f, "pretrained", "pretrained", same=True), "ORIG", "ORIG"),
-    Comparison("FT–ORIG", lambda f: _at(f, "finetuned", "pretrained", same=True), "FT", "ORIG"),
-    Comparison("FT–FT", lambda f: _at(f, "finetuned", "finetuned", same=True), "FT", "FT"),
-    Comparison("FT[1]–FT[2]", lambda f: _at(f, "finetuned", "finetuned", same=False), "FT[1]", "FT[2]"),
+    Comparison("ORIG–ORIG", ORIG, "one and the same", "ORIG", "ORIG"),
+    Comparison("FT–ORIG", BOTH, "of one base", "FT", "ORIG"),
+    Comparison("FT–FT", FT, "one and the same", "FT", "FT"),
+    Comparison("FT[1]–FT[2]", FT, "of one base", "FT[1]", "FT[2]"),
+    Comparison("FT–FT of two models", FT, "of two bases", "FT", "FT of another"),
 )
 
 
@@ -59,7 +55,7 @@ def layer_maps(frames: Frames) -> Figure:
     panels, values = [], []
     for title, comparison, grid, layers, models in _grids(frames):
         names = [str(layer) for layer in layers]
-        cuts = two_clusters(grid) if comparison.up != "FT" or comparison.across != "ORIG" else []
+        cuts = two_clusters(grid) if comparison.stages != BOTH else []
         panels.append(HeatPanel(title, grid, names, names, cuts=cuts, up=f"layer, {comparison.up}",
                                 across=f"layer, {comparison.across}"))  # fmt: skip
         values += [{"panel": title, "layer_up": layers[i], "layer_across": layers[j], "cka": float(value),
@@ -83,7 +79,7 @@ def clusters(frames: Frames) -> Table:
     """Where the layers fall into two clusters, and how distinct these are."""
     rows: list[dict[str, Cell]] = []
     for title, comparison, grid, layers, models in _grids(frames):
-        if comparison.name != "FT–ORIG" and len(layers) >= LEAST_LAYERS:
+        if comparison.stages != BOTH and len(layers) >= LEAST_LAYERS:
             rows.append({"panel": title, **_contrast(grid, layers), "models": models})
     if not rows:
         raise Missing(f"no map of at least {LEAST_LAYERS} layers against themselves")
@@ -141,23 +137,35 @@ def _runs(layers: list[int]) -> bool:
 def _grids(frames: Frames) -> list[tuple[str, Comparison, Grid, list[int], int]]:
     """Title, comparison, mean CKA (L, L), layers and number of models, of every map that there is."""
     frame = frames.of("similarity", "value")
-    frame = frame[(frame["measure"] == "cka") & (frame["features"] == "raw")]
+    frame = _compared(frame[(frame["measure"] == "cka") & (frame["features"] == "raw")])
     found = []
-    for (task, kind), own in by(frame, "task", "rows"):
+    for (task, kind, base), own in by(frame, "task", "rows", "base"):
         for comparison in COMPARISONS:
-            chosen = own[comparison.chosen(own)]
-            layers = sorted(set(chosen["layer_x"]) & set(chosen["layer_y"]))
-            if len(chosen) and layers:
+            chosen = own[(own["models"] == comparison.models) & (own["stages"] == comparison.stages)]
+            layers = sorted({int(layer) for layer in set(chosen["layer_x"]) & set(chosen["layer_y"])})
+            if layers:
                 models = len(set(chosen["model_x"]) | set(chosen["model_y"]))
-                grid = _mean_grid(chosen, [int(layer) for layer in layers], comparison)
-                title = place_words(task, kind_words(kind), comparison.name)
-                found.append((title, comparison, grid, [int(layer) for layer in layers], models))
+                title = place_words(task, kind_words(kind), base, comparison.name)
+                found.append((title, comparison, _mean_grid(chosen, layers), layers, models))
     if not found:
         raise Missing("no CKA of pretrained or fine-tuned models: the maps need cells of these stages")
     return found
 
 
-def _mean_grid(chosen: pd.DataFrame, layers: list[int], comparison: Comparison) -> Grid:
+def _compared(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows with the columns `stages`, `models` (see `Comparison`), and `base`: none, if bases are many or equal."""
+    stages = [frozenset([x, y]) for x, y in zip(frame["stage_x"], frame["stage_y"], strict=True)]
+    bases = [frame[f"model_{side}"].str.replace(COPY, "", regex=True) for side in "xy"]
+    same = frame["model_x"] == frame["model_y"]
+    models = np.where(bases[0] != bases[1], "of two bases", np.where(same, "one and the same", "of one base"))
+    crossed = np.array([own == BOTH for own in stages], dtype=bool)  # stages of one model are two models of one base
+    models = np.where(crossed & (models == "one and the same"), "of one base", models)
+    every = set(bases[0]) | set(bases[1])
+    named = bases[0].where(bases[0] == bases[1], bases[0] + " and " + bases[1])
+    return frame.assign(stages=stages, models=models, base=named if 1 < len(every) <= MOST_BASES else None)
+
+
+def _mean_grid(chosen: pd.DataFrame, layers: list[int]) -> Grid:
     """Mean over models or pairs; fine-tuned layers up where one of the two is the original."""
     turned = (chosen["stage_x"] == "pretrained") & (chosen["stage_y"] == "finetuned")
     up = chosen["layer_x"].where(~turned, chosen["layer_y"])

@@ -161,7 +161,7 @@ def test_layers_fall_into_the_clusters_that_they_form(made: Made) -> None:
     assert found["clusters"] == "0–2 | 3–4"
     assert mean_of(found["contrast"]) > 0.4
     titles = [panel.title for panel in figure(made, "phang_figure_1").panels]
-    assert titles == ["sst2, ORIG–ORIG", "sst2, FT–FT", "sst2, FT[1]–FT[2]"]
+    assert titles == ["sst2, ORIG–ORIG", "sst2, FT–FT", "sst2, FT–FT of two models"]
     assert two_clusters(np.full((5, 5), np.nan)) == []
 
 
@@ -179,6 +179,27 @@ def test_fine_tuned_layers_go_up_where_the_original_goes_across(frames: dict[str
     assert isinstance(panel, HeatPanel)
     assert panel.title == "sst2, FT–ORIG"
     assert panel.values[0].tolist() == [layer / 10 for layer in LAYERS]
+
+
+def test_fine_tunings_of_one_model_and_of_two_are_not_mixed(frames: dict[str, pd.DataFrame]) -> None:
+    names = {"a:0": "roberta", "a:1": "roberta#2", "b:0": "electra", "b:1": "electra#2"}
+    rows = frames["similarity"]
+    rows = rows[rows["model_x"].isin(names) & rows["model_y"].isin(names) & (rows["stage"] == "finetuned")]
+    rows = rows.assign(model_x=rows["model_x"].map(names), model_y=rows["model_y"].map(names))
+    panels = figure(make(Frames({"similarity": rows}), ["phang_figure_1"]), "phang_figure_1").panels
+    assert {panel.title for panel in panels} == {
+        *(f"sst2, {base}, {which}" for base in ("roberta", "electra") for which in ("FT–FT", "FT[1]–FT[2]")),
+        "sst2, roberta and electra, FT–FT of two models",
+    }
+
+
+def test_the_inverse_of_a_map_trained_one_way_is_a_map_of_its_own(frames: dict[str, pd.DataFrame]) -> None:
+    rows = frames["inject"][(frames["inject"]["method"] == "inn") & (frames["inject"]["stage"] == "pretrained")]
+    back = rows.rename(columns={"model_x": "model_y", "model_y": "model_x"})
+    back = back.assign(fit="inverse of a map trained one way", mse=1e4)
+    made = make(Frames({"inject": pd.concat([rows.assign(fit="trained"), back])}), ["ren_table_4"])
+    assert mean(row(made, "ren_table_4", method="inn")["mse"]) < 1
+    assert mean(row(made, "ren_table_4", method="inn, inverted")["mse"]) == 1e4
 
 
 def test_groups_are_told_apart_by_their_distances(made: Made) -> None:
