@@ -18,6 +18,7 @@ COMMANDS: dict[str, dict[str, str]] = {
     "train": {
         "fit": "Fit aligners between the states of two frozen models.",
         "finetune": "Fine-tune classifiers from any number of seeds, with blocks frozen or left out.",
+        "fit_attention": "Fit aligners between the attention weights of two models.",
         "fit_pairs": "Fit aligners of many pairs of models at once, in one bank.",
         "recover": "Fit maps to random bijections of a model's states, and measure how well each is found.",
         "stitch": "Train stitching layers through frozen tails, and report what they cost.",

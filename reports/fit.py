@@ -15,30 +15,38 @@ from reports.screen import site_table
 
 __all__ = ["report"]
 
-SHOWN = {"fvu": "on the validation texts", "fvu_unseen": "on their rows of types that were left out of fitting"}
+UNSEEN = "on their rows of types that were left out of fitting"
 
 
-def report(meta: Row, rows: Sequence[Row]) -> Report:
-    """Make the report from one row for each aligner, direction and site pair."""
-    shown = with_short_names(rows)
+def report(meta: Row, rows: Sequence[Row], measured: str = "on the validation texts") -> Report:
+    """Make the report from one row for each aligner, direction and site pair.
+
+    Args:
+        meta: what holds for all rows.
+        rows: the rows.
+        measured: on what, in words.
+    """
+    shown, tables = with_short_names(rows), {"fvu": measured, "fvu_unseen": UNSEEN}
     return Report(
         "summary",
         meta,
         rows,
         figures={"fvu": partial(fvu_figure, shown)},
-        screen=[_table(shown, column) for column in SHOWN if any(row[column] is not None for row in shown)],
+        screen=[
+            _table(shown, name, said) for name, said in tables.items() if any(row[name] is not None for row in shown)
+        ],
         sentences=what_did_not_train(shown),
         files="Figures of the fit",
     )
 
 
-def _table(rows: Sequence[Row], column: str) -> Table:
+def _table(rows: Sequence[Row], column: str, said: str) -> Table:
     """Make a table with aligners down and sites across; a star marks a map that training did not improve."""
     lines: dict[str, list[Row]] = {}
     for row in rows:
         lines.setdefault(f"{row['model_x']} → {row['model_y']}  {row['method']}", []).append(row)
     sites = [site_name((row["site_x"], row["site_y"])) for row in next(iter(lines.values()))]
-    table = site_table(f"FVU {SHOWN[column]}, by site pair", ["aligner"], [], {"": sites})
+    table = site_table(f"FVU {said}, by site pair", ["aligner"], [], {"": sites})
     for name, line in lines.items():
         stars = ("" if row["training"] in (None, TRAINED_WELL) else "*" for row in line)
         table.add_row(name, *(f"{row[column]:.3f}{star}" for row, star in zip(line, stars, strict=True)))

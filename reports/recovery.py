@@ -26,7 +26,7 @@ def report(meta: Row, rows: Sequence[Row]) -> Report:
         rows,
         figures={"recovery": partial(_figure, shown)},
         screen=[_table(shown)],
-        sentences=[_closest(shown), *_untrained(shown)],
+        sentences=[_closest(shown), *what_did_not_train(shown)],
     )
 
 
@@ -68,7 +68,3 @@ def _closest(rows: Sequence[Row]) -> str:
     best = {at: min(means, key=lambda name: means[name][at]) for at in strengths}
     said = "; ".join(f"at strength {at:g} {name} leaves {100 * means[name][at]:.2g} %" for at, name in best.items())
     return f"Closest to the target, of its variance: {said}."
-
-
-def _untrained(rows: Sequence[Row]) -> list[str]:
-    return what_did_not_train([row | {"site_y": row["site_x"]} for row in rows])

@@ -127,7 +127,7 @@ class Alignment(pl.LightningModule):
         if self._adopted is not None:
             self._take_over(self._adopted)
         elif not self.fits():
-            self.build(len(reader.sites), reader.model_x.width, reader.model_y.width)
+            self.build(len(reader.sites), *reader.widths)
         if stage == "fit" and self.trainer.world_size > 1 and not self.trained():
             # data-parallel training refuses a module without any parameter; `on_fit_start` removes it
             self.unused = nn.Parameter(torch.zeros(()))

@@ -83,7 +83,7 @@ def check_part(file: Path, sites: str, module: Alignment, data: PairedActivation
         ValueError: it has other sites, models, data or maps.
     """
     part, models = load_bank(file), data.reader
-    made = {fit.place: fit.aligner for fit in module.made(1, models.model_x.width, models.model_y.width)}
+    made = {fit.place: fit.aligner for fit in module.made(1, *models.widths)}
     kept = {f"{route}.{name}": aligner for route, maps in part.maps.items() for name, aligner in maps.items()}
     now = identity(data, aligners={name: _kind(aligner) for name, aligner in made.items()})
     then = {"data": {**part.data, "sites": now["data"]["sites"]}, "data_config": part.data_config}

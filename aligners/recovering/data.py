@@ -40,9 +40,12 @@ class TargetReader(PairReader):
 
     def places(self) -> list[Place]:
         """What stands along the leading axis S."""
-        each = zip(self.strengths, self.seeds, self.sites, strict=True)
-        name = self.model_x.name
-        return [Place(f"{s:g}/{t}/{i}-{j}", name, f"f{t}(X), strength {s:g}", i, j) for s, t, (i, j) in each]
+        x, found = self.model_x.name, []
+        for strength, seed, (i, j) in zip(self.strengths, self.seeds, self.sites, strict=True):
+            about = {"strength": strength, "target_seed": seed}
+            name = f"{strength:g}/{seed}/{i}-{j}"
+            found.append(Place(name, x, f"f{seed}(X), strength {strength:g}", i, j, about))
+        return found
 
     def read(self, prepared: Prepared) -> PairedBatch:
         """Run the front of X, and map what was gathered."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from jsonargparse import ArgumentParser
 
 from aligners.fitting.alignment import Alignment
+from aligners.fitting.evaluation import ErrorsEvaluation
 from aligners.recovering.data import RandomTargets
-from aligners.recovering.evaluation import RecoveryEvaluation
 from aligners.storage.earlier import ALIGNMENT
 from callbacks.checkpoint import SaveAligners
 from commands.options import add_training, check_goes_on, check_trains, command_parser
@@ -37,4 +37,4 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     begun = start("recover", parser, options)
     model, data = begun.made.model, begun.made.data
     alignment_trainer(begun).fit(model, datamodule=data, ckpt_path=options.ckpt_path, weights_only=True)
-    begun.test(RecoveryEvaluation(model), "recovery")
+    begun.test(ErrorsEvaluation(model), "recovery")

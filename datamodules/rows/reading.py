@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -158,6 +159,7 @@ class Place(NamedTuple):
         model_y: name of Y.
         site_x: where X is read.
         site_y: where Y is read.
+        about: further columns of a report.
     """
 
     name: str
@@ -165,6 +167,7 @@ class Place(NamedTuple):
     model_y: str
     site_x: int
     site_y: int
+    about: Mapping[str, Any] = MappingProxyType({})
 
 
 class PairReader:
@@ -196,6 +199,11 @@ class PairReader:
         self.kind, self.component = RowKind(rows, special_tokens), component
         self.check = FiniteCheck()
         self._read = 0
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """d_x and d_y."""
+        return self.model_x.width, self.model_y.width
 
     def places(self) -> list[Place]:
         """What stands along the leading axis S."""

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from aligners.fitting.alignment import Alignment
+from aligners.fitting.evaluation import ErrorsEvaluation
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
 from aligners.recovering.data import RandomTargets
-from aligners.recovering.evaluation import RecoveryEvaluation
 from aligners.recovering.targets import random_inns
 from datamodules.text.sources import TextSource
 from reports.publishing import write
@@ -29,11 +29,11 @@ def targets(world: World, **options: Any) -> RandomTargets:
 
 
 @pytest.fixture(scope="module")
-def found(world: World) -> tuple[RandomTargets, Alignment, RecoveryEvaluation]:
+def found(world: World) -> tuple[RandomTargets, Alignment, ErrorsEvaluation]:
     data, module = targets(world), Alignment({"linear": Linear, "inn": partial(INN, couplings=2, hidden=8)})
     trainer = quiet_trainer(max_epochs=2)
     trainer.fit(module, datamodule=data)
-    evaluation = RecoveryEvaluation(module)
+    evaluation = ErrorsEvaluation(module)
     trainer.test(evaluation, datamodule=data, verbose=False)
     return data, module, evaluation
 
@@ -53,7 +53,7 @@ def test_a_target_is_a_bijection_whose_strength_is_its_distance_from_a_linear_ma
     assert not torch.allclose(y[2], y[3])
 
 
-def test_every_strength_target_and_site_has_its_rows(found: tuple[Any, Any, RecoveryEvaluation]) -> None:
+def test_every_strength_target_and_site_has_its_rows(found: tuple[Any, Any, ErrorsEvaluation]) -> None:
     rows = found[2].rows
     assert {row["method"] for row in rows} == {"linear", "inn"}
     places = {(row["strength"], row["target_seed"], row["site_x"]) for row in rows}
@@ -79,7 +79,7 @@ def test_errors_are_those_of_held_out_and_of_fitting_rows(found: tuple[RandomTar
             assert row[f"fvu{end}"] == pytest.approx(fvu(mapped[s], y[s].double().numpy(), mean), rel=1e-4, abs=1e-10)
 
 
-def test_the_report_says_which_map_is_closest(found: tuple[Any, Any, RecoveryEvaluation], tmp_path: Path) -> None:
+def test_the_report_says_which_map_is_closest(found: tuple[Any, Any, ErrorsEvaluation], tmp_path: Path) -> None:
     made = report(found[2].meta, found[2].rows)
     assert made.sentences[0].startswith("Closest to the target, of its variance: at strength 0 linear leaves")
     assert [path.name for path in write(made, tmp_path)] == ["recovery.png"]

@@ -1,4 +1,4 @@
-"""How well maps recover a known bijection, on fitting and on held-out rows."""
+"""Errors of the maps of a fit on held-out and on fitting rows, where nothing can be injected."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from aligners.fitting.alignment import Alignment
 from aligners.fitting.errors import MapErrors
 from aligners.fitting.fits import Fit
 from aligners.fitting.outcomes import outcomes
-from aligners.recovering.data import RandomTargets
+from datamodules.protocol import PairedData, stream_of
 from datamodules.rows.reading import PairedBatch, Plan
 from similarity.algebra.moments import Moments
 
-__all__ = ["RecoveryEvaluation"]
+__all__ = ["ErrorsEvaluation"]
 
 HELD_OUT = ("mse", "l2", "relative_error", "fvu", "fvu_unseen", "fvu_inverse", "round_trip")
 FITTING = ("mse", "relative_error", "fvu")
 
 
-class RecoveryEvaluation(pl.LightningModule):
-    """Measures the maps of a fit on `RandomTargets`: Ren et al. 2023, Table 3, by strength, target and site.
+class ErrorsEvaluation(pl.LightningModule):
+    """Measures the maps of a fit from X to Y on the held-out texts, and on as many fitting texts.
 
     Attributes:
         rows: of the report, after the evaluation.
@@ -42,8 +42,8 @@ class RecoveryEvaluation(pl.LightningModule):
         self.meta: dict[str, Any] = {}
 
     @property
-    def _data(self) -> RandomTargets:
-        return cast(RandomTargets, cast(Any, self.trainer).datamodule)
+    def _data(self) -> PairedData:
+        return stream_of(self.trainer, PairedData)
 
     def setup(self, stage: str) -> None:
         """Start afresh, on held-out and on fitting texts."""
@@ -75,18 +75,17 @@ class RecoveryEvaluation(pl.LightningModule):
 
     def _rows(self, fit: Fit) -> list[dict[str, Any]]:
         found = {split: cast(MapErrors, self.errors[f"{split}/{fit.name}"]).compute() for split in self._data.splits}
-        reader, training = (
-            self._data.reader,
-            outcomes(self.fitted.training_record.get(fit.key), len(self.fitted.places)),
-        )
+        training = outcomes(self.fitted.training_record.get(fit.key), len(self.fitted.places))
         parameters = sum(weight[0].numel() for weight in fit.aligner.parameters())
         return [
             {
                 "model_x": place.model_x,
+                "model_y": place.model_y,
                 "site_x": place.site_x,
-                "strength": reader.strengths[s],
-                "target_seed": reader.seeds[s],
+                "site_y": place.site_y,
+                **place.about,
                 "method": fit.name,
+                "role": "method",
                 "parameters": parameters,
                 "training": training[s],
                 **{name: _number(found["test"][name].reshape(-1)[s]) for name in HELD_OUT},
