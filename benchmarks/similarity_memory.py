@@ -49,9 +49,9 @@ def resident() -> int:
 class Watched(SimilarityEvaluation):
     """Notes how large the process is when the memory is announced."""
 
-    def _accumulate(self) -> None:
+    def _plan(self) -> None:
+        super()._plan()
         self.before = resident()
-        super()._accumulate()
 
 
 def compare(folder: Path, count: int, width: int, blocks: int, every: bool, controls: bool) -> None:

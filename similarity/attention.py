@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from similarity.functional.attention import AttentionSums, attention_sums, attnsim_from_sums
@@ -31,10 +30,8 @@ class AttentionSimilarity(DoubleMetric):
 
     def __init__(self, layers_x: int, heads_x: int, layers_y: int, heads_y: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        pairs = (layers_x, heads_x, layers_y, heads_y)
-        for name in AttentionSums._fields:
-            shape = () if name in ("texts", "words") else pairs
-            self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
+        for name, zeros in AttentionSums.zeros(layers_x, heads_x, layers_y, heads_y)._asdict().items():
+            self.add_state(name, zeros, dist_reduce_fx="sum")
 
     def update(self, a: Tensor, b: Tensor, words: Tensor) -> None:
         """Add texts.

@@ -19,9 +19,10 @@ from similarity.functional.regression import mixedsim_from_moments, mixedsim_hel
 from similarity.sample import Sample
 from similarity.shared import SharedMoments
 
-__all__ = ["DEFAULT", "Family", "Measure", "catalogue", "register"]
+__all__ = ["ATTENTION", "DEFAULT", "Family", "Measure", "catalogue", "register"]
 
 Family = Literal["moments", "batches", "rows", "heads", "head_moments"]
+ATTENTION = ("heads", "head_moments")  # the families that need attention weights
 
 
 class Measure(NamedTuple):

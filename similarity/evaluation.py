@@ -1,29 +1,33 @@
-"""Compares two or more models: all measures of all layer pairs in one pass, with controls."""
+"""Compares two or more models: all measures of all layer pairs within a limit of memory, with controls."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import combinations_with_replacement
+from math import inf
 from typing import Any, Literal, cast
 
 import lightning.pytorch as pl
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torchmetrics import SumMetric
+from torch import Tensor
 
 from datamodules.protocol import LayerData, stream_of
+from datamodules.tokens.splits import Split
+from frozen.loading.placement import free_memory
 from frozen.loading.precision import check_precision
-from similarity.algebra.folding import fold
-from similarity.arms import Arm, PairedRows, Shape, evaluate
-from similarity.catalogue import DEFAULT, Measure, catalogue
+from similarity.catalogue import ATTENTION, DEFAULT, Measure, catalogue
 from similarity.controls import matching_layers
-from similarity.functional.summaries import angular_distance, localization, nuclear_norm_from_moments
-from similarity.memory import memory_of
-from similarity.outcome import Refusals, caution, controls_of, rows_of
-from similarity.scales import FeatureScales
+from similarity.functional.summaries import nuclear_norm_from_scatter
+from similarity.joining import PairFigures
+from similarity.outcome import Grids, TileFigures
+from similarity.passes.memory import Batches, PassCosts
+from similarity.passes.plan import Tile, plan_passes
+from similarity.passes.ranks import collected, least, this_rank
+from similarity.passes.run import PassRun, Settings
+from similarity.passes.streams import Shape, streams_of
+from similarity.passes.sums import Matching
+from similarity.tables import Row, distance_rows, layer_rows, rows_of
 
 __all__ = ["SimilarityEvaluation"]
 
@@ -31,12 +35,9 @@ logger = logging.getLogger(__name__)
 
 GROUPS = 10  # of the jackknife
 
-Row = dict[str, Any]
-ATTENTION = ("heads", "head_moments")
-
 
 class SimilarityEvaluation(pl.LightningModule):
-    """Measures how similar all layers of the data module's models are, in one pass over the held-out texts.
+    """Measures how similar all layers of the data module's models are, within a limit of memory.
 
     With `controls`, every value comes with
     - its 95 % interval, from a jackknife over groups of texts, along matching layers;
@@ -59,6 +60,9 @@ class SimilarityEvaluation(pl.LightningModule):
         products: float64, or float32 for the products of X with Y in moments, for GPUs that are slow in double
             precision; six digits of each covariance are kept.
         seed: of the samples of rows and of the untrained twins.
+        memory: the most memory to take for sums, samples and their decompositions, in GB (10⁹ bytes) for each process;
+            on a GPU, of its memory, models included. More pairs of models than fit are compared in several passes over
+            the texts. Default: half of what is free.
     """
 
     def __init__(
@@ -71,6 +75,7 @@ class SimilarityEvaluation(pl.LightningModule):
         share: float = 0.99,
         products: Literal["float64", "float32"] = "float64",
         seed: int = 0,
+        memory: float | None = None,
     ) -> None:
         super().__init__()
         known = catalogue(share)
@@ -78,16 +83,17 @@ class SimilarityEvaluation(pl.LightningModule):
         unknown = [name for name in names if name not in known]
         if unknown or not names:
             raise ValueError(f"Expected `measures` out of {', '.join(known)}, or `all`, but got {', '.join(unknown)}.")
-        for name, value, least in (("groups", groups, 2), ("permutations", permutations, 1)):
-            if value is not None and value < least:
-                raise ValueError(f"Expected `{name}` of at least {least}, but got {value}.")
+        for name, value, low in (("groups", groups, 2), ("permutations", permutations, 1)):
+            if value is not None and value < low:
+                raise ValueError(f"Expected `{name}` of at least {low}, but got {value}.")
         if not 0 < share <= 1:
             raise ValueError(f"Expected `share` of the variance in (0, 1], but got {share:g}.")
+        if memory is not None and not 0 < memory < inf:
+            raise ValueError(f"Expected `memory` in GB, more than 0, but got {memory:g}.")
         self.measures: list[Measure] = [known[name] for name in dict.fromkeys(names)]
-        self.controls, self.within = controls, within
+        self.controls, self.within, self.memory = controls, within, memory
         self.wanted_groups, self.permutations, self.share, self.seed = groups, permutations, share, seed
         self.products: torch.dtype = getattr(torch, products)
-        self.arms = nn.ModuleDict()
         self.rows: list[Row] = []
         self.layers: list[Row] = []
         self.distances: list[Row] = []
@@ -106,13 +112,16 @@ class SimilarityEvaluation(pl.LightningModule):
     # ------------------------------------------------------------------ before
 
     def setup(self, stage: str) -> None:
-        """Run all checks that can be made before reading, and build the accumulators of every pair of models."""
+        """Run all checks that can be made before reading, and plan the passes."""
         check_precision(self.trainer)
         self._choose_layers(self._stream)
-        self._choose_groups(self._stream)
-        self._accumulate()
-        self.rows, self.layers, self.distances, self.refusals = [], [], [], Refusals()
+        self._choose_groups()
+        self._plan()
+        self.rows, self.layers, self.distances = [], [], []
+        self.refusals: dict[str, str] = {}
         self.cautions: list[str] = []
+        self._found: list[TileFigures] = []
+        self._norms: dict[tuple[int, int], Tensor] = {}
 
     def _choose_layers(self, data: LayerData) -> None:
         """The models, their layers and their sizes."""
@@ -135,9 +144,8 @@ class SimilarityEvaluation(pl.LightningModule):
             for model, layers in zip(self.models, self.places, strict=True)
         ]
 
-    def _choose_groups(self, data: LayerData) -> None:
+    def _choose_groups(self) -> None:
         """The number of groups of held-out texts."""
-        data.plan(("fit", "test") if self._fits else ("test",))
         self._batches = self._count_batches()
         self.groups = self.wanted_groups or min(GROUPS, self._batches)
         if self._fits and self._batches < self.groups:
@@ -146,34 +154,67 @@ class SimilarityEvaluation(pl.LightningModule):
                 f"make {self._batches} batches. Lower `groups` or `data.batch_size`, or give more texts."
             )
 
-    def _accumulate(self) -> None:
-        """Build the empty accumulators."""
-        self.arms = nn.ModuleDict()
-        for i, j in self.pairs:
-            for name, measures, groups in self._arms_of(i, j):
-                shapes, matching = (self.shapes[i], self.shapes[j]), self._matching(i, j)
-                self.arms[_key(i, j, name)] = Arm(measures, *shapes, groups, matching, self.seed, self.products)
-        self.scales = nn.ModuleList(FeatureScales(shape.layers, shape.width) for shape in self.shapes if self._fits)
-        self.counts = SumMetric().set_dtype(torch.float64)
-        twins = [model.model for model in self.models if self._fits]
-        self.announced = memory_of(cast(Any, self.arms.values()), self.shapes, self._largest_batch(), twins)
+    def _plan(self) -> None:
+        """Divide the pairs of models into passes, and say what they take."""
+        data, device = self._stream, self.trainer.strategy.root_device
+        streams = streams_of(self.measures, self._fits, self.groups, self.permutations)
+        self._settings = Settings(streams, self.shapes, data.reader, self._matching, self.seed, self.products, device)
+        costs = PassCosts(
+            streams, self.shapes, self._largest_batch(), self._weights(device), self._matching, self.products
+        )
+        limit = least(self._limit(device), device)
+        self.passes = plan_passes([shape.layers for shape in self.shapes], self.pairs, costs, limit)
+        splits: tuple[Split, ...] = ("fit", "test") if self._fits else ("test",)
+        layers = [self._settings.numbers(each) for each in self.passes for _ in splits]
+        data.plan(splits * len(self.passes), layers)
+        self.announced = max(each.bytes for each in self.passes)
         if self.trainer.is_global_zero:
-            logger.warning("This comparison takes up to %.2f GB besides its models.", self.announced / 1e9)
+            logger.warning(self._announcement(limit, device))
 
-    def _matching(self, i: int, j: int) -> list[tuple[int, int]]:
-        """Indices of the matching layers of two models, for which there are intervals."""
-        x, y = self.places[i], self.places[j]
-        return [(x.index(a), y.index(b)) for a, b in matching_layers(x, y)]
+    def _announcement(self, limit: int, device: torch.device) -> str:
+        """What the comparison takes, and how often it reads which models."""
+        times: dict[int, list[str]] = {}
+        for m, model in enumerate(self.models):
+            times.setdefault(sum(m in each.models for each in self.passes), []).append(model.name)
+        said = "; ".join(
+            f"{', '.join(names) if len(times) > 1 else 'every model'} {count} time{'s' * (count != 1)}"
+            for count, names in sorted(times.items())
+        )
+        passes = f"{len(self.passes)} pass{'es' * (len(self.passes) != 1)}"
+        besides = "besides its models" if device.type == "cpu" else "with its models"
+        return (
+            f"This comparison takes up to {self.announced / 1e9:.3g} GB {besides}, of {limit / 1e9:.3g} GB (`memory`), "
+            f"in {passes} over the texts, and reads {said}."
+        )
+
+    def _limit(self, device: torch.device) -> int:
+        """Bytes that this process may take."""
+        if self.memory is not None:
+            return int(self.memory * 1e9)
+        here = self.trainer.num_devices if device.type == "cpu" else 1  # processes that share this memory
+        return free_memory(device) // (2 * here)
+
+    def _weights(self, device: torch.device) -> list[int]:
+        """Bytes of each model's weights that a pass needs besides those on the CPU, which are always there."""
+        copies = int(device.type != "cpu") + int(self._fits)
+        return [copies * sum(weight.nbytes for weight in model.model.parameters()) for model in self.models]
+
+    def _matching(self, tile: Tile) -> Matching:
+        """Positions in a tile of matching layers, for which there are intervals."""
+        x, y = (self.places[span.model] for span in (tile.x, tile.y))
+        pairs = ((x.index(a) - tile.x.first, y.index(b) - tile.y.first) for a, b in matching_layers(x, y))
+        return [(a, b) for a, b in pairs if 0 <= a < tile.x.size and 0 <= b < tile.y.size]
 
     def _count_batches(self) -> int:
         """Batches of held-out texts that all ranks together will read."""
         count, limit = cast(Any, self._stream.loader("test").sampler).count, self.trainer.limit_test_batches
         return int(count * limit) if isinstance(limit, float) else min(count, limit * self.trainer.world_size)
 
-    def _largest_batch(self) -> int:
-        """Most tokens, and so most rows, that a batch can have."""
+    def _largest_batch(self) -> Batches:
+        """Most tokens, and so most rows, that a batch can have, and most entries of its attention."""
         batches = cast(Any, self._stream.loader("test").sampler)
-        return int(np.sort(batches.lengths)[-int(np.diff(batches.bounds).max()) :].sum())
+        longest = np.sort(batches.lengths)[-int(np.diff(batches.bounds).max()) :]
+        return Batches(int(longest.sum()), len(longest) * int(longest.max()) ** 2)
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
@@ -187,203 +228,106 @@ class SimilarityEvaluation(pl.LightningModule):
         """Whether the fitting texts are read too."""
         return self.controls and len(self.models) > 1
 
-    def _arms_of(self, i: int, j: int) -> Iterator[tuple[str, list[Measure], int]]:
-        """Name, measures and number of groups of each stream of paired rows of two models."""
-        controlled = self.controls and i != j
-        yield "value", self.measures, self.groups if controlled else 1
-        if controlled:
-            for roll in range(self.permutations):
-                yield f"null_{roll}", self.measures, 1
-            yield "untrained", self.measures, 1
-            yield "standardised", [measure for measure in self.measures if measure.family not in ATTENTION], 1
-            yield "fit", [measure for measure in self.measures if measure.held_out is not None], 1
-
-    def _arm(self, i: int, j: int, name: str) -> Arm:
-        return cast(Arm, self.arms[_key(i, j, name)])
+    # ------------------------------------------------------------------ the passes
 
     def on_test_start(self) -> None:
-        """The untrained twins of all models, each drawn from a different seed."""
-        self.twins = [model.untrained(self.seed + place) for place, model in enumerate(self.models) if self._fits]
-
-    # ------------------------------------------------------------------ the pass
+        """Begin the first pass."""
+        self._place, self._run = 0, PassRun(self.passes[0], self._settings)
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Add one batch to every accumulator that it concerns."""
-        streams = self._paired(batch, batch.states, batch.attention)
-        if self._stream.splits[dataloader_idx] == "fit":
-            for (i, j), rows in streams.items():
-                if i != j:
-                    self._arm(i, j, "fit").update(rows)
-            for scales, states in zip(self.scales, batch.states, strict=True):
-                cast(FeatureScales, scales).update(states)
+        """Add one batch to the sums of its pass."""
+        while self._place < dataloader_idx:
+            self._leave()
+            self._place += 1
+            if self._stream.splits[self._place] == self._stream.splits[0]:
+                self._run = PassRun(self.passes[self._place // len(set(self._stream.splits))], self._settings)
+        self._run.add(batch, self._stream.splits[dataloader_idx], batch.number * self.groups // self._batches)
+
+    def _leave(self) -> None:
+        """End the texts that were read last: of the held-out ones, measure what the pass has summed and forget it."""
+        self._stream.reader.check.flush()
+        if self._stream.splits[self._place] == "fit":
+            self._run.end_fit()
             return
-        self.counts.update(batch.states[0].shape[1])
-        group = batch.number * self.groups // self._batches
-        for (i, j), rows in streams.items():
-            self._arm(i, j, "value").update(rows, group if self._fits and i != j else 0)
-        if self._fits:
-            self._add_controls(batch, streams)
-
-    def _paired(
-        self, batch: Any, states: Sequence[Tensor], attention: Sequence[Sequence[Tensor]] | None
-    ) -> dict[tuple[int, int], PairedRows]:
-        """The rows of every pair of models, with attention folded to the words that all models have."""
-        folded: list[Tensor | None] = [None] * len(states)
-        words = None
-        if attention is not None and any(measure.family in ATTENTION for measure in self.measures):
-            some = batch.word_count > 0
-            words = batch.word_count[some]
-            if len(words):
-                folded = [
-                    fold([block[some] for block in blocks], word[some], words).weights
-                    for blocks, word in zip(attention, batch.words, strict=True)
-                ]
-        return {
-            (i, j): PairedRows(states[i], states[j], batch.text, batch.token, folded[i], folded[j], words)
-            for i, j in self.pairs
-        }
-
-    def _add_controls(self, batch: Any, streams: dict[tuple[int, int], PairedRows]) -> None:
-        read = [self._stream.reader.read_model(twin, batch, place) for place, twin in enumerate(self.twins)]
-        attention = None if batch.attention is None else [weights for _, weights in read]
-        untrained = self._paired(batch, [states for states, _ in read], attention)
-        scaled = [
-            (states.double() - mean[:, None]) / deviation[:, None]
-            for states, (mean, deviation) in zip(batch.states, self._scales(), strict=True)
-        ]
-        for (i, j), rows in streams.items():
-            if i == j:
-                continue
-            self._arm(i, j, "untrained").update(untrained[i, j])
-            self._arm(i, j, "standardised").update(rows._replace(x=scaled[i], y=scaled[j]))
-            for roll in range(self.permutations):
-                share = (roll + 1) / (self.permutations + 1)
-                self._arm(i, j, f"null_{roll}").update(rows.permuted(share))
-
-    def _scales(self) -> list[tuple[Tensor, Tensor]]:
-        """Mean and deviation of each model's features on the fitting texts."""
-        return [cast(FeatureScales, scales).compute() for scales in self.scales]
+        self._run.end()
+        for tile, contents in self._run.mine(this_rank()):
+            self._found.append(TileFigures.of(tile, self.measures, contents, self._matching(tile)))
+        for span, scatter in self._run.scatters():
+            if (span.model, span.first) not in self._norms:
+                self._norms[span.model, span.first] = nuclear_norm_from_scatter(scatter).cpu()
+        self._rows = int(self._run.rows)
+        del self._run
 
     # ------------------------------------------------------------------ after
 
     def on_test_epoch_end(self) -> None:
-        """Compute every measure from the accumulators."""
-        self._stream.reader.check.flush()
-        n_rows = int(self.counts.compute())
-        values = {
-            (i, j, measure.name): self.refusals.attempt(
-                self._said(measure, i, j), partial(self._evaluate, measure, i, j, "value")
-            )
+        """End the last pass, and make the tables of all."""
+        self._leave()
+        found = [figures for some in collected(self._found) for figures in some]
+        shapes = [shape.layers for shape in self.shapes]
+        figures = {
+            (i, j): PairFigures((each for each in found if each.tile.pair == (i, j)), (shapes[i], shapes[j]))
             for i, j in self.pairs
+        }
+        self._say(figures)
+        values = {
+            (i, j, measure.name): pair.grids(measure, "value")
+            for (i, j), pair in figures.items()
             for measure in self.measures
         }
         if not any(values.values()):
             reasons = " ".join(dict.fromkeys(self.refusals.values()))
             raise ValueError(f"No measure could be computed. {reasons} `data.layers` says which layers are compared.")
-        for i, j in self.pairs:
-            head = {"model_x": self.models[i].name, "model_y": self.models[j].name, "n_rows": n_rows}
+        for (i, j), pair in figures.items():
             for measure in self.measures:
-                head["measure"], layers = measure.name, self._numbers(measure, i, j)
-                controls, standardised = self._controls(measure, i, j, values)
-                if values[i, j, measure.name]:
-                    controls["chance"] = self._chance(measure, i, j)
-                self.rows += rows_of(head, "raw", values[i, j, measure.name], layers, controls)
-                self.rows += rows_of(head, "standardised", standardised, layers, {})
-        self._summarise(values)
+                same = [values[m, m, measure.name] if self._fits and i != j else {} for m in (i, j)]
+                self._add_rows(measure, (i, j), pair, same)
+        names = [model.name for model in self.models]
+        norms = {m: [self._norms[key] for key in sorted(self._norms) if key[0] == m] for m in range(len(names))}
+        self.layers = layer_rows(names, self.places, {m: torch.cat(each) for m, each in norms.items() if each}, values)
+        self.distances = distance_rows(names, values)
+        self._describe()
+
+    def _add_rows(self, measure: Measure, models: tuple[int, int], pair: PairFigures, same: list[Grids]) -> None:
+        """The rows of a measure of one pair of models."""
+        names = [self.models[m].name for m in models]
+        head = {"model_x": names[0], "model_y": names[1], "n_rows": self._rows, "measure": measure.name}
+        layers = [self.places[m] for m in models]
+        if measure.family in ATTENTION:  # which compare all blocks
+            layers = [list(range(1, self.models[m].depth + 1)) for m in models]
+        self.rows += rows_of(head, "raw", pair.grids(measure, "value"), layers, pair.controls(measure, same))
+        self.rows += rows_of(head, "standardised", pair.grids(measure, "standardised"), layers, {})
+
+    def _say(self, figures: dict[tuple[int, int], PairFigures]) -> None:
+        """Log and keep what could not be computed, and what is mostly counting."""
+        for (i, j), pair in figures.items():
+            said = f"of {self.models[i].name} and {self.models[j].name}"
+            for measure, figure, why in pair.refusals(self.measures):
+                suffix = "" if figure == "value" else f", {figure.replace('held_out', 'held out')}"
+                self.refusals[f"{measure.name} {said}{suffix}"] = why
+            for measure in self.measures:
+                caution = pair.caution(measure, f"{measure.name} {said}")
+                self.cautions += [] if caution is None else [caution]
+        if self.trainer.is_global_zero:
+            for what, why in self.refusals.items():
+                logger.warning("No %s: %s", what, why)
+            for caution in self.cautions:
+                logger.warning(caution)
+
+    def _describe(self) -> None:
+        """What holds for the whole report."""
         self.meta = {
             **self._stream.describe(),
             "split": "test",
-            "n_rows": n_rows,
+            "n_rows": self._rows,
             "controls": self.controls,
             "groups": self.groups if self._fits else None,
             "permutations": self.permutations if self._fits else None,
             "share": self.share,
             "products": str(self.products).removeprefix("torch."),
             "sample_seed": self.seed,
-            "refusals": dict(self.refusals),
+            "passes": len(self.passes),
+            "memory_gb": self.announced / 1e9,
+            "refusals": self.refusals,
             "cautions": self.cautions,
         }
-
-    def _numbers(self, measure: Measure, i: int, j: int) -> list[list[int]]:
-        """Numbers of the layers that a measure compares; for attention, all blocks."""
-        if measure.family in ATTENTION:
-            return [list(range(1, self.models[m].depth + 1)) for m in (i, j)]
-        return [self.places[m] for m in (i, j)]
-
-    def _said(self, measure: Measure, i: int, j: int) -> str:
-        return f"{measure.name} of {self.models[i].name} and {self.models[j].name}"
-
-    def _evaluate(self, measure: Measure, i: int, j: int, arm: str) -> dict[str, Tensor]:
-        return evaluate(measure, self._arm(i, j, arm).content(measure))
-
-    def _controls(
-        self, measure: Measure, i: int, j: int, values: dict[tuple[int, int, str], dict[str, Tensor]]
-    ) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor]]:
-        """The controls of a measure, and its values on standardised features; empty if there are none."""
-        if not self._fits or i == j or not values[i, j, measure.name]:
-            return {}, {}
-        said = self._said(measure, i, j)
-        arms = {name: self._arm(i, j, name) for name, _, _ in self._arms_of(i, j)}
-        same = [values[m, m, measure.name] for m in (i, j)]
-        controls = controls_of(arms, measure, same, self._numbers(measure, i, j), self.refusals, said)
-        if measure.family in ATTENTION:
-            return controls, {}
-        scaled = partial(self._evaluate, measure, i, j, "standardised")
-        return controls, self.refusals.attempt(f"{said}, standardised", scaled)
-
-    def _chance(self, measure: Measure, i: int, j: int) -> dict[str, Tensor]:
-        """How much chance alone explains, with a caution if that is much; nothing for measures without a fit."""
-        if measure.chance is None or i == j:
-            return {}
-        content, said = self._arm(i, j, "value").content(measure), self._said(measure, i, j)
-        found = {way: grid.cpu() for way, grid in evaluate(measure._replace(compute=measure.chance), content).items()}
-        warning = caution(said, found, int(content.moments.n))
-        if warning is not None:
-            self.cautions.append(warning)
-            logger.warning(warning)
-        return found
-
-    def _summarise(self, values: dict[tuple[int, int, str], dict[str, Tensor]]) -> None:
-        """Figures of single layers, and of pairs of models as a whole."""
-        moments = next((measure for measure in self.measures if measure.family == "moments"), None)
-        for m, model in enumerate(self.models):
-            norms = None if moments is None else self._nuclear_norms(m, moments)
-            scores = self._localization(m, values)
-            for place, layer in enumerate(self.places[m]):
-                row: Row = {"model": model.name, "layer": layer}
-                row["nuclear_norm"] = None if norms is None else float(norms[place])
-                row["localization"] = None if scores is None else float(scores[place])
-                self.layers.append(row)
-        for i, j in self.pairs:
-            cka = values.get((i, j, "cka"), {}).get("both")
-            if i != j and cka is not None and len(cka) == cka.shape[1]:
-                self.distances.append(
-                    {
-                        "model_x": self.models[i].name,
-                        "model_y": self.models[j].name,
-                        "angular_distance": float(angular_distance(cka)),
-                    }
-                )
-
-    def _nuclear_norms(self, m: int, measure: Measure) -> Tensor:
-        i, j = next(pair for pair in self.pairs if m in pair)
-        return nuclear_norm_from_moments(self._arm(i, j, "value").content(measure).moments)[0 if m == i else 1].cpu()
-
-    def _localization(self, m: int, values: dict[tuple[int, int, str], dict[str, Tensor]]) -> Tensor | None:
-        """Wu et al. §5.1, over all other layers that model m was compared with; None without the two measures."""
-        neurons, subspaces, own = [], [], []
-        for i, j in self.pairs:
-            if m not in (i, j):
-                continue
-            neuronsim, svcca = (values.get((i, j, name), {}) for name in ("neuronsim", "svcca"))
-            if not neuronsim or not svcca:
-                return None
-            turned = m != i
-            neurons.append(neuronsim["backward"].mT if turned else neuronsim["forward"])
-            subspaces.append(svcca["both"].mT if turned else svcca["both"])
-            own.append((torch.eye if i == j else torch.zeros)(*neurons[-1].shape).bool())
-        return localization(*(torch.cat(grids, 1) for grids in (neurons, subspaces, own)))
-
-
-def _key(i: int, j: int, arm: str) -> str:
-    return f"{i}_{j}_{arm}"

@@ -31,8 +31,8 @@ class MinibatchCKA(DoubleMetric):
 
     def __init__(self, layers_x: int, layers_y: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        for name, shape in (("xy", (layers_x, layers_y)), ("xx", (layers_x,)), ("yy", (layers_y,))):
-            self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
+        for name, zeros in HSIC.zeros(layers_x, layers_y)._asdict().items():
+            self.add_state(name, zeros, dist_reduce_fx="sum")
         self.add_state("batches", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, x: Tensor, y: Tensor) -> None:

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
 
-from similarity.algebra.grid import GridSums
+from similarity.algebra.grid import CrossSums, GridSums
 from similarity.algebra.moments import GridMoments, Moments, merge_moments, moments_of
+from similarity.algebra.sides import SideSums
 
 __all__ = ["DoubleMetric", "GridMomentsMetric", "MomentsMetric"]
 
@@ -132,7 +133,7 @@ class GridMomentsMetric(DoubleMetric):
 
     full_state_update = True  # a batch alone has another shift than all rows: it is not merged by adding states
     is_differentiable = False
-    n: Tensor
+    xy: Tensor
 
     def __init__(
         self,
@@ -149,7 +150,7 @@ class GridMomentsMetric(DoubleMetric):
             raise ValueError(f"Expected `products` torch.float64 or torch.float32, but got {products}.")
         self.products = products
         self.shape_x, self.shape_y = (layers_x, d_x), (layers_y, d_y)
-        for name, zeros in GridSums.zeros(layers_x, d_x, layers_y, d_y)._asdict().items():
+        for name, zeros in _named(GridSums.zeros(layers_x, d_x, layers_y, d_y)).items():
             self.add_state(name, zeros, dist_reduce_fx=_first if name.startswith("shift") else "sum")
 
     def update(self, x: Tensor, y: Tensor) -> None:
@@ -164,8 +165,9 @@ class GridMomentsMetric(DoubleMetric):
                     f"Expected `{name}` of shape ({shape[0]}, N, {shape[1]}) with the same N for `x` and `y`, but got "
                     f"x {tuple(x.shape)} and y {tuple(y.shape)}."
                 )
-        if self.n.is_inference() and not torch.is_inference_mode_enabled():
-            self._set(GridSums(*(value.clone() for value in self.sums())))  # such tensors cannot be added to in place
+        if self.xy.is_inference() and not torch.is_inference_mode_enabled():
+            for name, value in _named(self.sums()).items():
+                setattr(self, name, value.clone())  # such tensors cannot be added to in place
         self.sums().add_(x.detach(), y.detach(), self.products)
 
     def compute(self) -> Any:
@@ -178,7 +180,8 @@ class GridMomentsMetric(DoubleMetric):
 
     def sums(self) -> GridSums:
         """The state, not a copy: sums of this rank's rows, which add to those of other rows with `+`."""
-        return GridSums(*(getattr(self, name) for name in GridSums._fields))
+        x, y = (SideSums(*(getattr(self, f"{name}_{side}") for name in SideSums._fields)) for side in ("x", "y"))
+        return GridSums(x, y, CrossSums(*(getattr(self, name) for name in CrossSums._fields)))
 
     def sync(
         self,
@@ -196,12 +199,16 @@ class GridMomentsMetric(DoubleMetric):
             group = process_group or self.process_group
             n, mean_x, mean_y = (torch.stack(gather(local, group)) for local in (sums.n, mean_x, mean_y))
             weight = n / n.sum().clamp(min=1)
-            self._set(sums.about(torch.tensordot(weight, mean_x, 1), torch.tensordot(weight, mean_y, 1)))
+            about = sums.about(torch.tensordot(weight, mean_x, 1), torch.tensordot(weight, mean_y, 1))
+            for name, value in _named(about).items():
+                setattr(self, name, value)
         super().sync(dist_sync_fn, process_group, should_sync, distributed_available)
 
-    def _set(self, sums: GridSums) -> None:
-        for name, value in sums._asdict().items():
-            setattr(self, name, value)
+
+def _named(sums: GridSums) -> dict[str, Tensor]:
+    """The parts of a grid's sums by the names of a metric's states."""
+    sides = {f"{name}_{side}": getattr(getattr(sums, side), name) for side in ("x", "y") for name in SideSums._fields}
+    return {**sides, **sums.cross._asdict()}
 
 
 def _first(shifts: Tensor) -> Tensor:

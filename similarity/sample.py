@@ -9,11 +9,11 @@ from torch import Tensor
 
 from similarity.moments import DoubleMetric
 
-__all__ = ["RowSample", "Sample", "row_keys"]
+__all__ = ["FREE", "RowSample", "Sample", "admit_", "row_keys", "smallest"]
 
 # SplitMix64's increment and its two factors, as int64.
 _STEP, _FACTORS = 0x9E3779B97F4A7C15 - 2**64, (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
-_FREE = torch.iinfo(torch.int64).max  # the key of an empty place: greater than any row's
+FREE = torch.iinfo(torch.int64).max  # the key of an empty place: greater than any row's
 
 
 class Sample(NamedTuple):
@@ -43,7 +43,7 @@ def row_keys(seed: int, text: Tensor, token: Tensor) -> Tensor:
     state = torch.full_like(text, seed)
     for part in (torch.zeros_like(text), text, token):
         state = _mixed((state ^ part) + _STEP)
-    return state & _FREE
+    return state & FREE
 
 
 class RowSample(DoubleMetric):
@@ -58,8 +58,7 @@ class RowSample(DoubleMetric):
         layers_x: L_x; layers_y: L_y.
         d_x: width of X's states; d_y: width of Y's.
         seed: each seed gives another sample.
-        dtype: in which rows are kept. Memory is 2 · budget · (L_x d_x + L_y d_y) of it, from the start: rows are sorted
-            out only when that is full.
+        dtype: in which rows are kept. Memory is budget · (L_x d_x + L_y d_y) of it, from the start.
 
     Raises:
         ValueError: `budget` is not positive.
@@ -71,7 +70,6 @@ class RowSample(DoubleMetric):
     text: Tensor
     x: Tensor
     y: Tensor
-    limit: Tensor
 
     def __init__(
         self,
@@ -90,12 +88,10 @@ class RowSample(DoubleMetric):
             raise ValueError(f"Expected `budget` (rows to keep) of at least 1, but got {budget}.")
         self.budget, self.seed = budget, seed
         # Equal shapes on all ranks, whatever they have seen, so that gathering can neither hang nor fail.
-        room = 2 * budget
-        self.add_state("key", torch.full((room,), _FREE), dist_reduce_fx=None)
-        self.add_state("text", torch.zeros(room, dtype=torch.int64), dist_reduce_fx=None)
-        self.add_state("x", torch.zeros(layers_x, room, d_x, dtype=dtype), dist_reduce_fx=None)
-        self.add_state("y", torch.zeros(layers_y, room, d_y, dtype=dtype), dist_reduce_fx=None)
-        self.add_state("limit", torch.tensor(_FREE), dist_reduce_fx=None)  # keys above it can no longer enter
+        self.add_state("key", torch.full((budget,), FREE), dist_reduce_fx=None)
+        self.add_state("text", torch.zeros(budget, dtype=torch.int64), dist_reduce_fx=None)
+        self.add_state("x", torch.zeros(layers_x, budget, d_x, dtype=dtype), dist_reduce_fx=None)
+        self.add_state("y", torch.zeros(layers_y, budget, d_y, dtype=dtype), dist_reduce_fx=None)
 
     def update(self, x: Tensor, y: Tensor, text: Tensor, token: Tensor) -> None:
         """Offer paired rows.
@@ -109,37 +105,15 @@ class RowSample(DoubleMetric):
         Raises:
             ValueError: the four do not have as many rows.
         """
-        rows = {"x": x.shape[1], "y": y.shape[1], "text": len(text), "token": len(token)}
-        if len(set(rows.values())) > 1:
-            raise ValueError(f"Expected `x`, `y`, `text` and `token` with as many rows, but got {rows}.")
+        counts = {"x": x.shape[1], "y": y.shape[1], "text": len(text), "token": len(token)}
+        if len(set(counts.values())) > 1:
+            raise ValueError(f"Expected `x`, `y`, `text` and `token` with as many rows, but got {counts}.")
         text, token = (ids.to(self.key.device, torch.int64) for ids in (text, token))
         if self.x.is_inference() and not torch.is_inference_mode_enabled():
             for name in ("key", "text", "x", "y"):  # inference tensors cannot be written to
                 setattr(self, name, getattr(self, name).clone())
-        offered = row_keys(self.seed, text, token)
-        for some in (offered < self.limit).nonzero()[:, 0].split(self.budget):
-            self._add(offered[some], text[some], x[:, some], y[:, some])
-
-    def _add(self, key: Tensor, text: Tensor, x: Tensor, y: Tensor) -> None:
-        """Append at most `budget` rows, after tidying up if there is no room for them."""
-        filled = int((self.key < _FREE).sum())
-        if filled + len(key) > len(self.key):
-            filled = self._tidy()
-        here = slice(filled, filled + len(key))
-        self.key[here], self.text[here] = key, text
-        self.x[:, here], self.y[:, here] = x.to(self.x.dtype), y.to(self.y.dtype)
-
-    def _tidy(self) -> int:
-        """Reduce the state to the sample, move it to the front, and return its number of rows."""
-        key, order = _smallest(self.key, self.budget)
-        kept = len(order)
-        self.text[:kept] = self.text[order]
-        for layer in (*self.x, *self.y):  # one at a time, for the memory
-            layer[:kept] = layer[order]
-        self.key[:kept], self.key[kept:] = key, _FREE
-        if kept == self.budget:
-            self.limit = key[-1].clone()
-        return kept
+        places, rows = admit_(self.key, self.text, row_keys(self.seed, text, token), text)
+        self.x[:, places], self.y[:, places] = x[:, rows].to(self.x.dtype), y[:, rows].to(self.y.dtype)
 
     def compute(self) -> Sample:
         """The `Sample` of everything seen on all ranks."""
@@ -147,18 +121,36 @@ class RowSample(DoubleMetric):
         if key.ndim == 2:  # gathered: (ranks, ...)
             key, text = key.flatten(), text.flatten()
             x, y = (rows.transpose(0, 1).flatten(1, 2) for rows in (x, y))
-        _, order = _smallest(key, self.budget)
+        _, order = smallest(key, self.budget)
         return Sample(x[:, order], y[:, order], text[order])
 
-    def clear(self) -> None:
-        """Free the memory of the rows; nothing can be added afterwards."""
-        self.x, self.y, self._computed = self.x[:, :0].clone(), self.y[:, :0].clone(), None
+
+def admit_(key: Tensor, text: Tensor, offered: Tensor, offered_text: Tensor) -> tuple[Tensor, Tensor]:
+    """Let the offered rows with the smallest keys into a sample, in the places of those with the largest.
+
+    Args:
+        key: of the rows in the sample, (budget,), `FREE` where a place is free; changed in place.
+        text: ids of their texts, likewise.
+        offered: keys of rows, (N,).
+        offered_text: ids of their texts, (N,).
+
+    Returns:
+        Places of the sample and numbers of the offered rows that belong there, (K,) each.
+    """
+    budget = len(key)
+    _, order = smallest(torch.cat([key, offered]), budget)
+    rows = order[order >= budget] - budget
+    free = torch.ones_like(key, dtype=torch.bool)
+    free[order[order < budget]] = False
+    places = free.nonzero()[: len(rows), 0]
+    key[places], text[places] = offered[rows], offered_text[rows]
+    return places, rows
 
 
-def _smallest(key: Tensor, budget: int) -> tuple[Tensor, Tensor]:
+def smallest(key: Tensor, budget: int) -> tuple[Tensor, Tensor]:
     """The `budget` smallest keys, each once, in order, and their places; fewer where fewer are taken."""
     key, order = key.sort(stable=True)
-    first = key < _FREE
+    first = key < FREE
     first[1:] &= key[1:] != key[:-1]  # a row may come twice, from two ranks or from a sampler that evens them out
     return key[first][:budget], order[first][:budget]
 

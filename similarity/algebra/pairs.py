@@ -8,11 +8,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from similarity.algebra.centred import CentredRows
 from similarity.algebra.checks import check_rows
 
 __all__ = [
     "PairSums",
-    "centred",
+    "by_gram",
     "check_enough",
     "feature_pair_sums",
     "gram_pair_sums",
@@ -58,17 +59,7 @@ def check_enough(x: Tensor, y: Tensor, least: int, measure: str) -> None:
         )
 
 
-def centred(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows less their mean, and the mean: x (L, N, d) → (L, N, d), (L, 1, d).
-
-    Rounding can move the mean of a constant away from it. Clamped to the range of the rows it is that constant, and
-    constant features become exact zeros.
-    """
-    mean = x.mean(1, keepdim=True).clamp(x.amin(1, keepdim=True), x.amax(1, keepdim=True))
-    return x - mean, mean
-
-
-def linear_pair_sums(x: Tensor, y: Tensor) -> PairSums:
+def linear_pair_sums(x: Tensor | CentredRows, y: Tensor | CentredRows) -> PairSums:
     """Sums of the linear kernels K_ij = x_i·x_j and L_ij = y_i·y_j, by the route with fewer operations.
 
     The Gram side costs about N²(L_x d_x + L_y d_y + L_x L_y)/2 multiplications, half of them saved by symmetry; the
@@ -79,24 +70,28 @@ def linear_pair_sums(x: Tensor, y: Tensor) -> PairSums:
         y: (L_y, N, d_y).
     """
     (l_x, n, d_x), (l_y, _, d_y) = x.shape, y.shape
+    gram = by_gram(n, l_x, d_x, l_y, d_y, double=x.dtype == torch.float64)
+    return gram_pair_sums(x, y) if gram else feature_pair_sums(x, y)
+
+
+def by_gram(n: int, l_x: int, d_x: int, l_y: int, d_y: int, *, double: bool) -> bool:
+    """Whether the Gram side is the cheaper route of `linear_pair_sums`, for rows of such sizes in double precision."""
     gram = n * n * (l_x * d_x + l_y * d_y + l_x * l_y) / 2
     feature = n * (l_x * l_y * d_x * d_y + l_x * d_x**2 + l_y * d_y**2)
-    if x.dtype != torch.float64:
-        feature *= 2  # in float64, at half the speed
-    return gram_pair_sums(x, y) if gram <= feature else feature_pair_sums(x, y)
+    return gram <= (feature if double else 2 * feature)  # the feature side is in float64, at half the speed
 
 
-def gram_pair_sums(x: Tensor, y: Tensor) -> PairSums:
+def gram_pair_sums(x: Tensor | CentredRows, y: Tensor | CentredRows) -> PairSums:
     """`linear_pair_sums` from blocks of the Gram matrices: memory (L_x + L_y)·256², whatever the number of rows."""
     return kernel_pair_sums(x, y, _inner, _inner)
 
 
-def feature_pair_sums(x: Tensor, y: Tensor) -> PairSums:
+def feature_pair_sums(x: Tensor | CentredRows, y: Tensor | CentredRows) -> PairSums:
     """`linear_pair_sums` from the features: tr(K̃L̃) = ‖XᵀY‖² − Σ‖x_i‖²‖y_i‖² and K̃1 = x_i·Σ_j x_j − ‖x_i‖².
 
     All of it in float64: with few rows the two terms of tr(K̃L̃) nearly cancel.
     """
-    x, y = x.double(), y.double()
+    x, y = x[:, :].double(), y[:, :].double()
     squares_x, squares_y = (x**2).sum(2), (y**2).sum(2)
     wide = y.transpose(0, 1).flatten(1)  # (N, L_y d_y): one product for all layers of Y
     cross = ((rows.mT @ wide).unflatten(1, y.shape[::2]) for rows in x)
@@ -111,7 +106,7 @@ def feature_pair_sums(x: Tensor, y: Tensor) -> PairSums:
     )
 
 
-def kernel_pair_sums(x: Tensor, y: Tensor, kernel_x: Kernel, kernel_y: Kernel) -> PairSums:
+def kernel_pair_sums(x: Tensor | CentredRows, y: Tensor | CentredRows, kernel_x: Kernel, kernel_y: Kernel) -> PairSums:
     """Sums of any two symmetric kernels, for all layer pairs by one product a block, over the upper triangle.
 
     Args:
@@ -125,8 +120,10 @@ def kernel_pair_sums(x: Tensor, y: Tensor, kernel_x: Kernel, kernel_y: Kernel) -
     sums = PairSums(n, *(torch.zeros(shape, dtype=torch.float64, device=x.device) for shape in shapes))
     for i, j in upper_blocks(n):
         twice = 1 if i == j else 2
-        k = _off_diagonal(kernel_x(x[:, i], x[:, j]), i == j)
-        l = _off_diagonal(kernel_y(y[:, i], y[:, j]), i == j)  # noqa: E741
+        if i == j:  # the first of its row of blocks
+            rows_x, rows_y = x[:, i], y[:, i]
+        k = _off_diagonal(kernel_x(rows_x, x[:, j]), i == j)
+        l = _off_diagonal(kernel_y(rows_y, y[:, j]), i == j)  # noqa: E741
         for rows, block in ((sums.rows_x, k), (sums.rows_y, l)):
             rows[:, i] += block.sum(2)
             if i != j:

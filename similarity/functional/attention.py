@@ -38,6 +38,15 @@ class AttentionSums(NamedTuple):
     texts: Tensor
     words: Tensor
 
+    @classmethod
+    def zeros(
+        cls, layers_x: int, heads_x: int, layers_y: int, heads_y: int, device: torch.device | str | None = None
+    ) -> AttentionSums:
+        """The sums of no texts."""
+        pairs = (layers_x, heads_x, layers_y, heads_y)
+        shapes = (() if name in ("texts", "words") else pairs for name in cls._fields)
+        return cls(*(torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes))
+
     def swap(self) -> AttentionSums:
         """The sums of (Y, X): what the similarity in the other direction is computed from."""
         turned = (value.permute(2, 3, 0, 1) if value.ndim else value for value in self)

@@ -87,16 +87,30 @@ def whitening(scatter: Tensor, *, share: float = 1.0, tolerance: float = 1e-10) 
             f"Whitening expects features that vary, but `scatter` has {int(flat.sum())} without variance. "
             "Leave constant features or layers out."
         )
+    d = scatter.shape[-1]
+    weight = torch.empty_like(scatter, memory_format=torch.contiguous_format)
+    rank = torch.empty(variance.shape[:-1], dtype=torch.int64, device=scatter.device)
+    each = zip(scatter.reshape(-1, d, d), weight.view(-1, d, d), rank.view(-1), strict=True)
+    for one, into, count in each:  # one at a time, for the memory
+        found, kept = _whitened(one, share, tolerance)
+        into.copy_(found)
+        count.copy_(kept)
+    return Whitening(weight, rank)
+
+
+def _whitened(scatter: Tensor, share: float, tolerance: float) -> tuple[Tensor, Tensor]:
+    """`whitening` of one layer: weight (d, d) and rank, ()."""
+    variance = scatter.diagonal()
     scale = variance.sqrt() if share == 1 else torch.ones_like(variance)
-    correlation = scatter / (scale[..., :, None] * scale[..., None, :])
+    correlation = scatter / (scale[:, None] * scale)
     values, vectors = map(_finite, converged("eigendecomposition", "a whitening", torch.linalg.eigh, correlation))
     values, vectors = values.flip(-1), vectors.flip(-1)
-    kept = values > tolerance * values[..., :1]
+    kept = values > tolerance * values[:1]
     if share < 1:
         carried = values.cumsum(-1) - values  # by the components before this one
-        kept &= carried < share * values.sum(-1, keepdim=True)
+        kept &= carried < share * values.sum()
     root = torch.where(kept, values, 1).rsqrt() * kept
-    return Whitening(vectors * root[..., None, :] / scale[..., :, None], kept.sum(-1))
+    return vectors * root / scale[:, None], kept.sum()
 
 
 def canonical(white_x: Whitening, white_y: Whitening, xy: Tensor) -> Canonical:

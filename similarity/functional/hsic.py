@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from similarity.algebra.pairs import PairSums, centred, check_enough, linear_pair_sums
+from similarity.algebra.centred import centred
+from similarity.algebra.pairs import PairSums, check_enough, linear_pair_sums
 
 __all__ = ["HSIC", "LEAST_ROWS", "cka_from_hsic", "minibatch_cka", "unbiased_hsic", "unbiased_hsic_from_sums"]
 
@@ -25,6 +26,12 @@ class HSIC(NamedTuple):
     xy: Tensor
     xx: Tensor
     yy: Tensor
+
+    @classmethod
+    def zeros(cls, layers_x: int, layers_y: int, device: torch.device | str | None = None) -> HSIC:
+        """The sums of no batches."""
+        shapes = ((layers_x, layers_y), (layers_x,), (layers_y,))
+        return cls(*(torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes))
 
 
 def unbiased_hsic(x: Tensor, y: Tensor) -> HSIC:

@@ -11,14 +11,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from similarity.algebra.pairs import (
-    PairSums,
-    centred,
-    check_enough,
-    kernel_pair_sums,
-    linear_pair_sums,
-    upper_blocks,
-)
+from similarity.algebra.centred import CentredRows
+from similarity.algebra.pairs import PairSums, check_enough, kernel_pair_sums, linear_pair_sums, upper_blocks
 from similarity.functional.hsic import HSIC, LEAST_ROWS, cka_from_hsic, unbiased_hsic_from_sums
 
 __all__ = ["Kernel", "rbf_cka", "rsa"]
@@ -53,13 +47,15 @@ def rsa(x: Tensor, y: Tensor, kernel: Kernel = "cosine") -> Tensor:
     if kernel not in get_args(Kernel):
         raise ValueError(f"Expected `kernel` to be one of {', '.join(get_args(Kernel))}, but got {kernel!r}.")
     check_enough(x, y, 3, "RSA")
+    if kernel == "cosine":
+        _refuse_zeros(x, "x")
+        _refuse_zeros(y, "y")
+    rows_x, rows_y = (CentredRows(rows, of_length_one=kernel == "cosine") for rows in (x, y))
     if kernel == "euclidean":
-        x, y = _from_centre(x, "x", False)[0], _from_centre(y, "y", False)[0]
-        return _correlation(kernel_pair_sums(x, y, _minus_distances, _minus_distances))
+        return _correlation(kernel_pair_sums(rows_x, rows_y, _minus_distances, _minus_distances))
     # With x_i = c + w_i, K_ij is w_i·w_j + c·w_i + c·w_j and a constant, which no correlation sees.
-    x, along_x, self_x = _from_centre(x, "x", kernel == "cosine")
-    y, along_y, self_y = _from_centre(y, "y", kernel == "cosine")
-    return _correlation(_added(linear_pair_sums(x, y), along_x, along_y), self_x, self_y)
+    sums = _added(linear_pair_sums(rows_x, rows_y), rows_x.along, rows_y.along)
+    return _correlation(sums, rows_x.squares, rows_y.squares)
 
 
 def rbf_cka(x: Tensor, y: Tensor, width: float = 0.5, unbiased: bool = False) -> Tensor:
@@ -87,9 +83,9 @@ def rbf_cka(x: Tensor, y: Tensor, width: float = 0.5, unbiased: bool = False) ->
     if not width > 0:
         raise ValueError(f"Expected `width` (σ in units of the median distance) above 0, but got {width}.")
     check_enough(x, y, LEAST_ROWS, "RBF CKA")
-    x, y = _from_centre(x, "x", False)[0], _from_centre(y, "y", False)[0]
-    kernels = [_rbf(width**2 * _median_squares(rows, name)) for name, rows in (("x", x), ("y", y))]
-    sums = kernel_pair_sums(x, y, *kernels)
+    rows_x, rows_y = CentredRows(x), CentredRows(y)
+    kernels = [_rbf(width**2 * _median_squares(rows, name)) for name, rows in (("x", rows_x), ("y", rows_y))]
+    sums = kernel_pair_sums(rows_x, rows_y, *kernels)
     return cka_from_hsic(unbiased_hsic_from_sums(sums) if unbiased else _biased_hsic(sums))
 
 
@@ -140,22 +136,6 @@ def _correlation(sums: PairSums, self_x: Tensor | None = None, self_y: Tensor | 
     return covariance / (variances[0].sqrt()[:, None] * variances[1].sqrt())
 
 
-def _from_centre(x: Tensor, name: str, of_length_one: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows less their mean c in float64, w_i, one layer after another; c·w_i (L, N); the mean of ‖x_i‖², (L,)."""
-    from_mean = torch.empty(x.shape, dtype=torch.float64, device=x.device)
-    if of_length_one:
-        _refuse_zeros(x, name)
-    along, squares = [], []
-    for place, layer in enumerate(x):
-        rows = layer.double()[None]
-        if of_length_one:
-            rows = rows / torch.linalg.vector_norm(rows, dim=2, keepdim=True)
-        squares.append((rows**2).sum(2).mean())
-        (from_mean[place],), mean = centred(rows)
-        along.append((from_mean[place] * mean[0]).sum(1))
-    return from_mean, torch.stack(along), torch.stack(squares)
-
-
 def _refuse_zeros(x: Tensor, name: str) -> None:
     empty = ~x.any(2)
     if empty.any():
@@ -181,15 +161,18 @@ def _rbf(variance: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda a, b: torch.exp(_squared_distances(a, b) / (-2 * variance[:, None, None]))
 
 
-def _median_squares(x: Tensor, name: str) -> Tensor:
+def _median_squares(x: CentredRows, name: str) -> Tensor:
     """Square of the median distance of rows i < j at each layer, (L,)."""
     medians = []
-    for layer in x:
-        found = []
-        for i, j in upper_blocks(len(layer)):
-            block = _squared_distances(layer[None, i], layer[None, j])[0]
-            found.append(block.flatten() if i != j else block[torch.ones_like(block, dtype=torch.bool).triu(1)])
-        squares = torch.cat(found)
+    n = x.shape[1]
+    for place in range(len(x)):
+        layer, filled = x[place : place + 1, :], 0
+        squares = layer.new_empty(n * (n - 1) // 2)
+        for i, j in upper_blocks(n):
+            block = _squared_distances(layer[:, i], layer[:, j])[0]
+            some = block.flatten() if i != j else block[torch.ones_like(block, dtype=torch.bool).triu(1)]
+            squares[filled : filled + len(some)] = some
+            filled += len(some)
         # The mean of the two in the middle, as statistics has it: `torch.median` is the lower one.
         middle = [squares.kthvalue(k).values.sqrt() for k in ((len(squares) + 1) // 2, len(squares) // 2 + 1)]
         medians.append((middle[0] + middle[1]) / 2)

@@ -8,7 +8,13 @@ from torch import Tensor
 from similarity.algebra.checks import check_moments, converged
 from similarity.algebra.moments import GridMoments
 
-__all__ = ["angular_distance", "localization", "nuclear_norm", "nuclear_norm_from_moments"]
+__all__ = [
+    "angular_distance",
+    "localization",
+    "nuclear_norm",
+    "nuclear_norm_from_moments",
+    "nuclear_norm_from_scatter",
+]
 
 
 def nuclear_norm(x: Tensor) -> Tensor:
@@ -38,7 +44,18 @@ def nuclear_norm_from_moments(moments: GridMoments) -> tuple[Tensor, Tensor]:
         ValueError: non-finite rows, or a decomposition that does not converge.
     """
     check_moments(moments, "A nuclear norm", 1)
-    return _root_sum(moments.xx), _root_sum(moments.yy)
+    return nuclear_norm_from_scatter(moments.xx), nuclear_norm_from_scatter(moments.yy)
+
+
+def nuclear_norm_from_scatter(scatter: Tensor) -> Tensor:
+    """As `nuclear_norm_from_moments`, of the layers of one model: (L, d, d) centred -> (L,).
+
+    Raises:
+        ValueError: a scatter that is not finite, or a decomposition that does not converge.
+    """
+    if not scatter.diagonal(dim1=-2, dim2=-1).isfinite().all():
+        raise ValueError("A nuclear norm expects finite rows, but `scatter` holds NaN or infinite values.")
+    return torch.stack([_root_sum(layer) for layer in scatter])
 
 
 def localization(neuronsim: Tensor, svsim: Tensor, left_out: Tensor) -> Tensor:

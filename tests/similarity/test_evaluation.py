@@ -10,7 +10,6 @@ from torch import Tensor
 from datamodules.layers import LayerActivations
 from datamodules.text.sources import TextSource
 from similarity.algebra.grid import grid_moments
-from similarity.arms import PairedRows
 from similarity.controls import matching_layers
 from similarity.evaluation import SimilarityEvaluation
 from similarity.functional.cca import cca_held_out, svcca
@@ -19,6 +18,7 @@ from similarity.functional.kernels import rsa
 from similarity.functional.neurons import neuronsim
 from similarity.functional.regression import r2, r2_held_out
 from similarity.functional.summaries import nuclear_norm
+from similarity.passes.streams import Rows
 from tests.runs import quiet_trainer
 from tests.tiny import tiny_folder
 from tests.world import World
@@ -170,11 +170,11 @@ def test_the_null_of_attention_sets_different_texts_against_each_other() -> None
     weights[:, :, 2:] = 1 / 3  # texts 2 and 3 spread evenly, 0 and 1 look at themselves
     words, text = torch.full((4,), 3), torch.arange(4).repeat_interleave(3)
     states = torch.zeros(1, 12, 2)
-    null = PairedRows(states, states, text, torch.arange(3).repeat(4), weights, weights, words).permuted(0.5)
-    assert null.weights_x is not None
-    assert null.weights_y is not None
-    assert torch.equal(null.weights_x, weights)
-    torch.testing.assert_close(null.weights_y, weights[:, :, [2, 3, 0, 1]])
+    token = torch.arange(3).repeat(4)
+    null = Rows(text, token, lambda m, side: states, lambda m, side: weights, words).rolled(0.5)
+    assert null.weights is not None
+    assert torch.equal(null.weights(0, "x"), weights)
+    torch.testing.assert_close(null.weights(1, "y"), weights[:, :, [2, 3, 0, 1]])
 
 
 def test_a_model_is_its_own_ceiling(world: World, models: list[str]) -> None:
@@ -270,13 +270,18 @@ def test_a_model_cannot_be_compared_with_itself_as_another(world: World, models:
 
 
 def test_memory_is_announced_in_one_line(world: World, models: list[str], caplog: pytest.LogCaptureFixture) -> None:
-    few, all_of_them = (evaluated(stream(world, models), measures=names) for names in (["cka"], ["cka", "rsa"]))
+    few, all_of_them = (
+        evaluated(stream(world, models), measures=names, memory=1) for names in (["cka"], ["cka", "rsa"])
+    )
     said = [record.message for record in caplog.records if "takes up to" in record.message]
     assert said == [
-        f"This comparison takes up to {each.announced / 1e9:.2f} GB besides its models." for each in (few, all_of_them)
+        f"This comparison takes up to {each.announced / 1e9:.3g} GB besides its models, of 1 GB (`memory`), in 1 pass "
+        "over the texts, and reads every model 1 time."
+        for each in (few, all_of_them)
     ]
-    sample = 2 * 5000 * ((BLOCKS_X + 1) * WIDTH_X + (BLOCKS_Y + 1) * WIDTH_Y) * 4
-    assert all_of_them.announced > few.announced + sample
+    sample = 5000 * ((BLOCKS_X + 1) * WIDTH_X + (BLOCKS_Y + 1) * WIDTH_Y) * 4
+    assert all_of_them.announced >= few.announced + sample
+    assert few.meta["passes"] == 1
 
 
 def test_the_folder_of_a_model_is_left_alone(world: World, models: list[str]) -> None:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import copy
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
 from similarity.algebra import tiles
-from similarity.algebra.grid import grid_moments
-from similarity.arms import Arm, PairedRows, Shape, evaluate
+from similarity.algebra.centred import CentredRows
+from similarity.algebra.grid import CrossSums, grid_moments
 from similarity.catalogue import Measure, catalogue
 from similarity.functional.cca import cca_held_out, pwcca_held_out
 from similarity.functional.regression import mixedsim_held_out, r2_held_out
+from similarity.minibatch import MinibatchCKA
+from similarity.moments import GridMomentsMetric
+from similarity.passes.contents import evaluate
+from similarity.sample import RowSample
 from similarity.shared import SharedMoments
+from tests.contents import content_of
 
 MEASURES = [measure for measure in catalogue().values() if measure.family in ("moments", "rows", "batches")]
 
@@ -27,48 +31,42 @@ def paired(seed: int = 0) -> tuple[Tensor, Tensor]:
     return x, torch.randn(2, 90, 5, generator=draw, dtype=torch.float64) + x[:2, :, :5]
 
 
-def filled() -> Arm:
-    x, y = paired()
-    arm = Arm(MEASURES, Shape(3, 6), Shape(2, 5))
-    rows = torch.arange(x.shape[1])
-    arm.update(PairedRows(x, y, rows, rows))
-    return arm
-
-
-def metrics(arm: Arm) -> list[Metric]:
-    return [metric for metric in arm.modules() if isinstance(metric, Metric)]
-
-
 def test_what_a_state_is_reset_to_is_one_number() -> None:
-    for arm in (filled(), copy.deepcopy(filled()).to("cpu")):
-        for metric in metrics(arm):
-            for name, default in cast(dict[str, Tensor], metric._defaults).items():
-                assert default.untyped_storage().nbytes() <= 8, name
-                assert default.shape == getattr(metric, name).shape
-            metric.reset()
-            for name, default in cast(dict[str, Tensor], metric._defaults).items():
-                state = getattr(metric, name)
-                assert torch.equal(state, default)
-                assert state.is_contiguous()  # its own memory, which an update can write to
+    x, y = paired()
+    made = GridMomentsMetric(3, 6, 2, 5), MinibatchCKA(3, 2), RowSample(50, 3, 2, 6, 5)
+    for metric in (*made, *(copy.deepcopy(metric).to("cpu") for metric in made)):
+        ids = (torch.arange(90), torch.arange(90)) if isinstance(metric, RowSample) else ()
+        cast(Any, metric).update(x, y, *ids)
+        for name, default in cast(dict[str, Tensor], metric._defaults).items():
+            assert default.untyped_storage().nbytes() <= 8, name
+            assert default.shape == getattr(metric, name).shape
+        metric.reset()
+        for name, default in cast(dict[str, Tensor], metric._defaults).items():
+            state = getattr(metric, name)
+            assert torch.equal(state, default)
+            assert state.is_contiguous()  # its own memory, which an update can write to
 
 
 def test_moments_take_the_place_of_their_sums() -> None:
-    arm = filled()
-    assert arm.grid is not None
-    sums, expected = arm.grid.sums(), grid_moments(*paired())
     (cka,) = (measure for measure in MEASURES if measure.name == "cka")
-    found = arm.content(cka).moments
-    assert arm.grid is None
-    for name in ("xx", "yy", "xy"):
-        assert getattr(found, name).data_ptr() == getattr(sums, name).data_ptr()
+    content, expected = content_of(*paired(), MEASURES), grid_moments(*paired())
+    found = content.of(cka).moments
+    x, y, tile = content._x.states[0], content._y.states[0], cast(CrossSums, content._tile.states)
+    for name, sums in (("xx", x.xx), ("yy", y.xx), ("xy", tile.xy)):
+        assert getattr(found, name).data_ptr() == sums.data_ptr()
         torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=0, atol=1e-12)
 
 
 def test_a_sample_is_not_kept_twice() -> None:
-    arm = filled()
     (rsa,) = (measure for measure in MEASURES if measure.name == "rsa")
-    evaluate(rsa, arm.content(rsa))
-    assert list(arm.samples) == ["2000"]
+    content = content_of(*paired(), MEASURES)
+    sample = content.of(rsa)
+    assert sample.x.data_ptr() == content._x.samples[rsa.budget].data_ptr()
+    assert sample.x.shape[1] == 90
+    rows = CentredRows(sample.x)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        rows[:, :10]
+    assert max(event.cpu_memory_usage for event in profile.events()) < sample.x.nbytes / 2
 
 
 @pytest.mark.parametrize(

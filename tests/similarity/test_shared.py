@@ -1,17 +1,16 @@
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import pytest
 import torch
-from torch import Tensor
 
 from similarity.algebra.grid import grid_moments
-from similarity.arms import Arm, PairedRows, Shape, evaluate
-from similarity.catalogue import Measure, catalogue
+from similarity.catalogue import catalogue
 from similarity.functional import cca
-from similarity.outcome import Refusals, controls_of
+from similarity.outcome import TileFigures
+from similarity.passes.contents import evaluate
+from similarity.passes.plan import Span, Tile
 from similarity.shared import SharedMoments
+from tests.contents import content_of
 from tests.rows import LAYERS_X, LAYERS_Y, paired
 
 SHARE = 0.9
@@ -34,49 +33,43 @@ def decomposed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return calls
 
 
-def arm(x: Tensor, y: Tensor, measures: Iterable[Measure]) -> Arm:
-    made = Arm(measures, Shape(len(x), x.shape[-1]), Shape(len(y), y.shape[-1])).double()
-    rows = torch.arange(x.shape[1])
-    made.update(PairedRows(x, y, rows, rows))
-    return made
-
-
-def test_both_measures_in_both_directions_are_one_decomposition_of_an_arm(decomposed: list[str]) -> None:
+def test_both_measures_in_both_directions_are_one_decomposition_of_a_tile(decomposed: list[str]) -> None:
     x, y = paired(60)
-    arms = {"value": arm(x, y, ON_STATES), "fit": arm(*paired(50, seed=1), ON_STATES)}
+    contents = {"value": content_of(x, y, ON_STATES), "fit": content_of(*paired(50, seed=1), ON_STATES)}
     for measures in (ON_STATES, ON_STATES[::-1]):
-        found = {measure.name: evaluate(measure, arms["value"].content(measure)) for measure in measures}
+        found = {measure.name: evaluate(measure, contents["value"].of(measure)) for measure in measures}
         assert len(decomposed) == 1
     assert list(found["pwcca"]) == ["forward", "backward"]
     other = catalogue(0.8)["svcca"]
-    evaluate(other, arms["value"].content(other))
+    evaluate(other, contents["value"].of(other))
     assert len(decomposed) == 2
-    evaluate(ON_STATES[1], arms["fit"].content(ON_STATES[1]))
+    evaluate(ON_STATES[1], contents["fit"].of(ON_STATES[1]))
     assert len(decomposed) == 3
 
 
 def test_heads_are_shared_as_states_are(decomposed: list[str]) -> None:
-    made = Arm(ON_HEADS, Shape(1, 4, blocks=2, heads=4), Shape(1, 4, blocks=3, heads=3)).double()
     draw = torch.Generator().manual_seed(0)
     weights = [torch.rand(*shape, 5, 6, 6, generator=draw, dtype=torch.float64) for shape in ((2, 4), (3, 3))]
-    states, rows = torch.zeros(1, 5, 4), torch.arange(5)
-    made.update(PairedRows(states, states, rows, rows, *weights, torch.full((5,), 6)))
-    found = [evaluate(measure, made.content(measure)) for measure in ON_HEADS]
+    states = torch.zeros(1, 5, 4)
+    made = content_of(states, states, ON_HEADS, weights, torch.full((5,), 6))
+    found = [evaluate(measure, made.of(measure)) for measure in ON_HEADS]
     assert len(decomposed) == 1
     assert found[0]["both"].shape == found[1]["backward"].shape == (2, 3)
 
 
 def test_held_out_there_is_one_decomposition_too(decomposed: list[str]) -> None:
-    arms = {
-        name: arm(*paired(50, seed=seed), ON_STATES)
+    contents = {
+        name: content_of(*paired(50, seed=seed), ON_STATES)
         for seed, name in enumerate(("value", "fit", "untrained", "null_0"))
     }
-    refusals = Refusals()
+    tile = Tile(Span(0, 0, LAYERS_X), Span(1, 0, LAYERS_Y))
+    figures = TileFigures.of(tile, ON_STATES, contents, [])
+    assert {name for name, _ in figures.refused} == {"svcca", "pwcca"}  # the interval of one group
     for measure in ON_STATES:
-        controls = controls_of(arms, measure, [{}, {}], [[], []], refusals, measure.name)
-        assert set(controls["held_out"]) == set(controls["untrained"])
-    assert refusals == {}
-    assert len(decomposed) == 3  # of the fitting rows, of the untrained models and of the null
+        assert {direction for direction in figures.grids[measure.name, "held_out"]} == set(
+            figures.grids[measure.name, "untrained"]
+        )
+    assert len(decomposed) == 4  # of the rows, of the fitting rows, of the untrained models and of the null
 
 
 def test_every_figure_is_the_one_that_is_computed_alone() -> None:
@@ -121,14 +114,14 @@ def test_held_out_rows_the_wrong_way_round_are_refused_even_if_the_right_ones_we
 
 
 def test_each_measure_is_refused_by_its_own_name(decomposed: list[str]) -> None:
-    few = arm(*paired(3), ON_STATES)
+    few = content_of(*paired(3), ON_STATES)
     for measure, name in zip(ON_STATES, ("SVCCA", "PWCCA"), strict=True):
         for _ in range(2):
             with pytest.raises(ValueError, match=f"^{name} expects more rows"):
-                evaluate(measure, few.content(measure))
-    enough = arm(*paired(50), ON_STATES)
-    short = arm(*paired(2), ON_STATES)
+                evaluate(measure, few.of(measure))
+    enough = content_of(*paired(50), ON_STATES)
+    short = content_of(*paired(2), ON_STATES)
     for measure, name in zip(ON_STATES, ("SVCCA", "PWCCA"), strict=True):
         with pytest.raises(ValueError, match=f"^Held-out {name} expects at least 3 rows"):
-            measure.held_out(enough.content(measure), short.content(measure))
+            measure.held_out(enough.of(measure), short.of(measure))
     assert decomposed == []

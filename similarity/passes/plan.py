@@ -1,0 +1,208 @@
+"""Plans the passes over the texts: which pairs of models are summed in each, so that all fit in the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from math import isqrt
+from typing import NamedTuple, Protocol
+
+__all__ = ["Costs", "Pass", "Span", "Tile", "plan_passes", "spans_of"]
+
+MOST_BLOCKS = 24  # sizes of blocks that are tried
+
+
+@dataclass(frozen=True, order=True)
+class Span:
+    """Some consecutive layers of a model: all of them, unless a pair of models alone would be too large.
+
+    Attributes:
+        model: its number.
+        first: position of the first among the model's layers; end: position after the last.
+    """
+
+    model: int
+    first: int
+    end: int
+
+    @property
+    def layers(self) -> slice:
+        """Their positions."""
+        return slice(self.first, self.end)
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return self.end - self.first
+
+
+class Tile(NamedTuple):
+    """The layer pairs of two spans, which are summed and measured together.
+
+    Attributes:
+        x: of X; y: of Y.
+        leads: the first tile of its pair of models: it has what a pair keeps of attention, which is never divided.
+        whole: the only tile of its pair.
+    """
+
+    x: Span
+    y: Span
+    leads: bool = True
+    whole: bool = True
+
+    @property
+    def pair(self) -> tuple[int, int]:
+        """Numbers of the two models."""
+        return self.x.model, self.y.model
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass over the texts.
+
+    Attributes:
+        tiles: what is summed in it.
+        bytes: the memory that this takes.
+    """
+
+    tiles: tuple[Tile, ...]
+    bytes: int
+
+    @cached_property
+    def spans(self) -> list[Span]:
+        """The layers that are read, each once."""
+        return spans_of(self.tiles)
+
+    @cached_property
+    def models(self) -> list[int]:
+        """Numbers of the models that are read."""
+        return sorted({span.model for span in self.spans})
+
+    def positions(self, model: int) -> list[int]:
+        """Positions of the layers that are read of a model, among all of its layers that are compared."""
+        return [place for span in self.spans if span.model == model for place in range(span.first, span.end)]
+
+    def of(self, span: Span) -> slice:
+        """Where the layers of a span are among those that are read of its model."""
+        start = self.positions(span.model).index(span.first)
+        return slice(start, start + span.size)
+
+
+class Costs(Protocol):
+    """Bytes that a pass takes."""
+
+    @property
+    def fixed(self) -> int:
+        """Whatever it sums."""
+
+    def shared(self, tile: Tile) -> Mapping[Hashable, int]:
+        """What tiles have in common if they have the same key: the model, what is kept of its layers."""
+
+    def own(self, tile: Tile) -> int:
+        """What a tile keeps for itself."""
+
+    def work(self, tile: Tile) -> int:
+        """What it takes for a while to compute the measures of a tile."""
+
+
+def plan_passes(layers: Sequence[int], pairs: Sequence[tuple[int, int]], costs: Costs, limit: int) -> list[Pass]:
+    """Divide pairs of models into passes, each within the limit, such that models are read few times.
+
+    Pairs are taken in blocks that share models, and a pass is filled as far as it goes; of several sizes of blocks the
+    one is chosen that reads the fewest models over all passes. Where a pair alone is too large, the layers of all
+    models are cut into as few spans as make a tile fit.
+
+    Args:
+        layers: number of layers of each model.
+        pairs: numbers of the models of each pair.
+        costs: what a pass takes.
+        limit: bytes.
+
+    Raises:
+        ValueError: not even one layer of each of two models fits.
+    """
+    tiles = _tiles_that_fit(layers, pairs, costs, limit)
+    models = len({span.model for tile in tiles for span in (tile.x, tile.y)})
+    at_once = max(1, limit // min(costs.own(tile) for tile in tiles))  # tiles, at most
+    largest = min(len(spans_of(tiles)), isqrt(2 * at_once) + 1)
+    sizes = sorted({max(1, largest * step // MOST_BLOCKS) for step in range(1, MOST_BLOCKS + 1)})
+    needs = {tile: _Needs(costs.shared(tile), costs.own(tile), costs.work(tile)) for tile in tiles}
+    plans = []
+    for size in sizes:
+        plans.append(list(_filled(_in_blocks(tiles, size), needs, costs.fixed, limit)))
+        if len(plans[-1]) == 1:
+            break
+    return min(plans, key=lambda plan: (sum(len(each.models) for each in plan), len(plan), models))
+
+
+def spans_of(tiles: Sequence[Tile]) -> list[Span]:
+    """The spans of tiles, each once, in order."""
+    return sorted({span for tile in tiles for span in (tile.x, tile.y)})
+
+
+class _Needs(NamedTuple):
+    """Bytes of a tile: see `Costs`."""
+
+    shared: Mapping[Hashable, int]
+    own: int
+    work: int
+
+    def alone(self) -> int:
+        return sum(self.shared.values()) + self.own + self.work
+
+
+def _tiles_that_fit(layers: Sequence[int], pairs: Sequence[tuple[int, int]], costs: Costs, limit: int) -> list[Tile]:
+    """The largest tiles of which each fits on its own."""
+    for cuts in range(1, max(layers) + 1):
+        tiles = [tile for pair in pairs for tile in _tiles_of(pair, layers, cuts)]
+        most = max(_Needs(costs.shared(tile), costs.own(tile), costs.work(tile)).alone() for tile in tiles)
+        if costs.fixed + most <= limit:
+            return tiles
+    raise ValueError(
+        f"Expected `memory` for at least one layer of each of two models, {(costs.fixed + most) / 1e9:.3g} GB, but got "
+        f"{limit / 1e9:.3g} GB. Raise `memory`, lower `data.batch_size`, or leave out controls or measures."
+    )
+
+
+def _tiles_of(pair: tuple[int, int], layers: Sequence[int], cuts: int) -> list[Tile]:
+    spans_x, spans_y = (_spans(model, layers[model], cuts) for model in pair)
+    whole = len(spans_x) == len(spans_y) == 1
+    return [Tile(x, y, a == b == 0, whole) for a, x in enumerate(spans_x) for b, y in enumerate(spans_y)]
+
+
+def _spans(model: int, layers: int, cuts: int) -> list[Span]:
+    """A model's layers in nearly equal parts, none of them empty."""
+    cuts = min(cuts, layers)
+    bounds = [layers * cut // cuts for cut in range(cuts + 1)]
+    return [Span(model, first, end) for first, end in pairwise(bounds)]
+
+
+def _in_blocks(tiles: Sequence[Tile], size: int) -> list[Tile]:
+    """Tiles in the order of blocks of `size` by `size` spans."""
+    place = {span: number for number, span in enumerate(spans_of(tiles))}
+
+    def order(tile: Tile) -> tuple[int, ...]:
+        x, y = place[tile.x], place[tile.y]
+        return x // size, y // size, x, y
+
+    return sorted(tiles, key=order)
+
+
+def _filled(tiles: Sequence[Tile], needs: Mapping[Tile, _Needs], fixed: int, limit: int) -> Iterator[Pass]:
+    """Passes of as many tiles as fit, in the order given."""
+    here: list[Tile] = []
+    shared: set[Hashable] = set()
+    kept = work = 0
+    for tile in tiles:
+        need = needs[tile]
+        more = need.own + sum(size for key, size in need.shared.items() if key not in shared)
+        if here and fixed + kept + more + max(work, need.work) > limit:
+            yield Pass(tuple(here), fixed + kept + work)
+            here, shared, kept, work = [], set(), 0, 0
+            more = need.own + sum(need.shared.values())
+        here.append(tile)
+        shared.update(need.shared)
+        kept, work = kept + more, max(work, need.work)
+    yield Pass(tuple(here), fixed + kept + work)

@@ -1,0 +1,65 @@
+"""Adds up what several processes have summed, one tensor at a time and in its own memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+__all__ = ["collected", "gathered", "least", "ranks", "summed", "this_rank"]
+
+
+def ranks() -> int:
+    """Number of processes of the run."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def this_rank() -> int:
+    """Number of this process."""
+    return dist.get_rank() if ranks() > 1 else 0
+
+
+def summed(value: Tensor, to: int | None = None) -> Tensor:
+    """The sum over all ranks, in place.
+
+    Args:
+        value: this rank's.
+        to: the only rank that needs the sum; what the others get means nothing. Default: all need it.
+    """
+    if ranks() == 1:
+        return value
+    value = value.contiguous()
+    if to is None:
+        dist.all_reduce(value)
+    else:
+        dist.reduce(value, to)
+    return value
+
+
+def least(value: int, device: torch.device) -> int:
+    """The smallest of all ranks' values."""
+    if ranks() == 1:
+        return value
+    shared = torch.tensor(value, device=device)
+    dist.all_reduce(shared, dist.ReduceOp.MIN)
+    return int(shared)
+
+
+def gathered(value: Tensor) -> Tensor:
+    """The values of all ranks, of equal shapes, side by side: (ranks, ...)."""
+    if ranks() == 1:
+        return value[None]
+    each = [torch.empty_like(value) for _ in range(ranks())]
+    dist.all_gather(each, value.contiguous())
+    return torch.stack(each)
+
+
+def collected(value: Any) -> list[Any]:
+    """The objects of all ranks, in their order."""
+    if ranks() == 1:
+        return [value]
+    each: list[Any] = [None] * ranks()
+    dist.all_gather_object(each, value)
+    return each
