@@ -10,6 +10,7 @@ from torch import Tensor
 from similarity.algebra.checks import check_rows
 from similarity.algebra.moments import GridMoments
 from similarity.algebra.sides import Move, SideSums, common_shift, squared_lengths
+from similarity.algebra.tiles import TILE
 
 __all__ = ["CrossSums", "GridSums", "grid_moments"]
 
@@ -47,16 +48,18 @@ class CrossSums(NamedTuple):
         Args:
             x: (N, L_x, d_x) float64.
             y: (N, L_y, d_y) float64.
-            products: precision of the products of X with Y; float32 takes a temporary of one layer of X's size.
+            products: precision of the products of X with Y; float32 takes a small temporary.
         """
         flat_x, flat_y = x.flatten(1), y.flatten(1)
         norm_x, norm_y = squared_lengths(x), squared_lengths(y)
         if products == torch.float64:
             self.xy.addmm_(flat_x.T, flat_y)
         else:
-            single = flat_y.to(products)
-            for layer, rows in zip(self.xy.split(x.shape[2]), x.unbind(1), strict=True):
-                layer.add_(rows.T.to(products) @ single)
+            some = max(1, TILE // (x.element_size() * x.shape[2]))  # columns, for a small temporary
+            columns = flat_y.to(products).split(some, 1)
+            for layer, rows in zip(self.xy.split(x.shape[2]), flat_x.to(products).split(x.shape[2], 1), strict=True):
+                for part, single in zip(layer.split(some, 1), columns, strict=True):
+                    part.add_(rows.T @ single)
         self.cubic_xy.flatten(1).addmm_(norm_x.T, flat_y)
         self.cubic_yx.flatten(1).addmm_(norm_y.T, flat_x)
         self.quartic_xy.addmm_(norm_x.T, norm_y)

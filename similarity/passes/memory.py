@@ -114,8 +114,7 @@ class PassCosts:
             for stream in self._streams
             for budget in stream.budgets
         ]
-        single = SINGLE * x.width * tile.y.size * y.width if self._products != torch.float64 else 0
-        return max(some, single, *drawn, 0)
+        return max(some, *drawn, 0)
 
 
 def _of_sample(n: int, l_x: int, d_x: int, l_y: int, d_y: int) -> int:
