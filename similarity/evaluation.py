@@ -14,7 +14,6 @@ from torch import Tensor
 
 from datamodules.protocol import LayerData, stream_of
 from datamodules.tokens.splits import Split
-from frozen.loading.placement import free_memory
 from frozen.loading.precision import check_precision
 from similarity.catalogue import ATTENTION, DEFAULT, Measure, catalogue
 from similarity.controls import matching_layers
@@ -28,6 +27,7 @@ from similarity.passes.run import PassRun, Settings
 from similarity.passes.streams import Shape, streams_of
 from similarity.passes.sums import Matching
 from similarity.tables import Row, distance_rows, layer_rows, rows_of
+from storage.room import free_memory
 
 __all__ = ["SimilarityEvaluation"]
 

@@ -16,7 +16,6 @@ from aligners.storage.describing import build_aligner, describe_aligner
 from aligners.storage.refusals import refuse_other_models
 from datamodules.identity import identity, refuse_other_run
 from datamodules.paired import PairedActivations
-from frozen.loading.placement import free_memory
 from similarity.algebra.moments import Moments
 
 __all__ = ["bytes_a_site", "check_part", "find_part", "join_parts", "sites_at_once", "take_sites"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,15 +12,7 @@ from transformers import PreTrainedModel
 
 from frozen.hooks import Blocks
 
-__all__ = [
-    "DeviceMap",
-    "check_device",
-    "check_device_map",
-    "check_placement",
-    "free_memory",
-    "is_sharded",
-    "place_like",
-]
+__all__ = ["DeviceMap", "check_device", "check_device_map", "check_placement", "is_sharded", "place_like"]
 
 DeviceMap = str | Mapping[str, int | str | torch.device]
 _CHOSEN = ("auto", "balanced", "balanced_low_0", "sequential")  # by transformers, from what fits
@@ -143,14 +134,3 @@ def _not_there(argument: str, received: str) -> str:
         "weights elsewhere until they are used, where they cannot be read or replaced. Use more devices or a smaller "
         "`dtype`."
     )
-
-
-def free_memory(device: torch.device) -> int:
-    """Free memory of a device in bytes."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    lines = Path("/proc/meminfo")
-    if not lines.is_file():  # not Linux: the free memory is unknown, and not limited
-        return 2**62
-    found = dict(line.split(":") for line in lines.read_text().splitlines())
-    return 1024 * int(found["MemAvailable"].split()[0])
