@@ -36,7 +36,7 @@ LAYERS, WIDTH = 13, 768
 PER_TEXT, PER_BATCH = 32, 4  # rows of a text, texts of a batch
 CASES: dict[str, tuple[list[str], int, list[int]]] = {
     # Moments of every pair with the cheapest measure: the passes, the sums and their memory.
-    "cka": (["cka"], 256, [2, 4, 8, 25]),
+    "cka": (["cka"], 128, [2, 4, 8, 16, 25]),
     # A decomposition of every layer and products with it for every layer pair, and a sample of rows of every model.
     "cka, r2, rsa": (["cka", "r2", "rsa"], 1024, [2, 4]),
 }
@@ -90,6 +90,10 @@ class RandomLayers(LayerActivations):
         return DataLoader(
             Numbers(), sampler=LengthBatches(lengths, PER_BATCH, shuffle=False, whole=True), batch_size=None
         )
+
+    def test_dataloader(self) -> list[DataLoader]:
+        """A loader for every pass."""
+        return [self.loader(split) for split in self.splits]
 
     def describe(self) -> dict[str, Any]:
         """Nothing."""
