@@ -37,6 +37,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "retry": "Run the failed cells of a study once more.",
         "collect": "Write the results of a study into tables.",
         "report": "Make the tables and figures of a study.",
+        "store": "List, verify and remove the states that a store keeps.",
     },
 }
 

@@ -205,6 +205,12 @@ class LengthBatches(DistributedSampler):
         """The number of batches that this rank has in an epoch, skipped ones included."""
         return len(self._mine())
 
+    def described(self) -> tuple[Any, ...]:
+        """Everything that decides the batches of the next epoch and their parts, beside the texts' lengths."""
+        chosen = None if self.chosen is None else self.chosen.tolist()
+        order = (self.shuffle, self.seed, self.first_epoch + self.epoch)
+        return len(self.lengths), chosen, self.count, self.whole, self.num_replicas, *order
+
     def skip(self, batches: int) -> None:
         """Skip the first batches of the next epoch, to resume in the middle of it."""
         self.start = batches

@@ -66,19 +66,25 @@ class Kills:
         self.seconds, self.expected = time.monotonic() - began, everything(folder / "whole")
 
     def kill(self, number: int) -> None:
-        """Kill a writer at a random moment of its writing, complete its store, and compare."""
+        """Kill a writer at a random moment of its writing, complete its store, and compare.
+
+        One that had ended by then counts for nothing.
+        """
         store = self.folder / f"killed-{number}"
         writer = PROCESSES.Process(target=_write_quietly, args=(self.world, store))
         writer.start()
         while not list(store.glob("*/locks")) and writer.is_alive():
             time.sleep(0.001)
-        time.sleep(self.draw.uniform(0, 1) * self.seconds)
+        time.sleep(self.draw.uniform(0, 0.9) * self.seconds)
         writer.kill()
         writer.join(HANGS)
-        self.counts["killed while writing" if writer.exitcode == -signal.SIGKILL else "killed too late"] += 1
+        if writer.exitcode != -signal.SIGKILL:
+            self.counts["ended before they were killed"] += 1
+            return
+        self.counts["killed while writing"] += 1
         unfinished, there = list(store.rglob("*.unfinished")), set(everything(store))
         self.counts["left unfinished files"] += bool(unfinished)
-        self.counts["shards there, of all stores"] += sum(path.endswith(".safetensors") for path in there)
+        self.counts["shards that were there, in all"] += sum(path.endswith(".safetensors") for path in there)
         write(self.world, store)
         same = everything(store) == self.expected
         self.counts["bit-identical to the undisturbed store" if same else "DIFFERENT"] += 1
@@ -86,9 +92,10 @@ class Kills:
 
 def kill_writers(folder: Path, kills: int, seed: int = 0) -> Counter[str]:
     """Kill so many writers, each of a store of its own; what came of it."""
-    made = Kills(folder, seed)
-    for number in range(kills):
+    made, number = Kills(folder, seed), 0
+    while made.counts["killed while writing"] < kills:
         made.kill(number)
+        number += 1
     made.counts["shards of a store"] = sum(path.endswith(".safetensors") for path in made.expected)
     return made.counts
 

@@ -190,7 +190,8 @@ class Alignment(pl.LightningModule):
             data = self._stream
             loader = data.loader("fit", shuffle=True)
             batches = limited(len(loader), self.trainer, "train")
-            found = read_moments(self.trainer, loader, self._read, data.reader.check, batches, self.reading)
+            about = {"data": self.data, "config": self.data_config}
+            found = read_moments(self.trainer, loader, self._read, data.reader.check, batches, self.reading, about)
             self.fit_moments(found["maps"])
 
     def _read(self, texts: Any) -> dict[str, tuple[Tensor, Tensor]]:

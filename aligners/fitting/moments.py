@@ -13,6 +13,7 @@ from rich.progress import track
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from aligners.fitting.kept_moments import KeptMoments
 from datamodules.batches import LengthBatches
 from frozen.finite import FiniteCheck
 from similarity.algebra.moments import Moments
@@ -62,6 +63,7 @@ def read_moments(
     check: FiniteCheck,
     batches: int,
     reading: Reading | None = None,
+    about: Mapping[str, Any] | None = None,
 ) -> dict[str, Moments]:
     """Return the moments of the paired rows that all ranks together read, exact over ranks.
 
@@ -75,6 +77,8 @@ def read_moments(
         check: the check by which `rows` watches the states; flushed at the end.
         batches: the most batches to read.
         reading: what was read before, to which this is added.
+        about: what decides the moments beside the loader's states, as plain values. With a store they are then kept
+            beside it, and not read again where they are there already.
 
     Returns:
         The moments of each bank, at its S site pairs.
@@ -82,6 +86,11 @@ def read_moments(
     Raises:
         ValueError: a state is not finite.
     """
+    kept = KeptMoments.of(loader, batches, about)
+    found = None if kept is None else kept.load(trainer)
+    if found is not None:
+        device = trainer.strategy.root_device
+        return {name: Moments(*(part.to(device) for part in moments)) for name, moments in found.items()}
     reading = Reading() if reading is None else reading
     hooks = [callback.on_moments_batch_end for callback in _callbacks(trainer) if hasattr(callback, HOOK)]
     count, shown = min(len(loader), batches), trainer.is_global_zero and trainer.progress_bar_callback is not None
@@ -92,7 +101,10 @@ def read_moments(
         for hook in hooks:
             hook(trainer)
     check.flush()
-    return {name: metric.compute() for name, metric in reading.metrics.items()}
+    computed = {name: metric.compute() for name, metric in reading.metrics.items()}
+    if kept is not None:
+        kept.save(trainer, computed)
+    return computed
 
 
 def _callbacks(trainer: pl.Trainer) -> list[Any]:

@@ -214,7 +214,12 @@ class InjectionEvaluation(Evaluation):
             data, trainer = self.stream, self.trainer
             loader = data.loader("fit")
             batches = limited(len(loader), trainer, "test")
-            moments = {**read_moments(trainer, loader, self._lacking, data.reader.check, batches), **moments}
+            lacking = [str(kind) for kind in self.kinds if kind not in self.fitted]
+            about = {"data": data.describe(), "config": data.config(), "kinds": lacking}
+            moments = {
+                **read_moments(trainer, loader, self._lacking, data.reader.check, batches, about=about),
+                **moments,
+            }
         for route in self.routes:
             for kind in self.kinds:
                 injects = kind == TOKENS and self.not_injected[route] is None

@@ -79,6 +79,8 @@ def _list(folder: Path, stores: Sequence[Kept]) -> None:
 
 def _described(kept: Kept) -> list[str]:
     """Model, texts, rows, sites and data type."""
+    if kept.folder.is_file():
+        return ["moments of a pair", "", "", "", "float64"]
     try:
         manifest = kept.manifest
     except ValueError:

@@ -11,6 +11,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from datamodules.store.manifest import MANIFEST, Manifest, shard_path
+from datamodules.store.results import load_tensors
 from datamodules.store.shards import BYTES, Shard
 from datamodules.store.states import USED
 from storage.whole import remove_unfinished
@@ -20,10 +21,10 @@ __all__ = ["Kept", "damages", "kept_in", "remove", "remove_down_to"]
 
 @dataclass
 class Kept:
-    """A store in its folder.
+    """A store in its folder, or the file of what was computed from stores.
 
     Attributes:
-        folder: of the store.
+        folder: of the store; or the file.
         size: bytes that it takes on the disk.
         used: when its states were last read or written, in seconds since 1970.
     """
@@ -43,7 +44,7 @@ class Kept:
 
 
 def kept_in(root: Path) -> list[Kept]:
-    """The stores in a folder, the least recently used first. A folder without a manifest or shards is none.
+    """The stores in a folder and the moments beside them, the least recently used first.
 
     Raises:
         ValueError: there is no such folder.
@@ -56,12 +57,17 @@ def kept_in(root: Path) -> list[Kept]:
         dates = [path.stat().st_mtime for path in files if path.name in (MANIFEST, USED)]
         used = max(dates, default=folder.stat().st_mtime)
         found.append(Kept(folder, sum(path.stat().st_size for path in files), used))
+    for path in (root / "moments").glob("*.safetensors"):
+        found.append(Kept(path, path.stat().st_size, path.stat().st_mtime))
     return sorted(found, key=lambda kept: (kept.used, kept.folder))
 
 
 def damages(kept: Kept) -> Iterator[str]:
     """Read all of a store, and say what is damaged."""
     try:
+        if kept.folder.is_file():
+            load_tensors(kept.folder)
+            return
         manifest = kept.manifest
     except ValueError as error:
         yield str(error)
@@ -87,6 +93,9 @@ def _check_all(shard: Shard, row_bytes: int) -> None:
 
 def remove(kept: Kept) -> bool:
     """Remove a store, unless somebody is writing it; whether it was removed."""
+    if kept.folder.is_file():
+        kept.folder.unlink()
+        return True
     with ExitStack() as locks:
         try:
             for path in (kept.folder / "locks").glob("*.lock"):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch.utils.data import DataLoader
 
-from datamodules.batches import TextBatch
+from datamodules.batches import LengthBatches, TextBatch
 from datamodules.store.reading import start_reading
 from datamodules.store.states import StoredStates
 from datamodules.tokens.tokenised import TokenisedTexts
@@ -41,6 +44,21 @@ class StoredLoader(DataLoader):
     ) -> None:
         super().__init__(data, **options)
         self.stored = list(stored)
+
+    def beside(self, kind: str, about: Mapping[str, Any]) -> Path:
+        """Where to keep what a pass over this loader gives, beside the stores.
+
+        Args:
+            kind: of what is kept.
+            about: what decides it besides the states, their order and their rows, as plain values.
+        """
+        data, order = cast(TokenisedTexts, self.dataset), cast(LengthBatches, self.sampler)
+        digest = blake2b(json.dumps(about, sort_keys=True, default=str).encode(), digest_size=12)
+        digest.update(repr([(states.folder.name, sites) for states, sites in self.stored]).encode())
+        digest.update(repr((order.described(), data.leave_out)).encode())
+        for rows, marks in data.marks.items():
+            digest.update(str(rows).encode() + marks.flat.numpy().tobytes())
+        return self.stored[0][0].folder.parent / kind / digest.hexdigest()
 
     def __iter__(self) -> Any:
         """The batches of an epoch."""
