@@ -8,15 +8,14 @@ import numpy as np
 import pandas as pd
 
 from reports.report import Row
-from reports.study.contents import Cell, Column, Figure, HeatPanel, LinePanel, Missing, Series, Table
-from reports.study.frames import STAGES, Frames, by, in_order, place_words, stage_words
+from reports.study.contents import Cell, Column, Figure, LinePanel, Missing, Series, Table
+from reports.study.frames import STAGES, Frames, by, place_words, stage_words
+from reports.study.papers.block_maps import MOST_MODELS, block_panel, block_values, entries_of
 from reports.study.papers.choosing import known
 from reports.study.papers.numbers import paper_note, paper_value, plain
-from similarity.functional.summaries import localization as localization_score
 
 __all__ = ["block_map", "freezing", "localization", "untrained_map"]
 
-Part = tuple[str, str | None]  # a model at a stage
 TASKS = ("sst2", "mnli", "qnli", "qqp")
 BLOCKS = (
     "Where a measure is not symmetric, the entry is that of the row's layer to the column's. On held-out texts, "
@@ -52,13 +51,14 @@ def block_map(frames: Frames, name: str, title: str, measures: Sequence[str], st
     panels, values = [], []
     for (task, measure), own in by(frame, "task", "measure"):
         for part in _compared(own):
-            stages_of = {stage for _, stage in _parts(part)}
-            said = place_words(task, *(stages_of if len(stages_of) == 1 else [None]))
-            panels.append(_block_panel(part, f"{measure}{', ' + said if said else ''}", frames.groups))
-            values += _block_values(part, measure, task)
+            stages_of = {stage for side in "xy" for stage in part[f"stage_{side}"].dropna()}
+            said = place_words(task, *(stages_of if len(stages_of) == 1 else []))
+            panels.append(block_panel(part, f"{measure}{', ' + said if said else ''}", frames.groups))
+            values += [{"task": task, "measure": measure, **row} for row in block_values(part)]
     models = len(set(frame["model_x"]) | set(frame["model_y"]))
     order = f"grouped by family ({', '.join(dict.fromkeys(frames.groups.values()))})"
     families = order if frames.groups else "in the order of the study"
+    families += f"; as there are more than {MOST_MODELS}, blocks are means over pairs" if models > MOST_MODELS else ""
     what = ", ".join(dict.fromkeys(frame["measure"]))
     return Figure(
         name,
@@ -86,7 +86,7 @@ def untrained_map(frames: Frames) -> Figure:
     panels = []
     for (task, stage), own in by(whole[whole["stage_x"].fillna("") == whole["stage_y"].fillna("")], "task", "stage"):
         for column, said in (("value", stage_words(stage) or "trained"), ("untrained", "untrained twins")):
-            panels.append(_block_panel(own.assign(value=own[column]), place_words(task, said), frames.groups))
+            panels.append(block_panel(own.assign(value=own[column]), place_words(task, said), frames.groups))
     return Figure(
         "wu_figure_2",
         UNTRAINED_TITLE,
@@ -120,8 +120,8 @@ def _localizations(frames: Frames) -> pd.DataFrame:
     """Task, stage, model, layer and localization score of every layer."""
     frame = _raw(frames, ["neuronsim", "svcca"], STAGES)
     frame = frame[frame["stage_x"].fillna("") == frame["stage_y"].fillna("")]
-    places = by(frame, "task", "stage")
-    scores = pd.DataFrame([row for (task, stage), own in places for row in _localization(own, task, stage)])
+    parts = [_localization(own).assign(task=task, stage=stage) for (task, stage), own in by(frame, "task", "stage")]
+    scores = pd.concat(parts, ignore_index=True)
     if scores.empty:
         raise Missing("localization needs both `neuronsim` and `svcca` of the same pairs of models")
     return scores
@@ -164,28 +164,17 @@ def _raw(frames: Frames, measures: Sequence[str], stages: Sequence[str]) -> pd.D
     if len(missing) == len(measures):
         raise Missing(f"none of {', '.join(measures)} was measured")
     frame = frame[(frame["features"] == "raw") & frame["measure"].isin(measures)]
-    frame = frame[all_of(frame, stages)]
+    frame = frame[_of_stages(frame, stages)]
     if frame.empty:
         raise Missing(f"the study has no similarity of {' or '.join(stage_words(stage) for stage in stages)} models")
     order = pd.Categorical(frame["measure"], [name for name in measures if name not in missing], ordered=True)
     return frame.iloc[order.argsort(kind="stable")]
 
 
-def all_of(frame: pd.DataFrame, stages: Sequence[str]) -> pd.Series:
+def _of_stages(frame: pd.DataFrame, stages: Sequence[str]) -> pd.Series:
     """Rows whose models are both of these stages, or of none."""
     known_x, known_y = (frame[f"stage_{side}"].isin(stages) | frame[f"stage_{side}"].isna() for side in "xy")
     return known_x & known_y
-
-
-def _parts(frame: pd.DataFrame) -> list[Part]:
-    """The models at their stages, in the order of the study."""
-    found = []
-    for side in "xy":
-        pairs = frame[[f"model_{side}", f"stage_{side}"]].drop_duplicates()
-        found += [(model, None if pd.isna(stage) else stage) for model, stage in pairs.itertuples(index=False)]
-    found = list(dict.fromkeys(found))
-    order = in_order([stage for _, stage in found])
-    return sorted(found, key=lambda part: order.index(part[1]))
 
 
 def _compared(frame: pd.DataFrame) -> list[pd.DataFrame]:
@@ -195,62 +184,13 @@ def _compared(frame: pd.DataFrame) -> list[pd.DataFrame]:
     return [own for _, own in by(frame, "stage_x")]
 
 
-def _block_panel(frame: pd.DataFrame, title: str, groups: dict[str, str]) -> HeatPanel:
-    parts = sorted(_parts(frame), key=lambda part: list(dict.fromkeys(groups.values())).index(groups[part[0]])
-                   if part[0] in groups else 0)  # fmt: skip
-    layers = {part: _layers(frame, part) for part in parts}
-    places = {(*part, layer): n for n, (part, layer) in enumerate((p, a) for p in parts for a in layers[p])}
-    grid = np.full((len(places), len(places)), np.nan)
-    for a, b, value in _entries(frame):
-        grid[places[a], places[b]] = value
-    staged = len({stage for _, stage in parts}) > 1
-    names = [f"{model}{', ' + stage_words(stage) if staged else ''}" for model, stage in parts]
-    sizes = [(name, len(layers[part])) for name, part in zip(names, parts, strict=True)]
-    numbers = [f"{name} {layer}" for name, part in zip(names, parts, strict=True) for layer in layers[part]]
-    return HeatPanel(title, grid, numbers, numbers, sizes, sizes, up="layer", across="layer")
-
-
-def _layers(frame: pd.DataFrame, part: Part) -> list[int]:
-    found: set[int] = set()
-    for side in "xy":
-        here = (frame[f"model_{side}"] == part[0]) & (frame[f"stage_{side}"].fillna("") == (part[1] or ""))
-        found |= {int(layer) for layer in frame.loc[here, f"layer_{side}"].unique()}
-    return sorted(found)
-
-
-def _entries(frame: pd.DataFrame) -> list[tuple[tuple, tuple, float]]:
-    """(model, stage, layer) of the row and of the column, and the similarity of the first to the second."""
-    columns = ["model_x", "stage_x", "layer_x", "model_y", "stage_y", "layer_y", "direction", "value"]
-    found = []
-    for model_x, stage_x, layer_x, model_y, stage_y, layer_y, direction, value in frame[columns].itertuples(
-        index=False
-    ):
-        a = (model_x, None if pd.isna(stage_x) else stage_x, int(layer_x))
-        b = (model_y, None if pd.isna(stage_y) else stage_y, int(layer_y))
-        if direction != "backward":
-            found.append((a, b, value))
-        if direction != "forward":
-            found.append((b, a, value))
-    return found
-
-
-def _block_values(frame: pd.DataFrame, measure: str | None, task: str | None) -> list[Row]:
-    """The mean of every block: of each model with each."""
-    means: dict[tuple, list[float]] = {}
-    for a, b, value in _entries(frame):
-        if a != b:
-            means.setdefault((a[:2], b[:2]), []).append(value)
-    return [{"task": task, "measure": measure, "model_x": a[0], "stage_x": a[1], "model_y": b[0], "stage_y": b[1],
-             "mean": float(np.nanmean(own))} for (a, b), own in means.items() if not np.isnan(own).all()]  # fmt: skip
-
-
 def _families_said(values: Sequence[Row], groups: dict[str, str]) -> list[str]:
     """Compare models of one family with those of different families."""
     means: dict[tuple[str, bool], list[float]] = {}
     for row in values:
-        x, y = row["model_x"], row["model_y"]
-        if x != y and row["stage_x"] == row["stage_y"] and {x, y} <= set(groups):
-            means.setdefault((row["measure"], groups[x] == groups[y]), []).append(row["mean"])
+        a, b = row["model_a"], row["model_b"]
+        if a != b and row["stage_a"] == row["stage_b"] and {a, b} <= set(groups):
+            means.setdefault((row["measure"], groups[a] == groups[b]), []).append(row["value"])
     both = [measure for measure in dict.fromkeys(row["measure"] for row in values)
             if {(measure, True), (measure, False)} <= set(means)]  # fmt: skip
     return [
@@ -260,23 +200,15 @@ def _families_said(values: Sequence[Row], groups: dict[str, str]) -> list[str]:
     ]
 
 
-def _localization(frame: pd.DataFrame, task: str | None, stage: str | None) -> list[Row]:
-    """The score of each layer of each model, over all other layers that it was compared with."""
-    import torch
-
-    entries: dict[str, dict] = {"neuronsim": {}, "svcca": {}}
-    for measure, found in entries.items():
-        for a, b, value in _entries(frame[frame["measure"] == measure]):
-            found[a, b] = value
-    both = entries["neuronsim"].keys() & entries["svcca"].keys()
-    rows: list[Row] = []
-    for place in dict.fromkeys(a for a, _ in entries["neuronsim"]):
-        others = [b for a, b in both if a == place and b != place]
-        if others:
-            neurons, subspaces = (torch.tensor([[entries[name][place, b] for b in others]]) for name in entries)
-            score = float(localization_score(neurons, subspaces, torch.zeros(1, len(others), dtype=torch.bool)))
-            rows.append({"task": task, "stage": stage, "model": place[0], "layer": place[2], "localization": score})
-    return rows
+def _localization(frame: pd.DataFrame) -> pd.DataFrame:
+    """Model, layer and score of each layer, over all other layers that it was compared with by both measures."""
+    neurons, subspaces = (entries_of(frame[frame["measure"] == name]) for name in ("neuronsim", "svcca"))
+    keys = [name for name in neurons.columns if name != "value"]
+    both = neurons.merge(subspaces, on=keys, suffixes=("", "_svcca"))
+    both = both[(both["model_a"] != both["model_b"]) | (both["layer_a"] != both["layer_b"])]
+    scores = both.assign(localization=both["value"] - both["value_svcca"])
+    means = scores.groupby(["model_a", "layer_a"], sort=False, as_index=False)["localization"].mean()
+    return means.rename(columns={"model_a": "model", "layer_a": "layer"})
 
 
 def _model_panels(scores: pd.DataFrame, groups: dict[str, str]) -> list[LinePanel]:

@@ -13,7 +13,7 @@ from reports.study.estimates import Estimate
 from reports.study.frames import Frames
 from reports.study.papers.phang import two_clusters
 from reports.study.registry import CONTENTS, Made, make
-from tests.reports.study.rows import LAYERS, MODELS, collected
+from tests.reports.study.rows import LAYERS, MODELS, collected, similarity
 from tests.shell import ROOT
 
 
@@ -224,3 +224,14 @@ def test_the_page_of_the_docs_lists_every_name() -> None:
     page = (ROOT / "docs" / "study_reports.md").read_text()
     named = set(re.findall(r"`(\w+)`", page.split("## Names")[1]))
     assert set(CONTENTS) <= named
+
+
+def test_the_blocks_of_many_models_are_those_of_their_families() -> None:
+    models = [f"{family}:{n}" for family in "ab" for n in range(9)]
+    rows = pd.DataFrame(similarity(["sst2"], models))
+    rows = rows[(rows["measure"] == "cka") & (rows["stage"] == "pretrained")]
+    panel = figure(make(Frames({"similarity": rows}), ["wu_figure_1"]), "wu_figure_1").panels[0]
+    assert isinstance(panel, HeatPanel)
+    assert list(panel.row_blocks) == [("a", 5), ("b", 5)]
+    assert panel.values[0, 0] == pytest.approx(0.9)  # of two models: a model with itself would be 1
+    assert panel.values[0, 5] == pytest.approx(0.75)
