@@ -10,14 +10,26 @@ from aligners.injection.methods import INVERSE_OF_ONE_WAY
 from reports.names import short_names
 from reports.study.contents import Missing
 
-__all__ = ["LEAST_SITE", "STAGES", "STATES", "Frames", "by", "in_order", "kind_words", "place_words", "stage_words"]
+__all__ = [
+    "ATTENTION",
+    "LEAST_SITE",
+    "STAGES",
+    "STATES",
+    "Frames",
+    "by",
+    "in_order",
+    "kind_words",
+    "place_words",
+    "stage_words",
+]
 
 STAGES = ("random", "pretrained", "finetuned")  # in this order, wherever they stand side by side
 STAGE_WORDS = {"random": "untrained", "pretrained": "pretrained", "finetuned": "fine-tuned"}
 KIND_WORDS = {"tokens": "token", "words": "word", "mean": "mean", "cls": "CLS"}
-STATES = "states"  # the component of rows that say none: the residual stream
+STATES, ATTENTION = "states", "attention weights"  # what is mapped
+ERRORS = {STATES: {"inject": True, "fit": False}, ATTENTION: {"attention": True}}  # kind -> whether texts are held out
 LEAST_SITE = 1  # of the papers' means over layers: the first block, without the embeddings
-KEYS = ("task", "stage", "stage_x", "stage_y", "group_x", "group_y", "rows", "component")  # missing: not told apart
+KEYS = ("task", "stage", "stage_x", "stage_y", "group_x", "group_y", "rows")  # missing: not told apart
 
 
 class Frames:
@@ -73,26 +85,24 @@ class Frames:
         return frame
 
     def errors(self, component: str = STATES) -> pd.DataFrame:
-        """Errors of maps between different models, by site pair, with the column `held_out`.
+        """Errors of maps between models, by site pair, with the column `held_out`.
 
-        They are those of `inject`, on texts that nothing was fitted on. Where a study has none, they are those of
+        Those of states are of `inject`, on texts that nothing was fitted on. Where a study has none, they are those of
         `fit`, on the validation texts that chose each map's best step, and `held_out` is false.
 
         Args:
-            component: what was mapped: "states", or another component of the models, such as attention weights.
+            component: what was mapped: "states" or "attention weights".
 
         Raises:
             Missing: nothing was fitted.
         """
-        for kind, held_out in (("inject", True), ("fit", False)):
-            try:
+        for kind, held_out in ERRORS[component].items():
+            if kind in self._collected:
                 frame = self.of(kind, "mse")
-            except Missing:
-                continue
-            frame = frame[(frame["component"] == component) & frame["mse"].notna() | _overflowed(frame, component)]
-            if len(frame):
+                frame = frame[frame["mse"].notna() | _overflowed(frame)]
                 return frame.assign(held_out=held_out)
-        raise Missing(f"the study has no errors of maps between {component} (kinds `inject` or `fit`)")
+        kinds = " or ".join(f"`{kind}`" for kind in ERRORS[component])
+        raise Missing(f"the study has no errors of maps between {component} (kind {kinds})")
 
     def _shortened(self, frame: pd.DataFrame) -> pd.DataFrame:
         named = [name for name in ("model_x", "model_y", "model") if name in frame.columns]
@@ -135,7 +145,6 @@ def _with_keys(frame: pd.DataFrame) -> pd.DataFrame:
     frame = frame.assign(**added)
     for side in "xy":
         frame[f"stage_{side}"] = frame[f"stage_{side}"].where(frame[f"stage_{side}"].notna(), frame["stage"])
-    frame["component"] = frame["component"].where(frame["component"].notna(), STATES)
     if "fit" in frame.columns and "method" in frame.columns:  # another map than the one that was trained
         turned = frame["fit"] == INVERSE_OF_ONE_WAY
         frame["method"] = frame["method"].where(~turned, frame["method"] + ", inverted")
@@ -147,8 +156,8 @@ def _models(frame: pd.DataFrame) -> list[str]:
     return [str(name) for column in columns for name in column.dropna().unique()]
 
 
-def _overflowed(frame: pd.DataFrame, component: str) -> pd.Series:
+def _overflowed(frame: pd.DataFrame) -> pd.Series:
     """Rows whose map overflowed: they have no error, and count as lost."""
     if "overflow" not in frame.columns:
         return pd.Series(False, index=frame.index)
-    return frame["overflow"].fillna(False).astype(bool) & frame["site_x"].notna() & (frame["component"] == component)
+    return frame["overflow"].fillna(False).astype(bool) & frame["site_x"].notna()

@@ -60,7 +60,7 @@ def report(folder: Path, frames: Mapping[str, pd.DataFrame], spec: Any) -> list[
     write_text(written, page(name, made, provenance_of(folder, frames), images, palette))
     write_text(place / "findings.md", findings_text(made.findings()))
     write_text(place / "missing.json", json.dumps(made.missing, indent=1))
-    log_report(place, name, made, images, written)
+    log_report(place, name, folder.name, made, images, written)
     return [written, place / "findings.md", place / "missing.json", *tables, *images.values()]
 
 

@@ -12,19 +12,20 @@ from reports.tracking import start_run
 __all__ = ["log_report"]
 
 
-def log_report(folder: Path, name: str, made: Made, images: dict[str, Path], page: Path) -> None:
-    """Log tables, figures and the page as a run of the group `name`, as WANDB_MODE says.
+def log_report(folder: Path, name: str, group: str, made: Made, images: dict[str, Path], page: Path) -> None:
+    """Log tables, figures and the page as one run, as WANDB_MODE says.
 
     Args:
         folder: where W&B keeps its files.
-        name: of the study, the group of its cells' runs.
+        name: of the study.
+        group: of the cells' runs.
         made: tables and figures.
         images: figure's name -> file.
         page: the HTML file.
     """
     import wandb
 
-    run = start_run(folder, name=f"{name}-report", kind="study report", group=name)
+    run = start_run(folder, name=f"{name}-report", kind="study report", group=group)
     logged: dict[str, Any] = {f"figures/{figure}": wandb.Image(str(path)) for figure, path in images.items()}
     for table in made.tables:
         headings: list[str | int] = [column.heading for column in table.columns]

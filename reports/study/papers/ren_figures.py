@@ -12,14 +12,13 @@ from reports.names import site_name
 from reports.report import Row
 from reports.study.contents import BoxPanel, Figure, HeatPanel, LinePanel, Meaning, Missing, Series
 from reports.study.estimates import Estimate, over_models, pair_means
-from reports.study.frames import STATES, Frames, by, in_order, kind_words, place_words, stage_words
+from reports.study.frames import ATTENTION, STATES, Frames, by, in_order, kind_words, place_words, stage_words
 from reports.study.papers.choosing import HELD_OUT, between_models, blocks
 from reports.study.papers.numbers import paper_note
 
 __all__ = ["attention_by_layer", "errors_by_layer", "layer_maps", "nuclear_norms"]
 
 SHOWN = (("inn", "inn_paper"), ("linear",), ("mlp", "mlp_paper"))  # the first of each that there is
-ATTENTION = "attention weights"
 FIGURES = {"ren_figure_2": "Figures 2, 5a and 7", "ren_figure_4": "Figures 4 and 5b"}
 WORDS = {"mse": "mean squared error", "fvu": "FVU", "relative_error": "relative error"}
 
@@ -191,7 +190,8 @@ def _trend(values: list[Row], column: str) -> str:
             first_one, last_one = (f"{row['mean']:.3g} at layer {row['layer']}" for row in (line[0], line[-1]))
             said.append(f"{stage_words(stage)} {first_one} to {last_one}".strip())
     on = f" on {first['task']}" if first["task"] else ""
-    return f"Mean {WORDS[column]} of {first['method']}{on}, {kind_words(first['rows'])}: {'; '.join(said)}."
+    rows = f", {kind_words(first['rows'])}" if first["rows"] else ""
+    return f"The {WORDS[column]} of {first['method']}{on}{rows}, mean over pairs: {'; '.join(said)}."
 
 
 def _cells(line: pd.DataFrame) -> list[tuple[int, int, float]]:

@@ -48,9 +48,8 @@ def mean(cell: object) -> float:
 def test_everything_is_made_but_what_the_rows_do_not_hold(made: Made) -> None:
     assert set(made.missing) == {"ren_figure_4", "wu_figure_4"}  # no attention
     assert {item.name for item in (*made.tables, *made.figures)} == set(CONTENTS) - set(made.missing)
-    assert (
-        made.missing["ren_figure_4"]
-        == "the study has no errors of maps between attention weights (kinds `inject` or `fit`)"
+    assert made.missing["ren_figure_4"] == (
+        "the study has no errors of maps between attention weights (kind `attention`)"
     )
 
 
@@ -235,3 +234,11 @@ def test_the_blocks_of_many_models_are_those_of_their_families() -> None:
     assert list(panel.row_blocks) == [("a", 5), ("b", 5)]
     assert panel.values[0, 0] == pytest.approx(0.9)  # of two models: a model with itself would be 1
     assert panel.values[0, 5] == pytest.approx(0.75)
+
+
+def test_attention_weights_have_a_figure_of_their_own(frames: dict[str, pd.DataFrame]) -> None:
+    rows = frames["inject"][frames["inject"]["method"] == "inn"].drop(columns=["rows", "overflow", "score"])
+    made = make(Frames({"attention": rows.assign(mse=rows["mse"] / 100)}), ["ren_figure_4", "ren_figure_2"])
+    assert "of attention weights" in figure(made, "ren_figure_4").title
+    assert figure(made, "ren_figure_4").notes[0].startswith("Held out: yes")
+    assert set(made.missing) == {"ren_figure_2"}
