@@ -231,20 +231,27 @@ class SimilarityEvaluation(pl.LightningModule):
     # ------------------------------------------------------------------ the passes
 
     def on_test_start(self) -> None:
-        """Begin the first pass."""
-        self._place, self._run = 0, PassRun(self.passes[0], self._settings)
+        """Nothing has been read."""
+        self._place = -1
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Add one batch to the sums of its pass."""
-        while self._place < dataloader_idx:
+        while self._place < dataloader_idx:  # every rank goes through all texts of all passes
             self._leave()
             self._place += 1
-            if self._stream.splits[self._place] == self._stream.splits[0]:
-                self._run = PassRun(self.passes[self._place // len(set(self._stream.splits))], self._settings)
+            self._enter()
         self._run.add(batch, self._stream.splits[dataloader_idx], batch.number * self.groups // self._batches)
+
+    def _enter(self) -> None:
+        """Begin a pass, with the first texts that it reads."""
+        splits = self._stream.splits
+        if splits[self._place] == splits[0]:
+            self._run = PassRun(self.passes[self._place * len(self.passes) // len(splits)], self._settings)
 
     def _leave(self) -> None:
         """End the texts that were read last: of the held-out ones, measure what the pass has summed and forget it."""
+        if self._place < 0:
+            return
         self._stream.reader.check.flush()
         if self._stream.splits[self._place] == "fit":
             self._run.end_fit()
@@ -263,12 +270,7 @@ class SimilarityEvaluation(pl.LightningModule):
     def on_test_epoch_end(self) -> None:
         """End the last pass, and make the tables of all."""
         self._leave()
-        found = [figures for some in collected(self._found) for figures in some]
-        shapes = [shape.layers for shape in self.shapes]
-        figures = {
-            (i, j): PairFigures((each for each in found if each.tile.pair == (i, j)), (shapes[i], shapes[j]))
-            for i, j in self.pairs
-        }
+        figures = self._joined()
         self._say(figures)
         values = {
             (i, j, measure.name): pair.grids(measure, "value")
@@ -283,10 +285,25 @@ class SimilarityEvaluation(pl.LightningModule):
                 same = [values[m, m, measure.name] if self._fits and i != j else {} for m in (i, j)]
                 self._add_rows(measure, (i, j), pair, same)
         names = [model.name for model in self.models]
-        norms = {m: [self._norms[key] for key in sorted(self._norms) if key[0] == m] for m in range(len(names))}
-        self.layers = layer_rows(names, self.places, {m: torch.cat(each) for m, each in norms.items() if each}, values)
+        self.layers = layer_rows(names, self.places, self._nuclear_norms(), values)
         self.distances = distance_rows(names, values)
         self._describe()
+
+    def _joined(self) -> dict[tuple[int, int], PairFigures]:
+        """The figures of every pair, from all passes and ranks."""
+        tiles: dict[tuple[int, int], list[TileFigures]] = {pair: [] for pair in self.pairs}
+        for some in collected(self._found):
+            for figures in some:
+                tiles[figures.tile.pair].append(figures)
+        layers = [shape.layers for shape in self.shapes]
+        return {(i, j): PairFigures(each, (layers[i], layers[j])) for (i, j), each in tiles.items()}
+
+    def _nuclear_norms(self) -> dict[int, Tensor]:
+        """Nuclear norm of each layer of each model; nothing without measures on moments."""
+        spans: dict[int, list[Tensor]] = {}
+        for model, first in sorted(self._norms):
+            spans.setdefault(model, []).append(self._norms[model, first])
+        return {model: torch.cat(each) for model, each in spans.items()}
 
     def _add_rows(self, measure: Measure, models: tuple[int, int], pair: PairFigures, same: list[Grids]) -> None:
         """The rows of a measure of one pair of models."""
