@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from filelock import Timeout
+from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
 from datamodules.rows.policies import select_rows
@@ -49,6 +50,8 @@ def write_missing(
                 _write(states, shard, sites, progress)
         except Timeout:
             waiting.append(shard)
+    if waiting:
+        rank_zero_only(print)(f"Others are writing {len(waiting)} shards of {states.model.name}: waiting.", flush=True)
     for shard in waiting:
         with states.lock(f"{shard:05d}"):
             _write(states, shard, sites, progress)
