@@ -17,6 +17,7 @@ from callbacks.best import BestPerSite
 __all__ = [
     "FREE",
     "add_data_and_trainer",
+    "add_traceback",
     "add_training",
     "check_goes_on",
     "check_trains",
@@ -48,11 +49,16 @@ def command_parser(kind: str, description: str) -> ArgumentParser:
         "--run", type=Path | None, default=None,
         help=f"New folder for this run: config, logs, checkpoints, report. Default: runs/{kind}-<date>-<time>.",
     )  # fmt: skip
+    add_traceback(parser)
+    return parser
+
+
+def add_traceback(parser: ArgumentParser) -> None:
+    """Add the option `--traceback`, which every command has."""
     parser.add_argument(
         "--traceback", action="store_true", default=SUPPRESS,
         help="Show the traceback of every error, even of one that other options would mend.",
     )  # fmt: skip
-    return parser
 
 
 def add_training(

@@ -104,7 +104,7 @@ def _run(script: str, words: list[str]) -> None:
 
 
 def _usage(script: str) -> str:
-    lines = [f"  {name:<12}{said}" for name, said in COMMANDS[script].items()]
+    lines = [f"  {name:<14}{said}" for name, said in COMMANDS[script].items()]
     usage = [f"usage: {script}.py COMMAND [options]", "", *lines, ""]
     return "\n".join([*usage, f"`{script}.py COMMAND --help` explains every option."])
 

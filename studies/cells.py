@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+from reports.names import file_names
 from studies.kinds import KINDS
 from studies.spec import Model, Stage, Study
 
@@ -108,7 +109,7 @@ class _Expansion:
         self.study, self.commands = study, commands
         self.found: dict[str, Cell] = {}
         self._resolved: dict[str, dict[str, Any]] = {}
-        self._shared: dict[tuple[str, str | None, bool], dict[str, Any]] = {}
+        self._shared: dict[tuple[str, str | None, str | None], dict[str, Any]] = {}
         self._known: dict[tuple[Model, Stage, str], Instance] = {}
 
     def cells(self) -> list[Cell]:
@@ -125,26 +126,51 @@ class _Expansion:
     # ------------------------------------------------------------------ what is measured
 
     def _pairs(self, task: str, stage: Stage) -> None:
-        """The cells of each pair. This function alone decides how pairs become cells."""
+        """The cells of pairs."""
         pairs = self.study.pairs_at(stage)
         with_itself = [(model, model) for model in self.study.models_at(stage) if self.study.pairs.same]
-        for x, y in [*pairs, *with_itself]:
-            both, fitted = None, None
-            if self.study.wants("fit", stage, task):
-                both = both or self._instances([x, y], stage, task)
-                fitted = self._add("fit", task, both)
-            if self.study.wants("inject", stage, task):
-                both = both or self._instances([x, y], stage, task)
-                self._inject(task, both, fitted)
-            if self.study.wants("stitch", stage, task) and x != y:
-                self._add("stitch", task, both or self._instances([x, y], stage, task))
+        wants = {kind: self.study.wants(kind, stage, task) for kind in ("fit", "inject", "stitch")}
+        fitted: dict[tuple[Model, Model], tuple[Cell, str]] = {}
+        if wants["fit"]:
+            at_once = 1 if self.study.fit is None else self.study.fit.pairs_at_once
+            fitted = self._fits(task, stage, pairs, at_once) | self._fits(task, stage, with_itself, 1)
+        for pair in [*pairs, *with_itself] if wants["inject"] or wants["stitch"] else []:
+            both = self._instances(pair, stage, task)
+            if wants["inject"]:
+                self._inject(task, both, *fitted.get(pair, (None, "")))
+            if wants["stitch"] and pair[0] != pair[1]:
+                self._add("stitch", task, both)
 
-    def _inject(self, task: str, both: Sequence[Instance], fitted: Cell | None) -> None:
+    def _fits(
+        self, task: str, stage: Stage, pairs: Sequence[tuple[Model, Model]], at_once: int
+    ) -> dict[tuple[Model, Model], tuple[Cell, str]]:
+        """Fit pairs, one or several in a cell; for each pair its cell, and its maps below the cell's folder.
+
+        This function alone decides how pairs become cells.
+        """
+        found = {}
+        for first in range(0, len(pairs), at_once):
+            part = list(pairs[first : first + at_once])
+            models = list(dict.fromkeys(model for pair in part for model in pair))
+            if len(part) == 1:
+                cell = self._add("fit", task, self._instances(part[0], stage, task))
+                found[part[0]] = cell, "run/aligners.ckpt"
+                continue
+            instances = self._instances(models, stage, task)
+            numbers = [[models.index(x), models.index(y)] for x, y in part]
+            cell = self._add("fit_pairs", task, instances, {"data": {"pairs": numbers}})
+            names = file_names([each.path for each in instances])
+            for pair, (a, b) in zip(part, numbers, strict=True):
+                named = f"{names[instances[a].path]}--{names[instances[b].path]}"
+                found[pair] = cell, f"run/pairs/{named}/aligners.ckpt"
+        return found
+
+    def _inject(self, task: str, both: Sequence[Instance], fitted: Cell | None, maps: str) -> None:
         if fitted is None:
             self._add("inject", task, both)
         else:
-            file = f"{FOLDER}/{fitted.folder}/run/aligners.ckpt"
-            self._add("inject", task, both, {"checkpoints": [file]}, needs=[fitted.id], own=True)
+            file = {"checkpoints": [f"{FOLDER}/{fitted.folder}/{maps}"]}
+            self._add("inject", task, both, file, needs=[fitted.id], has=fitted.kind)
 
     def _models(self, task: str, stage: Stage) -> None:
         if self.study.wants("recover", stage, task):
@@ -204,7 +230,7 @@ class _Expansion:
         base = Instance(model.name, "pretrained", model.base)
         seed = {"seed": self.study.models.listed().index(model.base)}
         embedded = model.base.startswith(EMBEDDED)
-        cell = self._add("untrained", task if embedded else None, [base], seed, own=not embedded)
+        cell = self._add("untrained", task if embedded else None, [base], seed, has=None if embedded else "untrained")
         return Instance(model.name, "random", f"{FOLDER}/{cell.folder}/run/model", cell.id)
 
     # ------------------------------------------------------------------ options and ids
@@ -217,7 +243,7 @@ class _Expansion:
         given: Mapping[str, Any] | None = None,
         *,
         needs: Sequence[str] = (),
-        own: bool = False,
+        has: str | None = None,
     ) -> Cell:
         """Make a cell, unless it is there.
 
@@ -227,14 +253,15 @@ class _Expansion:
             models: that it is about.
             given: options that belong to this cell alone.
             needs: cells that it needs beside those that make its models.
-            own: whether the data options of study and task are left out, as what it needs has them.
+            has: a kind of cell whose data options are left out, as they come with what this cell needs.
         """
-        options = merged(self._options(kind, task, own), given or {})
+        options = merged(self._options(kind, task, has), given or {})
         needs = tuple(dict.fromkeys([*(model.cell for model in models if model.cell is not None), *needs]))
         decides = {
             "kind": kind,
             "options": self._resolve(kind, options),
             "models": [model.path for model in models],
+            "pairs": options.get("data", {}).get("pairs"),
             "needs": needs,
         }
         digest = hashlib.blake2b(json.dumps(decides, sort_keys=True, default=str).encode(), digest_size=6)
@@ -242,18 +269,18 @@ class _Expansion:
         cell = Cell(digest.hexdigest(), kind, task, tuple(models), named, needs)
         return self.found.setdefault(cell.id, cell)
 
-    def _options(self, kind: str, task: str | None, own: bool) -> dict[str, Any]:
+    def _options(self, kind: str, task: str | None, has: str | None) -> dict[str, Any]:
         """The options that all cells of a kind and a task share."""
-        if (kind, task, own) not in self._shared:
-            self._shared[kind, task, own] = self._collected(kind, task, own)
-        return self._shared[kind, task, own]
+        if (kind, task, has) not in self._shared:
+            self._shared[kind, task, has] = self._collected(kind, task, has)
+        return self._shared[kind, task, has]
 
-    def _collected(self, kind: str, task: str | None, own: bool) -> dict[str, Any]:
-        work = getattr(self.study, kind, None)
-        shared = [] if own else [self.study.data, {} if task is None else self.study.tasks[task]]
+    def _collected(self, kind: str, task: str | None, has: str | None) -> dict[str, Any]:
+        work = getattr(self.study, kind.removesuffix("_pairs"), None)
         found: dict[str, Any] = {}
-        for data in shared:
-            found = merged(found, {"data": {name: v for name, v in data.items() if self._has(kind, name)}})
+        for data in (self.study.data, {} if task is None else self.study.tasks[task]):
+            own = {name for name in data if self._has(kind, name) and not (has and self._has(has, name))}
+            found = merged(found, {"data": {name: data[name] for name in own}})
         if self.study.store is not None and self._has(kind, "store"):
             folder = f"{FOLDER}/store" if self.study.store == "own" else self.study.store
             found = merged(found, {"data": {"store": folder}})
@@ -292,8 +319,10 @@ class _Expansion:
 def naming(kind: str, models: Sequence[Instance]) -> dict[str, Any]:
     """The data options that name the models of a cell."""
     paths = [model.path for model in models]
-    names = KINDS[kind].names
-    return {names[0]: paths} if len(names) == 1 else dict(zip(names, paths, strict=True))
+    names, unit = KINDS[kind].names, KINDS[kind].unit
+    if unit == "pair" and len(names) == 2:
+        return dict(zip(names, paths, strict=True))
+    return {names[0]: paths[0] if names == ("model",) else paths}
 
 
 def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:

@@ -145,7 +145,8 @@ class RayTasks(Executor):
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         import ray
 
-        self._ray, self._tasks = ray, []
+        self._ray = ray
+        self._tasks: list[Any] = []
         self._own = not ray.is_initialized()
         if self._own:
             ray.init(address=address, log_to_driver=False, include_dashboard=None if address else False)

@@ -16,7 +16,7 @@ class Kind:
         script: `train` or `evaluate`.
         command: of that script.
         unit: what a cell is about.
-        names: options of the command that name the models.
+        names: data options of the command that say which models, and which pairs of them.
         report: file with the rows in the command's folder; None: the command leaves a model and no rows.
         table: name of the table that the rows go into; None: none.
         leaves: what other cells need of it, below its folder.
@@ -38,9 +38,10 @@ KINDS = {
     "untrained": Kind("train", "untrained", "model", leaves="run/model"),
     "finetune": Kind("train", "finetune", "model", report="finetuning.json", table="finetune"),
     "fit": Kind("train", "fit", "pair", PAIR, "summary.json", "fit", leaves="run/aligners.ckpt"),
+    "fit_pairs": Kind("train", "fit_pairs", "models", ("models", "pairs"), "summary.json", "fit", leaves="run/pairs"),
     "inject": Kind("evaluate", "inject", "pair", PAIR, "report.json", "inject", apart=("checkpoints",)),
     "similarity": Kind("evaluate", "similarity", "models", report="similarity.json", table="similarity"),
     "stitch": Kind("train", "stitch", "pair", report="stitching.json", table="stitching"),
     "identity": Kind("evaluate", "stitch", "models", report="stitching.json", table="stitching", apart=("groups",)),
-    "recover": Kind("train", "recover", "model", report="recover.json", table="recover"),
+    "recover": Kind("train", "recover", "model", ("model",), "recovery.json", "recover"),
 }

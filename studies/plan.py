@@ -31,12 +31,14 @@ class Cost:
     Attributes:
         passes: passes over a model, with nothing stored.
         flops: floating-point operations.
+        reading: those among them that a store saves.
         disk: bytes of what it leaves: maps, models.
         memory: bytes at its peak: models, maps, and what training them needs.
     """
 
     passes: float = 0.0
     flops: float = 0.0
+    reading: float = 0.0
     disk: float = 0.0
     memory: float = 0.0
 
@@ -51,6 +53,7 @@ class Plan:
         workers: cells at a time.
         store: bytes that a store of all states that the cells read takes.
         stored_passes: passes over a model with such a store: each model once for each set of texts.
+        stored_flops: what these take.
         assumed: what was assumed, in words.
     """
 
@@ -59,6 +62,7 @@ class Plan:
     workers: int
     store: float
     stored_passes: int
+    stored_flops: float
     assumed: Sequence[str]
 
     def table(self) -> Table:
@@ -81,10 +85,16 @@ class Plan:
             amount(max((cost.memory for cost in costs), default=0)),
         ]
 
-    def seconds(self, workers: int) -> float:
-        """Time that all cells take, so many at a time."""
-        total = sum(cost.flops for _, cost in self.costs) / self.rate
-        return max(total / workers, self._longest(dict((cell.id, cost.flops) for cell, cost in self.costs)) / self.rate)
+    def seconds(self, workers: int, *, stored: bool = False) -> float:
+        """Time that all cells take, so many at a time.
+
+        Args:
+            workers: cells at a time.
+            stored: whether states come from a store, which is written once.
+        """
+        flops = {cell.id: cost.flops - (cost.reading if stored else 0.0) for cell, cost in self.costs}
+        total = sum(flops.values()) + (self.stored_flops if stored else 0.0)
+        return max(total / workers, self._longest(flops)) / self.rate
 
     def _longest(self, flops: Mapping[str, float]) -> float:
         until: dict[str, float] = {}
@@ -96,11 +106,14 @@ class Plan:
         """The plan in sentences."""
         passes = sum(cost.passes for _, cost in self.costs)
         several = sorted({1, self.workers, 8})
-        times = ", ".join(f"{duration(self.seconds(each))} on {each}" for each in several)
+        times, stored = (
+            ", ".join(f"{duration(self.seconds(each, stored=store))} on {each}" for each in several)
+            for store in (False, True)
+        )
         return [
             f"At {self.rate:.1e} FLOP/s a worker (`--rate`): {times} worker{'s' if len(several) > 1 else ''}.",
-            f"A store of all states that the cells read would take {amount(self.store)} in float32 and need "
-            f"{self.stored_passes:,} passes in place of {passes:,.0f}.",
+            f"A store of all states that the cells read takes {amount(self.store)} in float32 and needs "
+            f"{self.stored_passes:,} passes in place of {passes:,.0f}; with it: {stored}.",
             *self.assumed,
         ]
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from graphlib import TopologicalSorter
+from pathlib import Path
 
 from storage.whole import write_text
 from studies.cells import Cell
@@ -51,7 +53,7 @@ class Schedule:
         self.folder, self.run_cell, self.say = folder, run_cell, say
         self.todo = missing(folder, cells)
         self._needed = Counter(need for cell in self.todo.values() for need in cell.needs)
-        self._fits = {cell.id for cell in cells if cell.kind == "fit"}
+        self._fits = {cell.id: KINDS[cell.kind].leaves for cell in cells if cell.kind in ("fit", "fit_pairs")}
         self.states: Counter[str] = Counter()
         self.seconds: dict[str, list[float]] = {}
         self._lost: Counter[str] = Counter()
@@ -72,7 +74,9 @@ class Schedule:
         self._order.prepare()
         self._workers = workers
         while True:
-            self._ready += [number for number in self._order.get_ready() if number not in failed]
+            for number in self._order.get_ready():
+                if number not in failed:  # what goes on from something comes first: it may free its disk
+                    (self._ready.appendleft if needs[number] else self._ready.append)(number)
             while self._ready and len(self._running) < workers:
                 self._submit(executor, self._ready.popleft())
             if not self._running:
@@ -82,8 +86,9 @@ class Schedule:
 
     def _submit(self, executor: Executor, number: str) -> None:
         (self.folder.cell(number) / RESULT).unlink(missing_ok=True)  # done, but what it left is gone
+        began = time.monotonic()
         future = executor.submit(self.run_cell, str(self.folder.path.resolve()), number)
-        self._running[future] = (number, time.monotonic())
+        self._running[future] = (number, began)
 
     def _finish(self, future: Future[str]) -> None:
         number, began = self._running.pop(future)
@@ -129,4 +134,12 @@ class Schedule:
         if self.folder.study["keep"] == "results":
             for number in (*done.needs, done.id):
                 if number in self._fits and self._needed[number] <= 0:
-                    (self.folder.cell(number) / KINDS["fit"].leaves).unlink(missing_ok=True)
+                    remove(self.folder.cell(number) / self._fits[number])
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

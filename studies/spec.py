@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from itertools import combinations
 from typing import Any, Literal, get_args, get_type_hints
 
-__all__ = ["STAGES", "Assumed", "Comparison", "Finetuning", "Model", "Models", "Pairs", "Stage", "Study", "Work"]
-__all__ += ["check_keys", "read_study"]
+__all__ = ["STAGES", "Assumed", "Comparison", "Finetuning", "Fitting", "Model", "Models", "Pairs", "Stage", "Study"]
+__all__ += ["Work", "check_keys", "read_study"]
 
 Stage = Literal["random", "pretrained", "finetuned"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
@@ -150,6 +150,21 @@ class Finetuning(Work):
 
 
 @dataclass
+class Fitting(Work):
+    """Maps of every pair.
+
+    Args:
+        options: of `train.py fit`.
+        stages: at which stages of the models; default: all those of the study.
+        tasks: on which tasks; default: all.
+        pairs_at_once: pairs in one bank, and so in one cell, which reads each of its models once a batch. They need
+            models of equal widths.
+    """
+
+    pairs_at_once: int = 1
+
+
+@dataclass
 class Comparison(Work):
     """A comparison of layers.
 
@@ -196,7 +211,7 @@ class Study:
         pairs: which pairs of them.
         data: data options that all commands share. A command without such an option does without.
         finetune: how models are fine-tuned (`train.py finetune`).
-        fit: maps of each pair (`train.py fit`).
+        fit: maps of each pair (`train.py fit`, or `fit_pairs`).
         inject: errors of these maps on held-out texts, and injection (`evaluate.py inject`).
         similarity: measures between layers (`evaluate.py similarity`).
         stitch: stitching layers of each pair (`train.py stitch`).
@@ -215,7 +230,7 @@ class Study:
     pairs: Pairs = field(default_factory=Pairs)
     data: dict[str, Any] = field(default_factory=dict)
     finetune: Finetuning | None = None
-    fit: Work | None = None
+    fit: Fitting | None = None
     inject: Work | None = None
     similarity: Comparison | None = None
     stitch: Work | None = None
@@ -241,6 +256,8 @@ class Study:
             raise ValueError("Expected `finetune` to say how models are fine-tuned, as `stages` has finetuned.")
         if self.finetune is not None and self.finetune.copies < 1:
             raise ValueError(f"Expected `finetune.copies` to be at least 1, but got {self.finetune.copies}.")
+        if self.fit is not None and self.fit.pairs_at_once < 1:
+            raise ValueError(f"Expected `fit.pairs_at_once` to be at least 1, but got {self.fit.pairs_at_once}.")
         for name, work in self.work().items():
             self._check_work(name, work)
         for stage in self.stages:
@@ -317,8 +334,8 @@ def read_study(plain: dict[str, Any]) -> Study:
     """
     check_keys(plain)
     hints = get_type_hints(Study)
-    made = {}
+    made: dict[str, Any] = {}
     for name, value in plain.items():
-        kinds = [each for each in (hints[name], *get_args(hints[name])) if is_dataclass(each)]
-        made[name] = kinds[0](**value) if kinds and isinstance(value, dict) else value  # type: ignore[operator]
+        kinds: list[Any] = [each for each in (hints[name], *get_args(hints[name])) if is_dataclass(each)]
+        made[name] = kinds[0](**value) if kinds and isinstance(value, dict) else value
     return Study(**made)

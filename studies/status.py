@@ -7,11 +7,11 @@ from collections import Counter
 from rich.table import Table
 
 from reports.screen import site_table
-from studies.folder import ERROR, StudyFolder
+from studies.folder import ERROR, State, StudyFolder
 
 __all__ = ["failures", "status_table"]
 
-STATES = ("done", "running", "waiting", "failed")
+STATES: tuple[State, ...] = ("done", "running", "waiting", "failed")
 
 
 def status_table(folder: StudyFolder) -> Table:

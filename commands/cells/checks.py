@@ -48,9 +48,15 @@ def check_maps(cells: Sequence[Cell], options: CellOptions, sizes: Mapping[str, 
     """
     tried = set()
     for cell in cells:
-        if cell.kind not in ("fit", "stitch"):
+        if cell.kind not in ("fit", "fit_pairs", "stitch"):
             continue
-        x, y = (sizes[model.name.split("#")[0]].width for model in cell.models)
+        widths = [sizes[model.name.split("#")[0]].width for model in cell.models]
+        if cell.kind == "fit_pairs" and len(set(widths)) > 1:
+            raise ValueError(
+                f"Expected models of equal widths where `fit.pairs_at_once` puts several pairs into one bank, but got "
+                f"{', '.join(map(str, widths))} for {cell.said()}. Set it to 1, or give `pairs.given`."
+            )
+        x, y = widths[:2]
         if (cell.kind, cell.task, x, y) in tried:
             continue
         tried.add((cell.kind, cell.task, x, y))

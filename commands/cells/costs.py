@@ -55,7 +55,8 @@ class Costs:
     def of(self, cell: Cell) -> Cost:
         """The cost of a cell."""
         parsed, made = self._options(cell)
-        kinds = {"fit": self._fit, "recover": self._fit, "inject": self._inject, "similarity": self._similarity}
+        kinds = {"fit": self._fit, "fit_pairs": self._fit, "recover": self._fit}
+        kinds |= {"inject": self._inject, "similarity": self._similarity}
         kinds |= {"stitch": self._stitch, "identity": self._identity, "finetune": self._finetune}
         return kinds[cell.kind](cell, parsed, made) if cell.kind in kinds else Cost()
 
@@ -95,18 +96,23 @@ class Costs:
     # ------------------------------------------------------------------ kinds
 
     def _fit(self, cell: Cell, parsed: Namespace, made: Namespace) -> Cost:
-        x, y = (self.size(cell) * 2)[:2]
+        sizes = self.size(cell)
+        x, y = (sizes * 2)[:2]
         texts, _ = self.texts(cell)
-        read = self.rows(parsed.data, texts)
-        trained = trained_rows(parsed, read, self.rows(parsed.data, parsed.data.batch_size))
-        sites = len(parse_sites(parsed.data.get("sites", "all"), x.layers, y.layers))
-        maps = self.maps(made, x, y, self.rows(parsed.data, parsed.data.batch_size))
+        read, step = self.rows(parsed.data, texts), self.rows(parsed.data, parsed.data.batch_size)
+        trained = trained_rows(parsed, read, step)
+        places = len(parse_sites(parsed.data.get("sites", "all"), x.layers, y.layers))
+        places *= len(cell.options["data"].get("pairs", [0]))
+        places *= len(parsed.data.get("strengths", [0])) * parsed.data.get("targets", 1)
+        maps = self.maps(made, x, y, step)
         passes = 1 + (trained / read if maps.trained else 0.0)
+        reading = passes * sum(self._pass(size, texts) for size in sizes)
         return Cost(
-            passes=2 * passes,
-            flops=passes * (self._pass(x, texts) + self._pass(y, texts)) + 6.0 * maps.trained * trained * sites,
-            disk=sites * maps.stored,
-            memory=FLOAT * (x.weights + y.weights) + sites * maps.memory,
+            passes=len(sizes) * passes,
+            flops=reading + 6.0 * maps.trained * trained * places,
+            reading=reading,
+            disk=0.0 if self.study.keep == "results" else places * maps.stored,
+            memory=FLOAT * sum(size.weights for size in sizes) + places * maps.memory,
         )
 
     def maps(self, made: Namespace, x: Size, y: Size, rows: int) -> Maps:
@@ -133,7 +139,7 @@ class Costs:
         targets = [y, x] if parsed.both_directions else [y]
         tails = sum(self._pass(target, held_out) for target in targets) * methods * sites / 2
         fronts = self._pass(x, held_out) + self._pass(y, held_out)
-        return Cost(passes=2, flops=fronts + tails, memory=FLOAT * (x.weights + y.weights))
+        return Cost(passes=2, flops=fronts + tails, reading=fronts, memory=FLOAT * (x.weights + y.weights))
 
     def _similarity(self, cell: Cell, parsed: Namespace, made: Namespace) -> Cost:
         sizes = self.size(cell)
@@ -141,10 +147,13 @@ class Costs:
         layers = [len(parse_layers(parsed.data.layers, size.layers)) * size.width for size in sizes]
         products = sum(a * b for i, a in enumerate(layers) for b in layers[i:])
         rows = self.rows(parsed.data, held_out)
+        reading = sum(self._pass(size, held_out) for size in sizes)
+        limit = parsed.get("memory")
         return Cost(
             passes=len(sizes),
-            flops=sum(self._pass(size, held_out) for size in sizes) + 2.0 * rows * products,
-            memory=FLOAT * sum(size.weights for size in sizes) + DOUBLE * products,
+            flops=reading + 2.0 * rows * products,
+            reading=reading,
+            memory=min(DOUBLE * products, DOUBLE * products if limit is None else limit * 1e9),
         )
 
     def _stitch(self, cell: Cell, parsed: Namespace, made: Namespace) -> Cost:
@@ -203,7 +212,9 @@ def plan_study(costs: Costs, cells: Sequence[Cell], rate: float, workers: int) -
             for model, size in zip(cell.models, costs.size(cell), strict=True):
                 texts[model.path, cell.task] = size, sum(costs.texts(cell))
     store = sum(FLOAT * (size.layers + 1) * size.width * n * assume.tokens for size, n in texts.values())
-    return Plan([(cell, costs.of(cell)) for cell in cells], rate, workers, float(store), 2 * len(texts), said)
+    once = sum(2.0 * size.layers * size.block * n * assume.tokens for size, n in texts.values())
+    each = [(cell, costs.of(cell)) for cell in cells]
+    return Plan(each, rate, workers, float(store), 2 * len(texts), once, said)
 
 
 def trained_rows(parsed: Namespace, read: int, a_step: int) -> float:

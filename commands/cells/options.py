@@ -88,6 +88,8 @@ class CellOptions:
     def _checks(self) -> dict[str, Callable[[Namespace], object]]:
         return {
             "fit": check_trains,
+            "fit_pairs": check_trains,
+            "recover": check_trains,
             "finetune": check_trains,
             "stitch": check_trains,
             "inject": lambda made: check_closed_forms(made.closed_form),

@@ -20,7 +20,7 @@ from commands.cells.checks import check_maps, model_sizes, not_injected
 from commands.cells.costs import Costs, plan_study
 from commands.cells.options import CellOptions
 from commands.cells.running import run_cell
-from commands.options import options_of
+from commands.options import add_traceback, options_of
 from commands.study.report import report_if_possible
 from reports.screen import screen
 from studies.cells import Cell, expand
@@ -54,6 +54,7 @@ def parser() -> ArgumentParser:
         help="Go on with a study file that has changed, although finished cells are no longer part of it.",
     )  # fmt: skip
     add_running(made)
+    add_traceback(made)
     return made
 
 

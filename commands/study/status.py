@@ -7,6 +7,7 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser
 
+from commands.options import add_traceback
 from reports.screen import screen
 from studies.folder import StudyFolder
 from studies.status import failures, status_table
@@ -16,8 +17,9 @@ __all__ = ["folder_parser", "parser", "run"]
 
 def folder_parser(description: str) -> ArgumentParser:
     """The options of every command that is about a study's folder."""
-    made = ArgumentParser(description=description)
+    made = ArgumentParser(description=description, usage="%(prog)s FOLDER [options]")
     made.add_argument("folder", type=Path, help="Of the study, such as runs/NAME.")
+    add_traceback(made)
     return made
 
 

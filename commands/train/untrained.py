@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from jsonargparse import ArgumentParser, Namespace
+from transformers import PreTrainedTokenizerBase
 
 from commands.folders import claim, new_run_folder
 from commands.options import command_parser
@@ -21,7 +23,7 @@ def parser() -> ArgumentParser:
     made = command_parser("untrained", "Save a model of the same config with weights drawn at random, in model/.")
     made.add_class_arguments(LayerActivations, "data", sub_configs=True)
     made.add_argument("--seed", type=int, default=0, help="Of the weights.")
-    made.set_defaults({"data.models": ["embedded:0"]})
+    made.set_defaults({"data.models": ["embedded:0"], "data.max_length": 2})  # nothing is read
     return made
 
 
@@ -40,5 +42,5 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     (frozen,) = data.frozen
     twin = frozen.untrained(options.seed)
     with whole_folder(folder / "model") as unfinished:
-        save_model(unfinished, twin.model, twin.tokenizer)
+        save_model(unfinished, twin.model, cast(PreTrainedTokenizerBase, twin.tokenizer))
     print(f"Saved {folder / 'model'}")

@@ -17,7 +17,7 @@ def counts(cells: list[Cell]) -> dict[str, int]:
     return dict(Counter(cell.kind for cell in cells))
 
 
-ALL = {"similarity": {}, "stitch": {}, "identity": {}, "recover": {}, "finetune": {}}
+ALL: dict[str, Any] = {"similarity": {}, "stitch": {}, "identity": {}, "recover": {}, "finetune": {}}
 
 
 def test_every_kind_of_cell() -> None:
@@ -90,7 +90,7 @@ def test_tasks_and_kinds_take_precedence_over_what_is_shared() -> None:
 
 
 def test_similarity_is_one_cell_of_all_models_or_one_of_each_pair() -> None:
-    only = {"fit": None, "inject": None, "similarity": {}}
+    only: dict[str, Any] = {"fit": None, "inject": None, "similarity": {}}
     (every,) = cells_of(**only)
     assert [model.name for model in every.models] == ["m0", "m1", "m2"]
     pairs = cells_of(**only, pairs={"random": 2})
@@ -104,6 +104,21 @@ def test_similarity_is_one_cell_of_all_models_or_one_of_each_pair() -> None:
 def test_a_model_with_itself_is_fitted_where_asked_for() -> None:
     cells = cells_of(pairs={"same": True}, inject=None)
     assert [cell.models[0] == cell.models[1] for cell in cells] == [False] * 3 + [True] * 3
+
+
+def test_several_pairs_share_a_cell_and_each_has_maps_of_its_own() -> None:
+    cells = cells_of(models={"names": "m{seed}", "seeds": 4}, fit={"pairs_at_once": 4}, pairs={"same": True})
+    first, second = (cell for cell in cells if cell.kind == "fit_pairs")
+    assert first.options["data"] == {"models": ["m0", "m1", "m2", "m3"], "pairs": [[0, 1], [0, 2], [0, 3], [1, 2]]}
+    assert second.options["data"] == {"models": ["m1", "m3", "m2"], "pairs": [[0, 1], [2, 1]]}
+    assert counts(cells) == {"fit_pairs": 2, "fit": 4, "inject": 10}  # with itself, each is fitted alone
+    files = {
+        tuple(model.name for model in cell.models): cell.options["checkpoints"][0].removeprefix("{study}/cells/")
+        for cell in cells
+        if cell.kind == "inject"
+    }
+    assert files["m1", "m2"] == f"{first.id}/run/pairs/m1--m2/aligners.ckpt"
+    assert files["m2", "m3"] == f"{second.id}/run/pairs/m2--m3/aligners.ckpt"
 
 
 def test_options_are_asked_for_once() -> None:

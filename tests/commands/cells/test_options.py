@@ -123,6 +123,8 @@ def test_the_plan_counts_passes(world: World) -> None:
     assert costs["fit"].flops == 2 * (2 * 3 * 12 * 16**2) * 320 * 10
     assert costs["inject"].passes == 2
     assert plan.stored_passes == 4
+    assert plan.stored_flops == 2 * (2 * 3 * 12 * 16**2) * 420 * 10
+    assert plan.seconds(1, stored=True) < plan.seconds(1)
     assert plan.store == 2 * 4 * (3 + 1) * 16 * 420 * 10
     trained = {"model": {"aligners": {"mlp": "MLP"}}, "trainer": {"max_epochs": 3}}
     _, plan = planned(study_of(world, data={"rows": "mean"}, fit={"options": trained}))

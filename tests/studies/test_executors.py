@@ -1,0 +1,127 @@
+"""Where cells run, with the real libraries; a worker that is killed takes no other with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import BrokenExecutor
+from pathlib import Path
+
+import pytest
+
+from studies.executors import Processes, make_executor
+
+
+def pid() -> int:
+    return os.getpid()
+
+
+def threads() -> str:
+    return os.environ["OMP_NUM_THREADS"]
+
+
+def killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wait_for(path: str) -> str:
+    """Until another process makes a file."""
+    with open(path) as pipe:  # a named pipe: opening waits for the writer
+        return pipe.read()
+
+
+@pytest.fixture
+def processes() -> Iterator[Processes]:
+    with Processes(2) as executor:
+        yield executor
+
+
+def test_a_killed_process_costs_its_own_cell(processes: Processes, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    other = processes.submit(wait_for, str(pipe))
+    lost = processes.submit(killed)
+    assert isinstance(lost.exception(), BrokenExecutor)
+    pipe.write_text("still here")
+    assert other.result() == "still here"
+    found = {processes.submit(pid).result() for _ in range(4)}  # a new one has taken its place
+    assert len(found) == 2
+    assert os.getpid() not in found
+    assert processes.submit(threads).result() == str(max(1, len(os.sched_getaffinity(0)) // 2))
+
+
+def test_processes_end_at_once_where_they_are_told_to(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    executor = Processes(1)
+    future = executor.submit(wait_for, str(tmp_path / "pipe"))
+    (process,) = executor._processes.values()
+    executor.shutdown(cancel_futures=True)
+    assert isinstance(future.exception(), BrokenExecutor)
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
+
+
+def test_jobs_of_submitit(tmp_path: Path) -> None:
+    pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
+    os.mkfifo(tmp_path / "pipe")
+    executor = make_executor("slurm", 3, 0, tmp_path, {"cluster": "local", "timeout_min": 5})
+    lost, fine, waiting = (
+        executor.submit(killed),
+        executor.submit(pid),
+        executor.submit(wait_for, str(tmp_path / "pipe")),
+    )
+    assert fine.result() != os.getpid()
+    assert lost.exception() is not None
+    assert not waiting.done()
+    executor.shutdown(cancel_futures=True)
+    assert waiting.exception() is not None
+
+
+def node() -> str:
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def test_tasks_of_a_ray_of_two_nodes(tmp_path: Path) -> None:
+    """On one machine; the whole way, with a study's cells and a worker killed at work, is `python -m tests.on_ray`."""
+    pytest.importorskip("ray", reason="the extra `cluster` is not installed")
+    import ray
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster.add_node(num_cpus=1)
+    try:
+        with make_executor("ray", 2, 0, tmp_path, {"address": cluster.address, "num_cpus": 1}) as executor:
+            os.mkfifo(tmp_path / "pipe")
+            waiting = executor.submit(wait_for, str(tmp_path / "pipe"))  # takes one of the nodes
+            assert executor.submit(killed).exception() is not None
+            other = executor.submit(node).result()
+            (tmp_path / "pipe").write_text("still here")
+            assert waiting.result() == "still here"
+            assert other in {each["NodeID"] for each in ray.nodes()}
+            assert len(ray.nodes()) == 2
+    finally:
+        cluster.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("thread", {}, "`executor` out of processes, slurm, ray, but got 'thread'"),
+        ("processes", {"speed": 3}, "`executor_options` of 'processes'.*speed"),
+        ("slurm", {"cluster": "local", "speed": 3}, "`executor_options` of 'slurm'.*speed"),
+    ],
+)
+def test_wrong_options_are_refused(tmp_path: Path, name: str, options: dict[str, object], said: str) -> None:
+    if name == "slurm":
+        pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
+    with pytest.raises(ValueError, match=said):
+        make_executor(name, 1, 0, tmp_path, dict(options))
+
+
+def test_a_package_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    with pytest.raises(ValueError, match=r"'ray' needs the package ray, which is not installed. Run: pip install ray"):
+        make_executor("ray", 1, 0, tmp_path, {})
