@@ -103,7 +103,7 @@ class PairedActivations(TextModule):
         pairs = parse_sites(self.sites, depths[0], depths[1], self.component)
         return [sorted({pair[m] for pair in pairs}) for m in (0, 1)]
 
-    def reads(self) -> Reads:
+    def reads(self) -> Reads | None:
         """The states at all sites of both models."""
         return Reads(self.wanted([model.depth for model in self.frozen]), self.component)
 
