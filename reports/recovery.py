@@ -21,10 +21,10 @@ def report(meta: Row, rows: Sequence[Row]) -> Report:
     """Make the report from one row for each map, strength, target and site."""
     shown = with_short_names(rows)
     return Report(
-        "recovery",
+        "recover",
         meta,
         rows,
-        figures={"recovery": partial(_figure, shown)},
+        figures={"recover": partial(_figure, shown)},
         screen=[_table(shown)],
         sentences=[_closest(shown), *what_did_not_train(shown)],
     )

@@ -82,7 +82,7 @@ def test_errors_are_those_of_held_out_and_of_fitting_rows(found: tuple[RandomTar
 def test_the_report_says_which_map_is_closest(found: tuple[Any, Any, ErrorsEvaluation], tmp_path: Path) -> None:
     made = report(found[2].meta, found[2].rows)
     assert made.sentences[0].startswith("Closest to the target, of its variance: at strength 0 linear leaves")
-    assert [path.name for path in write(made, tmp_path)] == ["recovery.png"]
+    assert [path.name for path in write(made, tmp_path)] == ["recover.png"]
 
 
 @pytest.mark.parametrize(
