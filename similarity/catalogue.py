@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor
 
 from similarity.functional.attention import AttentionSums, attnsim_from_sums
-from similarity.functional.cca import cca_from_moments, cca_held_out
+from similarity.functional.cca import cca_from_moments, cca_held_out, r2_cca_from_moments
 from similarity.functional.chance import canonical_chance, regression_chance
 from similarity.functional.cka import linear_cka_from_moments, unbiased_cka_from_moments
 from similarity.functional.hsic import cka_from_hsic
@@ -77,6 +77,8 @@ def catalogue(share: float = 0.99) -> dict[str, Measure]:
         Measure("rbf_cka", "rows", _rbf_cka, budget=2000),
         Measure("cca", "moments", cca, held_out=cca_out, chance=whole),
         Measure("svcca", "moments", svcca, held_out=svcca, chance=canonical),
+        Measure("r2_cca", "moments", partial(_on, r2_cca_from_moments), chance=whole),
+        Measure("r2_svcca", "moments", partial(_r2_svcca, share), chance=canonical),
         Measure("pwcca", "moments", pwcca, symmetric=False, held_out=pwcca, chance=canonical),
         Measure("r2", "moments", r2, symmetric=False, held_out=r2_out, chance=regressed),
         Measure("neuronsim", "moments", partial(_on, neuronsim_from_moments), symmetric=False),
@@ -102,6 +104,10 @@ def _svcca(share: float, moments: SharedMoments, held_out: SharedMoments | None 
     return moments.correlations("SVCCA", share, held_out).mean()
 
 
+def _r2_svcca(share: float, moments: SharedMoments) -> Tensor:
+    return moments.correlations("R² of SVCCA", share).mean_square()
+
+
 def _pwcca(share: float, moments: SharedMoments, held_out: SharedMoments | None = None) -> Tensor:
     return moments.correlations("PWCCA", share, held_out).weighted()
 
@@ -122,4 +128,9 @@ def _attnsim(sums: AttentionSums, name: str) -> Tensor:
     return attnsim_from_sums(sums)[name]
 
 
-DEFAULT = tuple(name for name, measure in catalogue().items() if measure.family == "moments" or name == "rsa")
+ON_REQUEST = ("r2_cca", "r2_svcca")  # say what `cca` and `svcca` say, as Ren et al. define them
+DEFAULT = tuple(
+    name
+    for name, measure in catalogue().items()
+    if name == "rsa" or (measure.family == "moments" and name not in ON_REQUEST)
+)

@@ -23,6 +23,10 @@ __all__ = [
     "pwcca",
     "pwcca_from_moments",
     "pwcca_held_out",
+    "r2_cca",
+    "r2_cca_from_moments",
+    "r2_svcca",
+    "r2_svcca_from_moments",
     "svcca",
     "svcca_from_moments",
     "svcca_held_out",
@@ -53,6 +57,10 @@ class Correlations(NamedTuple):
     def mean(self) -> Tensor:
         """Σρ_i / rank, (L_x, L_y): CCA, or SVCCA."""
         return self.rho.sum(-1) / self.rank
+
+    def mean_square(self) -> Tensor:
+        """Σρ_i² / rank, (L_x, L_y): R² of CCA, or of SVCCA."""
+        return self.rho.square().sum(-1) / self.rank
 
     def weighted(self) -> Tensor:
         """Σα_iρ_i / Σα_i with the weights of X, (L_x, L_y): PWCCA from X to Y; `swap()` first for the other."""
@@ -114,6 +122,49 @@ def cca_from_moments(moments: GridMoments) -> Tensor:
             rows, constant features, or a decomposition that does not converge.
     """
     return _mean_correlation(moments, "CCA", 1.0)
+
+
+def r2_cca(x: Tensor, y: Tensor) -> Tensor:
+    """R² of CCA of paired rows: x (L_x, N, d_x), y (L_y, N, d_y) -> (L_x, L_y). See `r2_cca_from_moments`."""
+    return r2_cca_from_moments(grid_moments(x, y))
+
+
+def r2_cca_from_moments(moments: GridMoments) -> Tensor:
+    """‖Q_YᵀQ_X‖² / min(rank X, rank Y), the mean *squared* canonical correlation (Ren et al. 2023, Table 2).
+
+    Q_X and Q_Y are orthonormal bases of the centred rows. In [0, 1] and never above `cca_from_moments`, of which it has
+    the invariances and the bias.
+
+    Returns:
+        (L_x, L_y).
+
+    Raises:
+        ValueError: as `cca_from_moments`.
+    """
+    return _mean_correlation(moments, "R² of CCA", 1.0, power=2)
+
+
+def r2_svcca(x: Tensor, y: Tensor, *, share: float = 0.99) -> Tensor:
+    """R² of SVCCA of paired rows: x (L_x, N, d_x), y (L_y, N, d_y) -> (L_x, L_y). See `r2_svcca_from_moments`."""
+    return r2_svcca_from_moments(grid_moments(x, y), share=share)
+
+
+def r2_svcca_from_moments(moments: GridMoments, *, share: float = 0.99) -> Tensor:
+    """`r2_cca_from_moments` between the principal components of X and of Y (Ren et al. 2023, Table 2).
+
+    The paper writes ‖(U_Y T_Y)ᵀU_X T_X‖² / min(‖T_X‖², ‖T_Y‖²): T selects the leading left singular vectors U.
+
+    Args:
+        moments: of the rows.
+        share: share of the variance in (0, 1] that each side keeps.
+
+    Returns:
+        (L_x, L_y).
+
+    Raises:
+        ValueError: as `svcca_from_moments`.
+    """
+    return _mean_correlation(moments, "R² of SVCCA", share, power=2)
 
 
 def svcca(x: Tensor, y: Tensor, *, share: float = 0.99) -> Tensor:
@@ -191,12 +242,12 @@ def pwcca_held_out(fitted: GridMoments, held_out: GridMoments, *, share: float =
     return correlations_held_out(fitted, held_out, share=share, measure="PWCCA").weighted()
 
 
-def _mean_correlation(moments: GridMoments, measure: str, share: float) -> Tensor:
+def _mean_correlation(moments: GridMoments, measure: str, share: float, power: int = 1) -> Tensor:
     white_x, white_y = _whitened(moments, measure, share)
 
     def mean(i: int, some: slice, xy: Tensor) -> Tensor:
         rho, rank = canonical_correlations(white_x.of(i), white_y.of(some), xy)
-        return rho.sum(-1) / rank
+        return rho.pow(power).sum(-1) / rank
 
     return by_tile(moments, mean)
 

@@ -25,6 +25,7 @@ __all__ = [
     "nuclear_norm",
     "pwcca",
     "r2",
+    "r2_cca",
     "r2_held_out",
     "unbiased_cka",
     "unbiased_hsic",
@@ -69,6 +70,18 @@ def canonical_variables(x: Array, y: Array, share: float = 1.0) -> tuple[Array, 
 def mean_cca(x: Array, y: Array, share: float = 1.0) -> float:
     """Mean canonical correlation; SVCCA with a share of the variance below 1."""
     return float(canonical_variables(x, y, share)[0].mean())
+
+
+def r2_cca(x: Array, y: Array, share: float = 1.0) -> float:
+    """‖Q_YᵀQ_X‖² / min(rank X, rank Y), of all or of the leading left singular vectors (Ren et al., Table 2)."""
+    bases = []
+    for rows in (x, y):
+        left, values, _ = np.linalg.svd(rows - rows.mean(0), full_matrices=False)
+        kept = int((values > 1e-7 * values[0]).sum())
+        if share < 1:
+            kept = int(np.searchsorted(np.cumsum(values**2) / (values**2).sum(), share - 1e-12)) + 1
+        bases.append(left[:, :kept])
+    return float(np.linalg.norm(bases[1].T @ bases[0]) ** 2 / min(basis.shape[1] for basis in bases))
 
 
 def pwcca(x: Array, y: Array, share: float = 1.0) -> float:

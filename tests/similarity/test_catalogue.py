@@ -16,6 +16,8 @@ SHARE = 0.5
 FUNCTIONS = {
     "cca": cca.cca,
     "svcca": partial(cca.svcca, share=SHARE),
+    "r2_cca": cca.r2_cca,
+    "r2_svcca": partial(cca.r2_svcca, share=SHARE),
     "pwcca": partial(cca.pwcca, share=SHARE),
     "cka": cka.linear_cka,
     "unbiased_cka": cka.unbiased_cka,

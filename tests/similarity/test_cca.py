@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from similarity.algebra.grid import grid_moments
-from similarity.functional.cca import cca, cca_held_out, pwcca, pwcca_held_out, svcca, svcca_held_out
+from similarity.functional.cca import cca, cca_held_out, pwcca, pwcca_held_out, r2_cca, r2_svcca, svcca, svcca_held_out
 from tests.references import measures as reference
 from tests.rows import CASES, grid, paired, rows_of
 
@@ -22,6 +22,8 @@ MEASURES = [
     (cca, reference.mean_cca),
     (partial(svcca, share=0.9), partial(reference.mean_cca, share=0.9)),
     (svcca, partial(reference.mean_cca, share=0.99)),
+    (r2_cca, reference.r2_cca),
+    (partial(r2_svcca, share=0.9), partial(reference.r2_cca, share=0.9)),
     (pwcca, partial(reference.pwcca, share=0.99)),
     (partial(pwcca, share=1.0), reference.pwcca),
 ]

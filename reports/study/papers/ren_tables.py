@@ -33,6 +33,10 @@ SIMILARITY = (
     "Mean over the matching layers of each pair of models, without embeddings where there are blocks; both directions "
     f"of a measure that is not symmetric are averaged. {WHAT_INTERVALS_ARE}"
 )
+SIMILARITY_NAMES = (
+    "The paper's Table 2 defines R² of linear regression (here `r2`), CCA and SVCCA as mean squared correlations "
+    "(`r2_cca`, `r2_svcca`; `cca` and `svcca` are mean correlations), and PWCCA (`pwcca`); it prints no values."
+)
 SIMILARITY_HELD_OUT = (
     "Held out: the texts are test texts; measures that fit directions (CCA, regression) fit them on the same rows, and "
     "`directions of other texts` takes them from the fitting texts instead."
@@ -76,7 +80,7 @@ def similarity(frames: Frames) -> Table:
         SIMILARITY,
         known([*PLACE, Column("measure", "measure"), *columns, *COUNTS], rows),
         rows,
-        notes=[SIMILARITY_HELD_OUT],
+        notes=[SIMILARITY_HELD_OUT, SIMILARITY_NAMES],
     )
 
 
