@@ -36,7 +36,7 @@ LAYERS, WIDTH = 13, 768
 PER_TEXT, PER_BATCH = 32, 4  # rows of a text, texts of a batch
 CASES: dict[str, tuple[list[str], int, list[int]]] = {
     # Moments of every pair with the cheapest measure: the passes, the sums and their memory.
-    "cka": (["cka"], 128, [2, 4, 8, 16, 25]),
+    "cka": (["cka"], 256, [2, 4, 8, 16, 25]),
     # A decomposition of every layer and products with it for every layer pair, and a sample of rows of every model.
     "cka, r2, rsa": (["cka", "r2", "rsa"], 1024, [2, 4]),
 }
@@ -151,6 +151,7 @@ def main() -> None:
     arguments.add_argument("--memory", type=float, default=4, help="the limit, GB")
     arguments.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     arguments.add_argument("--models", type=int, nargs="+", help="numbers of models; default: those of the case")
+    arguments.add_argument("--rows", type=int, help="number of rows; default: those of the case")
     arguments.add_argument("--inside", action="store_true", help="run one case in this process")
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
@@ -158,15 +159,16 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     if options.inside:
         measures, rows, _ = CASES[options.cases[0]]
-        compare(options.models[0], measures, rows, options.memory)
+        compare(options.models[0], measures, options.rows or rows, options.memory)
         return
     figures = Figures("cpu")
     for case in options.cases:
         used: list[float] = []
         for models in options.models or CASES[case][2]:
             command = [sys.executable, __file__, "--inside", "--cases", case, "--models", str(models)]
-            limits = ["--memory", str(options.memory), "--threads", str(options.threads)]
-            done = subprocess.run([*command, *limits], check=True, stdout=subprocess.PIPE, text=True)
+            sizes = ["--memory", str(options.memory), "--threads", str(options.threads)]
+            sizes += [] if options.rows is None else ["--rows", str(options.rows)]
+            done = subprocess.run([*command, *sizes], check=True, stdout=subprocess.PIPE, text=True)
             found = json.loads(done.stdout.splitlines()[-1])
             used.append(found["used"])
             name = f"{case}, {models} models"

@@ -118,6 +118,11 @@ class LayerData(TextData, Protocol):
     ) -> None:
         """Choose what an evaluation reads, and of each split the layers of each model."""
 
+    def loader(
+        self, split: Split, *, shuffle: bool = True, layers: Sequence[Sequence[int]] | None = None
+    ) -> DataLoader:
+        """Batches of texts, this rank's share, with these layers of each model if they come from a store."""
+
 
 class TaskData(SiteData, Protocol):
     """Tasks for whole models that share a tokenizer: see `ModelTexts`."""

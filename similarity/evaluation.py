@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from datamodules.batches import LengthBatches
 from datamodules.protocol import LayerData, stream_of
 from datamodules.tokens.splits import Split
 from frozen.loading.precision import check_precision
@@ -205,14 +206,19 @@ class SimilarityEvaluation(pl.LightningModule):
         pairs = ((x.index(a) - tile.x.first, y.index(b) - tile.y.first) for a, b in matching_layers(x, y))
         return [(a, b) for a, b in pairs if 0 <= a < tile.x.size and 0 <= b < tile.y.size]
 
+    def _held_out_batches(self) -> LengthBatches:
+        """The batches of held-out texts, of which no states are wanted yet: a store would write those it lacks."""
+        nothing: list[list[int]] = [[] for _ in self.models]
+        return cast(LengthBatches, self._stream.loader("test", layers=nothing).sampler)
+
     def _count_batches(self) -> int:
         """Batches of held-out texts that all ranks together will read."""
-        count, limit = cast(Any, self._stream.loader("test").sampler).count, self.trainer.limit_test_batches
+        count, limit = self._held_out_batches().count, self.trainer.limit_test_batches
         return int(count * limit) if isinstance(limit, float) else min(count, limit * self.trainer.world_size)
 
     def _largest_batch(self) -> Batches:
         """Most tokens, and so most rows, that a batch can have, and most entries of its attention."""
-        batches = cast(Any, self._stream.loader("test").sampler)
+        batches = self._held_out_batches()
         longest = np.sort(batches.lengths)[-int(np.diff(batches.bounds).max()) :]
         return Batches(int(longest.sum()), len(longest) * int(longest.max()) ** 2)
 
