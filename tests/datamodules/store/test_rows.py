@@ -17,10 +17,12 @@ from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
 from callbacks.checkpoint import SaveAligners
 from datamodules.layers import LayerActivations
+from datamodules.many_pairs import ManyPairs
 from datamodules.model_texts import ModelTexts
 from datamodules.store import loader, reading, states
 from datamodules.text.sources import TextSource
 from frozen.model import FrozenModel
+from tests import stitches
 from tests.datamodules.tokens.splitters import byte_level, splitter_folder, word_piece
 from tests.interrupting import strike
 from tests.ranks import two_ranks
@@ -194,6 +196,30 @@ def test_a_fit_gives_the_same_with_a_store_and_resumes_in_an_epoch(world: World,
         fit(
             world, tmp_path / "else", tmp_path / "begun" / "last.ckpt", store=tmp_path / "store", store_dtype="bfloat16"
         )
+
+
+def test_stitching_layers_train_without_running_a_front(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = stitches.train(world, store=tmp_path)
+    forbid_running(monkeypatch)
+    again = stitches.train(world, store=tmp_path)
+    for name, value in first.state_dict().items():
+        assert torch.equal(again.state_dict()[name], value), name
+
+
+def test_many_pairs_are_fitted_without_running_a_front(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {"text": TextSource(world.fit, held_out=world.test), "sites": [1], "max_length": 60}
+    models = [world.model_x, world.model_y, world.model_x]
+    expected = list(ManyPairs(models, **given).paired("test"))
+    data = ManyPairs(models, **given, store=tmp_path)
+    data.complete_store(["test"])
+    forbid_running(monkeypatch)
+    for found, plain in zip(data.paired("test"), expected, strict=True):
+        torch.testing.assert_close(found.x, plain.x, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(found.y, plain.y, rtol=1e-5, atol=1e-5)
 
 
 # ---------------------------------------------------------------------- ranks
