@@ -127,7 +127,15 @@ class PairedAttention(PairedActivations):
             raise ValueError(f"Expected `share` of the rows in (0, 1], but got {share}.")
         options["attn_implementation"] = "eager"  # the others never form the weights
         super().__init__(
-            *(model_x, model_y, sites, "tokens", special_tokens, revision_x, revision_y, None, "residual"),
+            model_x,
+            model_y,
+            sites,
+            rows="tokens",  # by name, so that the command line does not offer what is set here
+            special_tokens=special_tokens,
+            revision_x=revision_x,
+            revision_y=revision_y,
+            labels=None,
+            component="residual",
             held_out_types=0.0,
             **options,
         )

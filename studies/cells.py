@@ -129,17 +129,18 @@ class _Expansion:
         """The cells of pairs."""
         pairs = self.study.pairs_at(stage)
         with_itself = [(model, model) for model in self.study.models_at(stage) if self.study.pairs.same]
-        wants = {kind: self.study.wants(kind, stage, task) for kind in ("fit", "inject", "stitch")}
+        wants = {kind: self.study.wants(kind, stage, task) for kind in ("fit", "inject", "stitch", "attention")}
         fitted: dict[tuple[Model, Model], tuple[Cell, str]] = {}
         if wants["fit"]:
             at_once = 1 if self.study.fit is None else self.study.fit.pairs_at_once
             fitted = self._fits(task, stage, pairs, at_once) | self._fits(task, stage, with_itself, 1)
-        for pair in [*pairs, *with_itself] if wants["inject"] or wants["stitch"] else []:
+        for pair in [*pairs, *with_itself] if any(wants.values()) else []:
             both = self._instances(pair, stage, task)
             if wants["inject"]:
                 self._inject(task, both, *fitted.get(pair, (None, "")))
-            if wants["stitch"] and pair[0] != pair[1]:
-                self._add("stitch", task, both)
+            for kind in ("stitch", "attention"):
+                if wants[kind] and pair[0] != pair[1]:
+                    self._add(kind, task, both)
 
     def _fits(
         self, task: str, stage: Stage, pairs: Sequence[tuple[Model, Model]], at_once: int

@@ -49,7 +49,7 @@ class StudyFolder:
             ValueError: this is no study's folder.
         """
         file = self.path / STUDY
-        if not file.is_file():
+        if not file.is_file() or not (self.path / PLAN).is_file():
             raise ValueError(f"Expected the folder of a study, with its {STUDY}, but got {self.path}.")
         found: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
         return found

@@ -39,9 +39,10 @@ KINDS = {
     "finetune": Kind("train", "finetune", "model", report="finetuning.json", table="finetune"),
     "fit": Kind("train", "fit", "pair", PAIR, "summary.json", "fit", leaves="run/aligners.ckpt"),
     "fit_pairs": Kind("train", "fit_pairs", "models", ("models", "pairs"), "summary.json", "fit", leaves="run/pairs"),
+    "attention": Kind("train", "fit_attention", "pair", PAIR, "attention.json", "attention"),
     "inject": Kind("evaluate", "inject", "pair", PAIR, "report.json", "inject", apart=("checkpoints",)),
     "similarity": Kind("evaluate", "similarity", "models", report="similarity.json", table="similarity"),
     "stitch": Kind("train", "stitch", "pair", report="stitching.json", table="stitching"),
     "identity": Kind("evaluate", "stitch", "models", report="stitching.json", table="stitching", apart=("groups",)),
-    "recover": Kind("train", "recover", "model", ("model",), "recovery.json", "recover"),
+    "recover": Kind("train", "recover", "model", ("model",), "recover.json", "recover"),
 }

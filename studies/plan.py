@@ -16,6 +16,7 @@ FORMULAS = """\
 A pass: one model reads the fitting or the held-out texts of one task once: 2 × 12 d² × L FLOP a token.
 fit: both models read the texts once for moments, then for every row trained on; 6 FLOP for each trained weight, row and
   site, 12 where both directions are trained.
+attention: reading alone. recover: as a fit, of one model. identity: half of Y for each pair, at every block.
 inject: both models read the held-out texts; on average half of Y runs again for each method and site.
 similarity: each model reads the held-out texts; 2 × d_x × d_y FLOP a row, pair of models and pair of layers.
 stitch: fronts, then forward and backward through half of Y, for each route, layer and site.

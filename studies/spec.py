@@ -216,6 +216,7 @@ class Study:
         similarity: measures between layers (`evaluate.py similarity`).
         stitch: stitching layers of each pair (`train.py stitch`).
         identity: identity stitching (`evaluate.py stitch`).
+        attention: maps between attention weights of each pair (`train.py fit_attention`).
         recover: a random INN on the states of each model, to be recovered (`train.py recover`).
         store: folder of a store of states, so that every model is read once; `own`: inside the study's folder.
         keep: `results`: a fit's maps are removed once every cell that needs them is done; `all`: nothing is.
@@ -235,6 +236,7 @@ class Study:
     similarity: Comparison | None = None
     stitch: Work | None = None
     identity: Work | None = None
+    attention: Work | None = None
     recover: Work | None = None
     store: str | None = None
     keep: Literal["all", "results"] = "all"
@@ -274,7 +276,7 @@ class Study:
 
     def work(self) -> dict[str, Work]:
         """The kinds of cells that are asked for, fine-tuning apart."""
-        kinds = ("fit", "inject", "similarity", "stitch", "identity", "recover")
+        kinds = ("fit", "inject", "similarity", "stitch", "identity", "attention", "recover")
         return {kind: getattr(self, kind) for kind in kinds if getattr(self, kind) is not None}
 
     def wants(self, kind: str, stage: Stage, task: str) -> bool:

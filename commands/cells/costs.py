@@ -56,6 +56,7 @@ class Costs:
         """The cost of a cell."""
         parsed, made = self._options(cell)
         kinds = {"fit": self._fit, "fit_pairs": self._fit, "recover": self._fit}
+        kinds |= {"attention": self._attention}
         kinds |= {"inject": self._inject, "similarity": self._similarity}
         kinds |= {"stitch": self._stitch, "identity": self._identity, "finetune": self._finetune}
         return kinds[cell.kind](cell, parsed, made) if cell.kind in kinds else Cost()
@@ -114,6 +115,16 @@ class Costs:
             disk=0.0 if self.study.keep == "results" else places * maps.stored,
             memory=FLOAT * sum(size.weights for size in sizes) + places * maps.memory,
         )
+
+    def _attention(self, cell: Cell, parsed: Namespace, made: Namespace) -> Cost:
+        """Reading alone: maps between a dozen heads cost next to nothing."""
+        sizes = self.size(cell)
+        texts, held_out = self.texts(cell)
+        a_text = self.study.assume.tokens**2 * parsed.data.share
+        trained = trained_rows(parsed, round(texts * a_text), round(parsed.data.batch_size * a_text))
+        passes = 1 + trained / (texts * a_text) + held_out / texts
+        reading = passes * sum(self._pass(size, texts) for size in sizes)
+        return Cost(2 * passes, reading, memory=FLOAT * sum(size.weights for size in sizes))
 
     def maps(self, made: Namespace, x: Size, y: Size, rows: int) -> Maps:
         """The maps of a fit between two widths, of one site; built once."""

@@ -90,6 +90,7 @@ class CellOptions:
             "fit": check_trains,
             "fit_pairs": check_trains,
             "recover": check_trains,
+            "attention": check_trains,
             "finetune": check_trains,
             "stitch": check_trains,
             "inject": lambda made: check_closed_forms(made.closed_form),

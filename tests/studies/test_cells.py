@@ -17,7 +17,7 @@ def counts(cells: list[Cell]) -> dict[str, int]:
     return dict(Counter(cell.kind for cell in cells))
 
 
-ALL: dict[str, Any] = {"similarity": {}, "stitch": {}, "identity": {}, "recover": {}, "finetune": {}}
+ALL: dict[str, Any] = {"similarity": {}, "stitch": {}, "identity": {}, "recover": {}, "attention": {}, "finetune": {}}
 
 
 def test_every_kind_of_cell() -> None:
@@ -32,6 +32,7 @@ def test_every_kind_of_cell() -> None:
         "inject": pairs,
         "stitch": pairs,
         "recover": pairs,
+        "attention": pairs,
         "similarity": 2 * 3,
         "identity": 2 * 3,
     }

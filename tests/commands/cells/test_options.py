@@ -134,8 +134,24 @@ def test_the_plan_counts_passes(world: World) -> None:
 
 NUMBERS = {
     "embedded": {"fit": 10, "inject": 10, "similarity": 1},
-    "ren": {"untrained": 25, "finetune": 175, "fit": 4200, "inject": 4200, "similarity": 21},
-    "ren_small": {"untrained": 13, "finetune": 39, "fit": 48, "inject": 48, "similarity": 72},
+    "ren": {
+        "untrained": 25,
+        "finetune": 175,
+        "fit": 4200,
+        "inject": 4200,
+        "similarity": 21,
+        "recover": 25,
+        "attention": 600,
+    },
+    "ren_small": {
+        "untrained": 13,
+        "finetune": 39,
+        "fit": 48,
+        "inject": 48,
+        "similarity": 72,
+        "recover": 25,
+        "attention": 16,
+    },
     "wu": {"untrained": 7, "similarity": 2},
     "phang": {"finetune": 30, "similarity": 5},
     "brown": {"similarity": 1, "identity": 1},
