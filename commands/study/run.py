@@ -23,6 +23,7 @@ from commands.cells.running import run_cell
 from commands.options import add_traceback, options_of
 from commands.study.report import report_if_possible
 from reports.screen import screen
+from reports.study.registry import check_names
 from studies.cells import Cell, expand
 from studies.collecting import collect
 from studies.executors import EXECUTORS, make_executor
@@ -106,7 +107,11 @@ def go(
         plan: whether to end after the plan.
         changed: whether results of an earlier version of the study may be set aside.
         again: whether cells that failed are run again.
+
+    Raises:
+        ValueError: an option is out of its range, or `report` names what there is not.
     """
+    check_names(study.report or [])
     gpus = torch.cuda.device_count() if options.executor == "processes" else 0
     workers = options.workers or max(1, gpus)
     if workers < 1 or options.rate <= 0:

@@ -187,6 +187,8 @@ def test_wrong_files_and_options(world: World, tmp_path: Path) -> None:
         study(["run", "nothing.yaml"])
     with pytest.raises(ValueError, match=r"keys of a study file out of name, .* but got modles"):
         study(["run", study_file(world, tmp_path, modles=[])])
+    with pytest.raises(ValueError, match=r"got ren_tabel_4\. Did you mean ren_table_4"):
+        study(["run", study_file(world, tmp_path, report=["ren_tabel_4"])])
     with pytest.raises(ValueError, match="`workers` of at least 1"):
         study(["run", study_file(world, tmp_path), "--workers", "-1"])
     with pytest.raises(ValueError, match="the folder of a study"):
