@@ -139,11 +139,12 @@ class StudyFolder:
         then = self.study
         if then.get("name") != now["name"]:
             raise ValueError(f"Expected {self.path} to hold the study {now['name']}, but it holds {then.get('name')}.")
-        found = differences(*({k: v for k, v in each.items() if k not in FREE} for each in (then, now)), "")
-        before, after = set(self.cells), {cell.id: cell for cell in cells}
-        gone = [self.described(number) for number in self.cells if number not in after]
+        before, after = ({k: v for k, v in each.items() if k not in FREE} for each in (then, now))
+        found = differences(before, after, "")
+        known, wanted = set(self.cells), {cell.id: cell for cell in cells}
+        gone = [self.described(number) for number in self.cells if number not in wanted]
         lost = [cell for cell in gone if self.state(cell["id"]) == "done"]
-        new = [cell for number, cell in after.items() if number not in before]
+        new = [cell for number, cell in wanted.items() if number not in known]
         said = [f"The study has changed: {'; '.join(found)}."] if found else []
         if gone:
             said.append(f"No longer part of it: {_counted(cell['kind'] for cell in gone)} ({len(lost)} done).")

@@ -60,8 +60,8 @@ def size_of(name: str, data: Mapping[str, Any]) -> Size:
     """
     if name.startswith(EMBEDDED):
         _, recipe = embedded_recipe(name, Recipe(**data.get("recipe", {})))
-        head = "classification" if isinstance(recipe, Recipe) else "causal" if "gpt" in name else "masked"
-        return Size(recipe.layers, recipe.width, recipe.vocabulary, head)
+        made = "classification" if isinstance(recipe, Recipe) else "causal" if "gpt" in name else "masked"
+        return Size(recipe.layers, recipe.width, recipe.vocabulary, made)
     config = read_config(name, {"revision": None, "trust_remote_code": data.get("trust_remote_code", False)})
     architecture = architecture_of(config.model_type)
     tasks = (architecture.task(kind) for kind in config.architectures or ())

@@ -28,7 +28,6 @@ FLOAT, DOUBLE = 4, 8
 class Maps(NamedTuple):
     """The maps of a bank, of one site."""
 
-    count: int
     trained: int  # weights, those that train in both directions twice
     stored: int  # bytes
     memory: int  # bytes
@@ -133,7 +132,6 @@ class Costs:
             aligners = [fit.aligner for fit in made.model.made(1, x.width, y.width)]
             moments = DOUBLE * (x.width**2 + y.width**2 + x.width * y.width)
             self._maps[key] = Maps(
-                len(aligners),
                 sum(_weights(each) * (2 if each.both_ways else 1) for each in aligners if not each.closed_form),
                 moments + sum(_bytes(each) for each in aligners),
                 bytes_a_site(made.model, x.width, y.width, rows),
