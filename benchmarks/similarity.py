@@ -39,11 +39,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare
 from benchmarks.harness import Figures, interleaved, parser, ratio
 from similarity.algebra.moments import GridMoments
 from similarity.algebra.pairs import upper_blocks
-from similarity.arms import evaluate
 from similarity.catalogue import catalogue
 from similarity.functional.hsic import minibatch_cka
 from similarity.minibatch import MinibatchCKA
 from similarity.moments import GridMomentsMetric
+from similarity.passes.contents import evaluate
 from similarity.sample import RowSample
 from similarity.shared import SharedMoments
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from aligners.fitting import alignment
+from aligners.fitting.moments import Reading
 from commands.table import evaluate
 from tests.tiny import tiny_folder
 from tests.world import World, sentences, write_texts
@@ -57,7 +58,7 @@ def test_an_evaluation_that_is_stopped_keeps_nothing_to_go_on_from(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(*given: Any) -> None:
-        given[-1].batches = 1
+        next(each for each in given if isinstance(each, Reading)).batches = 1
         raise KeyboardInterrupt
 
     monkeypatch.setattr(alignment, "read_moments", stop)

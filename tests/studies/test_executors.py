@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor, CancelledError
 from pathlib import Path
@@ -86,12 +88,13 @@ def node() -> str:
 
 
 def test_tasks_of_a_ray_of_two_nodes(tmp_path: Path) -> None:
-    """On one machine; the whole way, with a study's cells and a worker killed at work, is `python -m tests.on_ray`."""
+    """On one machine. Its sockets lie in a folder of its own: their paths must be short."""
     pytest.importorskip("ray", reason="the extra `cluster` is not installed")
     import ray
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    place = {"temp_dir": tempfile.mkdtemp(dir="/tmp")}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, **place})
     cluster.add_node(num_cpus=1)
     try:
         with make_executor("ray", 2, 0, tmp_path, {"address": cluster.address, "num_cpus": 1}) as executor:
@@ -105,6 +108,7 @@ def test_tasks_of_a_ray_of_two_nodes(tmp_path: Path) -> None:
             assert len(ray.nodes()) == 2
     finally:
         cluster.shutdown()
+        shutil.rmtree(place["temp_dir"], ignore_errors=True)
 
 
 @pytest.mark.parametrize(
