@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib import figure as mpl
@@ -19,6 +18,7 @@ __all__ = ["draw"]
 ABREAST = 3
 WRITTEN = 14  # rows up to which the values stand in the cells
 MOST_TICKS = 26
+LARGEST = 4.8  # inches of a map
 
 
 def draw(figure: Figure, palette: Palette) -> mpl.Figure:
@@ -32,7 +32,7 @@ def draw(figure: Figure, palette: Palette) -> mpl.Figure:
     if heats:
         return _heat_figure(figure, heats)
     size = max(3.2, 0.34 * max(len(panel.across) for panel in figure.panels) + 0.8)
-    drawn, axes = panels(len(figure.panels), ABREAST, (size, 2.9), (1.9, 0.7))
+    drawn, axes = panels(len(figure.panels), ABREAST, (size, 2.9), (1.9, 0.7), sharey=True)
     for axis, panel in zip(axes, figure.panels, strict=True):
         if isinstance(panel, BoxPanel):
             _boxes(axis, panel, palette)
@@ -82,8 +82,8 @@ def _lines(axis: Axes, panel: LinePanel, palette: Palette) -> None:
 def _heat_figure(figure: Figure, heats: Sequence[HeatPanel]) -> mpl.Figure:
     low, high = figure.limits or _limits(heats)
     cells = max(max(panel.values.shape) for panel in heats)
-    size = min(max(2.6, 0.30 * cells + 0.6), 9.0)
-    abreast = ABREAST if size < 5 else 2 if size < 7 else 1
+    size = min(max(2.6, 0.30 * cells + 0.6), LARGEST)
+    abreast = ABREAST if size < LARGEST else 2
     drawn, axes = panels(len(heats), abreast, (size + 0.4, size + 0.5), (1.2, 0.5), boxed=True, font=8)
     for axis, panel in zip(axes, heats, strict=True):
         image = _heat(axis, panel, low, high)
@@ -121,8 +121,8 @@ def _name(axis: Axes, panel: HeatPanel) -> None:
             ends = np.cumsum([size for _, size in blocks])
             for end in ends[:-1]:
                 part(end - 0.5, color="w", linewidth=1.2)
-            slant: dict[str, Any] = {"rotation": 90 if ticks == axis.set_xticks else 0}
-            ticks(ends - np.array([size for _, size in blocks]) / 2 - 0.5, [name for name, _ in blocks], **slant)
+            middles = ends - np.array([size for _, size in blocks]) / 2 - 0.5
+            ticks(middles, [name for name, _ in blocks], rotation=90, va="center" if part == axis.axhline else "top")
         else:
             step = -(-len(names) // MOST_TICKS)
             ticks(range(0, len(names), step), list(names)[::step])
