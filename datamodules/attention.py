@@ -99,46 +99,24 @@ class PairedAttention(PairedActivations):
     A batch has x (S, N, H_x) and y (S, N, H_y). Padding and, in causal models, what lies ahead are no rows.
 
     Args:
-        model_x: as in `PairedActivations`.
-        model_y: likewise.
-        sites: pairs of blocks, likewise.
-        special_tokens: whether tokens such as [CLS] look and are looked at.
+        sites: pairs of blocks, as in `PairedActivations`.
         share: of all rows that are read; which ones does not depend on the batches.
-        revision_x: likewise.
-        revision_y: likewise.
-        options: likewise.
+        options: of `PairedActivations`, by their names. `special_tokens` says whether [CLS] and the like look and are
+            looked at.
 
     Raises:
         ValueError: an option is out of its range.
     """
 
-    def __init__(
-        self,
-        model_x: str = "embedded:0",
-        model_y: str = "embedded:1",
-        sites: str | list[str | int] = "blocks",
-        special_tokens: bool = True,
-        share: float = 0.1,
-        revision_x: str | None = None,
-        revision_y: str | None = None,
-        **options: Any,
-    ) -> None:
+    fixed = ("rows", "labels", "component", "held_out_types")
+
+    def __init__(self, sites: str | list[str | int] = "blocks", share: float = 0.1, **options: Any) -> None:
         if not 0 < share <= 1:
             raise ValueError(f"Expected `share` of the rows in (0, 1], but got {share}.")
         options["attn_implementation"] = "eager"  # the others never form the weights
         super().__init__(
-            model_x,
-            model_y,
-            sites,
-            rows="tokens",  # by name, so that the command line does not offer what is set here
-            special_tokens=special_tokens,
-            revision_x=revision_x,
-            revision_y=revision_y,
-            labels=None,
-            component="residual",
-            held_out_types=0.0,
-            **options,
-        )
+            sites=sites, rows="tokens", labels=None, component="residual", held_out_types=0.0, **options
+        )  # by name, so that the command line does not offer what is set here
         self.share = share
         self._attention: AttentionReader | None = None
 

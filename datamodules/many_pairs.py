@@ -10,10 +10,8 @@ import torch
 
 from datamodules.frozen_models import with_revisions
 from datamodules.paired import PairedActivations
-from datamodules.rows.policies import RowPolicy
 from datamodules.rows.reading import PairedBatch, PairReader, Place, Prepared, read_rows
 from datamodules.rows.sites import parse_sites
-from frozen.architectures import Component
 from frozen.model import FrozenModel
 
 __all__ = ["ManyPairReader", "ManyPairs"]
@@ -93,39 +91,33 @@ class ManyPairs(PairedActivations):
         models: Hub ids, local folders or embedded models, as in `PairedActivations`.
         pairs: numbers of X and Y in `models`, such as [[0, 1], [0, 2]]; default: every model with each later one.
         sites: as in `PairedActivations`, the same for every pair.
-        rows: likewise. Words are those that all models have in full.
-        special_tokens: likewise.
         revisions: of each model on the Hub.
-        component: likewise.
-        held_out_types: likewise.
-        options: likewise.
+        options: of `PairedActivations`, by their names. Words are those that all models have in full.
 
     Raises:
         ValueError: an option is out of its range.
     """
+
+    fixed = ("model_x", "model_y", "revision_x", "revision_y", "labels")
 
     def __init__(
         self,
         models: list[str] = ["embedded:0", "embedded:1"],  # noqa: B006  (copied)
         pairs: list[list[int]] | None = None,
         sites: str | list[str | int] = "blocks",
-        rows: RowPolicy = "tokens",
-        special_tokens: bool = True,
         revisions: list[str | None] | None = None,
-        component: Component = "residual",
-        held_out_types: float = 0.1,
         **options: Any,
     ) -> None:
-        named = with_revisions(models, revisions)
-        super().__init__(
-            *(named[0][0], named[-1][0], sites, rows, special_tokens, named[0][1], named[-1][1], None, component),
-            held_out_types,
-        )
         self.models, self.revisions = list(models), revisions
+        named = self._named()
+        (x, at_x), (y, at_y) = named[0], named[-1]
+        super().__init__(model_x=x, model_y=y, sites=sites, revision_x=at_x, revision_y=at_y, labels=None, **options)
         self.pairs = None if pairs is None else [list(pair) for pair in pairs]
         self.numbers = _numbers(models, pairs)
-        self._choose(named, **options)
         self._many: ManyPairReader | None = None
+
+    def _named(self) -> list[tuple[str, str | None]]:
+        return with_revisions(self.models, self.revisions)
 
     def wanted(self, depths: Sequence[int]) -> list[list[int]]:
         """The sites of each model."""

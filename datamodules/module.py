@@ -47,6 +47,7 @@ class TextModule(pl.LightningDataModule):
     splits: tuple[Split, ...] = ("test",)
     option = "layers"  # the subclass's option that says which layers
     not_kept: tuple[str, ...] = ("devices", "device_map", "store", "store_dtype")  # a matter of the machine
+    fixed: tuple[str, ...] = ()  # options of its base class that a subclass sets itself
 
     def named(self) -> list[tuple[str, str | None]]:
         """Name and revision of each model, as the user wrote them."""
@@ -107,12 +108,13 @@ class TextModule(pl.LightningDataModule):
 
     def config(self) -> dict[str, Any]:
         """Return the options as plain values, from which `from_config` makes an equal data module."""
-        parts: dict[Any, Any] = {self: _OWN, self.pipeline: _PASSED, self.pipeline.models: _PASSED}
+        own = [(self, kind, _OWN) for kind in type(self).__mro__ if issubclass(kind, TextModule)]
+        passed = [(part, type(part), _PASSED) for part in (self.pipeline, self.pipeline.models)]
         return {
             name: _plain(getattr(part, name))
-            for part, kinds in parts.items()
-            for name, parameter in signature(type(part)).parameters.items()
-            if parameter.kind in kinds and name not in self.not_kept
+            for part, kind, kinds in (*own, *passed)
+            for name, parameter in signature(kind).parameters.items()
+            if parameter.kind in kinds and name not in (*self.not_kept, *self.fixed)
         }
 
     @classmethod

@@ -85,18 +85,18 @@ class PairedActivations(TextModule):
         self.revision_x, self.revision_y = revision_x, revision_y
         self.sites, self.rows, self.special_tokens, self.component = sites, rows, special_tokens, component
         self.labels, self.held_out_types = labels, held_out_types
-        self._choose([(model_x, revision_x), (model_y, revision_y)], **options)
+        wanted = Wanted(self._named(), one_tokenizer=PAIRS_TOKENS if rows == "tokens" else None)
+        self.pipeline = TextPipeline(wanted, policy_of(rows).types == "words", **options)
+        check_rows(rows, component, self.pipeline.packed)
         self._seen: SeenTypes | None = None
         self._reader: PairReader | None = None
         self._plan = Plan()
         self._other: Texts | None = None
         self._tokenised_other: TokenisedSplits | None = None
 
-    def _choose(self, named: Sequence[tuple[str, str | None]], **options: Any) -> None:
-        """Take these models, by name and revision, and the options of the pipeline."""
-        wanted = Wanted(named, one_tokenizer=PAIRS_TOKENS if self.rows == "tokens" else None)
-        self.pipeline = TextPipeline(wanted, policy_of(self.rows).types == "words", **options)
-        check_rows(self.rows, self.component, self.pipeline.packed)
+    def _named(self) -> list[tuple[str, str | None]]:
+        """Name and revision of each model."""
+        return [(self.model_x, self.revision_x), (self.model_y, self.revision_y)]
 
     def wanted(self, depths: Sequence[int]) -> list[list[int]]:
         """The sites of X and of Y."""

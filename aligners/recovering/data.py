@@ -10,9 +10,7 @@ import torch
 from aligners.maps.inn import INN
 from aligners.recovering.targets import random_inns
 from datamodules.paired import PairedActivations
-from datamodules.rows.policies import RowPolicy
 from datamodules.rows.reading import PairedBatch, PairReader, Place, Prepared, read_rows
-from frozen.architectures import Component
 from similarity.algebra.moments import Moments, merge_moments, moments_of
 
 __all__ = ["RandomTargets", "TargetReader"]
@@ -74,16 +72,14 @@ class RandomTargets(PairedActivations):
         target_seed: of the first of them; the others follow.
         couplings: of each network.
         sites: as in `PairedActivations`, of the model with itself.
-        rows: likewise.
-        special_tokens: likewise.
         revision: of the model on the Hub.
-        component: likewise.
-        held_out_types: likewise.
-        options: likewise.
+        options: of `PairedActivations`, by their names.
 
     Raises:
         ValueError: an option is out of its range.
     """
+
+    fixed = ("model_x", "model_y", "revision_x", "revision_y", "labels")
 
     def __init__(
         self,
@@ -93,11 +89,7 @@ class RandomTargets(PairedActivations):
         target_seed: int = 0,
         couplings: int = 4,
         sites: str | list[str | int] = "blocks",
-        rows: RowPolicy = "tokens",
-        special_tokens: bool = True,
         revision: str | None = None,
-        component: Component = "residual",
-        held_out_types: float = 0.1,
         **options: Any,
     ) -> None:
         for name, value, least in (("targets", targets, 1), ("target_seed", target_seed, 0)):
@@ -108,15 +100,10 @@ class RandomTargets(PairedActivations):
         if not strengths or min(strengths) < 0 or len(set(strengths)) < len(strengths):
             raise ValueError(f"Expected `strengths` to be different numbers of at least 0, but got {strengths}.")
         super().__init__(
-            model, model, sites, rows, special_tokens, revision, revision, None, component, held_out_types, **options
+            model_x=model, model_y=model, sites=sites, revision_x=revision, revision_y=revision, labels=None, **options
         )
-        self.model, self.revision = model, revision
-        self.strengths, self.targets, self.target_seed, self.couplings = (
-            list(strengths),
-            targets,
-            target_seed,
-            couplings,
-        )
+        self.model, self.revision, self.strengths = model, revision, list(strengths)
+        self.targets, self.target_seed, self.couplings = targets, target_seed, couplings
         self._targets: TargetReader | None = None
 
     @property

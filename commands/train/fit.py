@@ -9,6 +9,7 @@ import lightning.pytorch as pl
 from jsonargparse import ArgumentParser, Namespace
 
 from aligners.fitting.alignment import Alignment
+from aligners.fitting.evaluation import ErrorsEvaluation
 from aligners.fitting.parts import bytes_a_site, check_part, find_part, join_parts, sites_at_once
 from aligners.storage.bank import StoredBank
 from aligners.storage.earlier import ALIGNMENT
@@ -19,7 +20,7 @@ from commands.run import Run, instantiate, start
 from datamodules.paired import PairedActivations
 from storage.room import free_memory
 
-__all__ = ["alignment_parser", "alignment_trainer", "parser", "run"]
+__all__ = ["alignment_parser", "alignment_trainer", "fit_and_measure", "parser", "run"]
 
 
 def parser() -> ArgumentParser:
@@ -73,6 +74,24 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
 def alignment_trainer(run: Run) -> pl.Trainer:
     """Make a Trainer that keeps each site's best parameters, saves the aligners and shows the figures."""
     return run.trainer(run.made.early_stopping, run.made.checkpoint.inside(run.folder), FitSummary(run.folder))
+
+
+def fit_and_measure(kind: str, report: str, parser: ArgumentParser, words: Sequence[str]) -> None:
+    """Fit, then measure the errors on held-out texts, and report: what commands of one data module do.
+
+    Args:
+        kind: name of the command.
+        report: kind of its report.
+        parser: see `run`.
+        words: likewise.
+    """
+    options = parser.parse_args(words)
+    check_trains(options)
+    check_goes_on(options.ckpt_path, kind, ALIGNMENT)
+    begun = start(kind, parser, options)
+    model, data = begun.made.model, begun.made.data
+    alignment_trainer(begun).fit(model, datamodule=data, ckpt_path=options.ckpt_path, weights_only=True)
+    begun.test(ErrorsEvaluation(model), report)
 
 
 def _fit(run: Run, trainer: pl.Trainer) -> None:

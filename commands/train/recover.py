@@ -7,13 +7,10 @@ from collections.abc import Sequence
 from jsonargparse import ArgumentParser
 
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.evaluation import ErrorsEvaluation
 from aligners.recovering.data import RandomTargets
-from aligners.storage.earlier import ALIGNMENT
 from callbacks.checkpoint import SaveAligners
-from commands.options import add_training, check_goes_on, check_trains, command_parser
-from commands.run import start
-from commands.train.fit import alignment_trainer
+from commands.options import add_training, command_parser
+from commands.train.fit import fit_and_measure
 
 __all__ = ["parser", "run"]
 
@@ -31,10 +28,4 @@ def parser() -> ArgumentParser:
 
 def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     """Fit, measure and report."""
-    options = parser.parse_args(words)
-    check_trains(options)
-    check_goes_on(options.ckpt_path, "recover", ALIGNMENT)
-    begun = start("recover", parser, options)
-    model, data = begun.made.model, begun.made.data
-    alignment_trainer(begun).fit(model, datamodule=data, ckpt_path=options.ckpt_path, weights_only=True)
-    begun.test(ErrorsEvaluation(model), "recovery")
+    fit_and_measure("recover", "recovery", parser, words)
