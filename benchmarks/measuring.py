@@ -18,6 +18,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
 from benchmarks.harness import Figures, interleaved, parser, ratio
+from benchmarks.parts import bare_trainer
 from datamodules.layers import LayerActivations
 from similarity.catalogue import DEFAULT, catalogue
 from similarity.evaluation import SimilarityEvaluation
@@ -32,15 +33,7 @@ class Reading(pl.LightningModule):
 
 def run(data: LayerActivations, module: pl.LightningModule, device: str) -> None:
     """One pass over the held-out texts."""
-    trainer = pl.Trainer(
-        accelerator=device,
-        devices=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.test(module, datamodule=data, verbose=False)
+    bare_trainer(device).test(module, datamodule=data, verbose=False)
 
 
 def main() -> None:

@@ -16,13 +16,13 @@ import tempfile
 import warnings
 from pathlib import Path
 
-import lightning.pytorch as pl
 import torch
-from transformers import BertConfig, BertModel
+from transformers import BertModel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
 from benchmarks.harness import Figures, parser
+from benchmarks.parts import bare_trainer, bert_config
 from datamodules.layers import LayerActivations
 from frozen.embedded.tokenizers import word_pieces
 from similarity.catalogue import DEFAULT
@@ -58,30 +58,14 @@ def compare(folder: Path, count: int, width: int, blocks: int, every: bool, cont
     """Compare models, and print what was announced and what was used, in bytes."""
     texts = LayerActivations().texts.fit["text"]
     tokenizer = word_pieces(list(texts), 1500, 128)
-    config = BertConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=width,
-        num_hidden_layers=blocks,
-        num_attention_heads=width // 32,
-        intermediate_size=2 * width,
-        max_position_embeddings=128,
-    )
+    config = bert_config(len(tokenizer), blocks, width, head=32, factor=2)
     for number in range(count):
         torch.manual_seed(number)
         BertModel(config).save_pretrained(folder / str(number))
         tokenizer.save_pretrained(folder / str(number))
     data = LayerActivations([str(folder / str(number)) for number in range(count)], attention=every, batch_size=32)
     module = Watched("all" if every else list(DEFAULT), controls=controls)
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        limit_test_batches=BATCHES,
-    )
-    trainer.test(module, datamodule=data, verbose=False)
+    bare_trainer(limit_test_batches=BATCHES).test(module, datamodule=data, verbose=False)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(json.dumps({"announced": module.announced, "used": peak - module.before}))
 

@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, Dataset
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
 from benchmarks.harness import Figures, parser
+from benchmarks.parts import bare_trainer
 from benchmarks.similarity_memory import Watched
 from datamodules.batches import BatchOfRows, LengthBatches
 from datamodules.layers import LayerActivations
@@ -123,17 +124,8 @@ def _drawn(seed: int) -> Tensor:
 def compare(models: int, measures: list[str], rows: int, memory: float) -> None:
     """Compare models, and print what was announced and what it took."""
     data, module = RandomLayers(models, rows), Watched(measures, products="float32", memory=memory)
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-    )
     start = time.perf_counter()
-    trainer.test(module, datamodule=data, verbose=False)
+    bare_trainer(use_distributed_sampler=False).test(module, datamodule=data, verbose=False)
     found = {
         "announced": module.announced,
         "used": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - module.before,

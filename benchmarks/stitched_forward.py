@@ -7,25 +7,21 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import BertForSequenceClassification
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
 from benchmarks.harness import Figures, interleaved, parser_with_sizes, ratio
+from benchmarks.parts import bert_config
 from frozen import FrozenModel
 
 
 def build(width: int, layers: int, seed: int, device: str) -> FrozenModel:
     """A random BERT classifier of the usual proportions."""
     torch.manual_seed(seed)
-    config = BertConfig(
-        vocab_size=4096,
-        hidden_size=width,
-        num_hidden_layers=layers,
-        num_attention_heads=max(1, width // 64),
-        intermediate_size=4 * width,
+    return FrozenModel(BertForSequenceClassification(bert_config(4096, layers, width)), name=f"bert-{width}-{seed}").to(
+        device
     )
-    return FrozenModel(BertForSequenceClassification(config), name=f"bert-{width}-{seed}").to(device)
 
 
 def with_plain_hooks(x: FrozenModel, y: FrozenModel, inputs: dict[str, Tensor], site: int) -> Tensor:

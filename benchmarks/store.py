@@ -24,11 +24,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import BertConfig, BertModel, PreTrainedTokenizerBase
+from transformers import BertModel, PreTrainedTokenizerBase
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
 from benchmarks.harness import Figures, parser, ratio
+from benchmarks.parts import bert_config
 from datamodules.paired import PairedActivations
 from datamodules.store import loader
 from datamodules.text.loading import load_texts
@@ -42,14 +43,7 @@ SMALL = 2_048  # rows: a few batches, as where many models are read with little 
 def model_folder(folder: Path, tokenizer: PreTrainedTokenizerBase, seed: int, layers: int, width: int) -> str:
     """A BERT of random weights."""
     torch.manual_seed(seed)
-    config = BertConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=width,
-        num_hidden_layers=layers,
-        num_attention_heads=width // 64,
-        intermediate_size=4 * width,
-    )
-    BertModel(config).save_pretrained(folder)
+    BertModel(bert_config(len(tokenizer), layers, width)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
 

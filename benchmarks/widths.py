@@ -35,6 +35,7 @@ from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
 from benchmarks.harness import Figures, parser
+from benchmarks.parts import bert_config
 from similarity.algebra.moments import Moments, moments_of
 
 MAPS: dict[str, Callable[[int, int, int], Aligner]] = {"inn": INN, "mlp": MLP}
@@ -73,7 +74,7 @@ def synthetic(width: int, seed: int, rows: int = 20_000, held_out: int = 4_000) 
 
 def of_random_models(width: int, seed: int, texts: int = 1_500) -> Rows:
     """States of two untrained BERTs at block 2, token rows of the embedded sentences."""
-    from transformers import BertConfig, BertModel
+    from transformers import BertModel
 
     from datamodules.text.loading import load_texts
     from datamodules.text.sources import TextSource
@@ -81,10 +82,7 @@ def of_random_models(width: int, seed: int, texts: int = 1_500) -> Rows:
 
     sentences = list(load_texts(TextSource(max_texts=texts)).fit["text"])
     tokenizer = word_pieces(sentences, 1_536, 128)
-    config = BertConfig(
-        vocab_size=len(tokenizer), hidden_size=width, num_hidden_layers=2, num_attention_heads=width // 32,
-        intermediate_size=4 * width,
-    )  # fmt: skip
+    config = bert_config(len(tokenizer), 2, width, head=32)
     states: list[list[Tensor]] = [[], []]
     for which in (0, 1):
         torch.manual_seed(2 * seed + which)
