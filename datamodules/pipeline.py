@@ -193,7 +193,7 @@ class TextPipeline:
         if self._stores is None or reads is None or not any(reads.sites):
             return DataLoader(data, **options)
         (stored,) = self._stores.complete(self.models, [data], reads, trainer)
-        return StoredLoader(data, stored, **options)
+        return StoredLoader(data, stored, self._stores.rings, **options)
 
     def write_states(self, splits: Sequence[TokenisedTexts], reads: Reads, trainer: pl.Trainer | None) -> None:
         """Write the states of several splits that the store lacks, if there is one."""

@@ -6,14 +6,17 @@ import json
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
 from datamodules.batches import LengthBatches, TextBatch
+from datamodules.store.memory import Rings
 from datamodules.store.reading import start_reading
 from datamodules.store.states import StoredStates
 from datamodules.tokens.tokenised import TokenisedTexts
@@ -23,6 +26,7 @@ __all__ = ["StoredLoader"]
 
 ROWS = 32_768  # of each model, that are read together
 SHARE = 1 / 16  # of the free memory, which they may take; two windows are there at once
+BESIDE = 4  # largest batches for which there is memory beside these: those in use, and ends of windows and of the ring
 THREADS = 4
 
 
@@ -36,14 +40,19 @@ class StoredLoader(DataLoader):
     Args:
         data: the texts.
         stored: the states of each model that has some, and the sites to read, ascending.
+        rings: memory for the rows, which loaders of one run share; default: this loader's own.
         options: of `DataLoader`.
     """
 
     def __init__(
-        self, data: TokenisedTexts, stored: Sequence[tuple[StoredStates, tuple[int, ...]]], **options: Any
+        self,
+        data: TokenisedTexts,
+        stored: Sequence[tuple[StoredStates, tuple[int, ...]]],
+        rings: Rings | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(data, **options)
-        self.stored = list(stored)
+        self.stored, self._rings = list(stored), rings or Rings()
 
     def beside(self, kind: str, about: Mapping[str, Any]) -> Path:
         """Where to keep what a pass over this loader gives, beside the stores.
@@ -65,22 +74,35 @@ class StoredLoader(DataLoader):
         return self._with_states(super().__iter__())
 
     def _with_states(self, batches: Iterator[TextBatch]) -> Iterator[TextBatch]:
-        pool = ThreadPoolExecutor(THREADS, thread_name_prefix="store")
-        try:
+        most = self._most_rows()
+        with ExitStack() as stack:
+            pool = stack.enter_context(ThreadPoolExecutor(THREADS, thread_name_prefix="store"))
+            stack.callback(pool.shutdown, cancel_futures=True)
+            ring = None if self.pin_memory else stack.enter_context(self._rings.lent(self._room(most)))
             reading: deque[tuple[list[TextBatch], list[Future]]] = deque()
-            for window in self._windows(batches):
-                reading.append((window, start_reading(pool, self.stored, window, pin=self.pin_memory)))
+            for window in self._windows(batches, most):
+                reading.append((window, start_reading(pool, self.stored, window, ring)))
                 if len(reading) > 1:
                     yield from _finished(*reading.popleft())
             while reading:
                 yield from _finished(*reading.popleft())
-        finally:
-            pool.shutdown(cancel_futures=True)
 
-    def _windows(self, batches: Iterator[TextBatch]) -> Iterator[list[TextBatch]]:
+    def _row_bytes(self) -> int:
+        """Bytes of a row of all models at all sites."""
+        return sum(len(sites) * states.row_bytes for states, sites in self.stored)
+
+    def _most_rows(self) -> int:
+        """Rows of each model in a window, at most a batch more."""
+        return min(ROWS, int(SHARE * free_memory(torch.device("cpu")) / self._row_bytes()))
+
+    def _room(self, most: int) -> int:
+        """Bytes for two windows of so many rows, and what is there beside them."""
+        lengths, batches = np.sort(self.stored[0][0].lengths), cast(LengthBatches, self.sampler)
+        largest = int(lengths[-int(np.diff(batches.bounds).max()) :].sum())
+        return min(2 * most + BESIDE * largest, int(lengths.sum()) + largest) * self._row_bytes()
+
+    def _windows(self, batches: Iterator[TextBatch], most: int) -> Iterator[list[TextBatch]]:
         """The batches that are read together."""
-        row = sum(len(sites) * states.row_bytes for states, sites in self.stored)
-        most = min(ROWS, SHARE * free_memory(torch.device("cpu")) / row)
         lengths, window, rows = self.stored[0][0].lengths, [], 0
         for batch in batches:
             window.append(batch)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from datamodules.batches import StoredRows, TextBatch
+from datamodules.store.memory import Ring
 from datamodules.store.shards import Shard, damaged
 from datamodules.store.states import StoredStates
 
@@ -37,7 +38,10 @@ class Part(NamedTuple):
 
 
 def start_reading(
-    pool: Executor, stored: Sequence[tuple[StoredStates, tuple[int, ...]]], batches: Sequence[TextBatch], *, pin: bool
+    pool: Executor,
+    stored: Sequence[tuple[StoredStates, tuple[int, ...]]],
+    batches: Sequence[TextBatch],
+    ring: Ring | None,
 ) -> list[Future]:
     """Give batches their stored rows, which are there once all of the futures are done.
 
@@ -45,26 +49,31 @@ def start_reading(
         pool: threads that read.
         stored: the states of each model, and the sites that are read.
         batches: on the CPU.
-        pin: whether to use page-locked memory.
+        ring: memory for the rows; None: page-locked memory, which torch itself uses again once it has been copied.
     """
+    parts: list[list[Part]] = [[] for _ in stored]
+    for batch in batches:  # in the order in which they are let go of
+        for (states, sites), own in zip(stored, parts, strict=True):
+            own += _attach(states, sites, batch, ring)
     futures = []
-    for states, sites in stored:
-        parts = [part for batch in batches for part in _attach(states, sites, batch, pin=pin)]
-        parts.sort(key=lambda part: part.text)
-        for shard, piece in _pieces(states, parts):
+    for (states, sites), own in zip(stored, parts, strict=True):
+        own.sort(key=lambda part: part.text)
+        for shard, piece in _pieces(states, own):
             futures += [pool.submit(_read, states, site, s, shard, piece) for s, site in enumerate(sites)]
     return futures
 
 
-def _attach(states: StoredStates, sites: tuple[int, ...], batch: TextBatch, *, pin: bool) -> Iterator[Part]:
+def _attach(states: StoredStates, sites: tuple[int, ...], batch: TextBatch, ring: Ring | None) -> Iterator[Part]:
     """Give a batch memory for its rows, and say where those of each text belong."""
-    ends = np.cumsum(states.lengths[list(batch.places)])
-    shape = (len(sites), int(ends[-1]), states.manifest.width)
-    rows = torch.empty(shape, dtype=states.dtype, pin_memory=pin)
-    batch.stored[states.model] = StoredRows(sites, rows)
-    into = rows.view(torch.uint8).numpy().reshape(len(sites), -1)
-    start = 0
-    for text, end in zip(batch.places, (ends * states.row_bytes).tolist(), strict=True):
+    ends = np.cumsum(states.lengths[list(batch.places)]) * states.row_bytes
+    shape = (len(sites), int(ends[-1]))
+    if ring is None:
+        memory = torch.empty(shape, dtype=torch.uint8, pin_memory=True)
+    else:
+        memory = torch.from_numpy(ring.take(shape[0] * shape[1])).view(shape)
+    batch.stored[states.model] = StoredRows(sites, memory.view(states.dtype).unflatten(1, (-1, states.manifest.width)))
+    into, start = memory.numpy(), 0
+    for text, end in zip(batch.places, ends.tolist(), strict=True):
         yield Part(text, into, start, end)
         start = end
 
@@ -104,10 +113,10 @@ def _read(states: StoredStates, site: int, place: int, number: int, parts: Seque
     finally:
         os.close(file)
     checked = states.checked(site)
-    for part, text, buffer in zip(parts, texts.tolist(), buffers, strict=True):
-        if not checked[part.text]:
-            shard.check(text, buffer)
-            checked[part.text] = True
+    places = texts + states.manifest.bounds[number]
+    for i in np.flatnonzero(~checked[places]).tolist():
+        shard.check(int(texts[i]), buffers[i])
+    checked[places] = True
 
 
 def _runs(texts: np.ndarray) -> Iterator[tuple[int, int]]:

@@ -12,6 +12,7 @@ from rich.progress import Progress
 
 from datamodules.frozen_models import FrozenModels
 from datamodules.store.identity import DTYPES, name_of
+from datamodules.store.memory import Rings
 from datamodules.store.states import StoredStates
 from datamodules.store.writing import write_missing
 from datamodules.tokens.tokenised import TokenisedTexts
@@ -55,10 +56,13 @@ class Stores:
     Args:
         folder: in which each store has a folder of its own.
         dtype: data type of the stored states; None: that of the models.
+
+    Attributes:
+        rings: memory for what is read.
     """
 
     def __init__(self, folder: Path, dtype: str | None) -> None:
-        self.folder, self.dtype = folder, dtype
+        self.folder, self.dtype, self.rings = folder, dtype, Rings()
         self._opened: dict[tuple[FrozenModel, str, str], StoredStates] = {}
 
     def complete(
