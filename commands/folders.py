@@ -14,14 +14,15 @@ from lightning.pytorch.utilities import rank_zero_only
 from storage.whole import refusing_folder, remove_unfinished, write_text
 
 __all__ = [
-    "CONFIG", "RANKS_SHARE", "claim", "is_begun", "new_run_folder", "rank", "release", "release_unused", "tidy",
-    "try_run_folder",
+    "CONFIG", "RANKS_SHARE", "claim", "claim_checkpoints", "is_begun", "new_run_folder", "rank", "release",
+    "release_unused", "tidy", "try_run_folder",
 ]  # fmt: skip
 
 CONFIG = "config.yaml"
+OWNER = "run.txt"  # in a folder of checkpoints: of which run they are
 WANDB = "wandb"  # W&B's own folder, of a command that failed at once too
 RANKS_SHARE = "ALIGNERS_RUN_FOLDER"
-_claimed: dict[Path, int] = {}  # an open, locked config.yaml for each run of this process
+_claimed: dict[Path, int] = {}  # files of this process's runs that are open and locked: config.yaml and run.txt
 
 
 def rank() -> int:
@@ -88,24 +89,53 @@ def claim(folder: Path, options: str, *, begun: bool = False) -> None:
             except OSError:
                 config.unlink()
                 raise
-        if folder.resolve() not in _claimed:
-            _claimed[folder.resolve()] = _locked(config)
+        if config.resolve() not in _claimed:
+            _claimed[config.resolve()] = _locked(config)
+
+
+def claim_checkpoints(folder: Path, run: Path, resumed: Path | None = None) -> None:
+    """Claim a folder for the checkpoints of a run that are not kept in the run's own folder.
+
+    Args:
+        folder: for the checkpoints; it is made.
+        run: the run's folder.
+        resumed: the checkpoint that the run goes on from.
+
+    Raises:
+        ValueError: the checkpoints of another run are there, another command is at work there, or it cannot be
+            written to.
+    """
+    with refusing_folder(folder, "checkpoint.folder"):
+        folder.mkdir(parents=True, exist_ok=True)
+        owner = folder / OWNER
+        owner.touch()
+        file = _locked(owner, "checkpoint.folder")
+        there = sorted(path.name for path in folder.glob("*.ckpt"))
+        if there and (resumed is None or resumed.resolve().parent != folder.resolve()):
+            os.close(file)
+            raise ValueError(
+                f"Expected `checkpoint.folder` to hold no checkpoints of another run, but {folder} holds "
+                f"{', '.join(there)}. Name another, or go on from its last.ckpt with `ckpt_path`."
+            )
+        os.truncate(file, 0)  # the file is locked: nothing may take its place
+        os.pwrite(file, f"{run.resolve()}\n".encode(), 0)
+        _claimed[owner.resolve()] = file
 
 
 def release(folder: Path) -> None:
     """Let go of a folder that this process has claimed, if it has: its run is over."""
-    file = _claimed.pop(folder.resolve(), None)
+    file = _claimed.pop((folder / CONFIG).resolve(), None)
     if file is not None:
         os.close(file)
 
 
 def release_unused() -> None:
     """Give back the folders of this process in which nothing was written yet, so that `--run` can name them again."""
-    for folder, file in list(_claimed.items()):
-        if _holds(folder) <= {CONFIG, WANDB}:
-            (folder / CONFIG).unlink(missing_ok=True)
+    for path, file in list(_claimed.items()):
+        if _holds(path.parent) <= {path.name, WANDB}:
+            path.unlink(missing_ok=True)
             os.close(file)
-            del _claimed[folder]
+            del _claimed[path]
 
 
 def tidy(folder: Path) -> None:
@@ -145,19 +175,19 @@ def _holds(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def _locked(config: Path) -> int:
-    file = os.open(config, os.O_RDWR)
+def _locked(path: Path, argument: str = "run") -> int:
+    file = os.open(path, os.O_RDWR)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise _taken(config.parent) from error
+        raise _taken(path.parent, argument) from error
     except OSError:  # the filesystem has no locks
         pass
     return file
 
 
-def _taken(folder: Path) -> ValueError:
+def _taken(folder: Path, argument: str = "run") -> ValueError:
     return ValueError(
-        f"Expected `run` to be a folder of its own, but another command is at work in {folder}. Wait for it, or name "
-        "another."
+        f"Expected `{argument}` to be a folder of its own, but another command is at work in {folder}. Wait for it, "
+        "or name another."
     )

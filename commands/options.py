@@ -162,9 +162,18 @@ def parse_with_data(parser: ArgumentParser, words: Sequence[str], config: dict[s
         parser: the command's parser.
         words: the command line.
         config: the checkpoint's data options.
+
+    Raises:
+        ValueError: the checkpoint has options that this version does not know.
     """
     kept = {name: value for name, value in config.items() if name != "batch_size"}  # affects nothing but speed
-    parser.set_defaults({f"data.{name}": value for name, value in flat(kept).items()})
+    try:
+        parser.set_defaults({f"data.{name}": value for name, value in flat(kept).items()})
+    except KeyError as error:
+        raise ValueError(
+            f"Expected a checkpoint of this version or an earlier one, but its data options are not all known here: "
+            f"{error.args[0]}. Update the package to read it."
+        ) from error
     return parser.parse_args(words)
 
 

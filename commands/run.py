@@ -15,10 +15,9 @@ from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 
 from callbacks.progress import ProgressBar
-from commands.folders import claim, new_run_folder, rank, tidy
+from commands.folders import claim, claim_checkpoints, new_run_folder, rank, tidy
 from reports.callback import WriteReport
 from reports.tracking import start_run
-from storage.whole import check_folder
 
 __all__ = ["Run", "instantiate", "quiet", "run_loggers", "start"]
 
@@ -95,7 +94,7 @@ def start(
             tidy(before if before.is_dir() else before.parent)
         saving = options.get("checkpoint")
         if isinstance(saving, Namespace) and saving.folder is not None:
-            check_folder(saving.folder, "checkpoint.folder")
+            claim_checkpoints(saving.folder, folder, options.get("ckpt_path") and Path(options.ckpt_path))
     settings = {
         **vars(made.trainer),
         "use_distributed_sampler": False,

@@ -32,7 +32,9 @@ def identity(data: TextData, **options: Any) -> dict[str, Any]:
 
 def trainer_identity(trainer: Any) -> dict[str, Any]:
     """The Trainer's options that change what is trained, or on which texts, as plain values."""
-    return {name: getattr(trainer, name) for name in ("precision", "limit_train_batches", "limit_val_batches")}
+    limits = {name: getattr(trainer, name) for name in ("limit_train_batches", "limit_val_batches")}
+    one = {name: "1 batch" for name, limit in limits.items() if limit == 1 and isinstance(limit, int)}  # 1.0 is all
+    return {"precision": trainer.precision, **limits, **one}
 
 
 def refuse_other_run(then: Mapping[str, Any], now: Mapping[str, Any], what: str) -> None:

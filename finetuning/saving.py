@@ -61,7 +61,12 @@ def finished_row(folder: Path, base_fingerprint: str, about: dict[str, Any] | No
         return None
     if not (folder / FINISHED).is_file():
         raise ValueError(f"Expected {folder} to hold a fine-tuned classifier with its {FINISHED}. Move it away.")
-    row: dict[str, Any] = json.loads((folder / FINISHED).read_text(encoding="utf-8"))
+    try:
+        row: dict[str, Any] = json.loads((folder / FINISHED).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(
+            f"Expected JSON in {folder / FINISHED}, but it is damaged: {error}. Move {folder} away."
+        ) from error
     if row["base_fingerprint"] != base_fingerprint:
         raise ValueError(
             f"The classifier in {folder} was fine-tuned from {row['base']} with the fingerprint "

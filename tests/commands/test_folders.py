@@ -13,7 +13,17 @@ import yaml
 from jsonargparse import Namespace
 
 from commands import folders, run
-from commands.folders import CONFIG, RANKS_SHARE, claim, is_begun, new_run_folder, release_unused, tidy, try_run_folder
+from commands.folders import (
+    CONFIG,
+    RANKS_SHARE,
+    claim,
+    claim_checkpoints,
+    is_begun,
+    new_run_folder,
+    release_unused,
+    tidy,
+    try_run_folder,
+)  # fmt: skip
 from commands.options import command_parser
 from commands.run import start
 from tests.claims import claims_at_once
@@ -40,13 +50,30 @@ def test_of_ten_commands_at_once_one_gets_the_folder(tmp_path: Path) -> None:
 
 def test_a_run_in_progress_is_not_gone_on_with(tmp_path: Path) -> None:
     claim(tmp_path, "a: 1")
-    os.close(folders._claimed.pop(tmp_path.resolve()))  # as if its process had ended
+    os.close(folders._claimed.pop((tmp_path / CONFIG).resolve()))  # as if its process had ended
     claim(tmp_path, "a: 2", begun=True)
     assert yaml.safe_load((tmp_path / CONFIG).read_text()) == {"a": 1}
-    held = folders._claimed.pop(tmp_path.resolve())  # another process's
+    held = folders._claimed.pop((tmp_path / CONFIG).resolve())  # another process's
     with pytest.raises(ValueError, match="another command is at work"):
         claim(tmp_path, "a: 3", begun=True)
     os.close(held)
+
+
+def test_a_folder_of_checkpoints_belongs_to_one_run(tmp_path: Path) -> None:
+    place, owner = tmp_path / "maps", tmp_path / "maps" / folders.OWNER
+    claim_checkpoints(place, tmp_path / "one")
+    assert owner.read_text() == f"{tmp_path / 'one'}\n"
+    with pytest.raises(ValueError, match=r"`checkpoint\.folder` to be a folder of its own, but another command is at"):
+        claim_checkpoints(place, tmp_path / "two")
+    os.close(folders._claimed.pop(owner))  # its process has ended
+    (place / "last.ckpt").touch()
+    for resumed in (None, tmp_path / "last.ckpt"):
+        with pytest.raises(ValueError, match=r"`checkpoint.folder` to hold no checkpoints.*holds last.ckpt. Name"):
+            claim_checkpoints(place, tmp_path / "two", resumed)
+    assert owner.read_text() == f"{tmp_path / 'one'}\n"
+    claim_checkpoints(place, tmp_path / "two", place / "last.ckpt")
+    assert owner.read_text() == f"{tmp_path / 'two'}\n"
+    os.close(folders._claimed.pop(owner))
 
 
 def test_what_a_killed_command_left_is_removed_but_not_what_another_is_writing(tmp_path: Path) -> None:
@@ -54,7 +81,7 @@ def test_what_a_killed_command_left_is_removed_but_not_what_another_is_writing(t
     for folder in (killed, other):
         claim(new_run_folder(folder, "fit"), "a: 1")
         (folder / ".last.ckpt.unfinished").touch()
-    os.close(folders._claimed.pop(killed.resolve()))
+    os.close(folders._claimed.pop((killed / CONFIG).resolve()))
     for folder in (killed, other, tmp_path):
         tidy(folder)
     assert not (killed / ".last.ckpt.unfinished").exists()
@@ -79,7 +106,7 @@ def test_a_folder_is_given_back_only_if_nothing_was_written(tmp_path: Path) -> N
     (used / "metrics.csv").touch()
     release_unused()
     assert is_begun(used)
-    assert used.resolve() in folders._claimed
+    assert (used / CONFIG).resolve() in folders._claimed
     claim(new_run_folder(unused, "fit"), "a: 2")
     with pytest.raises(ValueError, match="holds files"):
         new_run_folder(unused, "fit")

@@ -128,6 +128,11 @@ def test_a_checkpoints_data_options_are_defaults_and_its_batch_size_is_not() -> 
     assert config == {"batch_size": 99}  # as it was
 
 
+def test_options_of_a_later_version_are_named() -> None:
+    with pytest.raises(ValueError, match=r'not all known here: .*"data.telepathy".*Update the package'):
+        parse_with_data(data_parser(), [], {"telepathy": True})
+
+
 def test_options_of_a_function_are_those_of_its_arguments() -> None:
     options = data_parser().parse_args(["--run", "x"])
     assert options_of(lambda run, other=1: None, options) == {"run": Path("x")}

@@ -57,6 +57,7 @@ def seeded(world: World, **options: Any) -> TextSource:
         (lambda w: {"schedule": "linear"}, r'`model\.schedule` was "one_cycle" and is "linear"'),
         (lambda w: {"both_directions": True}, r"`model\.aligners\.backward\.linear` was null"),
         (lambda w: {"trainer": {"limit_train_batches": 3}}, r"`trainer\.limit_train_batches` was 1\.0 and is 3"),
+        (lambda w: {"trainer": {"limit_train_batches": 1}}, r'limit_train_batches` was 1\.0 and is "1 batch"'),
         (lambda w: {"maps": {"linear": Linear}}, r"`model\.aligners\.forward\.mlp` was .*and is null"),
         (
             lambda w: {"maps": {**MAPS, "mlp": partial(MLP, hidden=[4])}},

@@ -39,6 +39,12 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
         finished_row(tmp_path, "abc")
 
 
+def test_damaged_figures_are_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / FINISHED).write_text('{"accuracy": 0.')
+    with pytest.raises(ValueError, match=rf"JSON in .*{FINISHED}, but it is damaged: .*Move"):
+        finished_row(tmp_path, "abc")
+
+
 def test_a_classifier_from_other_weights_is_refused(tmp_path: Path) -> None:
     save_classifier(tmp_path / "seed-0", tiny_model("bert"), tiny_tokenizer(), ROW, FITTED)
     with pytest.raises(ValueError, match=r"fine-tuned from x with the fingerprint abc, but the base model's is other"):
