@@ -7,6 +7,7 @@ Importing this package needs torch and SciPy alone; the LightningModules in `ali
 from aligners.maps.affine import AffineLayer, LowRank, Orthogonal
 from aligners.maps.base import Aligner
 from aligners.maps.canonical import CCA, PWCCA, SVCCA
+from aligners.maps.free_form import FreeForm
 from aligners.maps.inn import INN
 from aligners.maps.linear import Identity, Linear, Mean, Procrustes
 from aligners.maps.mlp import MLP
@@ -14,6 +15,6 @@ from aligners.maps.permutation import Permutation
 from aligners.storage.bank import load_bank
 
 __all__ = [
-    "CCA", "INN", "MLP", "PWCCA", "SVCCA", "AffineLayer", "Aligner", "Identity", "Linear", "LowRank", "Mean",
-    "Orthogonal", "Permutation", "Procrustes", "load_bank",
+    "CCA", "INN", "MLP", "PWCCA", "SVCCA", "AffineLayer", "Aligner", "FreeForm", "Identity", "Linear", "LowRank",
+    "Mean", "Orthogonal", "Permutation", "Procrustes", "load_bank",
 ]  # fmt: skip

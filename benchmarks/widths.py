@@ -27,9 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare
 
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.errors import MapErrors
-from aligners.fitting.training.divergence import Divergence
-from aligners.fitting.training.optimisation import clip_per_site, gradient_norms, make_optimizer, schedule_factor
-from aligners.fitting.training.products import Products, products_in
+from aligners.fitting.in_memory import train_on_rows
+from aligners.fitting.training.products import Products
 from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
@@ -119,32 +118,15 @@ def train(
     factory: Callable[[int, int, int], Aligner], rows: Rows, steps: int, a_step: int, seed: int, products: Products
 ) -> Course:
     """Train one map as `Alignment` does."""
-    defaults = Alignment()
     moments = moments_of(rows.x, rows.y)
     torch.manual_seed(seed)
     aligner = factory(1, rows.x.shape[-1], rows.y.shape[-1]).to(rows.x.device)
     aligner.fit(moments)
     start = held_out(aligner, rows, moments)
-    optimizer = make_optimizer(defaults.optimizer_factory, [aligner])
-    assert optimizer is not None
-    course = schedule_factor(defaults.schedule, steps, defaults.warmup)
-    rate = torch.optim.lr_scheduler.LambdaLR(optimizer, course)
-    divergence, parameters = Divergence(), list(aligner.parameters())
-    draw, began = torch.Generator().manual_seed(seed), time.perf_counter()
-    for step in range(steps):
-        chosen = torch.randint(rows.x.shape[1], (a_step,), generator=draw).to(rows.x.device)
-        optimizer.zero_grad(set_to_none=True)
-        with products_in(products):
-            loss = aligner.loss(rows.x[:, chosen], rows.y[:, chosen])
-            loss.sum().backward()
-        divergence.watch("map", loss, step + 1)
-        norms = gradient_norms(parameters)
-        alive = divergence.watch_gradient("map", norms, step + 1)
-        clip_per_site(parameters, defaults.gradient_clip, norms, alive)
-        optimizer.step()
-        rate.step()
+    began = time.perf_counter()
+    diverged = train_on_rows(aligner, rows.x, rows.y, steps, a_step, seed, Alignment(products=products))
     seconds = (time.perf_counter() - began) / steps
-    return Course(start, held_out(aligner, rows, moments), int(divergence.step["map"]), seconds)
+    return Course(start, held_out(aligner, rows, moments), int(diverged), seconds)
 
 
 def measure(figures: Figures, name: str, rows: Rows, steps: int, options: argparse.Namespace, seed: int) -> None:

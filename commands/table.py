@@ -26,6 +26,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "validate": "Show the figures of a checkpoint's aligners on the validation texts.",
     },
     "evaluate": {
+        "bijection": "Measure what being a bijection costs, by steps and size.",
         "inject": "Measure the errors of maps, and inject mapped states at every site.",
         "similarity": "Measure all layers of models against each other.",
         "stitch": "Stitch models together and measure the penalty.",

@@ -15,6 +15,7 @@ __all__ = ["KINDS", "make_report"]
 # Kind -> the module whose function `report(meta, rows, ...)` makes a Report.
 KINDS = {
     "attention": "reports.attention",
+    "bijection": "reports.bijection",
     "finetuning": "reports.finetuning",
     "fit": "reports.fit",
     "injection": "reports.injection.report",

@@ -72,6 +72,7 @@ SOME_OPTIONS = {
     "evaluate inject": ["--checkpoints", "--closed_form", "--data.text.held_out", "--other_text", "--run"],
     "evaluate stitch": ["--checkpoint", "--groups", "--identity", "--data.models"],
     "evaluate similarity": ["--measures", "--controls", "--data.models", "--data.rows", "--groups", "--run"],
+    "evaluate bijection": ["--maps", "--steps", "--parameters", "--seeds", "--data.sites", "--run"],
     "evaluate surgery": ["--data.models", "--data.bases", "--learning_rate", "--run", "--seed"],
 }
 

@@ -16,6 +16,7 @@ from torch import Tensor
 import aligners
 from aligners.fitting.training.optimisation import clip_per_site
 from aligners.maps.base import Aligner
+from aligners.maps.free_form import FreeForm
 from aligners.storage.describing import build_aligner, describe_aligner
 from similarity.algebra.moments import moments_of
 from tests.runs import related_rows
@@ -42,6 +43,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mlp": ("MLP", {}),
     "mlp of the paper": ("MLP", {"skip": False}),
     "mlp of a size": ("MLP", {"parameters": 200}),
+    "free form": ("FreeForm", {"parameters": 300, "cycle": 0.5}),
+    "free form without cycles": ("FreeForm", {"parameters": 300, "cycle": 0.0}),
     "inn of the paper": (
         "INN",
         {"couplings": 3, "hidden": 7, "mixing": "none", "start": "identity", "both_ways": False},
@@ -59,7 +62,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "orthogonal": ("Orthogonal", {"start": "identity"}),
     "orthogonal, drawn": ("Orthogonal", {"start": "random"}),
 }
-BY_GRADIENT = ("inn", "mlp", "affine", "low rank", "orthogonal")
+BY_GRADIENT = ("inn", "mlp", "free form", "affine", "low rank", "orthogonal")
 
 
 def known() -> dict[str, type[Aligner]]:
@@ -187,6 +190,9 @@ def test_loss_is_the_fvu(case: str) -> None:
     expected = fvu(aligner(x), y)
     if aligner.both_ways:
         expected = expected + fvu(aligner.inverse(y), x)
+    if isinstance(aligner, FreeForm):
+        round_trips = fvu(aligner.inverse(aligner(x)), x) + fvu(aligner(aligner.inverse(y)), y)
+        expected = expected + aligner.cycle * round_trips
     torch.testing.assert_close(aligner.loss(x, y), expected)
 
 
@@ -256,7 +262,7 @@ def test_single_precision_is_the_double_one_to_its_own_accuracy(case: str) -> No
 def test_the_seed_alone_decides(case: str) -> None:
     one, again, other = (build(case, seed=seed).state_dict() for seed in (0, 0, 1))
     assert all(torch.equal(one[name].nan_to_num(), again[name].nan_to_num()) for name in one)
-    drawn = CASES[case][0] in ("INN", "MLP") or CASES[case][1].get("start") == "random"
+    drawn = CASES[case][0] in ("INN", "MLP", "FreeForm") or CASES[case][1].get("start") == "random"
     if not drawn:
         assert all(torch.equal(one[name].nan_to_num(), other[name].nan_to_num()) for name in one)
     else:

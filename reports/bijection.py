@@ -1,0 +1,242 @@
+"""The report of what being a bijection costs: learning curves beside the floor, and the price in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from reports.drawing import PANEL, Look, dress, line_look, number, panels
+from reports.names import with_short_names
+from reports.report import Report, Row
+from reports.screen import TitledTable, site_table
+
+__all__ = ["report"]
+
+FREE, FLOOR = "mlp", "floor"
+DIRECTIONS = ("X to Y", "Y to X")
+WORDS = {
+    "linear": "linear",
+    "inn_paper": "couplings, one way",
+    "inn_one_way": "INN, one way",
+    "inn": "INN, both ways",
+    "mlp": "MLP each way",
+    "free_form": "two tied MLPs",
+    "floor": "floor",
+}
+LARGEST = 2.0  # FVU; a map that is worse is off the scale
+
+
+def report(meta: Row, rows: Sequence[Row]) -> Report:
+    """Make the report from one row for each map, direction, size, number of steps, seed and site."""
+    shown = with_short_names(rows)
+    sizes = sorted({row["size"] for row in shown if row["size"]})
+    figures = {"bijection": partial(_figure, shown, sizes[-1])}
+    if len(sizes) > 1:
+        figures["bijection_sizes"] = partial(_sizes_figure, shown, sizes)
+    return Report(
+        "bijection",
+        meta,
+        rows,
+        figures=figures,
+        screen=[_table(shown, size) for size in sizes],
+        note="One way: trained from X to Y alone. Tied: trained to be inverses as well. Floor: the least error of a "
+        "map that is good both ways. Ranges go over the seeds of fitting. Price: FVU over that of the MLP of this "
+        "size. Stretch: singular values of the Jacobian between spaces of unit variance, 5 % to 95 %.",
+        sentences=_sentences(shown, sizes[-1]),
+    )
+
+
+def _of(rows: Iterable[Row], size: int, **wanted: object) -> list[Row]:
+    """Rows of a size, and of closed forms, which have none."""
+    return [
+        row for row in rows if row["size"] in (0, size) and all(row[name] == value for name, value in wanted.items())
+    ]
+
+
+def _by_seed(rows: Iterable[Row], column: str) -> list[float]:
+    """The mean of a column over sites, for each seed; NaN where one is no number."""
+    found: dict[int, list[float]] = {}
+    for row in rows:
+        found.setdefault(row["seed"], []).append(number(row[column]))
+    return [float(np.mean(values)) for values in found.values()]
+
+
+def _last(rows: Sequence[Row], size: int, method: str, direction: str) -> list[Row]:
+    """A map's rows after the most steps."""
+    own = _of(rows, size, method=method, direction=direction)
+    return [row for row in own if row["steps"] == max(each["steps"] for each in own)]
+
+
+def _price(rows: Sequence[Row], size: int, method: str, direction: str) -> float:
+    """The FVU of a map after the most steps over that of the free network, both means over sites and seeds."""
+    ends = [_by_seed(_last(rows, size, name, direction), "fvu") for name in (method, FREE)]
+    return float(np.mean(ends[0]) / np.mean(ends[1]))
+
+
+def _methods(rows: Iterable[Row]) -> list[str]:
+    """Those of the report, in the order of `WORDS`."""
+    there = {row["method"] for row in rows}
+    return [name for name in WORDS if name in there]
+
+
+def _table(rows: Sequence[Row], size: int) -> TitledTable:
+    """Make a table of what each map reaches with the most steps, a line for each direction."""
+    steps = max(row["steps"] for row in rows)
+    title = (
+        f"{rows[0]['model_x']} (X) and {rows[0]['model_y']} (Y), held-out rows, mean over sites; {size:,} parameters, "
+        f"{steps:,} steps"
+    )
+    columns = ["FVU", "over seeds", "price", "seen", "unseen", "round trip", "stretch"]
+    table = site_table(title, ["map", "direction"], columns, {})
+    for method in _methods(rows):
+        for direction in DIRECTIONS:
+            own = _last(rows, size, method, direction)
+            fvu = _by_seed(own, "fvu")
+            seen, unseen = (_short(_mean(own, name)) for name in ("fvu_seen", "fvu_unseen"))
+            trips = [number(row["round_trip"]) for row in own]
+            low, high = _mean(own, "stretch_low"), _mean(own, "stretch_high")
+            table.add_row(
+                WORDS[method], direction, _short(float(np.mean(fvu))),
+                f"{_short(min(fvu))} to {_short(max(fvu))}" if len(fvu) > 1 else "",
+                f"{_price(rows, size, method, direction):.3g}", seen, unseen,
+                "" if np.isnan(trips).all() else f"{np.nanmax(trips):.1e}",
+                "" if np.isnan(low) else f"{low:.2g} to {high:.2g}",
+            )  # fmt: skip
+    return table
+
+
+def _mean(rows: Iterable[Row], column: str) -> float:
+    return float(np.mean([number(row[column]) for row in rows]))
+
+
+def _short(value: float) -> str:
+    return "" if np.isnan(value) else f"{value:.3f}" if value < 10 else f"{value:.1e}"
+
+
+# ---------------------------------------------------------------------- figures
+
+
+def _look(method: str) -> Look:
+    place = list(WORDS).index(method)
+    return line_look(place, place, "-")
+
+
+def _figure(rows: Sequence[Row], size: int) -> Figure:
+    """Draw FVU against steps for each direction, then the price of each map in the end."""
+    figure, axes = panels(3, 3, PANEL, (2.6, 0.9))
+    for axis, direction in zip(axes, DIRECTIONS, strict=False):
+        _curves(axis, _of(rows, size, direction=direction), "steps")
+        axis.set_title({"X to Y": "{0} → {1}", "Y to X": "{1} → {0}"}[direction].format(*_names(rows)), fontsize=10)
+    _prices(axes[2], rows, size)
+    dress(figure, axes, "training steps (left, middle); direction (right)", "FVU: share of variance left unexplained")
+    return figure
+
+
+def _names(rows: Sequence[Row]) -> tuple[str, str]:
+    return rows[0]["model_x"], rows[0]["model_y"]
+
+
+def _curves(axis: Axes, rows: Sequence[Row], across: str) -> None:
+    """Draw the mean over seeds of each map's FVU, with the range over seeds, above the least floor."""
+    for method in _methods(rows):
+        own = [row for row in rows if row["method"] == method]
+        places = sorted({row[across] for row in own})
+        values = [_by_seed([row for row in own if row[across] == place], "fvu") for place in places]
+        middle = np.array([np.mean(each) for each in values])
+        if method == "linear":
+            axis.axhline(middle[0], label=WORDS[method], color=_look(method)["color"], linestyle=":")
+            continue
+        if method == FLOOR:
+            axis.axhspan(
+                1e-6, middle.min(), color="0.9", zorder=0, label="below the floor of maps\nthat are good both ways"
+            )
+            continue
+        bars = [middle - [min(each) for each in values], [max(each) for each in values] - middle]
+        inside = middle <= LARGEST
+        drawn = np.where(inside, middle, np.nan)
+        axis.errorbar(places, drawn, bars, label=WORDS[method], elinewidth=0.8, **_look(method))
+        if not inside.any():
+            axis.annotate(f"{WORDS[method]}: off the scale ({middle[-1]:.0e})", (0.03, 0.97), xycoords="axes fraction",
+                          color=_look(method)["color"], fontsize=7, va="top")  # fmt: skip
+    heights = [value for row in rows if 0 < (value := number(row["fvu"])) <= LARGEST]
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_ylim(0.8 * min(heights), 1.2 * max(heights))
+    axis.set_xticks(places, [f"{place:,}" for place in places])
+    axis.minorticks_off()
+    ticks = [tick for tick in (0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2) if min(heights) <= tick <= max(heights)]
+    axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+
+
+def _prices(axis: Axes, rows: Sequence[Row], size: int) -> None:
+    """Draw the price of each map in both directions; those off the scale as a number at its end."""
+    methods = [name for name in _methods(rows) if name != FREE]
+    prices = {name: [_price(rows, size, name, direction) for direction in DIRECTIONS] for name in methods}
+    top = 1.15 * max([1.5, *(value for each in prices.values() for value in each if value <= 6)])
+    for place, (name, values) in enumerate(prices.items()):
+        for at, value in enumerate(values):
+            left = at + 0.8 * (place / len(methods) - 0.5)
+            color = "0.7" if name == FLOOR else _look(name)["color"]
+            height = min(value, top) if np.isfinite(value) else top
+            axis.bar(left, height, 0.8 / len(methods), color=color)
+            said = f"{value:.2f}" if value <= top else f"{value:.0e}"
+            axis.text(left, min(height, 0.98 * top), said, ha="center", va="bottom" if value <= top else "top",
+                      fontsize=6, rotation=90 if value > top else 0)  # fmt: skip
+    axis.axhline(1, color=_look(FREE)["color"], linewidth=1.3)
+    axis.set_ylim(0, top)
+    axis.set_xticks(range(2), list(DIRECTIONS))
+    axis.set_title("price: FVU over that of the MLP", fontsize=10)
+
+
+def _sizes_figure(rows: Sequence[Row], sizes: Sequence[int]) -> Figure:
+    """Draw FVU after the most steps against parameters, for each direction."""
+    figure, axes = panels(2, 2, PANEL, (2.6, 0.9))
+    for axis, direction in zip(axes, DIRECTIONS, strict=True):
+        ends = [row for size in sizes for name in _methods(rows) for row in _last(rows, size, name, direction)]
+        _curves(axis, [row | {"size": row["size"] or sizes[0]} for row in ends], "size")
+        axis.set_title(direction, fontsize=10)
+    dress(figure, axes, "parameters of a site", "FVU: share of variance left unexplained")
+    return figure
+
+
+# ---------------------------------------------------------------------- sentences
+
+
+def _sentences(rows: Sequence[Row], size: int) -> list[str]:
+    """Say what each bijection costs, whether the floor explains it, and how much of it is a vocabulary."""
+    said = []
+    for method in _methods(rows):
+        if method.startswith("inn"):
+            there, back = (_price(rows, size, method, direction) for direction in DIRECTIONS)
+            said.append(
+                f"{WORDS[method]}: {_times(there)} the FVU of an MLP of equal size and steps, {_times(back)} backwards."
+            )
+    floors = [_price(rows, size, FLOOR, direction) for direction in DIRECTIONS]
+    said.append(
+        f"Floor of maps that are good both ways: {floors[0]:.2f} and {floors[1]:.2f} times. It is what the MLP leaves, "
+        "plus what it costs to restore the target's covariance; a better prediction than the MLP's would lower it."
+    )
+    said += _vocabulary(rows, size)
+    return said
+
+
+def _times(price: float) -> str:
+    return f"{price:.2f} times" if price < 100 else f"{price:.0e} times"
+
+
+def _vocabulary(rows: Sequence[Row], size: int) -> list[str]:
+    """Compare prices on rows of unseen token types, where there are such rows."""
+    free = _mean(_last(rows, size, FREE, DIRECTIONS[0]), "fvu_unseen")
+    if np.isnan(free):
+        return []
+    own = {
+        name: _mean(_last(rows, size, name, DIRECTIONS[0]), "fvu_unseen") / free
+        for name in _methods(rows)
+        if name not in (FREE, FLOOR)
+    }
+    said = ", ".join(f"{WORDS[name]} {ratio:.2f}" for name, ratio in own.items())
+    return [f"On rows of unseen token types the same ratios are, X to Y: {said}."]
