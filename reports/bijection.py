@@ -94,19 +94,25 @@ def _table(rows: Sequence[Row], size: int) -> TitledTable:
     table = site_table(title, ["map", "direction"], columns, {})
     for method in _methods(rows):
         for direction in DIRECTIONS:
-            own = _last(rows, size, method, direction)
-            fvu = _by_seed(own, "fvu")
-            seen, unseen = (_short(_mean(own, name)) for name in ("fvu_seen", "fvu_unseen"))
-            trips = [number(row["round_trip"]) for row in own]
-            low, high = _mean(own, "stretch_low"), _mean(own, "stretch_high")
-            table.add_row(
-                WORDS[method], direction, _short(float(np.mean(fvu))),
-                f"{_short(min(fvu))} to {_short(max(fvu))}" if len(fvu) > 1 else "",
-                f"{_price(rows, size, method, direction):.3g}", seen, unseen,
-                "" if np.isnan(trips).all() else f"{np.nanmax(trips):.1e}",
-                "" if np.isnan(low) else f"{low:.2g} to {high:.2g}",
-            )  # fmt: skip
+            price = f"{_price(rows, size, method, direction):.3g}"
+            table.add_row(WORDS[method], direction, *_cells(_last(rows, size, method, direction), price))
     return table
+
+
+def _cells(rows: Sequence[Row], price: str) -> list[str]:
+    """What a line of the table says of a map in one direction."""
+    fvu = _by_seed(rows, "fvu")
+    trips = [number(row["round_trip"]) for row in rows]
+    low, high = _mean(rows, "stretch_low"), _mean(rows, "stretch_high")
+    return [
+        _short(float(np.mean(fvu))),
+        f"{_short(min(fvu))} to {_short(max(fvu))}" if len(fvu) > 1 else "",
+        price,
+        _short(_mean(rows, "fvu_seen")),
+        _short(_mean(rows, "fvu_unseen")),
+        "" if np.isnan(trips).all() else f"{np.nanmax(trips):.1e}",
+        "" if np.isnan(low) else f"{low:.2g} to {high:.2g}",
+    ]
 
 
 def _mean(rows: Iterable[Row], column: str) -> float:
@@ -146,29 +152,37 @@ def _curves(axis: Axes, rows: Sequence[Row], across: str) -> None:
         own = [row for row in rows if row["method"] == method]
         places = sorted({row[across] for row in own})
         values = [_by_seed([row for row in own if row[across] == place], "fvu") for place in places]
-        middle = np.array([np.mean(each) for each in values])
         if method == "linear":
-            axis.axhline(middle[0], label=WORDS[method], color=_look(method)["color"], linestyle=":")
-            continue
-        if method == FLOOR:
-            axis.axhspan(
-                1e-6, middle.min(), color="0.9", zorder=0, label="below the floor of maps\nthat are good both ways"
-            )
-            continue
-        bars = [middle - [min(each) for each in values], [max(each) for each in values] - middle]
-        inside = middle <= LARGEST
-        drawn = np.where(inside, middle, np.nan)
-        axis.errorbar(places, drawn, bars, label=WORDS[method], elinewidth=0.8, **_look(method))
-        if not inside.any():
-            axis.annotate(f"{WORDS[method]}: off the scale ({middle[-1]:.0e})", (0.03, 0.97), xycoords="axes fraction",
-                          color=_look(method)["color"], fontsize=7, va="top")  # fmt: skip
-    heights = [value for row in rows if 0 < (value := number(row["fvu"])) <= LARGEST]
+            axis.axhline(np.mean(values), label=WORDS[method], color=_look(method)["color"], linestyle=":")
+        elif method == FLOOR:
+            least, said = min(np.mean(each) for each in values), "below the floor of maps\nthat are good both ways"
+            axis.axhspan(1e-6, float(least), color="0.9", zorder=0, label=said)
+        else:
+            _curve(axis, method, places, values)
+    _scales(axis, sorted({row[across] for row in rows if row["method"] != "linear"}))
+
+
+def _curve(axis: Axes, method: str, places: Sequence[int], values: Sequence[Sequence[float]]) -> None:
+    """Draw one map's FVU as far as it is on the scale, and say so where none of it is."""
+    middle = np.array([np.mean(each) for each in values])
+    bars = [middle - [min(each) for each in values], [max(each) for each in values] - middle]
+    shown = np.where(middle <= LARGEST, middle, np.nan)
+    axis.errorbar(places, shown, bars, label=WORDS[method], elinewidth=0.8, **_look(method))
+    if np.isnan(shown).all():
+        said, color = f"{WORDS[method]}: off the scale ({middle[-1]:.0e})", _look(method)["color"]
+        axis.annotate(said, (0.03, 0.97), xycoords="axes fraction", color=color, fontsize=7, va="top")
+
+
+def _scales(axis: Axes, places: Sequence[int]) -> None:
+    """Make both scales logarithmic, with round numbers at the ticks and room for every line."""
+    heights = np.concatenate([np.asarray(line.get_ydata(), float) for line in axis.lines])
+    low, high = np.nanmin(heights), np.nanmax(heights)
     axis.set_xscale("log")
     axis.set_yscale("log")
-    axis.set_ylim(0.8 * min(heights), 1.2 * max(heights))
+    axis.set_ylim(0.8 * low, 1.2 * high)
     axis.set_xticks(places, [f"{place:,}" for place in places])
     axis.minorticks_off()
-    ticks = [tick for tick in (0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2) if min(heights) <= tick <= max(heights)]
+    ticks = [tick for tick in (0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2) if 0.8 * low <= tick <= 1.2 * high]
     axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
 
 

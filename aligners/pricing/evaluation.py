@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple, cast
 
@@ -54,8 +55,8 @@ class BijectionPrice(pl.LightningModule):
     """Fits maps of equal size for equal numbers of steps, and measures them on the held-out texts in both directions.
 
     Each point of a learning curve is a training of its own, with the whole course of the learning rate. Each step draws
-    its rows, with replacement, from fitting rows in memory. Optimiser, schedule and clipping are those of `train.py
-    fit`.
+    its rows, with replacement, from fitting rows in memory. Schedule and clipping are those of `train.py fit`, and
+    by default so is the optimiser.
 
     Attributes:
         rows: of the report, after the evaluation: one for each map, direction, size, number of steps, seed and site.
@@ -69,6 +70,7 @@ class BijectionPrice(pl.LightningModule):
         parameters: sizes of the maps, in parameters of a site. Default: that of the invertible network as it is.
         seeds: trainings of each map, from seeds 0, 1, ...
         rows_a_step: paired rows in a step.
+        learning_rate: of all maps, for matrices of up to 64 inputs as in `train.py fit`.
         most_rows: of the fitting rows, and of the held-out rows, that are kept in memory.
         stretched_rows: held-out rows at which the singular values of the Jacobians are taken; 0: none.
 
@@ -83,6 +85,7 @@ class BijectionPrice(pl.LightningModule):
         parameters: list[int] | None = None,
         seeds: int = 2,
         rows_a_step: int = 380,
+        learning_rate: float = 1e-2,
         most_rows: int = 200_000,
         stretched_rows: int = 64,
     ) -> None:
@@ -97,7 +100,9 @@ class BijectionPrice(pl.LightningModule):
         self.maps, self.steps, self.sizes = list(dict.fromkeys(maps)), sorted(set(steps)), parameters
         self.seeds, self.rows_a_step, self.most_rows = seeds, rows_a_step, most_rows
         self.stretched_rows = stretched_rows
-        self.like = Alignment()
+        if learning_rate <= 0:
+            raise ValueError(f"Expected `learning_rate` to be above 0, but got {learning_rate}.")
+        self.like = Alignment(optimizer=partial(torch.optim.AdamW, lr=learning_rate, weight_decay=0.0, fused=True))
         self.rows: list[dict[str, Any]] = []
         self.meta: dict[str, Any] = {}
         self._trained: list[Trained] = []

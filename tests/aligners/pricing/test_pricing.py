@@ -9,6 +9,7 @@ from scipy.linalg import sqrtm
 
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.in_memory import train_on_rows
+from aligners.fitting.training.optimisation import describe_optimizer
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
@@ -130,6 +131,12 @@ def found(world: World) -> tuple[BijectionPrice, PairedActivations]:
     return made, data
 
 
+def test_the_default_recipe_is_that_of_fit() -> None:
+    assert describe_optimizer(BijectionPrice().like.optimizer_factory) == describe_optimizer(
+        Alignment().optimizer_factory
+    )
+
+
 def test_every_map_is_measured_in_both_directions_at_every_point(found: tuple[BijectionPrice, Any]) -> None:
     rows = found[0].rows
     keys = ("method", "direction", "steps", "seed", "site_x")
@@ -210,6 +217,7 @@ def test_the_report_states_the_price(found: tuple[BijectionPrice, Any], tmp_path
         ("steps", [], "`steps`"),
         ("parameters", [0], "`parameters`"),
         ("seeds", 0, "`seeds`"),
+        ("learning_rate", 0.0, "`learning_rate`"),
         ("rows_a_step", 0, "`rows_a_step`"),
     ],
 )
