@@ -4,10 +4,14 @@ Runs `train.py fit` on the embedded language models for as long as is asked for,
 validations as always, and notes every minute the memory of the process and the CPU time of a step without validations.
 CPU time, not wall time: what else the machine does hardly changes it. What counts are the slopes over the last two
 thirds of the run, per hour.
+
+Memory is noted twice: what the process holds of the machine's (resident), and what of it is in use (allocated). The
+first also has what was freed and lies scattered between, which goes up and down by some per cent; a leak is in both.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import tempfile
@@ -30,6 +34,7 @@ from commands.train import fit
 OPTIONS = """--data.model_x embedded-gpt:0 --data.model_y embedded-gpt:1 --data.sites blocks --data.batch_size 10
 --model.rows 1000000000000 --model.most_steps 1000000000 --model.schedule constant --checkpoint.every_n_minutes 1
 --trainer.enable_progress_bar false --early_stopping.patience null"""
+MALLINFO = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
 
 
 class Watch(pl.Callback):
@@ -37,14 +42,16 @@ class Watch(pl.Callback):
 
     Attributes:
         minutes: of each note, since the first step.
-        memory: resident, in MiB.
+        resident: memory, in MiB.
+        allocated: likewise.
         steps: taken in the minute before.
         cpu: seconds of CPU time that a step of that minute took.
     """
 
     def __init__(self) -> None:
         self.minutes: list[float] = []
-        self.memory: list[float] = []
+        self.resident: list[float] = []
+        self.allocated: list[float] = []
         self.steps: list[int] = []
         self.cpu: list[float] = []
         self._began: float | None = None
@@ -64,7 +71,8 @@ class Watch(pl.Callback):
         now = time.monotonic()
         if now - self._note >= 60:
             self.minutes.append((now - (self._began or now)) / 60)
-            self.memory.append(resident())
+            self.resident.append(resident())
+            self.allocated.append(allocated())
             self.steps.append(self._taken)
             self.cpu.append(self._spent / self._taken)
             self._note, self._taken, self._spent = now, 0, 0.0
@@ -74,6 +82,20 @@ def resident() -> float:
     """Resident memory of this process in MiB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+class _Mallinfo(ctypes.Structure):
+    """What glibc's `mallinfo2` returns, in bytes."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in MALLINFO]
+
+
+def allocated() -> float:
+    """Memory that is allocated and not freed, in MiB: in the heap, and in blocks of its own."""
+    ask = ctypes.CDLL(None).mallinfo2
+    ask.restype = _Mallinfo
+    found = ask()
+    return (found.uordblks + found.hblkhd) / 2**20
 
 
 def slope(minutes: np.ndarray, values: np.ndarray) -> float:
@@ -95,17 +117,21 @@ def main() -> None:
         run = start("fit", made, made.parse_args([*words, "--run", f"{folder}/soak"]))
         trainer = run.trainer(watch, run.made.early_stopping, run.made.checkpoint.inside(run.folder))
         trainer.fit(run.made.model, datamodule=run.made.data, weights_only=True)
-    minutes, memory, cpu = (np.array(each) for each in (watch.minutes, watch.memory, watch.cpu))
-    late = minutes >= minutes[-1] / 3
+    minutes, late = np.array(watch.minutes), np.array(watch.minutes) >= watch.minutes[-1] / 3
+    courses = {
+        "resident memory, MiB": (np.array(watch.resident), 0.01),
+        "allocated memory, MiB": (np.array(watch.allocated), 0.01),
+        "CPU time of a step, ms": (1000 * np.array(watch.cpu), 0.05),
+    }
     figures = Figures(options.device)
     figures.add("minutes", float(minutes[-1]))
     figures.add("steps", sum(watch.steps))
-    for name, values in (("memory, MiB", memory), ("CPU time of a step, ms", 1000 * cpu)):
-        for part in range(7):
-            place = round(part * (len(values) - 1) / 6)
+    for name, (values, _) in courses.items():
+        for part in range(13):
+            place = round(part * (len(values) - 1) / 12)
             figures.add(f"{name}, minute {minutes[place]:.0f}", float(values[place]))
-    figures.add("memory, growth in an hour", slope(minutes[late], memory[late]), bar=0.01)
-    figures.add("CPU time of a step, growth in an hour", slope(minutes[late], cpu[late]), bar=0.05)
+    for name, (values, bar) in courses.items():
+        figures.add(f"{name.partition(',')[0]}, growth in an hour", slope(minutes[late], values[late]), bar=bar)
     figures.write(options.json)
 
 
