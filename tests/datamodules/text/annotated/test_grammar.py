@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from datamodules.text.annotated.grammar import PLURAL, PRESENT, SINGULAR, sentences
+from datamodules.text.annotated.sentence import Sentence, check_tree
+
+
+@pytest.fixture(scope="module")
+def drawn() -> list[Sentence]:
+    return list(sentences(1500))
+
+
+def of(sentence: Sentence, task: str) -> dict[tuple[int, ...], tuple[str, ...]]:
+    return {(*each.span1, *each.span2): each.labels for each in sentence.targets if each.task == task}
+
+
+def test_every_sentence_is_a_projective_tree_with_labels_for_each_word(drawn: list[Sentence]) -> None:
+    for sentence in drawn:
+        check_tree(sentence.heads)
+        words = range(len(sentence.words))
+        assert set(of(sentence, "pos")) == set(of(sentence, "morphology")) == {(n, n + 1) for n in words}
+        arcs = {(span[0], span[2] + 1) for span in of(sentence, "dependencies")}
+        assert arcs == {(n, head) for n, head in enumerate(sentence.heads) if head}
+        spans = [sorted((n, head - 1)) for n, head in enumerate(sentence.heads) if head]
+        assert not any(a < c < b < d for a, b in spans for c, d in spans)
+
+
+def test_verbs_agree_with_their_subjects(drawn: list[Sentence]) -> None:
+    checked: Counter[str] = Counter()
+    for sentence in drawn:
+        features = of(sentence, "morphology")
+        for (word, end, verb, _), (relation,) in of(sentence, "dependencies").items():
+            own = features[(verb, verb + 1)]
+            if relation == "nsubj" and PRESENT in own and features[(word, end)]:
+                (number,) = features[(word, end)]
+                assert number in own
+                assert sentence.words[verb].endswith("s") == (number == SINGULAR)
+                checked[number] += 1
+    assert min(checked[SINGULAR], checked[PLURAL]) > 100
+
+
+def test_roles_are_what_hangs_from_the_verb_whatever_the_voice(drawn: list[Sentence]) -> None:
+    passive = 0
+    for sentence in drawn:
+        relations = {(word, verb): label for (word, _, verb, _), (label,) in of(sentence, "dependencies").items()}
+        for (verb, _, first, end), (role,) in of(sentence, "roles").items():
+            (head,) = [n for n in range(first, end) if sentence.heads[n] == verb + 1]
+            below = {n for n in range(len(sentence.words)) if head in path(sentence, n)}
+            assert below == set(range(first, end))
+            assert role != "agent" or relations[(head, verb)] in ("nsubj", "obl:agent")
+            passive += (role, relations[(head, verb)]) == ("patient", "nsubj:pass")
+    assert passive > 50
+
+
+def path(sentence: Sentence, word: int) -> list[int]:
+    """The word and what it hangs from."""
+    found = [word]
+    while sentence.heads[found[-1]]:
+        found.append(sentence.heads[found[-1]] - 1)
+    return found
+
+
+def test_a_word_does_not_tell_its_part_of_speech_and_many_words_are_rare(drawn: list[Sentence]) -> None:
+    kinds: dict[str, Counter[str]] = {}
+    for sentence in drawn:
+        for (word, _), (label,) in of(sentence, "pos").items():
+            kinds.setdefault(sentence.words[word], Counter())[label] += 1
+    total = sum(found.total() for found in kinds.values())
+    assert sum(max(found.values()) for found in kinds.values()) < 0.985 * total
+    assert sum(found.total() == 1 for found in kinds.values()) > 0.3 * len(kinds)
+
+
+def test_the_sentences_are_the_same_in_every_process(drawn: list[Sentence]) -> None:
+    assert [sentence.text for sentence in drawn[:2]] == [
+        "every kubalt noneeds this greex",
+        "this dand briplabs doasimly that some naps stited every medolt",
+    ]
+    assert list(sentences(2)) == drawn[:2]
+    assert next(sentences(1, seed=1)) != drawn[0]
