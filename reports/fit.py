@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from statistics import median
 
 from rich.table import Table
 
@@ -15,6 +16,8 @@ from reports.screen import site_table
 
 __all__ = ["report"]
 
+MOST_PAIRS = 12  # of models with a panel each
+MEDIANS = ("fvu", "fvu_unseen")
 UNSEEN = "on their rows of types that were left out of fitting"
 
 
@@ -31,13 +34,31 @@ def report(meta: Row, rows: Sequence[Row], measured: str = "on the validation te
         "summary",
         meta,
         rows,
-        figures={"fvu": partial(fvu_figure, shown)},
+        figures={"fvu": partial(fvu_figure, _few_panels(shown))},
         screen=[
             _table(shown, name, said) for name, said in tables.items() if any(row[name] is not None for row in shown)
         ],
         sentences=what_did_not_train(shown),
         files="Figures of the fit",
     )
+
+
+def _few_panels(rows: Sequence[Row]) -> Sequence[Row]:
+    """The rows to draw: of more than a dozen pairs of models their medians, as one pair."""
+    pairs = {(row["model_x"], row["model_y"]) for row in rows}
+    if len(pairs) <= MOST_PAIRS:
+        return rows
+    places: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        place = row["method"], row.get("direction"), row["site_x"], row["site_y"]
+        places.setdefault(place, []).append(row)
+    ends = {"model_x": "X", "model_y": f"Y, median of {len(pairs)} pairs", "training": None}
+    return [{**own[0], **ends, **{name: _median(own, name) for name in MEDIANS}} for own in places.values()]
+
+
+def _median(rows: Sequence[Row], name: str) -> float | None:
+    values = [row[name] for row in rows if row.get(name) is not None]
+    return median(values) if values else None
 
 
 def _table(rows: Sequence[Row], column: str, said: str) -> Table:

@@ -41,12 +41,14 @@ class Instance:
         stage: of the model.
         path: name by which a command loads it.
         cell: the cell that makes it; None: it is there.
+        tuned_on: name of the task that it was fine-tuned on; None: on none.
     """
 
     name: str
     stage: Stage
     path: str
     cell: str | None = None
+    tuned_on: str | None = None
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,17 @@ class _Expansion:
         if self.study.wants("recover", stage, task):
             for model in self.study.models_at(stage):
                 self._add("recover", task, self._instances([model], stage, task))
+        if stage == "finetuned" and self.study.wants("surgery", stage, task):
+            for base in self.study.models.listed():
+                self._surgery(task, base)
+
+    def _surgery(self, task: str, base: str) -> None:
+        """The cell of all fine-tunings of a model, and of the model itself where heads are trained on its states."""
+        tuned = [model for model in self.study.models_at("finetuned") if model.base == base]
+        instances = self._instances(tuned, "finetuned", task)
+        heads = self._resolve("surgery", self._options("surgery", task, None)).get("trainer.max_epochs") != 0
+        own = [Instance(base, "pretrained", base)] if heads else []
+        self._add("surgery", task, [*instances, *own])
 
     def _comparisons(self, task: str) -> None:
         """The cells of many models: one of all, or one for each of some pairs."""
@@ -185,8 +198,17 @@ class _Expansion:
             together = getattr(self.study.work().get(kind), "across_stages", False)
             for each in [stages] if together else [[stage] for stage in stages]:
                 for models in self._sets(each):
-                    instances = [self._instance(model, stage, task) for model, stage in models]
+                    instances = [
+                        self._instance(model, stage, other)
+                        for model, stage in models
+                        for other in self._tuned_on(kind, stage, task)
+                    ]
                     self._add(kind, task, instances, self._groups(kind, instances))
+
+    def _tuned_on(self, kind: str, stage: Stage, task: str) -> list[str]:
+        """On which tasks the models of a comparison are fine-tuned."""
+        across = getattr(self.study.work()[kind], "across_tasks", False) and stage == "finetuned"
+        return list(self.study.tasks) if across else [task]
 
     def _sets(self, stages: Sequence[Stage]) -> list[list[tuple[Model, Stage]]]:
         if self.study.pairs.every:
@@ -224,7 +246,8 @@ class _Expansion:
         base = Instance(model.name, "pretrained", model.base)
         cell = self._add("finetune", task, [base], {"seeds": [model.copy]})
         variant = self._resolve(cell.kind, cell.options)["variants"][0].replace(":", "-")
-        return Instance(model.name, "finetuned", f"{FOLDER}/{cell.folder}/run/{variant}/seed-{model.copy}", cell.id)
+        folder = f"{FOLDER}/{cell.folder}/run/{variant}/seed-{model.copy}"
+        return Instance(model.name, "finetuned", folder, cell.id, task)
 
     def _random(self, model: Model, task: str) -> Instance:
         """An untrained twin. That of an embedded model depends on the texts, of which its tokenizer is made."""
@@ -321,6 +344,9 @@ def naming(kind: str, models: Sequence[Instance]) -> dict[str, Any]:
     """The data options that name the models of a cell."""
     paths = [model.path for model in models]
     names, unit = KINDS[kind].names, KINDS[kind].unit
+    if "bases" in names:
+        tuned = [model.path for model in models if model.stage == "finetuned"]
+        return {"models": tuned, "bases": [path for path in paths if path not in tuned]}
     if unit == "pair" and len(names) == 2:
         return dict(zip(names, paths, strict=True))
     return {names[0]: paths[0] if names == ("model",) else paths}

@@ -16,14 +16,16 @@ from studies.spec import Models
 __all__ = ["collect", "tables"]
 
 TABLES = "tables"
+OF_ALL_ROWS = ("rows", "majority_score")  # what a report says once, and tables in every row
 
 
 def tables(folder: StudyFolder) -> dict[str, pd.DataFrame]:
     """The rows of all finished cells, by the name of their table.
 
     Columns: `cell`, `kind`, `task`, `stage` (null where models of two stages are compared), `model_x` and `model_y` as
-    the study file names them, their `stage_x`, `stage_y`, `group_x` and `group_y`, then the report's own. Further
-    tables of a report, such as the layers of a comparison, are called KIND_NAME; rows about one model have `model`.
+    the study file names them, their `stage_x`, `stage_y`, `tuned_x` and `tuned_y` (the task that each was fine-tuned
+    on), `group_x` and `group_y`, then the report's own. Further tables of a report, such as the layers of a comparison,
+    are called KIND_NAME; rows about one model have `model`, and what a report calls `kind` is `condition`.
 
     Args:
         folder: of the study.
@@ -70,11 +72,12 @@ class _About:
         stages = {model["stage"] for model in known.values() if model is not None}
         about = {name: self.cell[value] for name, value in (("cell", "id"), ("kind", "kind"), ("task", "task"))}
         about["stage"] = stages.pop() if len(stages) == 1 else None
-        for column, value in (("model", "name"), ("stage", "stage")):
-            about |= {column + side: model and model[value] for side, model in known.items()}
+        for column, value in (("model", "name"), ("stage", "stage"), ("tuned", "tuned_on")):
+            about |= {column + side: model and model.get(value) for side, model in known.items()}
         about |= {f"group{side}": model and self.groups.group(model["name"]) for side, model in known.items()}
-        if "rows" in meta and "rows" not in row:
-            about["rows"] = meta["rows"]
+        if "kind" in row:
+            about["condition"] = row["kind"]
+        about |= {name: meta[name] for name in OF_ALL_ROWS if name in meta and name not in row}
         return {**about, **{name: value for name, value in row.items() if name not in about}}
 
     def _known(self, path: str | None, *, first: bool) -> Mapping[str, Any] | None:

@@ -123,7 +123,7 @@ class StudyFolder:
         now, said = json.loads(json.dumps(asdict(study))), []
         if (self.path / STUDY).is_file():
             said = self._changes(now, cells, changed)
-        remove_unfinished(self.path / "cells")
+        self._tidy()
         for cell in cells:
             place = self.path / cell.folder
             if not (place / CELL).is_file():
@@ -133,6 +133,13 @@ class StudyFolder:
         write_text(self.path / STUDY, yaml.safe_dump(now, sort_keys=False, allow_unicode=True))
         self.__dict__.pop("study", None)
         return said
+
+    def _tidy(self) -> None:
+        """Remove what killed workers have left half-written; jobs of an earlier command may still be at work."""
+        for lock in sorted((self.path / "cells").glob(f"*/{LOCK}")):
+            with locked(lock.parent) as free:
+                if free:
+                    remove_unfinished(lock.parent)
 
     def _changes(self, now: dict[str, Any], cells: Sequence[Cell], changed: bool) -> list[str]:
         """Say what differs from the study as it was begun, and which cells that touches."""

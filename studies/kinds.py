@@ -44,5 +44,6 @@ KINDS = {
     "similarity": Kind("evaluate", "similarity", "models", report="similarity.json", table="similarity"),
     "stitch": Kind("train", "stitch", "pair", report="stitching.json", table="stitching"),
     "identity": Kind("evaluate", "stitch", "models", report="stitching.json", table="stitching", apart=("groups",)),
+    "surgery": Kind("evaluate", "surgery", "models", ("models", "bases"), "surgery.json", "surgery"),
     "recover": Kind("train", "recover", "model", ("model",), "recover.json", "recover"),
 }

@@ -20,7 +20,7 @@ attention: reading alone. recover: as a fit, of one model. identity: half of Y f
 inject: both models read the held-out texts; on average half of Y runs again for each method and site.
 similarity: each model reads the held-out texts; 2 × d_x × d_y FLOP a row, pair of models and pair of layers.
 stitch: fronts, then forward and backward through half of Y, for each route, layer and site.
-finetune: 3 passes an epoch.
+finetune: 3 passes an epoch. surgery: a pass an epoch of the heads, and (L² - 1) / 6 for all spans that are skipped.
 Time: FLOP ÷ (rate × workers), at least that of the longest chain of cells. The rate is an assumption; the time that is
   left, said as cells finish, is measured."""
 

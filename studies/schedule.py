@@ -18,6 +18,7 @@ from studies.kinds import KINDS
 __all__ = ["Schedule", "missing"]
 
 ATTEMPTS = 2  # of a cell whose worker was lost
+PAUSE = 2.0  # seconds between two looks at cells that others are making
 
 
 def missing(folder: StudyFolder, cells: Sequence[Cell]) -> dict[str, Cell]:
@@ -59,6 +60,7 @@ class Schedule:
         self._lost: Counter[str] = Counter()
         self._ready: deque[str] = deque()
         self._running: dict[Future[str], tuple[str, float]] = {}
+        self._elsewhere: set[str] = set()
 
     def run(self, executor: Executor, workers: int, *, again: bool = False) -> None:
         """Run them.
@@ -79,13 +81,33 @@ class Schedule:
                     (self._ready.appendleft if needs[number] else self._ready.append)(number)
             while self._ready and len(self._running) < workers:
                 self._submit(executor, self._ready.popleft())
-            if not self._running:
+            if not self._running and not self._elsewhere:
                 return
-            for future in wait(self._running, return_when=FIRST_COMPLETED).done:
+            self._wait()
+
+    def _wait(self) -> None:
+        """Wait until a cell is finished, or a little, and look at those that others are making."""
+        if self._running:
+            pause = PAUSE if self._elsewhere else None
+            for future in wait(self._running, pause, return_when=FIRST_COMPLETED).done:
                 self._finish(future)
+        else:
+            time.sleep(PAUSE)
+        for number in sorted(self._elsewhere):
+            state = self.folder.state(number)
+            if state != "running":
+                self._elsewhere.remove(number)
+                if state == "waiting":  # whoever made it was killed
+                    self._ready.append(number)
+                else:
+                    self._end(number, state)
 
     def _submit(self, executor: Executor, number: str) -> None:
-        (self.folder.cell(number) / RESULT).unlink(missing_ok=True)  # done, but what it left is gone
+        if self.folder.state(number) == "running":
+            self._leave(number)
+            return
+        if not self.folder.leaves(self.todo[number]):
+            (self.folder.cell(number) / RESULT).unlink(missing_ok=True)  # done, but what it left is gone
         began = time.monotonic()
         future = executor.submit(self.run_cell, str(self.folder.path.resolve()), number)
         self._running[future] = (number, began)
@@ -95,6 +117,9 @@ class Schedule:
         error = future.exception()
         state = "lost" if error is not None else future.result()
         cell, seconds = self.todo[number], time.monotonic() - began
+        if state == "busy":
+            self._leave(number)
+            return
         if state == "lost":
             self._lost[number] += 1
             if self._lost[number] < ATTEMPTS:
@@ -106,15 +131,24 @@ class Schedule:
                 f"Its worker was lost {ATTEMPTS} times: was it killed, or out of memory?\n{error!r}\n",
             )
             state = "failed"
+        if state == "done":
+            self.seconds.setdefault(cell.kind, []).append(seconds)
+        self._end(number, state, f"{seconds:.0f} s")
+
+    def _leave(self, number: str) -> None:
+        """Leave a cell to the process that has locked it, such as a job that an earlier command has submitted."""
+        self._elsewhere.add(number)
+        self.say(f"Another process is making {self.todo[number].said()}. It is waited for.")
+
+    def _end(self, number: str, state: str, time_taken: str = "by another process") -> None:
+        cell = self.todo[number]
         self.states[state] += 1
         if state == "done":
             self._order.done(number)
-            self.seconds.setdefault(cell.kind, []).append(seconds)
             self._forget(cell)
-        self.say(self._line(cell, state, seconds))
+        self.say(self._line(cell, time_taken if state == "done" else state))
 
-    def _line(self, cell: Cell, state: str, seconds: float) -> str:
-        words = {"done": f"{seconds:.0f} s", "busy": "another process is at it"}.get(state, state)
+    def _line(self, cell: Cell, words: str) -> str:
         done = sum(self.states.values())
         left = self.left()
         about = f"; about {left / 60:.0f} min left" if left is not None and left > 60 else ""

@@ -173,9 +173,11 @@ class Comparison(Work):
         stages: at which stages of the models; default: all those of the study.
         tasks: on which tasks; default: all.
         across_stages: whether models of different stages are compared, too.
+        across_tasks: whether models fine-tuned on different tasks are compared, on the texts of each of `tasks`.
     """
 
     across_stages: bool = False
+    across_tasks: bool = False
 
 
 @dataclass
@@ -218,6 +220,7 @@ class Study:
         identity: identity stitching (`evaluate.py stitch`).
         attention: maps between attention weights of each pair (`train.py fit_attention`).
         recover: a random INN on the states of each model, to be recovered (`train.py recover`).
+        surgery: fine-tuned models truncated, and without spans of their layers (`evaluate.py surgery`).
         store: folder of a store of states, so that every model is read once; `own`: inside the study's folder.
         keep: `results`: a fit's maps are removed once every cell that needs them is done; `all`: nothing is.
         assume: what the plan assumes.
@@ -238,6 +241,7 @@ class Study:
     identity: Work | None = None
     attention: Work | None = None
     recover: Work | None = None
+    surgery: Work | None = None
     store: str | None = None
     keep: Literal["all", "results"] = "all"
     assume: Assumed = field(default_factory=Assumed)
@@ -256,6 +260,8 @@ class Study:
                 raise ValueError(f"Expected `models.groups` of models, but {group} has {', '.join(unknown)}.")
         if "finetuned" in self.stages and self.finetune is None:
             raise ValueError("Expected `finetune` to say how models are fine-tuned, as `stages` has finetuned.")
+        if self.surgery is not None and "finetuned" not in self.stages:
+            raise ValueError("Expected `stages` to have finetuned, as `surgery` is of fine-tuned models.")
         if self.finetune is not None and self.finetune.copies < 1:
             raise ValueError(f"Expected `finetune.copies` to be at least 1, but got {self.finetune.copies}.")
         if self.fit is not None and self.fit.pairs_at_once < 1:
@@ -276,7 +282,7 @@ class Study:
 
     def work(self) -> dict[str, Work]:
         """The kinds of cells that are asked for, fine-tuning apart."""
-        kinds = ("fit", "inject", "similarity", "stitch", "identity", "attention", "recover")
+        kinds = ("fit", "inject", "similarity", "stitch", "identity", "attention", "recover", "surgery")
         return {kind: getattr(self, kind) for kind in kinds if getattr(self, kind) is not None}
 
     def wants(self, kind: str, stage: Stage, task: str) -> bool:

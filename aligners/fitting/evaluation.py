@@ -13,6 +13,7 @@ from aligners.fitting.alignment import Alignment
 from aligners.fitting.errors import MapErrors
 from aligners.fitting.fits import Fit
 from aligners.fitting.outcomes import outcomes
+from aligners.maps.canonical import reduced_mse
 from datamodules.protocol import PairedData, stream_of
 from datamodules.rows.reading import PairedBatch, Plan
 from similarity.algebra.moments import Moments
@@ -76,6 +77,7 @@ class ErrorsEvaluation(pl.LightningModule):
     def _rows(self, fit: Fit) -> list[dict[str, Any]]:
         found = {split: cast(MapErrors, self.errors[f"{split}/{fit.name}"]).compute() for split in self._data.splits}
         training = outcomes(self.fitted.training_record.get(fit.key), len(self.fitted.places))
+        reduced = reduced_mse(fit.aligner, len(self.fitted.places))
         parameters = sum(weight[0].numel() for weight in fit.aligner.parameters())
         return [
             {
@@ -89,6 +91,7 @@ class ErrorsEvaluation(pl.LightningModule):
                 "parameters": parameters,
                 "training": training[s],
                 **{name: _number(found["test"][name].reshape(-1)[s]) for name in HELD_OUT},
+                "mse_reduced": reduced[s],
                 **{f"{name}_fit": _number(found["fit"][name].reshape(-1)[s]) for name in FITTING},
             }
             for s, place in enumerate(self.fitted.places)

@@ -20,6 +20,7 @@ from aligners.injection.text_errors import (
     overflowing,
     text_errors,
 )
+from aligners.maps.canonical import reduced_mse
 from aligners.scoring.scores import TextScores, UnitMeans, of_unseen, per_text_sums
 from datamodules.asking import TaskBatch
 from frozen.model import FrozenModel
@@ -181,7 +182,7 @@ class Panel(nn.Module):
             yield {
                 "method": name,
                 "role": "ceiling" if name.startswith("native") else "floor",
-                **dict.fromkeys(("site_x", "site_y", *METHOD_COLUMNS, "training")),
+                **dict.fromkeys(("site_x", "site_y", *METHOD_COLUMNS, "training", "mse_reduced")),
                 **_take(columns, place, 0),
                 **dict.fromkeys(ERROR_COLUMNS),
                 "overflow": False,
@@ -200,6 +201,7 @@ class Panel(nn.Module):
         missing = dict.fromkeys((*BEHAVIOUR_COLUMNS, *ERROR_COLUMNS))
         for place, method in enumerate(self.methods):
             about = {"fitted_on": self.kind, **method.about}
+            reduced = reduced_mse(method.aligner, len(self.route.pairs))
             for s, (site_x, site_y) in enumerate(self.route.pairs):
                 yield {
                     "method": method.name,
@@ -210,6 +212,7 @@ class Panel(nn.Module):
                     "training": about["training"][s] if "training" in about else None,
                     **missing,
                     **_take(columns, place, s),
+                    "mse_reduced": reduced[s],
                     "overflow": bool(overflows[place, s]),
                 }
 

@@ -20,13 +20,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from aligners.maps.linear import Affine, deviations
 from similarity.algebra.moments import Moments
 from similarity.functional.canonical import canonical, whitening
 
-__all__ = ["CCA", "PWCCA", "SVCCA"]
+__all__ = ["CCA", "PWCCA", "SVCCA", "reduced_mse"]
 
 
 class _Canonical(Affine):
@@ -205,6 +205,13 @@ class SVCCA(_Canonical):
             "reduced_mse": self.reduced_mse.tolist(),
             "reduced_fvu": self.reduced_fvu.tolist(),
         }
+
+
+def reduced_mse(aligner: nn.Module | None, sites: int) -> list[float | None]:
+    """The squared error that Ren et al. (§4.1) report of SVCCA, on the fitting rows, by site; None of other maps."""
+    if not isinstance(aligner, SVCCA):
+        return [None] * sites
+    return [float(value) if value.isfinite() else None for value in aligner.reduced_mse]
 
 
 class PWCCA(_Canonical):

@@ -58,6 +58,7 @@ class Costs:
         kinds |= {"attention": self._attention}
         kinds |= {"inject": self._inject, "similarity": self._similarity}
         kinds |= {"stitch": self._stitch, "identity": self._identity, "finetune": self._finetune}
+        kinds |= {"surgery": self._surgery}
         return kinds[cell.kind](cell, parsed, made) if cell.kind in kinds else Cost()
 
     # ------------------------------------------------------------------ what there is
@@ -196,6 +197,16 @@ class Costs:
             disk=variants * FLOAT * size.weights,
             memory=4 * FLOAT * size.weights,  # weights, gradients, two moments
         )
+
+    def _surgery(self, cell: Cell, parsed: Namespace, made: Namespace) -> Cost:
+        """Heads train on what a front reads; a span i..j leaves L - j blocks to run, (L² - 1) / 6 passes for all."""
+        sizes = self.size(cell)
+        texts, held_out = self.texts(cell)
+        epochs = max(0, parsed.trainer.max_epochs or 0)
+        reading = sum(epochs * self._pass(size, texts) + self._pass(size, held_out) for size in sizes)
+        spans = sum(self._pass(size, held_out) * (size.layers**2 - 1) / 6 for size in sizes)
+        weights = FLOAT * sum(size.weights for size in sizes)
+        return Cost(passes=len(sizes) * (epochs + 1), flops=reading + spans, memory=weights)
 
 
 def plan_study(costs: Costs, cells: Sequence[Cell], rate: float, workers: int) -> Plan:

@@ -167,16 +167,20 @@ def _end(folder: StudyFolder) -> None:
 
 @contextmanager
 def _ended_cleanly() -> Iterator[None]:
-    """Within it, SIGTERM ends the study as Ctrl-C does: its workers are ended, too."""
+    """Within it, SIGTERM and a closed terminal end the study as Ctrl-C does: its workers and jobs are ended, too."""
 
     def end(number: int, _: Any) -> NoReturn:
         raise SIGTERMException(128 + number)
 
-    before = signal.signal(signal.SIGTERM, end)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:  # as nohup does
+            signal.signal(number, end)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _check_files(words: Sequence[str]) -> None:

@@ -30,6 +30,7 @@ STATES, ATTENTION = "states", "attention weights"  # what is mapped
 ERRORS = {STATES: {"inject": True, "fit": False}, ATTENTION: {"attention": True}}  # kind -> whether texts are held out
 LEAST_SITE = 1  # of the papers' means over layers: the first block, without the embeddings
 KEYS = ("task", "stage", "stage_x", "stage_y", "group_x", "group_y", "rows")  # missing: not told apart
+TUNED = ("tuned", "tuned_x", "tuned_y")  # the task that a model was fine-tuned on
 
 
 class Frames:
@@ -66,12 +67,14 @@ class Frames:
         """Short names of all models, in the order of the study."""
         return list(dict.fromkeys(self._short.values()))
 
-    def of(self, kind: str, *columns: str) -> pd.DataFrame:
+    def of(self, kind: str, *columns: str, other_tasks: bool = False) -> pd.DataFrame:
         """The rows of a kind.
 
         Args:
             kind: of the cells.
             columns: that the rows must have, with at least one value each.
+            other_tasks: whether rows of models that were fine-tuned on another task than that of the row are among
+                them.
 
         Raises:
             Missing: there are no such rows.
@@ -79,6 +82,7 @@ class Frames:
         if kind not in self._collected:
             raise Missing(f"the study has no rows of kind `{kind}`")
         frame = self._collected[kind]
+        frame = frame if other_tasks else _of_their_task(frame)
         lacking = [name for name in columns if name not in frame.columns or bool(frame[name].isna().all())]
         if lacking:
             raise Missing(f"the rows of kind `{kind}` have no {', '.join(f'`{name}`' for name in lacking)}")
@@ -154,6 +158,14 @@ def _with_keys(frame: pd.DataFrame) -> pd.DataFrame:
 def _models(frame: pd.DataFrame) -> list[str]:
     columns = [frame[name] for name in ("model_x", "model_y", "model") if name in frame.columns]
     return [str(name) for column in columns for name in column.dropna().unique()]
+
+
+def _of_their_task(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows whose models, if they are fine-tuned, are so on the task of the row."""
+    for side in TUNED:
+        if side in frame.columns:
+            frame = frame[frame[side].isna() | (frame[side] == frame["task"])]
+    return frame
 
 
 def _overflowed(frame: pd.DataFrame) -> pd.Series:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from reports.study.contents import Figure, Missing, Table
 from reports.study.frames import STATES, Frames
-from reports.study.papers import brown, phang, ren_figures, ren_tables, wu
+from reports.study.papers import brown, phang, phang_surgery, ren_figures, ren_tables, wu, wu_tuning
 
 __all__ = ["CONTENTS", "Found", "Made", "check_names", "make"]
 
@@ -47,6 +47,8 @@ CONTENTS: dict[str, Callable[[Frames], Table | Figure]] = {
             "attention_pwcca",
         ),
     ),
+    "wu_figure_5": partial(wu_tuning.tuned_map, name="wu_figure_5", measure="cka", paper="Figure 5"),
+    "wu_figure_6": partial(wu_tuning.tuned_map, name="wu_figure_6", measure="attnsim_js", paper="Figure 6"),
     "wu_figure_7": partial(wu.localization, name="wu_figure_7"),
     "wu_figure_8": partial(
         wu.block_map,
@@ -57,6 +59,9 @@ CONTENTS: dict[str, Callable[[Frames], Table | Figure]] = {
     "wu_table_1": wu.freezing,
     "phang_figure_1": phang.layer_maps,
     "phang_clusters": phang.clusters,
+    "phang_figure_3": phang_surgery.truncation,
+    "phang_figure_4": phang_surgery.skipping,
+    "phang_figure_7": phang.between_models,
     "brown_figure_2_cka": brown.cka_by_layer,
     "brown_figure_2_stitching": brown.stitching_by_layer,
     "brown_figure_3": partial(

@@ -18,6 +18,7 @@ def counts(cells: list[Cell]) -> dict[str, int]:
 
 
 ALL: dict[str, Any] = {"similarity": {}, "stitch": {}, "identity": {}, "recover": {}, "attention": {}, "finetune": {}}
+ALL["surgery"] = {}
 
 
 def test_every_kind_of_cell() -> None:
@@ -35,6 +36,7 @@ def test_every_kind_of_cell() -> None:
         "attention": pairs,
         "similarity": 2 * 3,
         "identity": 2 * 3,
+        "surgery": 3 * 2,  # of fine-tuned models alone
     }
     assert len({cell.id for cell in cells}) == len(cells)
 
@@ -100,6 +102,30 @@ def test_similarity_is_one_cell_of_all_models_or_one_of_each_pair() -> None:
     across = [cell for cell in cells_of(**{**only, **stages}) if cell.kind == "similarity"]
     assert [len(cell.models) for cell in across] == [6]
     assert across[0].stage is None
+
+
+def test_models_tuned_on_all_tasks_are_compared_on_the_texts_of_each() -> None:
+    stages = {"stages": ["pretrained", "finetuned"], "finetune": {}, "tasks": {"t": {"text": "a"}, "u": {"text": "b"}}}
+    compared = {"across_stages": True, "across_tasks": True, "tasks": ["u"]}
+    (cell,) = (
+        cell for cell in cells_of(**stages, fit=None, inject=None, similarity=compared) if cell.kind == "similarity"
+    )
+    assert cell.task == "u"
+    assert [(model.name, model.tuned_on) for model in cell.models[:5]] == [
+        ("m0", None), ("m1", None), ("m2", None), ("m0", "t"), ("m0", "u")
+    ]  # fmt: skip
+    assert len({model.path for model in cell.models}) == 3 + 3 * 2
+
+
+def test_surgery_is_of_all_fine_tunings_of_a_model_with_the_model_beside_them() -> None:
+    cell = next(
+        cell
+        for cell in cells_of(stages=["finetuned"], finetune={"copies": 2}, fit=None, inject=None, surgery={})
+        if cell.kind == "surgery"
+    )
+    assert [model.name for model in cell.models] == ["m0", "m0#2", "m0"]
+    assert cell.options["data"] == {"models": [model.path for model in cell.models[:2]], "bases": ["m0"]}
+    assert len(cell.needs) == 2
 
 
 def test_a_model_with_itself_is_fitted_where_asked_for() -> None:

@@ -12,7 +12,8 @@ from studies.folder import StudyFolder
 from studies.status import failures, status_table
 from tests.cells import begun, finish
 
-KEYS = ["cell", "kind", "task", "stage", "model_x", "model_y", "stage_x", "stage_y", "group_x", "group_y"]
+KEYS = ["cell", "kind", "task", "stage", "model_x", "model_y", "stage_x", "stage_y"]
+KEYS += ["tuned_x", "tuned_y", "group_x", "group_y"]
 MODELS = {"names": ["a", "b", "c"], "groups": {"first": ["a"], "second": ["b", "c"]}}
 
 
@@ -28,18 +29,19 @@ def test_rows_say_what_they_are_about_in_the_studys_words(tmp_path: Path) -> Non
     rows = [{"model_x": x, "model_y": y, "fvu": 0.5}, {"model_x": y, "model_y": x, "fvu": 0.25}]
     leave(folder, fit, rows=rows)
     tuned = next(cell for cell in cells if cell.kind == "finetune")
-    leave(folder, tuned, rows=[{"base": "a", "score": 0.9}])
+    leave(folder, tuned, rows=[{"base": "a", "score": 0.9, "kind": "none"}], meta={"majority_score": 0.5})
     found = tables(folder)
     assert list(found["fit"].columns) == [*KEYS, "fvu"]
     first, second = found["fit"].to_dict("records")
     about = {"cell": fit.id, "kind": "fit", "task": "t", "stage": "finetuned", "fvu": 0.5}
     assert first == {
-        **about, "model_x": "a", "model_y": "b", "stage_x": "finetuned", "stage_y": "finetuned", "group_x": "first",
-        "group_y": "second",
+        **about, "model_x": "a", "model_y": "b", "stage_x": "finetuned", "stage_y": "finetuned", "tuned_x": "t",
+        "tuned_y": "t", "group_x": "first", "group_y": "second",
     }  # fmt: skip
     assert (second["model_x"], second["model_y"], second["group_x"]) == ("b", "a", "second")
     (row,) = found["finetune"].to_dict("records")
     assert (row["model_x"], row["model_y"], row["stage"]) == ("a", None, "pretrained")
+    assert (row["kind"], row["condition"], row["majority_score"]) == ("finetune", "none", 0.5)
 
 
 def test_rows_across_stages_have_none_of_their_own(tmp_path: Path) -> None:

@@ -60,6 +60,20 @@ def test_two_commands_do_not_run_one_study(tmp_path: Path) -> None:
         pass
 
 
+def test_what_killed_workers_left_goes_but_not_what_others_are_writing(tmp_path: Path) -> None:
+    folder, cells = begun(tmp_path)
+    mine, theirs = (folder.cell(cell.id) / "run" / ".result.json.unfinished" for cell in cells[:2])
+    for file in (mine, theirs):
+        file.parent.mkdir()
+        file.touch()
+    with locked(mine.parents[1]):
+        pass  # it has been run
+    with locked(theirs.parents[1]):
+        again(folder)
+    assert not mine.exists()
+    assert theirs.exists()
+
+
 def test_states(tmp_path: Path) -> None:
     folder, cells = begun(tmp_path)
     number = cells[0].id

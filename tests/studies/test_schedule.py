@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from studies.cells import Cell
-from studies.folder import ERROR, RESULT, StudyFolder
+from studies.folder import ERROR, RESULT, StudyFolder, locked
 from studies.schedule import Schedule, missing
 from tests.cells import Inline, begun, finish
 
@@ -78,6 +78,50 @@ def test_a_lost_worker_costs_its_cell_a_second_attempt(tmp_path: Path, capsys: p
     assert folder.state(cells[2].id) == "failed"
     assert "lost 2 times" in (folder.cell(cells[2].id) / ERROR).read_text()
     assert "It is run once more" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_cell_that_is_being_made_elsewhere_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: bool
+) -> None:
+    """As by a job that a command has submitted before it was killed. If that is killed, too, the cell runs here."""
+    monkeypatch.setattr("studies.schedule.PAUSE", 0.01)
+    folder, cells = begun(tmp_path)
+    number, ran, said = cells[0].id, [], []
+    elsewhere = locked(folder.cell(number))
+    elsewhere.__enter__()
+
+    def say(line: str) -> None:
+        said.append(line)
+        if line == "Another process is making fit m0 – m1, t, pretrained. It is waited for.":
+            if finished:
+                finish(str(tmp_path), number)
+            elsewhere.__exit__(None, None, None)
+
+    def run(study: str, cell: str) -> str:
+        ran.append(cell)
+        return finish(study, cell)
+
+    Schedule(folder, cells, run, say).run(Inline(), 1)
+    assert (number in ran) is not finished
+    assert len(ran) == len(cells) - finished
+    assert any("by another process" in line for line in said) is finished
+    assert missing(folder, cells) == {}
+
+
+def test_a_job_that_finds_its_cell_taken_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("studies.schedule.PAUSE", 0.01)
+    folder, cells = begun(tmp_path)
+    taken = [cells[0].id]
+
+    def run(study: str, number: str) -> str:
+        if number in taken:  # locked when the job began
+            taken.remove(number)
+            return "busy"
+        return finish(study, number)
+
+    Schedule(folder, cells, run, print).run(Inline(), 1)
+    assert missing(folder, cells) == {}
 
 
 def test_what_a_cell_needs_is_made_again_if_it_is_gone(tmp_path: Path) -> None:

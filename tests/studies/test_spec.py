@@ -56,6 +56,7 @@ def test_a_pair_that_does_not_exist_is_refused(pairs: dict[str, Any], said: str)
         ({"inject": {"tasks": ["u"]}}, "`inject.tasks` out of t, .* got u"),
         ({"models": {"names": ["a"], "groups": {"g": ["b"]}}}, "`models.groups` of models, but g has b"),
         ({"finetune": {"copies": 0}}, "`finetune.copies` to be at least 1"),
+        ({"surgery": {}}, "`stages` to have finetuned, as `surgery`"),
     ],
 )
 def test_a_study_that_contradicts_itself_is_refused(changes: dict[str, Any], said: str) -> None:
@@ -68,7 +69,7 @@ def test_a_study_that_contradicts_itself_is_refused(changes: dict[str, Any], sai
     [
         ({"modles": []}, "keys of a study file out of name, models, tasks.*but got modles"),
         ({"pairs": {"randm": 3}}, "keys of `pairs` out of random, seed, given, same, but got randm"),
-        ({"similarity": {"across": True}}, "keys of `similarity` out of .*across_stages, but got across"),
+        ({"similarity": {"across": True}}, "keys of `similarity` out of .*across_stages, across_tasks, but got across"),
         ({"models": {"name": "a"}}, "keys of `models` out of names, seeds, groups"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The figures of Phang et al. 2021: layer against layer before and after fine-tuning, and the clusters in them."""
+"""The CKA maps of Phang et al. 2021: layer against layer before and after fine-tuning, and the clusters in them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from reports.study.contents import Cell, Column, Figure, HeatPanel, Missing, Tab
 from reports.study.frames import Frames, by, kind_words, place_words
 from reports.study.papers.choosing import known
 
-__all__ = ["clusters", "layer_maps", "two_clusters"]
+__all__ = ["between_models", "clusters", "layer_maps", "two_clusters", "without_copy"]
 
 LEAST_LAYERS = 4  # of a map in which clusters mean something
 MOST_BASES = 4  # of which each has maps of its own; of more, maps are means
 COPY = r"#\d+$"  # ends the name of a further fine-tuning of a model
+AND = " and "
 Grid = NDArray[np.float64]
 
 
@@ -28,7 +29,7 @@ class Comparison(NamedTuple):
     Attributes:
         name: as the paper has it.
         stages: of the two models.
-        models: "one and the same", "of one base" (fine-tuned twice, or fine-tuned and not), or "of two bases".
+        models: "one and the same", or "of one base" (fine-tuned twice, or fine-tuned and not).
         up: whose layers go up.
         across: whose go across.
     """
@@ -46,7 +47,6 @@ COMPARISONS = (
     Comparison("FT–ORIG", BOTH, "of one base", "FT", "ORIG"),
     Comparison("FT–FT", FT, "one and the same", "FT", "FT"),
     Comparison("FT[1]–FT[2]", FT, "of one base", "FT[1]", "FT[2]"),
-    Comparison("FT–FT of two models", FT, "of two bases", "FT", "FT of another"),
 )
 
 
@@ -72,6 +72,35 @@ def layer_maps(frames: Frames) -> Figure:
         limits=(0.0, 1.0),
         values=values,
         findings=_said(frames),
+    )
+
+
+def between_models(frames: Frames) -> Figure:
+    """Phang et al., Figure 7: CKA of all layers of fine-tuned models of two bases, task by task."""
+    frame = _ckas(frames)
+    frame = frame[(frame["models"] == "of two bases") & (frame["stages"] == FT)]
+    if frame.empty:
+        raise Missing("no CKA between fine-tuned models of two bases")
+    panels, values = [], []
+    for (task, kind, pair), own in by(frame, "task", "rows", "base"):
+        up, across = (sorted({int(layer) for layer in own[f"layer_{side}"]}) for side in "xy")
+        grid, title = _mean_grid(own, up, across), place_words(task, kind_words(kind), pair)
+        ends = str(pair).split(AND) if AND in str(pair) else ["one", "another"]
+        panels.append(HeatPanel(title, grid, [str(layer) for layer in up], [str(layer) for layer in across],
+                                up=f"layer, {ends[0]}", across=f"layer, {ends[1]}"))  # fmt: skip
+        values += [{"panel": title, "layer_up": up[i], "layer_across": across[j], "cka": float(value)}
+                   for (i, j), value in np.ndenumerate(grid)]  # fmt: skip
+    models = len(set(frame["model_x"]) | set(frame["model_y"]))
+    return Figure(
+        "phang_figure_7",
+        "CKA between fine-tuned models of different bases (Phang et al., Figure 7)",
+        f"Linear CKA of each layer of one fine-tuned model (up) to each of another (across), mean over the pairs of "
+        f"{models} models that two bases have, on held-out texts.",
+        "Heat maps of CKA between the layers of fine-tuned models, one for each task and pair of bases.",
+        panels,
+        "CKA",
+        limits=(0.0, 1.0),
+        values=values,
     )
 
 
@@ -136,9 +165,7 @@ def _runs(layers: list[int]) -> bool:
 
 def _grids(frames: Frames) -> list[tuple[str, Comparison, Grid, list[int], int]]:
     """Title, comparison, mean CKA (L, L), layers and number of models, of every map that there is."""
-    frame = frames.of("similarity", "value")
-    frame = _compared(frame[(frame["measure"] == "cka") & (frame["features"] == "raw")])
-    found = []
+    frame, found = _ckas(frames), []
     for (task, kind, base), own in by(frame, "task", "rows", "base"):
         for comparison in COMPARISONS:
             chosen = own[(own["models"] == comparison.models) & (own["stages"] == comparison.stages)]
@@ -146,32 +173,43 @@ def _grids(frames: Frames) -> list[tuple[str, Comparison, Grid, list[int], int]]
             if layers:
                 models = len(set(chosen["model_x"]) | set(chosen["model_y"]))
                 title = place_words(task, kind_words(kind), base, comparison.name)
-                found.append((title, comparison, _mean_grid(chosen, layers), layers, models))
+                found.append((title, comparison, _mean_grid(chosen, layers, layers), layers, models))
     if not found:
         raise Missing("no CKA of pretrained or fine-tuned models: the maps need cells of these stages")
     return found
 
 
+def without_copy(models: pd.Series) -> pd.Series:
+    """The models that these are fine-tunings of."""
+    return models.str.replace(COPY, "", regex=True)
+
+
+def _ckas(frames: Frames) -> pd.DataFrame:
+    """CKA of all layers, with the columns of `_compared`."""
+    frame = frames.of("similarity", "value")
+    return _compared(frame[(frame["measure"] == "cka") & (frame["features"] == "raw")])
+
+
 def _compared(frame: pd.DataFrame) -> pd.DataFrame:
     """The rows with the columns `stages`, `models` (see `Comparison`), and `base`: none, if bases are many or equal."""
     stages = [frozenset([x, y]) for x, y in zip(frame["stage_x"], frame["stage_y"], strict=True)]
-    bases = [frame[f"model_{side}"].str.replace(COPY, "", regex=True) for side in "xy"]
+    bases = [without_copy(frame[f"model_{side}"]) for side in "xy"]
     same = frame["model_x"] == frame["model_y"]
     models = np.where(bases[0] != bases[1], "of two bases", np.where(same, "one and the same", "of one base"))
     crossed = np.array([own == BOTH for own in stages], dtype=bool)  # stages of one model are two models of one base
     models = np.where(crossed & (models == "one and the same"), "of one base", models)
     every = set(bases[0]) | set(bases[1])
-    named = bases[0].where(bases[0] == bases[1], bases[0] + " and " + bases[1])
+    named = bases[0].where(bases[0] == bases[1], bases[0] + AND + bases[1])
     return frame.assign(stages=stages, models=models, base=named if 1 < len(every) <= MOST_BASES else None)
 
 
-def _mean_grid(chosen: pd.DataFrame, layers: list[int]) -> Grid:
+def _mean_grid(chosen: pd.DataFrame, rows: list[int], columns: list[int]) -> Grid:
     """Mean over models or pairs; fine-tuned layers up where one of the two is the original."""
     turned = (chosen["stage_x"] == "pretrained") & (chosen["stage_y"] == "finetuned")
     up = chosen["layer_x"].where(~turned, chosen["layer_y"])
     across = chosen["layer_y"].where(~turned, chosen["layer_x"])
     means = chosen["value"].groupby([up, across]).mean()
-    return np.array([[means.get((a, b), np.nan) for b in layers] for a in layers], dtype=float)
+    return np.array([[means.get((a, b), np.nan) for b in columns] for a in rows], dtype=float)
 
 
 def _said(frames: Frames) -> list[str]:

@@ -153,7 +153,8 @@ NUMBERS = {
         "attention": 16,
     },
     "wu": {"untrained": 7, "similarity": 2},
-    "phang": {"finetune": 30, "similarity": 5},
+    "wu_tuned": {"finetune": 8, "similarity": 1},
+    "phang": {"finetune": 15 * 2, "similarity": 5, "surgery": 15},
     "brown": {"similarity": 1, "identity": 1},
 }
 

@@ -53,7 +53,9 @@ def inject(tasks: Sequence[str], models: Sequence[str]) -> Iterator[dict[str, An
                             mse *= 2 if stage == "finetuned" else 1
                             yield {**base, **nothing, "role": role, "method": method, "site_x": site_x,
                                    "site_y": site_y, "score": 0.9 - mse, "agreement": 1 - mse, "penalty": mse,
-                                   "mse": mse, "mse_fit": 0.8 * mse, "relative_error": mse**0.5, "fvu": min(mse, 1),
+                                   "mse": mse, "mse_fit": 0.8 * mse,
+                                   "mse_reduced": 0.5 * mse if method == "linear" else None,
+                                   "relative_error": mse**0.5, "fvu": min(mse, 1),
                                    "fvu_fit": 0.8 * mse, "fvu_inverse": None}  # fmt: skip
 
 
