@@ -13,8 +13,9 @@ from aligners.maps.linear import Identity, Linear, Mean, Procrustes
 from aligners.maps.mlp import MLP
 from aligners.maps.permutation import Permutation
 from aligners.storage.bank import load_bank
+from aligners.universe.through import ThroughSpace
 
 __all__ = [
     "CCA", "INN", "MLP", "PWCCA", "SVCCA", "AffineLayer", "Aligner", "FreeForm", "Identity", "Linear", "LowRank",
-    "Mean", "Orthogonal", "Permutation", "Procrustes", "load_bank",
+    "Mean", "Orthogonal", "Permutation", "Procrustes", "ThroughSpace", "load_bank",
 ]  # fmt: skip

@@ -18,12 +18,14 @@ from aligners.fitting.alignment import Alignment
 from aligners.fitting.parts import take_sites
 from aligners.stitching.training import Stitching
 from aligners.storage.bank import StoredBank, save_bank
+from aligners.universe.storage import pair_banks
 from callbacks.interruption import Interruption
 from datamodules.many_pairs import ManyPairs
+from datamodules.universe import UniverseStates
 from reports.names import file_names
 from storage.whole import check_folder, whole_file
 
-__all__ = ["SaveAligners", "SavePairs", "SaveStitching", "WholeCheckpoints"]
+__all__ = ["SaveAligners", "SavePairs", "SaveStitching", "SaveUniverse", "WholeCheckpoints", "save_universe"]
 
 STEPS_BETWEEN_ASKING = 20
 
@@ -201,6 +203,39 @@ class SavePairs(SaveAligners):
             path = self._path(trainer, f"pairs/{pair}/{self.final}")
             save_bank(replace(take_sites(bank, places), data=described, data_config=config), path)
         print(f"Saved {len(data.numbers)} files {self._path(trainer, 'pairs')}/*/{self.final}")
+
+
+class SaveUniverse(SaveAligners):
+    """Writes `last.ckpt` as a universe is fitted, and its files when it is complete: see `save_universe`.
+
+    Args:
+        folder: where to write; default: beside the run's other files.
+        every_n_epochs: how often `last.ckpt` is renewed.
+        every_n_minutes: how often it is renewed within an epoch and while moments are read.
+    """
+
+    final = "universe.ckpt"
+
+    def _finish(self, bank: StoredBank, trainer: pl.Trainer) -> None:
+        save_universe(bank, cast(UniverseStates, cast(Any, trainer).datamodule), self._path(trainer, self.final))
+
+
+def save_universe(bank: StoredBank, data: UniverseStates, path: Path) -> None:
+    """Write a universe, and the maps between each two models as pairs/X--Y/aligners.ckpt, as `train.py fit` would.
+
+    Args:
+        bank: the universe.
+        data: its data module.
+        path: of the universe.
+    """
+    save_bank(bank, path)
+    names, count = file_names(data.models), 0
+    for i, j, pair in pair_banks(bank):
+        described, config = data.described_pair(i, j)
+        place = path.parent / "pairs" / f"{names[data.models[i]]}--{names[data.models[j]]}" / SaveAligners.final
+        save_bank(replace(pair, data=described, data_config=config), place)
+        count += 1
+    print(f"Saved {path}, and its maps in {count} files {path.parent / 'pairs'}/*/{SaveAligners.final}")
 
 
 class SaveStitching(_Save):

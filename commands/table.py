@@ -22,6 +22,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "fit_pairs": "Fit aligners of many pairs of models at once, in one bank.",
         "recover": "Fit maps to random bijections of a model's states, and measure how well each is found.",
         "stitch": "Train stitching layers through frozen tails, and report what they cost.",
+        "universe": "Fit one shared space for many models, with a bijection from each.",
         "untrained": "Save a model's untrained twin.",
         "validate": "Show the figures of a checkpoint's aligners on the validation texts.",
     },

@@ -23,6 +23,7 @@ KINDS = {
     "similarity": "reports.similarity.report",
     "stitching": "reports.stitching.report",
     "surgery": "reports.surgery",
+    "universe": "reports.universe",
 }
 
 

@@ -100,10 +100,9 @@ class Alignment(pl.LightningModule):
         self.gradient_clip, self.products = gradient_clip, check_products(products)
         self.forward_maps, self.backward_maps = nn.ModuleDict(), nn.ModuleDict()
         self.moments: Moments | None = None
-        self.reading = Reading()
+        self.reading, self.divergence = Reading(), Divergence()
         self.data: dict[str, Any] = {}
         self.data_config: dict[str, Any] = {}
-        self.divergence = Divergence()
         self.training_record: dict[str, dict[str, Any]] = {}
         self.validated_at: int | None = None
         self._complete = False
@@ -282,9 +281,12 @@ class Alignment(pl.LightningModule):
         split = ("validation", "train")[dataloader_idx]
         for fit in self.fits():
             if (split, fit) not in self._errors:
-                means = fit.orient(self.moments.mean_x, self.moments.mean_y)
-                self._errors[split, fit] = MapErrors(*means).to(self.device)
+                self._errors[split, fit] = MapErrors(*self.means(fit)).to(self.device)
             self._errors[split, fit].update(fit.aligner, *fit.orient(batch.x, batch.y), batch.rows.unseen)
+
+    def means(self, fit: Fit) -> tuple[Tensor, Tensor]:
+        """Means of source and target on the fitting rows, (S, d) each."""
+        return fit.orient(cast(Moments, self.moments).mean_x, cast(Moments, self.moments).mean_y)
 
     def on_validation_epoch_end(self) -> None:
         """Log all figures of all aligners and sites, and keep those of the validation texts."""
@@ -298,8 +300,7 @@ class Alignment(pl.LightningModule):
                 self.validation_figures[fit] = figures
             for figure, values in figures.items():
                 if not values.isnan().all():
-                    # The metric has already been reduced over ranks.
-                    self.log_dict(self._keys(split, fit, figure, values.float()), rank_zero_only=True)
+                    self.log_dict(self._keys(split, fit, figure, values.float()), rank_zero_only=True)  # of all ranks
 
     def banks(self) -> dict[str, Aligner]:
         """The trained banks by their keys."""
@@ -379,9 +380,9 @@ class Alignment(pl.LightningModule):
         stored = checkpoint[ALIGNMENT]
         if stored.get("format", 1) == 1:
             raise ValueError(
-                "Expected a checkpoint to go on from whose epochs are those of training, but this one, of an earlier "
-                "version, counts the reading of moments as its first. Go on with the version that wrote it, or fit "
-                "anew. Its maps can still be measured: `evaluate.py inject --checkpoints`."
+                "Expected a checkpoint whose epochs are those of training, but this one, of an earlier version, counts "
+                "the reading of moments as its first. Go on with the version that wrote it, or fit anew. Its maps can "
+                "still be measured: `evaluate.py inject --checkpoints`."
             )
         refuse_other_models(stored["data"]["models"], self.data["models"], "The checkpoint")
         if self.trainer.state.fn == "fit":

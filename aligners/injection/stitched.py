@@ -19,10 +19,15 @@ def between_two_models(bank: StoredBank) -> StoredBank:
         bank: of `train.py fit`, which is one, or of `train.py stitch`.
 
     Raises:
-        ValueError: layers were trained between other than two models.
+        ValueError: layers were trained between other than two models, or the file is a whole universe.
     """
     if bank.command == "fit":
         return bank
+    if bank.command == "universe":
+        raise ValueError(
+            f"Expected a checkpoint of two models, but {bank.path} holds a universe of "
+            f"{len(bank.data['models'])}. Name one of the files pairs/X--Y/aligners.ckpt beside it."
+        )
     config, models = bank.data_config, bank.data["models"]
     if len(models) != 2:
         raise ValueError(

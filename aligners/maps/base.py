@@ -33,7 +33,8 @@ class Aligner(nn.Module, ABC):
         closed_form: `fit` is the whole fit; nothing is left to train.
         needs_equal_width: the map exists only for d_x = d_y.
         both_ways: trained as a map from X to Y and, through its inverse, from Y to X.
-        registry: every aligner class by its name, which is how a checkpoint refers to it.
+        registry: every aligner class by its name, which is how a checkpoint refers to it, but for those that are
+            defined with `registered=False`: they are no bank of independent maps.
     """
 
     registry: ClassVar[dict[str, type[Aligner]]] = {}
@@ -43,9 +44,10 @@ class Aligner(nn.Module, ABC):
     needs_equal_width: bool = False
     both_ways: bool = False
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, registered: bool = True, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        Aligner.registry[cls.__name__] = cls
+        if registered:
+            Aligner.registry[cls.__name__] = cls
 
     def __init__(self, sites: int, d_x: int, d_y: int) -> None:
         super().__init__()

@@ -50,7 +50,7 @@ class StoredBank:
         path: the file.
     """
 
-    command: Literal["fit", "stitch"]
+    command: Literal["fit", "stitch", "universe"]
     maps: dict[str, dict[str, Aligner]]
     pairs: dict[str, list[tuple[int, int]]]
     data: dict[str, Any]

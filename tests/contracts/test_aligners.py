@@ -61,8 +61,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "low rank, drawn": ("LowRank", {"rank": 2, "start": "random"}),
     "orthogonal": ("Orthogonal", {"start": "identity"}),
     "orthogonal, drawn": ("Orthogonal", {"start": "random"}),
+    "through a space": ("ThroughSpace", {"network": {"class": "INN", "options": {"couplings": 2, "hidden": 7}}}),
+    "through a linear space": ("ThroughSpace", {"network": {"class": "Procrustes", "options": {"scale": True}}}),
 }
-BY_GRADIENT = ("inn", "mlp", "free form", "affine", "low rank", "orthogonal")
+BY_GRADIENT = ("inn", "through a space", "mlp", "free form", "affine", "low rank", "orthogonal")
 
 
 def known() -> dict[str, type[Aligner]]:
@@ -262,7 +264,10 @@ def test_single_precision_is_the_double_one_to_its_own_accuracy(case: str) -> No
 def test_the_seed_alone_decides(case: str) -> None:
     one, again, other = (build(case, seed=seed).state_dict() for seed in (0, 0, 1))
     assert all(torch.equal(one[name].nan_to_num(), again[name].nan_to_num()) for name in one)
-    drawn = CASES[case][0] in ("INN", "MLP", "FreeForm") or CASES[case][1].get("start") == "random"
+    kind, options = CASES[case]
+    drawn = (
+        options.get("network", {}).get("class", kind) in ("INN", "MLP", "FreeForm") or options.get("start") == "random"
+    )
     if not drawn:
         assert all(torch.equal(one[name].nan_to_num(), other[name].nan_to_num()) for name in one)
     else:

@@ -1,0 +1,248 @@
+"""Every map of a universe measured on held-out texts, beside maps fitted pair by pair."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import lightning.pytorch as pl
+from torch import Tensor, nn
+
+from aligners.fitting.errors import MapErrors
+from aligners.fitting.outcomes import outcomes
+from aligners.maps.base import Aligner
+from aligners.storage.bank import BACKWARD, FORWARD, StoredBank
+from aligners.universe.directions import directions
+from aligners.universe.joint import JointMoments, all_pairs, paired_rows
+from aligners.universe.storage import universes_of
+from aligners.universe.universe import NETWORK, Universe
+from datamodules.protocol import stream_of
+from datamodules.rows.reading import PairedBatch, Plan
+from datamodules.universe import UniverseStates
+from similarity.algebra.moments import Moments
+from similarity.moments import MomentsMetric
+
+__all__ = ["UniverseEvaluation"]
+
+FIGURES = ("mse", "relative_error", "fvu", "fvu_unseen")
+
+
+@dataclass(frozen=True)
+class _Way:
+    """A way between models, as `MapErrors` takes it; with a way back, its round trip is measured."""
+
+    there: Callable[[Tensor], Tensor]
+    back: Callable[[Tensor], Tensor] | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.there(x)
+
+    @property
+    def invertible(self) -> bool:
+        return self.back is not None
+
+    def inverse(self, y: Tensor) -> Tensor:
+        return cast(Callable[[Tensor], Tensor], self.back)(y)
+
+
+class UniverseEvaluation(pl.LightningModule):
+    """Measures all k (k − 1) maps of a universe, of its closed forms, and of pairwise fits, on the same held-out rows.
+
+    Attributes:
+        rows: of the report, one for each map, ordered pair of models and site.
+        meta: what holds for all of them.
+        report_tables: the directions of the shared space.
+
+    Args:
+        stored: the universe.
+        against: maps of pairs of its models, of `train.py fit` or `fit_pairs`, at the same sites.
+
+    Raises:
+        ValueError: a file in `against` has other models or sites.
+    """
+
+    def __init__(self, stored: StoredBank, against: Sequence[StoredBank] = ()) -> None:
+        super().__init__()
+        self.stored = stored
+        self.universes = nn.ModuleDict(universes_of(stored))
+        self.models = len(stored.data["models"])
+        self.pairs = [(pair, bank) for bank in against for pair in [_numbers(bank, stored)]]
+        self.pair_maps = nn.ModuleList(maps for _, bank in self.pairs for maps in _maps(bank))
+        self.rows: list[dict[str, Any]] = []
+        self.meta: dict[str, Any] = {}
+        self.report_tables: dict[str, Any] = {}
+
+    @property
+    def _data(self) -> UniverseStates:
+        return cast(UniverseStates, stream_of(self.trainer, UniverseStates))
+
+    def setup(self, stage: str) -> None:
+        """Begin with no rows."""
+        self._data.plan(Plan(measured=self.stored.seen))
+        self.errors = nn.ModuleDict()
+        self.embedded = MomentsMetric(
+            len(all_pairs(self.models)) * len(self.stored.data["sites"]), *(next(iter(self._all())).d_x,) * 2
+        )
+        joint = JointMoments.of(cast(Moments, self.stored.moments), self.models)
+        self.means = joint.mean.to(self.device)
+
+    def _all(self) -> Iterator[Universe]:
+        return cast(Iterator[Universe], iter(self.universes.values()))
+
+    # ------------------------------------------------------------------ the pass
+
+    def test_step(self, batch: PairedBatch, batch_idx: int) -> None:
+        """Add the errors of every map on one batch."""
+        means = self.means.flatten(0, 1)
+        for name, universe in cast(Mapping[str, Universe], self.universes).items():
+            embedded = universe.embed(batch.x)
+            for shift in range(1, self.models):
+                way = _Way(lambda _, u=universe, z=embedded, by=shift: u.predicted(z, by))
+                self._add(f"{name}/{shift}", way, (means, means), batch.x, batch.x, batch)
+            if universe.maps.bijective:
+                self._trips(name, universe, batch)
+            if name == NETWORK:
+                self.embedded.update(*paired_rows(embedded, self.models))
+        self._against(batch)
+
+    def _trips(self, name: str, universe: Universe, batch: PairedBatch) -> None:
+        """Into the space and back, and from a model over two others back to it."""
+        means, last = self.means.flatten(0, 1), self.models - 2
+
+        def over_two(x: Tensor) -> Tensor:
+            return universe.predicted(universe.embed(universe.predicted(universe.embed(x), 1)), 1)
+
+        cycle = _Way(over_two, lambda y: universe.predicted(universe.embed(y), last))
+        self._add(f"{name}/cycle", cycle, (means, means), batch.x, batch.x, batch)
+        self._add(f"{name}/trip", _Way(universe.embed, universe.maps.inverse), (means, means), batch.x, batch.x, batch)
+
+    def _against(self, batch: PairedBatch) -> None:
+        states = batch.x.unflatten(0, (self.models, -1))
+        for p, ((i, j), bank) in enumerate(self.pairs):
+            for name, (source, target), way in _ways(bank, i, j):
+                means = (self.means[source], self.means[target])
+                self._add(f"pair/{p}/{name}/{source}", way, means, states[source], states[target], batch)
+
+    def _add(self, key: str, way: _Way, means: tuple[Tensor, Tensor], x: Tensor, y: Tensor, batch: PairedBatch) -> None:
+        key = key.replace(".", "_")
+        if key not in self.errors:
+            self.errors[key] = MapErrors(*means).to(self.device)
+        cast(MapErrors, self.errors[key]).update(cast(Aligner, way), x, y, batch.rows.unseen)
+
+    # ------------------------------------------------------------------ what was found
+
+    def on_test_epoch_end(self) -> None:
+        """One row for each map, ordered pair and site; the directions of the space."""
+        self._data.reader.check.flush()
+        self.rows = [*self._universe_rows(), *self._pair_rows()]
+        found = directions(JointMoments.of(self.embedded.compute(), self.models))
+        sites, models = self.stored.data["sites"], self.stored.data["models"]
+        self.report_tables = {
+            "directions": [
+                {
+                    "site": site,
+                    "direction": d + 1,
+                    "variance": float(found.variance[s, d]),
+                    **{model["name"]: float(found.explained[m, s, d]) for m, model in enumerate(models)},
+                }
+                for s, (site, _) in enumerate(sites)
+                for d in range(found.variance.shape[1])
+            ]
+        }
+        self.meta = {**self._data.describe(), "split": "test"}
+
+    def _universe_rows(self) -> Iterator[dict[str, Any]]:
+        for name, universe in cast(Mapping[str, Universe], self.universes).items():
+            record = self.stored.training.get(f"{FORWARD}.{name}")
+            trained = outcomes(record, universe.maps.sites)
+            trips = {
+                column: self._figures(f"{name}/{key}")["round_trip"] if f"{name}/{key}" in self.errors else None
+                for column, key in (("round_trip", "trip"), ("cycle", "cycle"))
+            }
+            for shift in range(1, self.models):
+                found = self._figures(f"{name}/{shift}")
+                for place in range(universe.maps.sites):
+                    target, site = divmod(place, len(self.stored.data["sites"]))
+                    pair = ((target + shift) % self.models, target)
+                    worst = {column: None if each is None else each[place] for column, each in trips.items()}
+                    yield self._row(name, pair, site, found, place, _size(universe.maps), trained[place], **worst)
+
+    def _pair_rows(self) -> Iterator[dict[str, Any]]:
+        for p, ((i, j), bank) in enumerate(self.pairs):
+            for name, (source, target), _ in _ways(bank, i, j):
+                found = self._figures(f"pair/{p}/{name}/{source}")
+                maps = bank.maps[FORWARD].get(name) or bank.maps[BACKWARD][name]
+                trained = outcomes(bank.training.get(f"{FORWARD}.{name}"), maps.sites)
+                for site in range(maps.sites):
+                    told = {"round_trip": None, "cycle": None}
+                    yield self._row(
+                        f"pairwise_{name}", (source, target), site, found, site, _size(maps), trained[site], **told
+                    )
+
+    def _figures(self, key: str) -> dict[str, list[float | None]]:
+        computed = cast(MapErrors, self.errors[key.replace(".", "_")]).compute()
+        return {name: [_number(float(v)) for v in values.reshape(-1)] for name, values in computed.items()}
+
+    def _row(
+        self,
+        name: str,
+        pair: tuple[int, int],
+        site: int,
+        found: Mapping[str, Sequence[float | None]],
+        place: int,
+        parameters: int,
+        training: str | None,
+        **worst: float | None,
+    ) -> dict[str, Any]:
+        models, (layer, _) = self.stored.data["models"], self.stored.data["sites"][site]
+        return {
+            "model_x": models[pair[0]]["name"],
+            "model_y": models[pair[1]]["name"],
+            "site_x": layer,
+            "site_y": layer,
+            "method": name,
+            "role": "method",
+            "parameters": parameters,
+            "training": training,
+            **{figure: found[figure][place] for figure in FIGURES},
+            **worst,
+        }
+
+
+def _numbers(bank: StoredBank, universe: StoredBank) -> tuple[int, int]:
+    """The numbers of a bank's two models among those of a universe."""
+    own = [model["fingerprint"] for model in universe.data["models"]]
+    models = bank.data["models"]
+    pair = [own.index(models[side]["fingerprint"]) if models[side]["fingerprint"] in own else None for side in "xy"]
+    sites = [tuple(site) for site in universe.data["sites"]]
+    if None in pair or bank.pairs[FORWARD] != sites:
+        raise ValueError(
+            f"Expected `against` to name maps between two models of the universe at its sites {sites}, but "
+            f"{bank.path} is of {models['x']['name']} and {models['y']['name']} at {bank.pairs[FORWARD]}."
+        )
+    return cast(int, pair[0]), cast(int, pair[1])
+
+
+def _maps(bank: StoredBank) -> Iterator[Aligner]:
+    for maps in bank.maps.values():
+        yield from maps.values()
+
+
+def _ways(bank: StoredBank, i: int, j: int) -> Iterator[tuple[str, tuple[int, int], _Way]]:
+    """Every map of a pair's bank: its name, the numbers of its models, and what maps."""
+    for name, aligner in bank.maps[FORWARD].items():
+        yield name, (i, j), _Way(aligner)
+        if aligner.bijective:
+            yield name, (j, i), _Way(aligner.inverse)
+    for name, aligner in bank.maps.get(BACKWARD, {}).items():
+        yield name, (j, i), _Way(aligner)
+
+
+def _size(maps: Aligner) -> int:
+    return sum(weight[0].numel() for weight in maps.parameters())
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,160 @@
+"""k models and the bijections that take their states into one space."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aligners.maps.base import Aligner
+from aligners.maps.linear import Linear, Procrustes
+from aligners.storage.describing import build_aligner, describe_aligner
+from aligners.universe.closed_forms import generalised_procrustes, maxvar, mean_embedding
+from aligners.universe.joint import JointMoments
+from aligners.universe.through import ThroughSpace
+from similarity.algebra.moments import Moments
+
+__all__ = ["CLOSED_UNIVERSES", "NETWORK", "Universe", "fit_network", "maps_of"]
+
+NETWORK = "universe"  # name of the trained maps in reports and files, beside the closed forms
+
+FitMaps = Callable[[Aligner, JointMoments], None]
+
+
+class Universe(Aligner, registered=False):
+    """k · S maps u_i into one shared space at each of S sites, fitted together; model after model, then site by site.
+
+    A state of model i becomes one of model j by u_j⁻¹(u_i(x)), so that k maps make all k (k − 1) directions, and going
+    from i to j to l is going from i to l. As an aligner it maps each model's states to what the others say of them. In
+    that the models of a site are not independent; sites are.
+
+    Nothing but agreement in every model's own space is asked for: from a space that shrinks or loses a direction there
+    would be no way back. What leaves all maps as they are, h ∘ u_i for any bijection h of the space, is not settled by
+    training: the space stays near the one that it starts in, with unit scale.
+
+    Args:
+        maps: u, a bank of k · S invertible maps from d to d.
+        models: k.
+        fit_maps: sets them from the moments of all models.
+    """
+
+    variance: Tensor
+
+    def __init__(self, maps: Aligner, models: int, fit_maps: FitMaps) -> None:
+        super().__init__(maps.sites, maps.d_x, maps.d_y)
+        self.maps, self.models, self.fit_maps = maps, models, fit_maps
+        self.closed_form = maps.closed_form
+        self.register_buffer("variance", torch.ones(maps.sites))
+
+    def embed(self, x: Tensor) -> Tensor:
+        """States of all models in the shared space, (k · S, N, d) -> (k · S, N, d)."""
+        return self.maps(x)
+
+    def predicted(self, embedded: Tensor, shift: int | None = None) -> Tensor:
+        """The states of every model as another one says: model m is predicted from model (m + shift) mod k.
+
+        Args:
+            embedded: (k · S, N, d), in the shared space.
+            shift: 1 to k − 1; 0: from itself; None: each of these for a share of the rows, from the first
+                to the last.
+        """
+        each = embedded.unflatten(0, (self.models, -1))
+        shifts = range(1, self.models) if shift is None else [shift]
+        parts = each.tensor_split(len(shifts), dim=2)
+        taken = [part.roll(-by, 0) for by, part in zip(shifts, parts, strict=True)]
+        return self.maps.inverse(torch.cat(taken, 2).flatten(0, 1))
+
+    @property
+    def rows_needed(self) -> int:
+        """What the maps need."""
+        return self.maps.rows_needed
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Each model's states as the others say, each row from one of them: (k · S, N, d) -> (k · S, N, d)."""
+        return self.predicted(self.embed(x))
+
+    def fit(self, moments: Moments) -> None:
+        """Set the maps from the moments of all pairs of models: see `JointMoments.of`."""
+        joint = self.joint(moments)
+        self.variance.copy_(joint.variance.flatten())
+        self.fit_maps(self.maps, joint)
+
+    def joint(self, moments: Moments) -> JointMoments:
+        """The moments of all pairs of models, arranged by model."""
+        return JointMoments.of(moments, self.models)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """FVU of every model as the others say, the mean over the models at each of a site's places: (k · S,).
+
+        Over the batch all k (k − 1) directions count alike, for one pass of k networks and one of their inverses.
+        """
+        own = (self(x) - y).square().mean((1, 2)) / self.variance
+        return self.over_models(own)
+
+    def over_models(self, values: Tensor) -> Tensor:
+        """The mean over the models at each place of a site, (k · S,): what belongs together stops and goes together."""
+        return values.unflatten(0, (self.models, -1)).mean(0).repeat(self.models)
+
+    def start_names(self) -> Sequence[str]:
+        """The start of every map."""
+        return self.maps.start_names()
+
+    def fan_in(self, name: str, parameter: Tensor) -> int:
+        """As the maps have it."""
+        return self.maps.fan_in(name.removeprefix("maps."), parameter)
+
+    def options(self) -> dict[str, Any]:
+        """The number of models, and what the maps are."""
+        described = describe_aligner(self.maps)
+        return {"models": self.models, "maps": {name: described[name] for name in ("class", "options")}}
+
+    def map(self, i: int, j: int) -> ThroughSpace:
+        """The map from model i into model j at all sites."""
+        return ThroughSpace.of(maps_of(self.maps, i, self.models), maps_of(self.maps, j, self.models))
+
+
+def maps_of(bank: Aligner, model: int, models: int) -> Aligner:
+    """The maps of one model as a bank of its own."""
+    described, each = describe_aligner(bank), bank.sites // models
+    taken = build_aligner({**described, "sites": each})
+    place = slice(model * each, (model + 1) * each)
+    taken.load_state_dict({name: value[place] for name, value in bank.state_dict().items()})
+    return taken.requires_grad_(False).eval()
+
+
+def fit_network(maps: Aligner, joint: JointMoments) -> None:
+    """Start every map on the way to the mean of all models as generalised Procrustes turns them, at unit scale."""
+    maps.fit(joint.with_sum(_shared(joint)))
+
+
+def fit_procrustes(maps: Aligner, joint: JointMoments) -> None:
+    """Set the maps to those of `generalised_procrustes` on scaled states."""
+    scale = joint.variance.sqrt()[..., None, None]
+    rotations = generalised_procrustes(joint.scaled())
+    _set(maps, joint, rotations / scale, rotations.mT * scale)
+
+
+def fit_gcca(maps: Aligner, joint: JointMoments) -> None:
+    """Set the maps to those of `maxvar`, with its least-squares way back in place of the inverse."""
+    _set(maps, joint, *maxvar(joint))
+
+
+# name -> the class that holds such maps, and what sets them
+CLOSED_UNIVERSES: dict[str, tuple[Callable[[int, int, int], Aligner], FitMaps]] = {
+    "procrustes": (Procrustes, fit_procrustes),
+    "gcca": (Linear, fit_gcca),
+}
+
+
+def _shared(joint: JointMoments) -> Tensor:
+    """Weights of the mean of all models under generalised Procrustes, at unit scale: (k, S, d, d)."""
+    rotations = generalised_procrustes(joint.scaled()) / joint.variance.sqrt()[..., None, None]
+    return mean_embedding(joint, rotations)
+
+
+def _set(maps: Aligner, joint: JointMoments, into: Tensor, back: Tensor) -> None:
+    own = joint.own()
+    centred = own._replace(mean_y=torch.zeros_like(own.mean_y))
+    maps.set_map(centred, into.flatten(0, 1), back.flatten(0, 1))  # type: ignore[attr-defined, operator]
