@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from datamodules.many_pairs import ManyPairReader, ManyPairs
-from datamodules.rows.policies import RowPolicy
 from datamodules.rows.reading import PairedBatch, Prepared
 from datamodules.rows.sites import parse_sites
-from frozen.architectures import Component
 from frozen.model import FrozenModel
 
 __all__ = ["NewcomerStates", "UniverseStates", "check_widths"]
@@ -26,28 +24,21 @@ class UniverseStates(ManyPairs):
     Args:
         models: Hub ids, local folders or embedded models, as in `PairedActivations`: 3 or more, of one width.
         sites: `all` (0..L), `blocks` (1..L), or a list of layers: every model is read at each.
-        rows: as in `PairedActivations`. Words are those that all models have in full.
-        special_tokens: likewise.
         revisions: of each model on the Hub.
-        component: likewise.
-        held_out_types: likewise.
-        options: likewise.
+        options: of `PairedActivations`, by their names. Words are those that all models have in full.
 
     Raises:
         ValueError: there are too few models, one is there twice, or an option is out of its range.
     """
 
+    fixed = (*ManyPairs.fixed, "pairs")
     fewest = 3  # of two, the shared space may be that of either
 
     def __init__(
         self,
         models: list[str] = ["embedded:0", "embedded:1", "embedded:2"],  # noqa: B006  (copied)
         sites: str | list[str | int] = "blocks",
-        rows: RowPolicy = "tokens",
-        special_tokens: bool = True,
         revisions: list[str | None] | None = None,
-        component: Component = "residual",
-        held_out_types: float = 0.1,
         **options: Any,
     ) -> None:
         if len(models) < self.fewest:
@@ -58,7 +49,7 @@ class UniverseStates(ManyPairs):
         twice = sorted({name for name in models if models.count(name) > 1})
         if twice and revisions is None:
             raise ValueError(f"A universe expects different `models`, but got {', '.join(twice)} more than once.")
-        super().__init__(models, None, sites, rows, special_tokens, revisions, component, held_out_types, **options)
+        super().__init__(models, pairs=None, sites=sites, revisions=revisions, **options)
         self.numbers = [(model, model) for model in range(len(models))]
 
     def wanted(self, depths: Sequence[int]) -> list[list[int]]:
