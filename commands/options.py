@@ -10,15 +10,18 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from callbacks.best import BestPerSite
+from commands.folders import CONFIG
 
 __all__ = [
     "FREE",
     "add_data_and_trainer",
     "add_traceback",
     "add_training",
+    "check_begun",
     "check_goes_on",
     "check_trains",
     "command_parser",
@@ -175,6 +178,35 @@ def parse_with_data(parser: ArgumentParser, words: Sequence[str], config: dict[s
             f"{error.args[0]}. Update the package to read it."
         ) from error
     return parser.parse_args(words)
+
+
+def check_begun(folder: Path, options: dict[str, Any]) -> None:
+    """Raise unless a run was begun in a folder with the options that it is to go on with.
+
+    Args:
+        folder: of the run.
+        options: as plain values.
+
+    Raises:
+        ValueError: config.yaml is damaged, or says something else; options that change no result may differ.
+    """
+    try:
+        written = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
+    except yaml.YAMLError:
+        written = None
+    if not isinstance(written, dict):
+        raise ValueError(
+            f"Expected {folder / CONFIG} to hold the options of a run, but it holds none. Name a new `--run`."
+        )
+    begun, now = flat(written), flat(options)
+    names = [name for name in {**begun, **now} if not name.startswith(FREE)]
+    differences = [name for name in names if begun.get(name) != now.get(name)]
+    if differences:
+        listed = "; ".join(f"{name} was {begun.get(name)!r} and is {now.get(name)!r}" for name in differences[:4])
+        raise ValueError(
+            f"Expected the options with which {folder} was begun, but got others: {listed}. Give the same options to "
+            "go on, or name a new folder with `--run`."
+        )
 
 
 def flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -19,6 +19,7 @@ from datamodules.text.texts import Texts
 from datamodules.tokens.tokenised import same_tokenizer
 from frozen.embedded.recipes import EMBEDDED, Recipe, embedded_model, embedded_recipe
 from frozen.loading.files import read_config
+from frozen.loading.known import KnownModels
 from frozen.loading.models import load_frozen
 from frozen.loading.placement import DeviceMap, check_device
 from frozen.model import FrozenModel
@@ -68,6 +69,7 @@ class FrozenModels:
         wanted: which models.
         texts: loads the texts that embedded models are trained on.
         max_length: longest text in tokens, for which each model must have positions.
+        known: models whose weights were read before, and need not be where nothing is run.
         dtype: precision of the models: float32, bfloat16 or float16.
         attn_implementation: eager, sdpa, flash_attention_2; default: what transformers chooses.
         trust_remote_code: run code that a model's repository brings. Off by default: it is somebody else's code.
@@ -84,6 +86,7 @@ class FrozenModels:
         wanted: Wanted,
         texts: Callable[[], Texts],
         max_length: int,
+        known: KnownModels | None = None,
         *,
         dtype: str = "float32",
         attn_implementation: str | None = None,
@@ -99,7 +102,7 @@ class FrozenModels:
         self.named, self.max_length = list(wanted.named), max_length
         self.dtype, self.attn_implementation, self.trust_remote_code = dtype, attn_implementation, trust_remote_code
         self.recipe, self.cache, self.devices, self.device_map = recipe, cache, devices, device_map
-        self._wanted, self._texts = wanted, texts
+        self._wanted, self._texts, self.known = wanted, texts, known
         self._loaded: list[FrozenModel] | None = None
 
     @property
@@ -240,6 +243,7 @@ class FrozenModels:
             trust_remote_code=self.trust_remote_code,
             device_map=device_map,
             known_as=name,
+            known=self.known,
         )
         self._check_positions(name, model.max_length)
         return model

@@ -20,6 +20,7 @@ from datamodules.text.sources import TextSource
 from datamodules.text.texts import Texts
 from datamodules.tokens.splits import Split, TokenisedSplits
 from datamodules.tokens.tokenised import TokenisedTexts
+from frozen.loading.known import KnownModels
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -85,7 +86,8 @@ class TextPipeline:
         if packed and wanted.one_tokenizer is None:
             why = "`packed` cuts texts into sequences of equally many tokens, which must be the same texts for all"
             wanted = replace(wanted, one_tokenizer=(why, "Leave `packed` out"))
-        self.models = FrozenModels(wanted, lambda: self.texts, max_length, **models)
+        known = None if store is None else KnownModels(store / "models")
+        self.models = FrozenModels(wanted, lambda: self.texts, max_length, known, **models)
         self._words = words
         self._texts: Texts | None = None
         self._tokenised: TokenisedSplits | None = None

@@ -55,6 +55,8 @@ class FrozenModel:
         causal: whether a position sees only those before it.
         heads: attention heads of each block.
         max_length: the most tokens that the model has positions for; None: no limit.
+        config: the model's.
+        nbytes: bytes of its weights.
         quantised: method by which the weights are quantised, or None. Gradients may not pass through quantised weights.
 
     Raises:
@@ -71,12 +73,13 @@ class FrozenModel:
         revision: str | None = None,
     ) -> None:
         self.architecture = architecture_of(model.config.model_type)
-        self.model = model.eval().requires_grad_(False)
+        self.model, self.config = model.eval().requires_grad_(False), model.config
+        self.nbytes = sum(weight.nbytes for weight in model.parameters())
         self.tokenizer = tokenizer
         self.name, self.revision = name, revision
         self.blocks = blocks_of(model)
         self.depth = len(self.blocks)
-        check_placement(model, self.blocks)
+        self._check_placement()
         self._caller = Caller(model)
         self.width = int(model.config.hidden_size)
         self.heads = int(model.config.num_attention_heads)
@@ -99,12 +102,12 @@ class FrozenModel:
         """Whether the head predicts a number instead of a class."""
         if self.task != "classification":
             return False
-        return self.n_labels == 1 or self.model.config.problem_type == "regression"
+        return self.n_labels == 1 or self.config.problem_type == "regression"
 
     @property
     def label_names(self) -> list[str]:
         """The config's names of the head's classes, by number; LABEL_0, LABEL_1, ... where it has none."""
-        known: Any = self.model.config.id2label or {}
+        known: Any = self.config.id2label or {}
         return [str(known.get(k, f"LABEL_{k}")) for k in range(self.n_labels or 0)]
 
     @property
@@ -337,6 +340,9 @@ class FrozenModel:
         if self.model.training:  # a module that holds the bare model was put into train mode
             self.model.eval()
         return self._caller.layout(inputs)
+
+    def _check_placement(self) -> None:
+        check_placement(self.model, self.blocks)
 
     def _check_eager(self) -> None:
         received = self.model.base_model.config._attn_implementation

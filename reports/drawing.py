@@ -45,6 +45,7 @@ MARKERS = "osD^vPX*h"  # one more than there are colours, so that pairs of both 
 ABREAST, PANEL = 4, (3.6, 2.9)  # of figures by site: most panels in a row, and their size in inches
 LINEAR_UP_TO = 0.01  # nats: what stitching a model to itself costs at most
 LIGHT_FROM = 0.6  # share of the colour scale above which dark letters are easier to read
+WRITTEN = 48  # cells, above which a figure has no room for numbers
 
 
 def panels(
@@ -102,7 +103,7 @@ def shown_lines(axes: Iterable[Axes]) -> tuple[list[Any], list[str]]:
 def heat_map(
     axis: Axes, grid: NDArray[np.float64], rows: Sequence[int], columns: Sequence[int], low: float = 0, high: float = 1
 ) -> AxesImage:
-    """Draw a value for each pair of layers and write it into its cell; the first row is at the bottom.
+    """Draw a value for each pair of layers; the first row is at the bottom. Up to `WRITTEN` cells wide, write it there.
 
     Args:
         axis: the panel.
@@ -116,7 +117,7 @@ def heat_map(
     size = 7 if max(grid.shape) <= 8 else 5.5
     light = low + LIGHT_FROM * (high - low)
     for (i, j), value in np.ndenumerate(grid):
-        if np.isfinite(value):
+        if np.isfinite(value) and max(grid.shape) <= WRITTEN:
             axis.text(j, i, _short(value), ha="center", va="center", fontsize=size, color="w" if value < light else "k")
     axis.set_xticks(range(len(columns)), [str(layer) for layer in columns])
     axis.set_yticks(range(len(rows)), [str(layer) for layer in rows])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from itertools import combinations_with_replacement
 from math import inf
+from pathlib import Path
 from typing import Any, Literal, cast
 
 import lightning.pytorch as pl
@@ -23,8 +24,9 @@ from similarity.joining import PairFigures
 from similarity.outcome import Grids, TileFigures
 from similarity.passes.memory import Batches, PassCosts
 from similarity.passes.plan import Tile, plan_passes
-from similarity.passes.ranks import collected, least, this_rank
+from similarity.passes.ranks import collected, from_first, least, this_rank
 from similarity.passes.run import PassRun, Settings
+from similarity.passes.saved import PassFigures, SavedPasses
 from similarity.passes.streams import Shape, streams_of
 from similarity.passes.sums import Matching
 from similarity.tables import Row, distance_rows, layer_rows, rows_of
@@ -99,6 +101,7 @@ class SimilarityEvaluation(pl.LightningModule):
         self.layers: list[Row] = []
         self.distances: list[Row] = []
         self.meta: dict[str, Any] = {}
+        self._saved: SavedPasses | None = None
 
     @property
     def _stream(self) -> LayerData:
@@ -112,17 +115,21 @@ class SimilarityEvaluation(pl.LightningModule):
 
     # ------------------------------------------------------------------ before
 
+    def keep_passes(self, folder: Path) -> SavedPasses:
+        """Keep the figures of each finished pass in a folder, and go on from those that another run has left there."""
+        self._saved = SavedPasses(folder)
+        return self._saved
+
     def setup(self, stage: str) -> None:
         """Run all checks that can be made before reading, and plan the passes."""
         check_precision(self.trainer)
         self._choose_layers(self._stream)
         self._choose_groups()
-        self._plan()
         self.rows, self.layers, self.distances = [], [], []
         self.refusals: dict[str, str] = {}
         self.cautions: list[str] = []
-        self._found: list[TileFigures] = []
-        self._norms: dict[tuple[int, int], Tensor] = {}
+        self._finished: dict[int, PassFigures] = {}
+        self._plan()
 
     def _choose_layers(self, data: LayerData) -> None:
         """The models, their layers and their sizes."""
@@ -163,14 +170,40 @@ class SimilarityEvaluation(pl.LightningModule):
         costs = PassCosts(
             streams, self.shapes, self._largest_batch(), self._weights(device), self._matching, self.products
         )
-        limit = least(self._limit(device), device)
+        limit = self._begun(least(self._limit(device), device))
         self.passes = plan_passes([shape.layers for shape in self.shapes], self.pairs, costs, limit)
+        self._load_finished()
         splits: tuple[Split, ...] = ("fit", "test") if self._fits else ("test",)
-        layers = [self._settings.numbers(each) for each in self.passes for _ in splits]
-        data.plan(splits * len(self.passes), layers)
+        layers = [self._settings.numbers(self.passes[number]) for number in self._missing for _ in splits]
+        data.plan(splits * len(self._missing), layers)
         self.announced = max(each.bytes for each in self.passes)
         if self.trainer.is_global_zero:
             logger.warning(self._announcement(limit, device))
+
+    def _begun(self, limit: int) -> int:
+        """The limit of the run that is gone on with, if passes are kept; else the one given.
+
+        Raises:
+            ValueError: another comparison was begun.
+        """
+        if self._saved is None:
+            return limit
+        names = ("controls", "within", "groups", "permutations", "share", "seed", "products")
+        settings = {name: getattr(self, name) for name in names}
+        measures = [measure.name for measure in self.measures]
+        trainer = {"world_size": self.trainer.world_size, "limit_test_batches": self.trainer.limit_test_batches}
+        about = {"data": self._stream.describe(), "measures": measures, **settings, "trainer": trainer}
+        return int(from_first(lambda saved=self._saved: saved.begin(about, limit, self.memory is not None)))
+
+    def _load_finished(self) -> None:
+        """Look which passes are finished; the last is always made again, so that there is something to run."""
+        saved = self._saved
+        if saved is not None:
+            every = from_first(lambda: [saved.load(number) for number in range(len(self.passes))])
+            self._finished = {number: found for number, found in enumerate(every[:-1]) if found is not None}
+        self._missing = [number for number in range(len(self.passes)) if number not in self._finished]
+        if self._finished and self.trainer.is_global_zero:
+            logger.warning("Going on: %d of %d passes are finished.", len(self._finished), len(self.passes))
 
     def _announcement(self, limit: int, device: torch.device) -> str:
         """What the comparison takes, and how often it reads which models."""
@@ -198,7 +231,7 @@ class SimilarityEvaluation(pl.LightningModule):
     def _weights(self, device: torch.device) -> list[int]:
         """Bytes of each model's weights that a pass needs besides those on the CPU, which are always there."""
         copies = int(device.type != "cpu") + int(self._fits)
-        return [copies * sum(weight.nbytes for weight in model.model.parameters()) for model in self.models]
+        return [copies * model.nbytes for model in self.models]
 
     def _matching(self, tile: Tile) -> Matching:
         """Positions in a tile of matching layers, for which there are intervals."""
@@ -252,7 +285,8 @@ class SimilarityEvaluation(pl.LightningModule):
         """Begin a pass, with the first texts that it reads."""
         splits = self._stream.splits
         if splits[self._place] == splits[0]:
-            self._run = PassRun(self.passes[self._place * len(self.passes) // len(splits)], self._settings)
+            self._number = self._missing[self._place * len(self._missing) // len(splits)]
+            self._run = PassRun(self.passes[self._number], self._settings)
 
     def _leave(self) -> None:
         """End the texts that were read last: of the held-out ones, measure what the pass has summed and forget it."""
@@ -263,12 +297,17 @@ class SimilarityEvaluation(pl.LightningModule):
             self._run.end_fit()
             return
         self._run.end()
-        for tile, contents in self._run.mine(this_rank()):
-            self._found.append(TileFigures.of(tile, self.measures, contents, self._matching(tile)))
-        for span, scatter in self._run.scatters():
-            if (span.model, span.first) not in self._norms:
-                self._norms[span.model, span.first] = nuclear_norm_from_scatter(scatter).cpu()
-        self._rows = int(self._run.rows)
+        tiles = [
+            TileFigures.of(tile, self.measures, contents, self._matching(tile))
+            for tile, contents in self._run.mine(this_rank())
+        ]
+        norms = {
+            (span.model, span.first): nuclear_norm_from_scatter(scatter).cpu() for span, scatter in self._run.scatters()
+        }
+        every = [figures for some in collected(tiles) for figures in some]
+        self._finished[self._number] = PassFigures(every, norms, int(self._run.rows))
+        if self._saved is not None and self.trainer.is_global_zero:
+            self._saved.save(self._number, self._finished[self._number])
         del self._run
 
     # ------------------------------------------------------------------ after
@@ -276,6 +315,7 @@ class SimilarityEvaluation(pl.LightningModule):
     def on_test_epoch_end(self) -> None:
         """End the last pass, and make the tables of all."""
         self._leave()
+        self._rows = self._finished[0].rows
         figures = self._joined()
         self._say(figures)
         values = {
@@ -298,17 +338,20 @@ class SimilarityEvaluation(pl.LightningModule):
     def _joined(self) -> dict[tuple[int, int], PairFigures]:
         """The figures of every pair, from all passes and ranks."""
         tiles: dict[tuple[int, int], list[TileFigures]] = {pair: [] for pair in self.pairs}
-        for some in collected(self._found):
-            for figures in some:
+        for number in sorted(self._finished):
+            for figures in self._finished[number].tiles:
                 tiles[figures.tile.pair].append(figures)
         layers = [shape.layers for shape in self.shapes]
         return {(i, j): PairFigures(each, (layers[i], layers[j])) for (i, j), each in tiles.items()}
 
     def _nuclear_norms(self) -> dict[int, Tensor]:
         """Nuclear norm of each layer of each model; nothing without measures on moments."""
+        norms: dict[tuple[int, int], Tensor] = {}
+        for number in sorted(self._finished, reverse=True):  # the first pass that has a span counts
+            norms |= self._finished[number].norms
         spans: dict[int, list[Tensor]] = {}
-        for model, first in sorted(self._norms):
-            spans.setdefault(model, []).append(self._norms[model, first])
+        for model, first in sorted(norms):
+            spans.setdefault(model, []).append(norms[model, first])
         return {model: torch.cat(each) for model, each in spans.items()}
 
     def _add_rows(self, measure: Measure, models: tuple[int, int], pair: PairFigures, same: list[Grids]) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
+import yaml
 from jsonargparse import ArgumentParser
 
-from commands.options import add_data_and_trainer, command_parser, options_of
+from commands.folders import is_begun, rank
+from commands.options import add_data_and_trainer, check_begun, command_parser, options_of
 from commands.run import start
 from datamodules.layers import LayerActivations
 from similarity.evaluation import SimilarityEvaluation
 
 __all__ = ["parser", "run"]
+
+RESULT, PASSES = "similarity.json", "passes"  # in the run's folder; the passes until all of the report is there
 
 
 def parser() -> ArgumentParser:
@@ -19,15 +24,32 @@ def parser() -> ArgumentParser:
     made = command_parser(
         "similarity",
         "Measure how similar the layers of two or more models are on the same held-out text: heat maps over all layer "
-        "pairs, lines along matching layers, one table.",
+        "pairs, lines along matching layers, one table. The same command with the same `--run`, after an interruption, "
+        "goes on after the last finished pass over the texts.",
     )
     made.add_class_arguments(SimilarityEvaluation, None)
+    made.add_argument(
+        "--each_pair", type=bool | None, default=None,
+        help="Figures and a table of each pair of models. Default: up to a dozen pairs; one figure for all of more.",
+    )  # fmt: skip
     add_data_and_trainer(made, LayerActivations, batch_size=32)
     return made
 
 
 def run(parser: ArgumentParser, words: Sequence[str]) -> None:
-    """Compare and report."""
+    """Compare and report; with the folder of a comparison that was stopped, go on after its last finished pass."""
     options = parser.parse_args(words)
     evaluation = SimilarityEvaluation(**options_of(SimilarityEvaluation, options))
-    start("similarity", parser, options).test(evaluation, "similarity")
+    begun = _is_begun(options.run)
+    if begun:
+        check_begun(options.run, yaml.safe_load(parser.dump(options)))
+    this = start("similarity", parser, options, begun=begun)
+    saved = evaluation.keep_passes(this.folder / PASSES)
+    this.test(evaluation, "similarity", each_pair=options.each_pair)
+    if rank() == 0:
+        saved.remove()
+
+
+def _is_begun(folder: Path | None) -> bool:
+    """Whether a folder holds a comparison that was stopped."""
+    return folder is not None and is_begun(folder) and ((folder / PASSES).exists() or not (folder / RESULT).exists())

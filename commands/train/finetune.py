@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import yaml
 from jsonargparse import ArgumentParser
 
 from aligners.scoring.task_scores import choose_score, task_score
-from commands.folders import CONFIG, is_begun, rank, try_run_folder
-from commands.options import FREE, add_data_and_trainer, check_trains, command_parser, flat, options_of
+from commands.folders import is_begun, rank, try_run_folder
+from commands.options import add_data_and_trainer, check_begun, check_trains, command_parser, options_of
 from commands.run import instantiate, start
 from datamodules.identity import identity
 from datamodules.labelled import LabelledTexts
@@ -78,7 +77,7 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     majority = float(task_score(score, data.constant_answers(), data.answers("test")))
     begun = is_begun(options.run)
     if begun and rank() == 0:
-        _check_same(options.run, yaml.safe_load(parser.dump(options)))
+        check_begun(options.run, yaml.safe_load(parser.dump(options)))
         for job in jobs:
             _finished(job, data, recipe, options.run)
     run = start("finetune", parser, options, made, begun=begun)
@@ -129,23 +128,3 @@ def _seeds(wanted: int | list[int]) -> list[int]:
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise ValueError(f"Expected `seeds` to be a number above 0, or different seeds from 0 on, but got {wanted}.")
     return seeds
-
-
-def _check_same(folder: Path, options: dict[str, Any]) -> None:
-    try:
-        written = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
-    except yaml.YAMLError:
-        written = None
-    if not isinstance(written, dict):
-        raise ValueError(
-            f"Expected {folder / CONFIG} to hold the options of a run, but it holds none. Name a new `--run`."
-        )
-    begun, now = flat(written), flat(options)
-    names = [name for name in {**begun, **now} if not name.startswith(FREE)]
-    differences = [name for name in names if begun.get(name) != now.get(name)]
-    if differences:
-        listed = "; ".join(f"{name} was {begun.get(name)!r} and is {now.get(name)!r}" for name in differences[:4])
-        raise ValueError(
-            f"Expected the options with which {folder} was begun, but got others: {listed}. Give the same options to "
-            "go on, or name a new folder with `--run`."
-        )

@@ -54,7 +54,7 @@ class StateIdentity:
             component: what is read at a site.
             stored_as: data type of the stored values.
         """
-        kept = {name: value for name, value in model.model.config.to_dict().items() if name not in BESIDE}
+        kept = {name: value for name, value in model.config.to_dict().items() if name not in BESIDE}
         config = blake2b(json.dumps(kept, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
         computed_in = f"{name_of(model.dtype)}, products {torch.get_float32_matmul_precision()}"
         return cls(model.fingerprint, config, data.digest(place), component, computed_in, stored_as)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -98,6 +99,8 @@ class Stores:
                         write_missing(states, sites, progress)
         for states, _ in every:
             states.note_use()
+        if models.known is not None and os.access(self.folder, os.W_OK):
+            models.known.save()
         return found
 
     def _open(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from logging import getLogger
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,10 @@ from transformers import (
 from frozen.architectures import Architecture, Task, architecture_of
 from frozen.hooks import blocks_of
 from frozen.loading.files import dtype_of, listed, quiet, read_config, read_tokenizer, read_weights
+from frozen.loading.known import KnownModels
 from frozen.loading.placement import DeviceMap, check_device_map
 from frozen.model import FrozenModel
+from frozen.sleeping import SleepingModel
 
 __all__ = ["load_frozen"]
 
@@ -42,6 +46,7 @@ def load_frozen(
     device_map: DeviceMap | None = None,
     tokenizer: bool = True,
     known_as: str | None = None,
+    known: KnownModels | None = None,
 ) -> FrozenModel:
     """Load a model, with its classification or language modelling head where the checkpoint names one.
 
@@ -60,6 +65,7 @@ def load_frozen(
             too large for one device; needs accelerate.
         tokenizer: whether to load the tokenizer too.
         known_as: the model's name in reports; default: `name`.
+        known: models whose weights were read before: such a one reads them again when something is run.
 
     Raises:
         ValueError: if there is no such model, its architecture is not registered, a file is damaged or
@@ -78,18 +84,41 @@ def load_frozen(
         if device_map is not None:
             _check_map(device_map, config, task, architecture, trust_remote_code)
             options["device_map"] = device_map
-        model = _model(str(name), task, architecture, options)
         words = read_tokenizer(str(name), source, config) if tokenizer else None
-    frozen = FrozenModel(model, words, name=known_as or str(name), revision=revision)
+        read, named = partial(_model, str(name), task, architecture, options), {"name": known_as or str(name)}
+        lasting = device_map is None and getattr(config, "quantization_config", None) is None
+        place = known.place(str(name), source, options["dtype"]) if known is not None and lasting else None
+        found = known.find(place) if known is not None and place is not None else None
+        if found is not None:
+            skeleton = _skeleton(config, None if found.headless else task, architecture, options)
+            made = {**named, "revision": revision, "fingerprint": found.fingerprint, "read": partial(_quietly, read)}
+            return SleepingModel(skeleton, words, **made).to(device)
+        model = read()
+    frozen = FrozenModel(model, words, **named, revision=revision)
+    if known is not None and place is not None:
+        known.note(place, frozen, headless=task is not None and model.base_model is model)
     return frozen if device_map is not None else frozen.to(device)
+
+
+def _quietly(read: Callable[[], PreTrainedModel]) -> PreTrainedModel:
+    with quiet():
+        return read()
+
+
+def _skeleton(
+    config: PreTrainedConfig, task: Task | None, architecture: Architecture, options: Mapping[str, Any]
+) -> PreTrainedModel:
+    """The model without weights, on the meta device."""
+    loader, bare = (architecture.bare_class, architecture.bare) if task is None else (_HEADS[task], {})
+    given = {name: value for name, value in options.items() if name not in ("revision", "device_map")}
+    with torch.device("meta"):
+        return loader.from_config(config, **given, **bare)
 
 
 def _check_map(
     device_map: DeviceMap, config: PreTrainedConfig, task: Task | None, architecture: Architecture, trust: bool
 ) -> None:
-    loader, options = (architecture.bare_class, architecture.bare) if task is None else (_HEADS[task], {})
-    with torch.device("meta"):
-        skeleton = loader.from_config(config, trust_remote_code=trust, **options)
+    skeleton = _skeleton(config, task, architecture, {"trust_remote_code": trust})
     check_device_map(device_map, skeleton, blocks_of(skeleton))
 
 

@@ -15,9 +15,10 @@ from reports.names import site_name
 from reports.report import Row
 from similarity.controls import matching_layers
 
-__all__ = ["block_map", "heat_maps", "layer_lines"]
+__all__ = ["block_map", "heat_maps", "layer_lines", "pair_lines"]
 
 PANELS_ABREAST = 5
+LARGEST = 14  # inches
 LINES: dict[str, dict[str, Any]] = {
     "value": {"color": "#0072B2", "marker": "o", "linewidth": 1.6},
     "held_out": {"color": "#D55E00", "marker": "s", "linewidth": 1.3, "linestyle": "--"},
@@ -71,21 +72,25 @@ def block_map(rows: Sequence[Row]) -> Figure:
         for side in "xy":
             layers[row[f"model_{side}"]] = sorted({*layers.get(row[f"model_{side}"], []), row[f"layer_{side}"]})
     places = [(model, layer) for model, own in layers.items() for layer in own]
-    size = max(3.5, 0.3 * len(places))
+    room = 0.3 * len(places)
+    size = min(max(3.5, room), LARGEST)
     figure, (axis,) = panels(1, 1, (size, size), (1.6, 1.0), boxed=True, font=8)
     numbers = [layer for _, layer in places]
     image = heat_map(axis, _both_directions(rows, places), numbers, numbers)
-    _name_blocks(axis, list(layers), [len(own) for own in layers.values()])
-    axis.set_title(rows[0]["measure"], fontsize=10, pad=22)
+    crowded = room > LARGEST
+    if crowded:  # there is no room for the numbers of layers
+        axis.set(xticks=[], yticks=[])
+    _name_blocks(axis, list(layers), [len(own) for own in layers.values()], crowded)
+    figure.suptitle(rows[0]["measure"], fontsize=10)
     figure.colorbar(image, ax=axis, shrink=0.6, pad=0.08, label="similarity of the row's layer to the column's")
     return figure
 
 
 def _both_directions(rows: Sequence[Row], places: Sequence[tuple[str, int]]) -> NDArray[np.float64]:
     """Arrange the similarity of each (model, layer) to each other; NaN where none was measured."""
-    grid = np.full((len(places), len(places)), np.nan)
+    grid, number = np.full((len(places), len(places)), np.nan), {place: n for n, place in enumerate(places)}
     for row in rows:
-        a, b = (places.index((row[f"model_{side}"], row[f"layer_{side}"])) for side in "xy")
+        a, b = (number[row[f"model_{side}"], row[f"layer_{side}"]] for side in "xy")
         if row["direction"] != "backward":
             grid[a, b] = row["value"]
         if row["direction"] != "forward":
@@ -93,16 +98,16 @@ def _both_directions(rows: Sequence[Row], places: Sequence[tuple[str, int]]) -> 
     return grid
 
 
-def _name_blocks(axis: Axes, names: list[str], sizes: list[int]) -> None:
-    """Separate the models by white lines, and name them above and on the right."""
+def _name_blocks(axis: Axes, names: list[str], sizes: list[int], crowded: bool) -> None:
+    """Separate the models by white lines, and name them above and on the right, across their blocks if crowded."""
     ends = np.cumsum(sizes)
     for end in ends[:-1]:
         axis.axhline(end - 0.5, color="w", linewidth=1.5)
         axis.axvline(end - 0.5, color="w", linewidth=1.5)
     middles = ends - np.array(sizes) / 2 - 0.5
     above, right = axis.secondary_xaxis("top"), axis.secondary_yaxis("right")
-    above.set_xticks(middles, names)
-    right.set_yticks(middles, names, rotation=90, va="center")
+    above.set_xticks(middles, names, rotation=90 if crowded else 0)
+    right.set_yticks(middles, names, rotation=0 if crowded else 90, va="center")
     for labels in (above, right):
         labels.tick_params(length=0)
 
@@ -131,6 +136,37 @@ def layer_lines(rows: Sequence[Row]) -> Figure:
     said = [SAID[name] + (", 95 % interval" if name == "value" and with_intervals else "") for name in shown]
     figure.legend(list(shown.values()), said, loc="outside right center", frameon=False)
     figure.suptitle(f"{rows[0]['model_x']} and {rows[0]['model_y']}", fontsize=10)
+    return figure
+
+
+def pair_lines(panels_of_pairs: Sequence[Sequence[Row]]) -> Figure:
+    """Draw every measure along matching layers, a thin line for each pair of models and a thick one for their median.
+
+    Pairs of other depths are stretched to the deepest.
+
+    Args:
+        panels_of_pairs: the rows of each pair of two models.
+    """
+    lines: dict[str, list[NDArray[np.float64]]] = {}
+    named: set[tuple[str, ...]] = set()
+    for rows in panels_of_pairs:
+        pairs = matching_layers(*(sorted({row[f"layer_{side}"] for row in rows}) for side in "xy"))
+        named.add(tuple(site_name(pair) for pair in pairs))
+        for measure in dict.fromkeys(row["label"] for row in rows if row["features"] == "raw"):
+            lines.setdefault(measure, []).append(_line(rows, measure, pairs)["value"])
+    most = max(len(names) for names in named)
+    figure, axes = panels(len(lines), PANELS_ABREAST, (2.5, 2.1), (0.6, 0.4), font=8, sharex=True, sharey=True)
+    for axis, (measure, each) in zip(axes, lines.items(), strict=True):
+        stretched = np.array([np.interp(np.linspace(0, 1, most), np.linspace(0, 1, len(one)), one) for one in each])
+        axis.plot(stretched.T, color="0.6", linewidth=0.5, alpha=0.5)
+        axis.plot(np.nanmedian(stretched, 0), **LINES["value"], markersize=3.5)
+        axis.set_title(measure, fontsize=9)
+        axis.axhline(0, color="0.85", linewidth=0.8, zorder=0)
+        if len(named) == 1:
+            axis.set_xticks(range(most), next(iter(named)))
+    figure.supxlabel("layer" if len(named) == 1 else "layer of the deepest pair; the others stretched", fontsize=9)
+    figure.supylabel("similarity", fontsize=9)
+    figure.suptitle(f"{len(panels_of_pairs)} pairs of models, and their median", fontsize=10)
     return figure
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
-__all__ = ["collected", "gathered", "least", "ranks", "summed", "this_rank"]
+__all__ = ["collected", "from_first", "gathered", "least", "ranks", "summed", "this_rank"]
 
 
 def ranks() -> int:
@@ -54,6 +55,24 @@ def gathered(value: Tensor) -> Tensor:
     each = [torch.empty_like(value) for _ in range(ranks())]
     dist.all_gather(each, value.contiguous())
     return torch.stack(each)
+
+
+def from_first(work: Callable[[], Any]) -> Any:
+    """What some work gives, done by the first rank alone.
+
+    Raises:
+        ValueError: the first rank's, on all ranks.
+    """
+    found: Any = None
+    if this_rank() == 0:
+        try:
+            found = work()
+        except ValueError as error:
+            found = error
+    found = collected(found)[0]
+    if isinstance(found, ValueError):
+        raise found
+    return found
 
 
 def collected(value: Any) -> list[Any]:

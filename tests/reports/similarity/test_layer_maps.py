@@ -1,11 +1,12 @@
 from __future__ import annotations
 
-from itertools import product
+from itertools import combinations_with_replacement, product
 from typing import Any
 
 import pytest
 
 from reports.similarity.figures import block_map, heat_maps, layer_lines
+from reports.similarity.report import report
 
 
 def rows(layers_x: int, layers_y: int, controls: bool) -> list[dict[str, Any]]:
@@ -58,3 +59,23 @@ def test_blocks_of_all_models_hold_both_directions() -> None:
     assert axis.images[0].get_array().round(6).tolist() == [[round(v, 6) for v in row] for row in expected]
     assert axis.images[0].get_clim() == (0, 1)
     assert [tick.get_text() for tick in axis.get_xticklabels()] == ["0", "1", "0", "1"]
+
+
+def test_many_pairs_share_one_figure_and_each_has_its_own_where_that_is_asked_for() -> None:
+    names = [f"m{number}" for number in range(6)]  # 15 pairs
+    found = [
+        {**row, "model_x": x, "model_y": y, "measure": row["label"], "direction": "both", "n_rows": 9}
+        for x, y in combinations_with_replacement(names, 2)
+        for row in rows(3 if "m5" not in (x, y) else 2, 3 if "m5" not in (x, y) else 2, False)
+    ]
+    few, many = (report({}, found, [], [], each_pair=wanted) for wanted in (None, True))
+    assert set(few.figures) == {"diagonal_all", "all_a", "all_b"}
+    assert few.screen == []
+    assert "15 pairs of models" in few.sentences[0]
+    assert len(many.figures) == 21 + 15 + 2
+    assert len(many.screen) == 15
+    panel = few.figures["diagonal_all"]().axes[0]
+    heights = [line.get_ydata() for line in panel.lines if len(line.get_xdata()) == 3]
+    assert len(heights) == 16
+    assert heights[-1].tolist() == pytest.approx([0.0, 0.11, 0.22])  # the median
+    assert any(one.tolist() == pytest.approx([0.0, 0.055, 0.11]) for one in heights)  # two layers, stretched

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -12,6 +13,7 @@ from datamodules.layers import LayerActivations
 from datamodules.text.sources import TextSource
 from similarity import evaluation
 from similarity.evaluation import SimilarityEvaluation
+from similarity.outcome import TileFigures
 from similarity.passes.plan import Tile
 from tests.ranks import two_ranks
 from tests.runs import quiet_trainer
@@ -127,8 +129,9 @@ def test_what_a_tile_refuses_its_pair_does_not_have(
 
 def on_two_ranks(rank: int, world: World, models: list[str]) -> Any:
     options = {"measures": ["cka", "svcca", "rsa", "minibatch_cka", "attention_cka"], "controls": True, "groups": 3}
-    found = compared(world, models, 12 if rank >= 0 else None, 2 if rank >= 0 else 1, **options)
-    return tables(found), found.refusals, len(found._found)
+    with patch.object(TileFigures, "of", side_effect=TileFigures.of) as measured:
+        found = compared(world, models, 12 if rank >= 0 else None, 2 if rank >= 0 else 1, **options)
+    return tables(found), found.refusals, measured.call_count
 
 
 def test_two_ranks_share_the_tiles_of_every_pass(world: World, models: list[str], tmp_path: Path) -> None:
