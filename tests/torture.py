@@ -96,7 +96,13 @@ def jobs(world: World) -> dict[str, Job]:
         ),
         "inject": Job("evaluate", ["inject", *aligned, *QUIET], lambda folder: rows(folder / "report.json")),
         "similarity": Job(
-            "evaluate", ["similarity", *many, *text, *QUIET], lambda folder: rows(folder / "similarity.json")
+            "evaluate",
+            [
+                *("similarity", *many, *text, "--measures", "[cka, svcca, rsa]", "--controls", "true", *QUIET),
+                *("--memory", "0.059"),  # for four passes
+            ],
+            lambda folder: rows(folder / "similarity.json"),
+            same_folder=True,
         ),
         "models": Job(
             "evaluate",
