@@ -153,7 +153,7 @@ def _curves(axis: Axes, rows: Sequence[Row], across: str) -> None:
         places = sorted({row[across] for row in own})
         values = [_by_seed([row for row in own if row[across] == place], "fvu") for place in places]
         if method == "linear":
-            axis.axhline(np.mean(values), label=WORDS[method], color=_look(method)["color"], linestyle=":")
+            axis.axhline(float(np.mean(values)), label=WORDS[method], color=_look(method)["color"], linestyle=":")
         elif method == FLOOR:
             least, said = min(np.mean(each) for each in values), "below the floor of maps\nthat are good both ways"
             axis.axhspan(1e-6, float(least), color="0.9", zorder=0, label=said)

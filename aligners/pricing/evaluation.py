@@ -122,7 +122,7 @@ class BijectionPrice(pl.LightningModule):
 
     @property
     def _data(self) -> PairedActivations:
-        return cast(PairedActivations, stream_of(self.trainer, PairedActivations))
+        return stream_of(self.trainer, PairedActivations)
 
     def setup(self, stage: str) -> None:
         """Check that the rows fit in memory, and that there is one process."""

@@ -25,7 +25,7 @@ def parser() -> ArgumentParser:
     )
     made.add_class_arguments(BijectionPrice, None)
     add_data_and_trainer(made, PairedActivations, batch_size=64)
-    made.set_defaults({"data.sites": "1,3"})
+    made.set_defaults({"data.sites": "1"})
     return made
 
 
