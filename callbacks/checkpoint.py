@@ -25,7 +25,15 @@ from datamodules.universe import UniverseStates
 from reports.names import file_names
 from storage.whole import check_folder, whole_file
 
-__all__ = ["SaveAligners", "SavePairs", "SaveStitching", "SaveUniverse", "WholeCheckpoints", "save_universe"]
+__all__ = [
+    "SaveAligners",
+    "SaveNewcomer",
+    "SavePairs",
+    "SaveStitching",
+    "SaveUniverse",
+    "WholeCheckpoints",
+    "save_universe",
+]
 
 STEPS_BETWEEN_ASKING = 20
 
@@ -218,6 +226,19 @@ class SaveUniverse(SaveAligners):
 
     def _finish(self, bank: StoredBank, trainer: pl.Trainer) -> None:
         save_universe(bank, cast(UniverseStates, cast(Any, trainer).datamodule), self._path(trainer, self.final))
+
+
+class SaveNewcomer(SaveAligners):
+    """Writes `last.ckpt` as a model joins a universe. The universe of all is written once it is measured.
+
+    Args:
+        folder: where to write; default: beside the run's other files.
+        every_n_epochs: how often `last.ckpt` is renewed.
+        every_n_minutes: how often it is renewed within an epoch and while moments are read.
+    """
+
+    def _finish(self, bank: StoredBank, trainer: pl.Trainer) -> None:
+        pass
 
 
 def save_universe(bank: StoredBank, data: UniverseStates, path: Path) -> None:

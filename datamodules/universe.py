@@ -49,7 +49,7 @@ class UniverseStates(ManyPairs):
         twice = sorted({name for name in models if models.count(name) > 1})
         if twice and revisions is None:
             raise ValueError(f"A universe expects different `models`, but got {', '.join(twice)} more than once.")
-        super().__init__(models, pairs=None, sites=sites, revisions=revisions, **options)
+        super().__init__(models=models, pairs=None, sites=sites, revisions=revisions, **options)
         self.numbers = [(model, model) for model in range(len(models))]
 
     def wanted(self, depths: Sequence[int]) -> list[list[int]]:

@@ -11,6 +11,7 @@ import lightning.pytorch as pl
 from torch import Tensor, nn
 
 from aligners.fitting.errors import MapErrors
+from aligners.fitting.moments import read_moments
 from aligners.fitting.outcomes import outcomes
 from aligners.maps.base import Aligner
 from aligners.storage.bank import BACKWARD, FORWARD, StoredBank
@@ -18,10 +19,11 @@ from aligners.universe.directions import directions
 from aligners.universe.joint import JointMoments, all_pairs, paired_rows
 from aligners.universe.storage import universes_of
 from aligners.universe.universe import NETWORK, Universe
+from datamodules.batches import TextBatch
 from datamodules.protocol import stream_of
+from datamodules.resuming import limited
 from datamodules.rows.reading import PairedBatch, Plan
 from datamodules.universe import UniverseStates
-from similarity.algebra.moments import Moments
 from similarity.moments import MomentsMetric
 
 __all__ = ["UniverseEvaluation"]
@@ -85,8 +87,21 @@ class UniverseEvaluation(pl.LightningModule):
         self.embedded = MomentsMetric(
             len(all_pairs(self.models)) * len(self.stored.data["sites"]), *(next(iter(self._all())).d_x,) * 2
         )
-        joint = JointMoments.of(cast(Moments, self.stored.moments), self.models)
-        self.means = joint.mean.to(self.device)
+
+    def on_test_start(self) -> None:
+        """Read the moments that the universe lacks after a model has joined it."""
+        if self.stored.moments is None:
+            data, trainer = self._data, self.trainer
+            loader = data.loader("fit")
+            about = {"data": data.describe(), "config": data.config()}
+            batches = limited(len(loader), trainer, "test")
+            found = read_moments(trainer, loader, self._read, data.reader.check, batches, about=about)
+            self.stored.moments = found["maps"]
+        self.means = JointMoments.of(self.stored.moments, self.models).mean.to(self.device)
+
+    def _read(self, texts: TextBatch) -> dict[str, tuple[Tensor, Tensor]]:
+        batch = self.trainer.strategy.batch_to_device(self._data.on_before_batch_transfer(texts, 0))
+        return {"maps": paired_rows(batch.x, self.models)}
 
     def _all(self) -> Iterator[Universe]:
         return cast(Iterator[Universe], iter(self.universes.values()))

@@ -27,9 +27,8 @@ __all__ = ["UniverseAlignment"]
 class UniverseAlignment(Alignment):
     """Fits one invertible map for each of k models into a space that all share, on the same rows.
 
-    A step takes one pass of all maps into the space, and one of their inverses: every row of every model is predicted
-    from another model, each of the k − 1 others from its share of the rows. Moments, optimiser, schedule, clipping and
-    what happens to sites that diverge are those of `Alignment`.
+    A step takes one pass of all maps into the space, and one of their inverses: see `Universe.loss`. Moments,
+    optimiser, schedule, clipping and what happens to sites that diverge are those of `Alignment`.
 
     Args:
         network: the map of every model at every site; it has to be invertible.

@@ -32,7 +32,7 @@ class Universe(Aligner, registered=False):
 
     Nothing but agreement in every model's own space is asked for: from a space that shrinks or loses a direction there
     would be no way back. What leaves all maps as they are, h ∘ u_i for any bijection h of the space, is not settled by
-    training: the space stays near the one that it starts in, with unit scale.
+    training: the space starts with unit scale, and may drift from it.
 
     Args:
         maps: u, a bank of k · S invertible maps from d to d.
@@ -60,11 +60,7 @@ class Universe(Aligner, registered=False):
             shift: 1 to k − 1; 0: from itself; None: each of these for a share of the rows, from the first
                 to the last.
         """
-        each = embedded.unflatten(0, (self.models, -1))
-        shifts = range(1, self.models) if shift is None else [shift]
-        parts = each.tensor_split(len(shifts), dim=2)
-        taken = [part.roll(-by, 0) for by, part in zip(shifts, parts, strict=True)]
-        return self.maps.inverse(torch.cat(taken, 2).flatten(0, 1))
+        return self.maps.inverse(self._others(embedded, shift))
 
     @property
     def rows_needed(self) -> int:
@@ -86,12 +82,28 @@ class Universe(Aligner, registered=False):
         return JointMoments.of(moments, self.models)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """FVU of every model as the others say, the mean over the models at each of a site's places: (k · S,).
+        """FVU of every model as single others say, plus that as their mean says, averaged over the models: (k · S,).
 
-        Over the batch all k (k − 1) directions count alike, for one pass of k networks and one of their inverses.
+        Every row is predicted twice: from one other model, each of these for its share of the rows, and from the mean
+        of all others in the shared space. The mean has less noise, but alone would let single models stray. This takes
+        one pass of the k maps and two of their inverses.
         """
-        own = (self(x) - y).square().mean((1, 2)) / self.variance
+        embedded = self.embed(x)
+        found = self.maps.inverse(torch.cat((self._others(embedded), self._mean_of_others(embedded)), 1))
+        own = sum((part - y).square().mean((1, 2)) for part in found.chunk(2, 1)) / self.variance
         return self.over_models(own)
+
+    def _others(self, embedded: Tensor, shift: int | None = None) -> Tensor:
+        """In the place of every model another one: see `predicted`."""
+        each = embedded.unflatten(0, (self.models, -1))
+        shifts = range(1, self.models) if shift is None else [shift]
+        parts = each.tensor_split(len(shifts), dim=2)
+        return torch.cat([part.roll(-by, 0) for by, part in zip(shifts, parts, strict=True)], 2).flatten(0, 1)
+
+    def _mean_of_others(self, embedded: Tensor) -> Tensor:
+        """In the place of every model the mean of all others."""
+        each = embedded.unflatten(0, (self.models, -1))
+        return ((each.sum(0) - each) / (self.models - 1)).flatten(0, 1)
 
     def over_models(self, values: Tensor) -> Tensor:
         """The mean over the models at each place of a site, (k · S,): what belongs together stops and goes together."""

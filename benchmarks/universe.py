@@ -1,0 +1,100 @@
+"""A universe against pairwise fits of equal size, steps and rows: held-out FVU of every direction, and CPU seconds.
+
+    python -m benchmarks.universe --steps 300 --json benchmarks/results/universe.json
+
+CPU seconds are those of the process (`time.process_time`): reading moments and taking steps, without validation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+
+from aligners.fitting.alignment import Alignment
+from aligners.maps.inn import INN
+from aligners.storage.bank import load_bank
+from aligners.universe.evaluation import UniverseEvaluation
+from aligners.universe.fitting import UniverseAlignment
+from aligners.universe.storage import load_universe
+from callbacks.checkpoint import SaveAligners, SavePairs, SaveUniverse
+from commands.run import quiet
+from datamodules.many_pairs import ManyPairs
+from datamodules.universe import UniverseStates
+
+
+def main() -> None:
+    """Fit both, measure both on the same held-out rows, print, and write a JSON file if asked to."""
+    options = _options()
+    quiet()
+    pl.seed_everything(0)
+    given: dict[str, Any] = {"sites": options.sites, "batch_size": options.batch_size}
+    with tempfile.TemporaryDirectory() as kept:
+        folder = Path(kept)
+        pairs = _seconds(Alignment({"inn": INN}), ManyPairs(options.models, **given), SavePairs(folder), options)
+        states = UniverseStates(options.models, **given)
+        shared = _seconds(UniverseAlignment(INN), states, SaveUniverse(folder / "universe"), options)
+        against = [load_bank(path) for path in sorted(folder.glob("pairs/*/aligners.ckpt"))]
+        evaluation = UniverseEvaluation(load_universe(folder / "universe" / "universe.ckpt"), against)
+        _trainer(limit_test_batches=options.held_out).test(evaluation, datamodule=states, verbose=False)
+    found = {**vars(options), "cpu_seconds": {"pairwise": pairs, "universe": shared}, "ratio": shared / pairs}
+    found = {**found, "json": None, "means": _means(evaluation.rows)}
+    print(json.dumps(found, indent=1, default=str))
+    if options.json is not None:
+        options.json.write_text(json.dumps({**found, "directions": evaluation.report_tables["directions"]}, indent=1))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=[f"embedded:{seed}" for seed in range(5)])
+    parser.add_argument("--sites", default="1,4")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--batch_size", type=int, default=16, help="Texts a step.")
+    parser.add_argument("--moments", type=int, default=100, help="Batches a pass: of moments, and of an epoch.")
+    parser.add_argument("--held_out", type=int, default=20, help="Batches to measure on.")
+    parser.add_argument("--json", type=Path, default=None)
+    return parser.parse_args()
+
+
+def _trainer(**options: Any) -> pl.Trainer:
+    quiet_ones = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    return pl.Trainer(
+        accelerator="cpu", devices=1, use_distributed_sampler=False, **dict.fromkeys(quiet_ones, False), **options
+    )
+
+
+def _seconds(module: Alignment, data: ManyPairs, saving: SaveAligners, options: argparse.Namespace) -> float:
+    """CPU seconds of a fit."""
+    trainer = _trainer(
+        callbacks=[saving], max_steps=options.steps, limit_train_batches=options.moments, limit_val_batches=0
+    )
+    data.prepare_data()
+    before = time.process_time()
+    trainer.fit(module, datamodule=data)
+    return time.process_time() - before
+
+
+def _means(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Method -> site -> mean FVU over all directions; and the largest errors of cycles."""
+    found: dict[str, dict[str, float]] = {}
+    for name in dict.fromkeys(row["method"] for row in rows):
+        own = [row for row in rows if row["method"] == name]
+        for site in dict.fromkeys(row["site_x"] for row in own):
+            at_site = [row for row in own if row["site_x"] == site]
+            for column in ("fvu", "fvu_unseen"):
+                values = [row[column] for row in at_site if row[column] is not None]
+                found.setdefault(name, {})[f"{column} at site {site}"] = float(np.mean(values))
+        worst = [row["cycle"] for row in own if row["cycle"] is not None]
+        if worst:
+            found[name]["largest cycle error"] = max(worst)
+    return found
+
+
+if __name__ == "__main__":
+    main()
