@@ -32,6 +32,7 @@ __all__ = [
     "number",
     "panels",
     "penalty_scale",
+    "short",
     "shown_lines",
     "site_figure",
 ]
@@ -118,7 +119,7 @@ def heat_map(
     light = low + LIGHT_FROM * (high - low)
     for (i, j), value in np.ndenumerate(grid):
         if np.isfinite(value) and max(grid.shape) <= WRITTEN:
-            axis.text(j, i, _short(value), ha="center", va="center", fontsize=size, color="w" if value < light else "k")
+            axis.text(j, i, short(value), ha="center", va="center", fontsize=size, color="w" if value < light else "k")
     axis.set_xticks(range(len(columns)), [str(layer) for layer in columns])
     axis.set_yticks(range(len(rows)), [str(layer) for layer in rows])
     axis.tick_params(length=0)
@@ -234,7 +235,10 @@ def number(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
+    """Write a value into a cell: .48, 1.0, 48.0, 100, 5e+03."""
     if abs(value) < 0.995:
         return f"{value:.2f}".replace("0.", ".", 1)
-    return f"{value:.1f}" if abs(value) < 99.95 else f"{value:.0e}"
+    if abs(value) < 99.95:
+        return f"{value:.1f}"
+    return f"{value:.0f}" if abs(value) < 999.5 else f"{value:.0e}"

@@ -134,7 +134,7 @@ class _Expansion:
         wants = {kind: self.study.wants(kind, stage, task) for kind in ("fit", "inject", "stitch", "attention")}
         fitted: dict[tuple[Model, Model], tuple[Cell, str]] = {}
         if wants["fit"]:
-            at_once = 1 if self.study.fit is None else self.study.fit.pairs_at_once
+            at_once = (self.study.fit and self.study.fit.pairs_at_once) or 1
             fitted = self._fits(task, stage, pairs, at_once) | self._fits(task, stage, with_itself, 1)
         for pair in [*pairs, *with_itself] if any(wants.values()) else []:
             both = self._instances(pair, stage, task)

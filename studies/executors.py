@@ -20,6 +20,7 @@ from typing import Any
 __all__ = ["EXECUTORS", "Processes", "RayTasks", "SlurmJobs", "make_executor"]
 
 PATIENCE = 20.0  # seconds that a worker has to end by itself
+CODE = str(Path(__file__).resolve().parents[1])
 
 
 class Processes(Executor):
@@ -113,6 +114,7 @@ class SlurmJobs(Executor):
     def __init__(self, workers: int, folder: Path, cluster: str = "slurm", **options: Any) -> None:
         import submitit
 
+        _let_jobs_import()
         self._jobs: list[Any] = []
         self._executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
         self._executor.update_parameters(**options)
@@ -145,6 +147,7 @@ class RayTasks(Executor):
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         import ray
 
+        _let_jobs_import()
         self._ray = ray
         self._tasks: list[Any] = []
         self._own = not ray.is_initialized()
@@ -168,6 +171,12 @@ class RayTasks(Executor):
             self._ray.wait(self._tasks, num_returns=len(self._tasks)) if self._tasks else None
         if self._own:
             self._ray.shutdown()
+
+
+def _let_jobs_import() -> None:
+    """Name the folder of this code in $PYTHONPATH, which jobs inherit: they may start in another folder."""
+    known = [CODE, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, known)))
 
 
 def _call(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

@@ -158,10 +158,12 @@ class Fitting(Work):
         stages: at which stages of the models; default: all those of the study.
         tasks: on which tasks; default: all.
         pairs_at_once: pairs in one bank, and so in one cell, which reads each of its models once a batch. They need
-            models of equal widths.
+            models of equal widths. Default: as many as `memory` holds, or 1 where widths differ.
+        memory: GB that a bank may take where `pairs_at_once` is left out, whatever the machine has.
     """
 
-    pairs_at_once: int = 1
+    pairs_at_once: int | None = None
+    memory: float = 8.0
 
 
 @dataclass
@@ -264,8 +266,10 @@ class Study:
             raise ValueError("Expected `stages` to have finetuned, as `surgery` is of fine-tuned models.")
         if self.finetune is not None and self.finetune.copies < 1:
             raise ValueError(f"Expected `finetune.copies` to be at least 1, but got {self.finetune.copies}.")
-        if self.fit is not None and self.fit.pairs_at_once < 1:
+        if self.fit is not None and self.fit.pairs_at_once is not None and self.fit.pairs_at_once < 1:
             raise ValueError(f"Expected `fit.pairs_at_once` to be at least 1, but got {self.fit.pairs_at_once}.")
+        if self.fit is not None and not self.fit.memory > 0:
+            raise ValueError(f"Expected `fit.memory` to be a number of GB above 0, but got {self.fit.memory:g}.")
         for name, work in self.work().items():
             self._check_work(name, work)
         for stage in self.stages:

@@ -18,7 +18,7 @@ from datamodules.identity import identity, refuse_other_run
 from datamodules.paired import PairedActivations
 from similarity.algebra.moments import Moments
 
-__all__ = ["bytes_a_site", "check_part", "find_part", "join_parts", "sites_at_once", "take_sites"]
+__all__ = ["bytes_a_site", "check_part", "find_part", "join_parts", "pairs_within", "sites_at_once", "take_sites"]
 
 COPIES = 5  # of a weight: itself, its gradient, Adam's two averages, the best so far
 FILLED = 0.8  # share of the free memory that a plan uses
@@ -58,6 +58,18 @@ def sites_at_once(sites: int, bytes_each: int, free: int) -> int:
             f"{free / 2**30:.1f} GiB are free. Name fewer or smaller `aligners`, or a smaller `data.batch_size`."
         )
     return min(sites, most)
+
+
+def pairs_within(limit: float, sites: int, bytes_each: int, model: int) -> int:
+    """How many pairs of models a bank can hold, each with two models of its own at most.
+
+    Args:
+        limit: bytes that the bank and its models may take.
+        sites: of a pair.
+        bytes_each: what training one site takes.
+        model: bytes of a model's weights.
+    """
+    return int(FILLED * limit / (sites * bytes_each + 2 * model))
 
 
 def find_part(folder: Path, number: int) -> tuple[Path, Path | None, Path | None]:

@@ -11,6 +11,7 @@ from jsonargparse import Namespace
 from aligners.fitting.parts import bytes_a_site
 from aligners.maps.base import Aligner
 from commands.cells.options import CellOptions
+from datamodules.rows.policies import most_rows
 from datamodules.rows.sites import parse_layers, parse_sites
 from studies.cells import Cell, merged
 from studies.kinds import KINDS
@@ -76,7 +77,7 @@ class Costs:
 
     def rows(self, data: Namespace, texts: int) -> int:
         """Rows of so many texts."""
-        return texts * (1 if data.get("rows") in ("mean", "cls") else self.study.assume.tokens)
+        return most_rows(data.get("rows") or "tokens", texts, self.study.assume.tokens)
 
     def _options(self, cell: Cell) -> tuple[Namespace, Namespace]:
         """The options of a cell, as values and instantiated; the same for all cells of its kind and task."""
@@ -115,6 +116,15 @@ class Costs:
             disk=0.0 if self.study.keep == "results" else places * maps.stored,
             memory=FLOAT * sum(size.weights for size in sizes) + places * maps.memory,
         )
+
+    def pair(self, cell: Cell) -> tuple[int, int, int]:
+        """Sites of a fit, bytes that training one of them takes, and bytes of a model."""
+        parsed, made = self._options(cell)
+        x, y = self.size(cell)[:2]
+        data = parsed.data
+        rows = most_rows(data.rows, data.batch_size, data.max_length)
+        sites = len(parse_sites(data.sites, x.layers, y.layers))
+        return sites, bytes_a_site(made.model, x.width, y.width, rows), FLOAT * max(x.weights, y.weights)
 
     def _attention(self, cell: Cell, parsed: Namespace, made: Namespace) -> Cost:
         """Reading alone: maps between a dozen heads cost next to nothing."""
@@ -227,14 +237,15 @@ def plan_study(costs: Costs, cells: Sequence[Cell], rate: float, workers: int) -
             f"blocks of width {assume.width} (`assume`)."
         )
     texts: dict[tuple[str, str | None], tuple[Size, int]] = {}
-    for cell in cells:
-        if KINDS[cell.kind].unit != "model":
+    each = [(cell, costs.of(cell)) for cell in cells]
+    for cell, cost in each:
+        if cost.reading:  # of states: attention weights are not stored
             for model, size in zip(cell.models, costs.size(cell), strict=True):
                 texts[model.path, cell.task] = size, sum(costs.texts(cell))
     store = sum(FLOAT * (size.layers + 1) * size.width * n * assume.tokens for size, n in texts.values())
     once = sum(2.0 * size.layers * size.block * n * assume.tokens for size, n in texts.values())
-    each = [(cell, costs.of(cell)) for cell in cells]
-    return Plan(each, rate, workers, float(store), 2 * len(texts), once, said)
+    passes = 2 * len(texts) + sum(cost.passes for _, cost in each if not cost.reading)
+    return Plan(each, rate, workers, float(store), round(passes), once, said)
 
 
 def trained_rows(parsed: Namespace, read: int, a_step: int) -> float:

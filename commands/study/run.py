@@ -16,6 +16,7 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from commands.cells.banks import choose_banks
 from commands.cells.checks import check_maps, model_sizes, not_injected
 from commands.cells.costs import Costs, plan_study
 from commands.cells.options import CellOptions
@@ -118,16 +119,16 @@ def go(
         raise ValueError(
             f"Expected `workers` of at least 1 and `rate` above 0, but got {options.workers} and {options.rate}."
         )
-    commands = CellOptions()
+    commands, sizes = CellOptions(), model_sizes(study, assume=plan)
+    study, banks = choose_banks(study, commands, sizes)
     cells = expand(study, commands)
-    sizes = model_sizes(study, assume=plan)
     check_maps(cells, commands, sizes)
     console = screen()
     for line in not_injected(cells, sizes):
         print(line)
     planned = plan_study(Costs(study, commands, sizes), cells, options.rate, workers)
     console.print(planned.table())
-    print("\n".join([*planned.words(), *(["", FORMULAS] if plan else [])]), flush=True)
+    print("\n".join([*planned.words(), *banks, *(["", FORMULAS] if plan else [])]), flush=True)
     if not plan:
         _run(study, StudyFolder(path), cells, options, workers, gpus, changed, again)
 

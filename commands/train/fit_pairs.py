@@ -8,13 +8,14 @@ import lightning.pytorch as pl
 from jsonargparse import ArgumentParser
 
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.parts import bytes_a_site, sites_at_once
+from aligners.fitting.parts import bytes_a_site, pairs_within
 from aligners.storage.earlier import ALIGNMENT
 from callbacks.checkpoint import SavePairs
 from commands.options import add_training, check_goes_on, check_trains, command_parser
 from commands.run import instantiate, start
 from commands.train.fit import alignment_trainer
 from datamodules.many_pairs import ManyPairs
+from datamodules.rows.policies import most_rows
 from storage.room import free_memory
 
 __all__ = ["parser", "run"]
@@ -51,11 +52,15 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
 
 def _check_memory(model: Alignment, data: ManyPairs, trainer: pl.Trainer) -> None:
     """Raise if the bank would not fit in memory."""
-    reader = data.reader
-    each = bytes_a_site(model, reader.model_x.width, reader.model_y.width, data.batch_size * data.pipeline.max_length)
-    most = sites_at_once(len(reader.sites), each, free_memory(trainer.strategy.root_device))
-    if most < len(reader.sites):
+    reader, pairs = data.reader, len(data.numbers)
+    rows = most_rows(data.rows, data.batch_size, data.pipeline.max_length)
+    each = bytes_a_site(model, reader.model_x.width, reader.model_y.width, rows)
+    free = free_memory(trainer.strategy.root_device)
+    sites = len(reader.sites) // pairs
+    most = pairs_within(free, sites, each, 0)  # the models are loaded
+    if most < pairs:
         raise ValueError(
-            f"Expected memory for {len(reader.sites)} places (pairs x sites), but {most} fit, at {each / 2**30:.1f} "
-            "GiB each. Name fewer of `data.pairs` at a time, fewer `aligners`, or a smaller `data.batch_size`."
+            f"Expected memory for {pairs} pairs of models, but it holds {most}: a pair has {sites} sites, at "
+            f"{each / 2**30:.1f} GiB each, and {free / 2**30:.1f} GiB are free. Name fewer of `data.pairs` at a time "
+            "(`fit.pairs_at_once` of a study), fewer `aligners`, or a smaller `data.batch_size`."
         )

@@ -19,6 +19,7 @@ __all__ = [
     "RowKind",
     "RowPolicy",
     "Rows",
+    "most_rows",
     "policy_of",
     "rows_of_each",
     "select_rows",
@@ -221,6 +222,15 @@ def policy_of(rows: RowPolicy) -> Policy:
     if rows not in POLICIES:
         raise ValueError(f"Expected `rows` to be one of {', '.join(POLICIES)}, but got {rows!r}.")
     return POLICIES[rows]
+
+
+def most_rows(rows: RowPolicy, texts: int, tokens: int) -> int:
+    """How many rows so many texts of at most so many tokens have at most.
+
+    Raises:
+        ValueError: there is no such policy.
+    """
+    return texts * (tokens if policy_of(rows).types else 1)
 
 
 def rows_of_each(texts: TextBatch, kind: RowKind) -> tuple[Rows, ...]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -197,20 +199,68 @@ def test_wrong_files_and_options(world: World, tmp_path: Path) -> None:
     assert file
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_study_that_is_stopped_ends_its_workers_and_goes_on(
-    world: World, tmp_path: Path, number: signal.Signals
+def begun(command: list[str], tmp_path: Path, lines: int = 1) -> subprocess.Popen[str]:
+    """A command, after its cell has logged so much."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    logs = (tmp_path / "runs" / "small" / "cells").glob
+    while process.poll() is None and not any(
+        file.read_bytes().count(b"\n") >= lines for file in logs("*/run/metrics.csv")
+    ):
+        signal.sigtimedwait([], 0.2)
+    return process
+
+
+LOCAL = ["--executor", "slurm", "--executor_options", json.dumps({"cluster": "local", "timeout_min": 5})]
+
+
+@pytest.mark.parametrize(("executor", "number"), [([], signal.SIGINT), (LOCAL, signal.SIGTERM)], ids=["here", "jobs"])
+def test_a_study_that_is_stopped_ends_its_workers_and_jobs_and_goes_on(
+    world: World, tmp_path: Path, executor: list[str], number: signal.Signals
 ) -> None:
+    if executor:
+        pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
     slow = {"options": {"model": {"aligners": MAPS}, "trainer": {"max_epochs": 100_000}}}
     file = study_file(world, tmp_path, fit=slow, inject=None)
-    command = [sys.executable, "-u", str(ROOT / "study.py"), "run", file]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        metrics = tmp_path / "runs" / "small" / "cells"
-        while not list(metrics.glob("*/run/metrics.csv")) and process.poll() is None:
-            signal.sigtimedwait([], 0.2)
+    command = [sys.executable, "-u", str(ROOT / "study.py"), "run", file, *executor]
+    with begun(command, tmp_path) as process:
         process.send_signal(number)
         _, errors = process.communicate(timeout=HANGS)
     assert process.returncode == {signal.SIGTERM: 143, signal.SIGINT: 130}[number], errors
     assert {signal.SIGTERM: "Stopped by SIGTERM.", signal.SIGINT: "Stopped by Ctrl-C."}[number] in errors.splitlines()
     folder = StudyFolder(tmp_path / "runs" / "small")
     assert [folder.state(cell) for cell in folder.cells] == ["waiting"]  # nobody holds its lock
+
+
+def worker_of(process: int) -> int:
+    """The process that runs a study's cells."""
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == process and b"spawn_main" in (place / "cmdline").read_bytes():
+                return int(place.name)
+    raise AssertionError(f"{process} has no worker")
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc, by which the worker is found")
+def test_a_cell_whose_worker_is_killed_goes_on_from_its_checkpoint(world: World, tmp_path: Path) -> None:
+    fit = {
+        "options": {
+            "model": {"aligners": MAPS},
+            "trainer": {"max_epochs": 30, "log_every_n_steps": 10},
+            "checkpoint": {"every_n_minutes": 1e-3},
+        }
+    }
+    file = study_file(world, tmp_path, fit=fit, inject=None)
+    with begun([sys.executable, "-u", str(ROOT / "study.py"), "run", file], tmp_path, lines=12) as process:
+        os.kill(worker_of(process.pid), signal.SIGKILL)
+        said, errors = process.communicate(timeout=HANGS)
+    assert process.returncode == 0, errors
+    assert "It is run once more." in said  # it was killed before its end
+    folder = StudyFolder(tmp_path / "runs" / "small")
+    place = folder.cell(folder.cells[0])
+    steps = pd.read_csv(place / "run" / "metrics.csv")["step"]
+    killed = json.loads((place / RESULT).read_text())
+    study(["run", file, "--folder", str(tmp_path / "whole")])
+    whole = StudyFolder(tmp_path / "whole").cell(folder.cells[0])
+    assert steps.min() > pd.read_csv(whole / "run" / "metrics.csv")["step"].min()  # not from the start
+    assert killed["rows"] == json.loads((whole / RESULT).read_text())["rows"]

@@ -56,6 +56,7 @@ def test_a_pair_that_does_not_exist_is_refused(pairs: dict[str, Any], said: str)
         ({"inject": {"tasks": ["u"]}}, "`inject.tasks` out of t, .* got u"),
         ({"models": {"names": ["a"], "groups": {"g": ["b"]}}}, "`models.groups` of models, but g has b"),
         ({"finetune": {"copies": 0}}, "`finetune.copies` to be at least 1"),
+        ({"fit": {"memory": 0}}, "`fit.memory` to be a number of GB above 0"),
         ({"surgery": {}}, "`stages` to have finetuned, as `surgery`"),
     ],
 )

@@ -9,7 +9,7 @@ from matplotlib import figure as mpl
 from matplotlib.axes import Axes
 from matplotlib.image import AxesImage
 
-from reports.drawing import Look, dress, panels
+from reports.drawing import Look, dress, panels, short
 from reports.study.contents import BoxPanel, Figure, HeatPanel, LinePanel
 from reports.study.drawing.colours import Palette
 
@@ -101,7 +101,7 @@ def _heat(axis: Axes, panel: HeatPanel, low: float, high: float) -> AxesImage:
         for (i, j), value in np.ndenumerate(panel.values):
             if np.isfinite(value):
                 light = (value - low) / (high - low) > 0.6
-                axis.text(j, i, f"{value:.2f}".replace("0.", ".", 1), ha="center", va="center", fontsize=6,
+                axis.text(j, i, short(value), ha="center", va="center", fontsize=6,
                           color="k" if light else "w")  # fmt: skip
     for cut in panel.cuts:
         axis.axhline(cut - 0.5, color="#D55E00", linewidth=2)

@@ -24,15 +24,14 @@ def truncation(frames: Frames) -> Figure:
     panels, values = [], []
     for title, own, place in _models(frames, list(HEADS)):
         sites = sorted(int(site) for site in own["site"].unique())
-        series = []
+        floor = 100 * float(own["majority_score"].iloc[0])
+        series = [Series(MAJORITY, ("head", MAJORITY), [[floor]] * len(sites))]
         for kind, name in HEADS.items():
             line = own[own["condition"] == kind]
             if len(line):
                 series.append(_line(name, line, sites))
                 values += [{**place, "head": kind, "site": site, "score": value[0]}
                            for site, value in zip(sites, series[-1].values, strict=True)]  # fmt: skip
-        floor = 100 * float(own["majority_score"].iloc[0])
-        series.append(Series(MAJORITY, ("head", MAJORITY), [[floor]] * len(sites)))
         panels.append(LinePanel(title, [str(site) for site in sites], series))
     return Figure(
         "phang_figure_3",

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from commands.cells.banks import choose_banks
 from commands.cells.checks import check_maps, model_sizes, not_injected
 from commands.cells.costs import Costs, plan_study
 from commands.cells.options import CellOptions
@@ -130,6 +131,31 @@ def test_the_plan_counts_passes(world: World) -> None:
     _, plan = planned(study_of(world, data={"rows": "mean"}, fit={"options": trained}))
     assert {cell.kind: cost for cell, cost in plan.costs}["fit"].passes == 2 * 4
     assert plan.seconds(1) > plan.seconds(2) >= plan.seconds(100) > 0
+
+
+def chosen(world: World, **fit: Any) -> tuple[int | None, str]:
+    study = study_of(world, models={"names": [world.model_x, world.model_y]}, data={"rows": "mean"}, fit=fit)
+    study, said = choose_banks(study, COMMANDS, model_sizes(study, assume=False))
+    assert study.fit is not None
+    return study.fit.pairs_at_once, " ".join(said)
+
+
+def test_pairs_share_a_bank_as_far_as_the_studys_memory_goes(world: World) -> None:
+    few, said = chosen(world, memory=1e-4)
+    many, _ = chosen(world, memory=0.01)
+    assert few == 1
+    assert said.startswith("A bank holds 1 pair of models within 100 kB (`fit.memory`): 4 sites of ")
+    assert many == 3
+    wide = {"options": {"model": {"aligners": {"mlp": "MLP"}}}}
+    assert (chosen(world, memory=0.01, **wide)[0] or 0) < many
+    assert chosen(world, pairs_at_once=3, memory=1e-4) == (3, "")
+
+
+def test_the_plan_stores_no_attention_weights(world: World) -> None:
+    attention = study_of(world, fit=None, inject=None, similarity=None, attention={})
+    _, plan = planned(attention)
+    assert plan.store == 0
+    assert plan.stored_passes == round(sum(cost.passes for _, cost in plan.costs)) > 0
 
 
 NUMBERS = {

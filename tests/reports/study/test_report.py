@@ -194,10 +194,25 @@ def test_latex_has_the_lines_of_booktabs_and_nothing_special_unescaped() -> None
     for line in (r"\toprule", r"\midrule", r"\bottomrule", r"\label{tab:one}"):
         assert line in text
     assert r"map\_x & $\pm$ \& co & n \\" in text
-    assert r"a|b\{c\}\textbackslash{} & 0.12 $\pm$ 0.01 [0.10, 0.20] (2 of 5 pairs lost) & 1200 \\" in text
+    estimate = r"\shortstack[r]{0.12 $\pm$ 0.01\\\scriptsize {[}0.10, 0.20{]} (2 of 5 pairs lost)}"
+    assert rf"a|b\{{c\}}\textbackslash{{}} & {estimate} & 1200 \\" in text
     assert r"none &  & 3 \\" in text
     assert r"\caption{A title with 100 \%. Caption with \$ and \_.}" in text
     assert text.count("{") == text.count("}")
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no LaTeX: install texlive-latex-recommended")
+def test_latex_compiles(study: Path, tmp_path: Path) -> None:
+    names = [*sorted((study / "report" / "tables").glob("*.tex")), tmp_path / "one.tex"]
+    names[-1].write_text(latex(ONE))
+    lines = [r"\documentclass{article}", r"\usepackage{booktabs, graphicx}", r"\begin{document}"]
+    lines += [rf"\input{{{name}}}\clearpage" for name in names]
+    (tmp_path / "all.tex").write_text("\n".join([*lines, r"\end{document}"]))
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "all.tex"]
+    made = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert made.returncode == 0, made.stdout[-2000:]
+    assert "Missing character" not in made.stdout
+    assert "Overfull" not in made.stdout
 
 
 def test_markdown_escapes_what_ends_a_cell() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from reports.drawing import short
 from reports.study.contents import Figure, HeatPanel, LinePanel
 from reports.study.frames import Frames
 from reports.study.registry import make
@@ -66,13 +67,13 @@ def test_truncation_is_the_mean_of_a_models_fine_tunings_with_their_range(frames
     first, second = figure(frames, "phang_figure_3").panels
     assert (first.title, second.title) == ("mnli, bert", "sst2, bert")
     assert isinstance(first, LinePanel)
-    assert [series.name for series in first.series] == ["untuned", "tuned", "majority class"]  # no base model here
-    untuned, _, majority = first.series
+    assert [series.name for series in first.series] == ["majority class", "untuned", "tuned"]  # no base model here
+    majority, untuned, _ = first.series
     assert [value[0] for value in untuned.values] == pytest.approx([51, 61, 71, 81])
     assert (untuned.low[0], untuned.high[0]) == (pytest.approx(50), pytest.approx(52))
     assert majority.values == [[40.0]] * 4
     one = Frames({"surgery": pd.DataFrame(row for row in surgery() if row["model"] == "bert")})
-    untuned = figure(one, "phang_figure_3").panels[0].series[0]  # type: ignore[union-attr]
+    untuned = figure(one, "phang_figure_3").panels[0].series[1]  # type: ignore[union-attr]
     assert untuned.low[0] == pytest.approx(45)  # of a single one, over texts
 
 
@@ -82,6 +83,11 @@ def test_skipping_is_a_map_of_first_and_last_block(frames: Frames) -> None:
     assert panel.title == "mnli, bert (whole: 81.0)"
     assert panel.values[0].tolist() == pytest.approx([70, 60, 50])
     assert np.isnan(panel.values[1, 0])  # the last block is not before the first
+
+
+def test_values_are_written_as_they_are() -> None:
+    shown = [short(value) for value in (0.48, 0.999, 50.0, 100.0, 5e3, -0.5)]
+    assert shown == [".48", "1.0", "50.0", "100", "5e+03", "-.50"]
 
 
 def test_a_model_stands_beside_its_fine_tunings_on_all_tasks(frames: Frames) -> None:
