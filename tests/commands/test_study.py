@@ -246,12 +246,12 @@ def test_a_cell_whose_worker_is_killed_goes_on_from_its_checkpoint(world: World,
     fit = {
         "options": {
             "model": {"aligners": MAPS},
-            "trainer": {"max_epochs": 30, "log_every_n_steps": 10},
+            "trainer": {"max_epochs": 12, "log_every_n_steps": 10},
             "checkpoint": {"every_n_minutes": 1e-3},
         }
     }
     file = study_file(world, tmp_path, fit=fit, inject=None)
-    with begun([sys.executable, "-u", str(ROOT / "study.py"), "run", file], tmp_path, lines=12) as process:
+    with begun([sys.executable, "-u", str(ROOT / "study.py"), "run", file], tmp_path, lines=5) as process:
         os.kill(worker_of(process.pid), signal.SIGKILL)
         said, errors = process.communicate(timeout=HANGS)
     assert process.returncode == 0, errors
