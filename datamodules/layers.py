@@ -238,6 +238,7 @@ class LayerActivations(TextModule):
         self._reader: LayerReader | None = None
         self._planned: list[Sequence[Sequence[int]]] | None = None
         self._placed_for: int | None = None
+        self._alone = False
 
     def wanted(self, depths: Sequence[int]) -> list[list[int]]:
         """The layers to read of each model."""
@@ -274,7 +275,11 @@ class LayerActivations(TextModule):
         }
 
     def plan(
-        self, splits: Sequence[Split] = ("test",), layers: Sequence[Sequence[Sequence[int]]] | None = None
+        self,
+        splits: Sequence[Split] = ("test",),
+        layers: Sequence[Sequence[Sequence[int]]] | None = None,
+        *,
+        alone: bool = False,
     ) -> None:
         """Choose the splits that `test_dataloader` loads, one after the other, and what is read of each.
 
@@ -282,8 +287,9 @@ class LayerActivations(TextModule):
             splits: which; one may come several times.
             layers: for each of them the layers to read of each model, none of a model that is not needed: on a GPU it
                 then waits on the CPU. Default: all wanted layers of all models.
+            alone: whether this process loads all batches of its plan, whatever the others do.
         """
-        self.splits = tuple(splits)
+        self.splits, self._alone = tuple(splits), alone
         self._planned, self._placed_for = None if layers is None else list(layers), None
 
     def loader(
@@ -304,7 +310,7 @@ class LayerActivations(TextModule):
             batch_size: texts a batch; default: that of the data module.
             layers: of each model that come along from a store; default: all wanted ones.
         """
-        given: dict[str, Any] = {"shuffle": shuffle, "only": only, "batch_size": batch_size}
+        given: dict[str, Any] = {"shuffle": shuffle, "only": only, "batch_size": batch_size, "alone": self._alone}
         return self.pipeline.loader(split, self.trainer, whole=True, reads=self.reads(layers), **given)
 
     def test_dataloader(self) -> list[DataLoader]:

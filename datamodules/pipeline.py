@@ -160,6 +160,7 @@ class TextPipeline:
         batch_size: int | None = None,
         seed: int | None = None,
         reads: Reads | None = None,
+        alone: bool = False,
         **order: Any,
     ) -> DataLoader:
         """Make a loader that batches texts of similar length, with a rank's share of them.
@@ -171,6 +172,7 @@ class TextPipeline:
             batch_size: texts a step; default: `batch_size`.
             seed: of the order; default: `seed`.
             reads: which states are read of the batches; they come along if there is a store.
+            alone: whether this rank loads all batches.
             order: `shuffle`, `whole` and `first_epoch` of `LengthBatches`.
         """
         data = self.tokenised[data] if isinstance(data, str) else data
@@ -179,8 +181,8 @@ class TextPipeline:
         batches = LengthBatches(
             data.lengths.numpy()[slice(only) if chosen is None else chosen],
             batch_size or self.batch_size,
-            rank=0 if trainer is None else trainer.global_rank,
-            world=1 if trainer is None else trainer.world_size,
+            rank=0 if trainer is None or alone else trainer.global_rank,
+            world=1 if trainer is None or alone else trainer.world_size,
             seed=self.seed if seed is None else seed,
             chosen=chosen,
             **order,

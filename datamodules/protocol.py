@@ -114,9 +114,13 @@ class LayerData(TextData, Protocol):
         """What reads the rows."""
 
     def plan(
-        self, splits: Sequence[Split] = ("test",), layers: Sequence[Sequence[Sequence[int]]] | None = None
+        self,
+        splits: Sequence[Split] = ("test",),
+        layers: Sequence[Sequence[Sequence[int]]] | None = None,
+        *,
+        alone: bool = False,
     ) -> None:
-        """Choose what an evaluation reads, and of each split the layers of each model."""
+        """Choose what an evaluation reads, of each split the layers of each model, and whether all of its batches."""
 
     def loader(
         self, split: Split, *, shuffle: bool = True, layers: Sequence[Sequence[int]] | None = None

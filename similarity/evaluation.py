@@ -20,11 +20,11 @@ from frozen.loading.precision import check_precision
 from similarity.catalogue import ATTENTION, DEFAULT, Measure, catalogue
 from similarity.controls import matching_layers
 from similarity.functional.summaries import nuclear_norm_from_scatter
-from similarity.joining import PairFigures
+from similarity.joining import PairFigures, joined_norms
 from similarity.outcome import Grids, TileFigures
 from similarity.passes.memory import Batches, PassCosts
-from similarity.passes.plan import Tile, plan_passes
-from similarity.passes.ranks import collected, from_first, least, this_rank
+from similarity.passes.plan import Tile, in_words, plan_passes
+from similarity.passes.ranks import alone, collected, from_first, least, this_rank
 from similarity.passes.run import PassRun, Settings
 from similarity.passes.saved import PassFigures, SavedPasses
 from similarity.passes.streams import Shape, streams_of
@@ -37,6 +37,8 @@ __all__ = ["SimilarityEvaluation"]
 logger = logging.getLogger(__name__)
 
 GROUPS = 10  # of the jackknife
+OWN = ("controls", "within", "groups", "permutations", "share", "seed", "products")  # options that decide the figures
+EVEN = 4  # so many passes for each process keep all of them busy
 
 
 class SimilarityEvaluation(pl.LightningModule):
@@ -174,11 +176,14 @@ class SimilarityEvaluation(pl.LightningModule):
         self.passes = plan_passes([shape.layers for shape in self.shapes], self.pairs, costs, limit)
         self._load_finished()
         splits: tuple[Split, ...] = ("fit", "test") if self._fits else ("test",)
-        layers = [self._settings.numbers(self.passes[number]) for number in self._missing for _ in splits]
-        data.plan(splits * len(self._missing), layers)
+        layers = [self._settings.numbers(self.passes[number]) for number in self._mine for _ in splits]
+        data.plan(splits * len(self._mine), layers, alone=self._own_passes)
         self.announced = max(each.bytes for each in self.passes)
         if self.trainer.is_global_zero:
-            logger.warning(self._announcement(limit, device))
+            besides = "besides its models" if device.type == "cpu" else "with its models"
+            memory = f"{self.announced / 1e9:.3g} GB {besides}, of {limit / 1e9:.3g} GB (`memory`)"
+            names = [model.name for model in self.models]
+            logger.warning("This comparison takes up to %s, in %s.", memory, in_words(self.passes, names))
 
     def _begun(self, limit: int) -> int:
         """The limit of the run that is gone on with, if passes are kept; else the one given.
@@ -188,38 +193,29 @@ class SimilarityEvaluation(pl.LightningModule):
         """
         if self._saved is None:
             return limit
-        names = ("controls", "within", "groups", "permutations", "share", "seed", "products")
-        settings = {name: getattr(self, name) for name in names}
-        measures = [measure.name for measure in self.measures]
         trainer = {"world_size": self.trainer.world_size, "limit_test_batches": self.trainer.limit_test_batches}
-        about = {"data": self._stream.describe(), "measures": measures, **settings, "trainer": trainer}
+        own = {"measures": [measure.name for measure in self.measures], **{name: getattr(self, name) for name in OWN}}
+        about = {"data": self._stream.describe(), **own, "trainer": trainer}
         return int(from_first(lambda saved=self._saved: saved.begin(about, limit, self.memory is not None)))
 
     def _load_finished(self) -> None:
-        """Look which passes are finished; the last is always made again, so that there is something to run."""
+        """Look which passes are finished, and choose those of this process.
+
+        Of enough passes each process has its own, and reads all texts in them: the same work as where all divide the
+        texts of every pass, but no sums are sent. One pass is always made again, so that there is something to run.
+        """
         saved = self._saved
         if saved is not None:
             every = from_first(lambda: [saved.load(number) for number in range(len(self.passes))])
             self._finished = {number: found for number, found in enumerate(every[:-1]) if found is not None}
-        self._missing = [number for number in range(len(self.passes)) if number not in self._finished]
+        missing = [number for number in range(len(self.passes)) if number not in self._finished]
+        ranks, whole = self.trainer.world_size, self.trainer.limit_test_batches == 1.0
+        even = len(self.passes) % ranks == 0 or len(self.passes) >= EVEN * ranks
+        self._own_passes = ranks > 1 and whole and even
+        self._to_save = missing[self.trainer.global_rank :: ranks] if self._own_passes else missing
+        self._mine = self._to_save or missing[-1:]
         if self._finished and self.trainer.is_global_zero:
             logger.warning("Going on: %d of %d passes are finished.", len(self._finished), len(self.passes))
-
-    def _announcement(self, limit: int, device: torch.device) -> str:
-        """What the comparison takes, and how often it reads which models."""
-        times: dict[int, list[str]] = {}
-        for m, model in enumerate(self.models):
-            times.setdefault(sum(m in each.models for each in self.passes), []).append(model.name)
-        said = "; ".join(
-            f"{', '.join(names) if len(times) > 1 else 'every model'} {count} time{'s' * (count != 1)}"
-            for count, names in sorted(times.items())
-        )
-        passes = f"{len(self.passes)} pass{'es' * (len(self.passes) != 1)}"
-        besides = "besides its models" if device.type == "cpu" else "with its models"
-        return (
-            f"This comparison takes up to {self.announced / 1e9:.3g} GB {besides}, of {limit / 1e9:.3g} GB (`memory`), "
-            f"in {passes} over the texts, and reads {said}."
-        )
 
     def _limit(self, device: torch.device) -> int:
         """Bytes that this process may take."""
@@ -285,17 +281,23 @@ class SimilarityEvaluation(pl.LightningModule):
         """Begin a pass, with the first texts that it reads."""
         splits = self._stream.splits
         if splits[self._place] == splits[0]:
-            self._number = self._missing[self._place * len(self._missing) // len(splits)]
-            self._run = PassRun(self.passes[self._number], self._settings)
+            self._number = self._mine[self._place * len(self._mine) // len(splits)]
+            with alone(self._own_passes):
+                self._run = PassRun(self.passes[self._number], self._settings)
 
     def _leave(self) -> None:
-        """End the texts that were read last: of the held-out ones, measure what the pass has summed and forget it."""
+        """End the texts that were read last."""
         if self._place < 0:
             return
         self._stream.reader.check.flush()
-        if self._stream.splits[self._place] == "fit":
-            self._run.end_fit()
-            return
+        with alone(self._own_passes):
+            if self._stream.splits[self._place] == "fit":
+                self._run.end_fit()
+            else:
+                self._end_pass()
+
+    def _end_pass(self) -> None:
+        """Measure what the pass has summed, and forget it."""
         self._run.end()
         tiles = [
             TileFigures.of(tile, self.measures, contents, self._matching(tile))
@@ -306,7 +308,7 @@ class SimilarityEvaluation(pl.LightningModule):
         }
         every = [figures for some in collected(tiles) for figures in some]
         self._finished[self._number] = PassFigures(every, norms, int(self._run.rows))
-        if self._saved is not None and self.trainer.is_global_zero:
+        if self._saved is not None and this_rank() == 0 and self._number in self._to_save:
             self._saved.save(self._number, self._finished[self._number])
         del self._run
 
@@ -315,6 +317,7 @@ class SimilarityEvaluation(pl.LightningModule):
     def on_test_epoch_end(self) -> None:
         """End the last pass, and make the tables of all."""
         self._leave()
+        self._finished = {number: found for finished in collected(self._finished) for number, found in finished.items()}
         self._rows = self._finished[0].rows
         figures = self._joined()
         self._say(figures)
@@ -331,7 +334,8 @@ class SimilarityEvaluation(pl.LightningModule):
                 same = [values[m, m, measure.name] if self._fits and i != j else {} for m in (i, j)]
                 self._add_rows(measure, (i, j), pair, same)
         names = [model.name for model in self.models]
-        self.layers = layer_rows(names, self.places, self._nuclear_norms(), values)
+        norms = joined_norms([self._finished[number].norms for number in sorted(self._finished)])
+        self.layers = layer_rows(names, self.places, norms, values)
         self.distances = distance_rows(names, values)
         self._describe()
 
@@ -343,16 +347,6 @@ class SimilarityEvaluation(pl.LightningModule):
                 tiles[figures.tile.pair].append(figures)
         layers = [shape.layers for shape in self.shapes]
         return {(i, j): PairFigures(each, (layers[i], layers[j])) for (i, j), each in tiles.items()}
-
-    def _nuclear_norms(self) -> dict[int, Tensor]:
-        """Nuclear norm of each layer of each model; nothing without measures on moments."""
-        norms: dict[tuple[int, int], Tensor] = {}
-        for number in sorted(self._finished, reverse=True):  # the first pass that has a span counts
-            norms |= self._finished[number].norms
-        spans: dict[int, list[Tensor]] = {}
-        for model, first in sorted(norms):
-            spans.setdefault(model, []).append(norms[model, first])
-        return {model: torch.cat(each) for model, each in spans.items()}
 
     def _add_rows(self, measure: Measure, models: tuple[int, int], pair: PairFigures, same: list[Grids]) -> None:
         """The rows of a measure of one pair of models."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from similarity.catalogue import ATTENTION, Measure
 from similarity.functional.chance import MOST_BY_CHANCE
 from similarity.outcome import Grids, TileFigures
 
-__all__ = ["PairFigures"]
+__all__ = ["PairFigures", "joined_norms"]
 
 
 class PairFigures:
@@ -77,6 +78,21 @@ class PairFigures:
         """Return a caution if there are few rows for the directions of a fit, or None if there are enough."""
         rows = max((tile.rows[measure.name] for tile in self.tiles if measure.name in tile.rows), default=0)
         return _caution(said, self.grids(measure, "chance"), rows)
+
+
+def joined_norms(each: Sequence[Mapping[tuple[int, int], Tensor]]) -> dict[int, Tensor]:
+    """Nuclear norm of each layer of each model, (L,); nothing without measures on moments.
+
+    Args:
+        each: of every pass, those of the spans that it read, by model and first position. The first pass counts.
+    """
+    norms: dict[tuple[int, int], Tensor] = {}
+    for some in reversed(each):
+        norms |= some
+    spans: dict[int, list[Tensor]] = {}
+    for model, first in sorted(norms):
+        spans.setdefault(model, []).append(norms[model, first])
+    return {model: torch.cat(parts) for model, parts in spans.items()}
 
 
 def _ceiling(measure: Measure, within_x: Grids, within_y: Grids) -> Grids:

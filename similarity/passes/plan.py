@@ -9,7 +9,7 @@ from itertools import pairwise
 from math import isqrt
 from typing import NamedTuple, Protocol
 
-__all__ = ["Costs", "Pass", "Span", "Tile", "plan_passes", "spans_of"]
+__all__ = ["Costs", "Pass", "Span", "Tile", "in_words", "plan_passes", "spans_of"]
 
 MOST_BLOCKS = 24  # sizes of blocks that are tried
 
@@ -135,6 +135,23 @@ def plan_passes(layers: Sequence[int], pairs: Sequence[tuple[int, int]], costs: 
         if len(plans[-1]) == 1:
             break
     return min(plans, key=lambda plan: (sum(len(each.models) for each in plan), len(plan), models))
+
+
+def in_words(passes: Sequence[Pass], models: Sequence[str]) -> str:
+    """How many passes there are, and how often they read which models.
+
+    Args:
+        passes: all of them.
+        models: names of the models.
+    """
+    times: dict[int, list[str]] = {}
+    for m, name in enumerate(models):
+        times.setdefault(sum(m in each.models for each in passes), []).append(name)
+    said = "; ".join(
+        f"{', '.join(names) if len(times) > 1 else 'every model'} {count} time{'s' * (count != 1)}"
+        for count, names in sorted(times.items())
+    )
+    return f"{len(passes)} pass{'es' * (len(passes) != 1)} over the texts that read {said}"
 
 
 def spans_of(tiles: Sequence[Tile]) -> list[Span]:

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
-__all__ = ["collected", "from_first", "gathered", "least", "ranks", "summed", "this_rank"]
+__all__ = ["alone", "collected", "from_first", "gathered", "least", "ranks", "summed", "this_rank"]
+
+
+_alone = ContextVar("alone", default=False)
+
+
+@contextmanager
+def alone(yes: bool = True) -> Iterator[None]:
+    """Within it, this process has summed everything itself, if `yes`: nothing is asked of the others."""
+    token = _alone.set(yes)
+    try:
+        yield
+    finally:
+        _alone.reset(token)
 
 
 def ranks() -> int:
-    """Number of processes of the run."""
+    """Number of processes that sum together."""
+    if _alone.get():
+        return 1
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 

@@ -74,7 +74,8 @@ class PassRun:
                 self.twins[m] = settings.reader.models[m].untrained(settings.seed + m)
             if "standardised" in names:
                 shape = settings.shapes[m]
-                self.scales[m] = FeatureScales(len(this.positions(m)), shape.width).to(settings.device)
+                scales = FeatureScales(len(this.positions(m)), shape.width, sync_on_compute=ranks() > 1)
+                self.scales[m] = scales.to(settings.device)
         self.scaling: dict[int, tuple[Tensor, Tensor]] = {}
         self.layers = settings.numbers(this)
         self.rows = torch.zeros((), dtype=torch.float64, device=settings.device)

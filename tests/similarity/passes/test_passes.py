@@ -15,6 +15,7 @@ from similarity import evaluation
 from similarity.evaluation import SimilarityEvaluation
 from similarity.outcome import TileFigures
 from similarity.passes.plan import Tile
+from similarity.passes.run import PassRun
 from tests.ranks import two_ranks
 from tests.runs import quiet_trainer
 from tests.tiny import tiny_folder
@@ -152,3 +153,31 @@ def test_too_little_memory_is_refused_before_anything_is_read(world: World, mode
     assert not list(tmp_path.rglob("*.safetensors"))
     with pytest.raises(ValueError, match="`memory` in GB, more than 0, but got -1"):
         SimilarityEvaluation(memory=-1)
+
+
+def with_own_passes(rank: int, world: World, models: list[str], kept: Path) -> Any:
+    """The tables, the numbers of the passes that this rank made, and what was read of the texts."""
+    text, own = TextSource(world.fit, held_out=world.test), {"devices": 2, "strategy": "ddp"} if rank >= 0 else {}
+    data = LayerActivations(models, text=text, max_length=60, batch_size=3)
+    found = SimilarityEvaluation(["cka", "svcca", "rsa", "minibatch_cka"], controls=True, groups=3, memory=12e-9)
+    found.keep_passes(kept)
+    with patch.object(evaluation, "PassCosts", LayerPairs), patch.object(PassRun, "end", autospec=True) as end:
+        end.side_effect = ENDED
+        quiet_trainer(use_distributed_sampler=False, **own).test(found, datamodule=data, verbose=False)
+        runs = [call.args[0] for call in end.call_args_list]
+    return repr(tables(found)), [found.passes.index(run.this) for run in runs], {int(run.rows) for run in runs}
+
+
+ENDED = PassRun.end
+
+
+def test_ranks_have_passes_of_their_own_and_find_the_same_bits(world: World, models: list[str], tmp_path: Path) -> None:
+    own: dict[str, Any] = {"world": world, "models": models[:2]}
+    expected, every, rows = with_own_passes(-1, **own, kept=tmp_path / "one")
+    (tmp_path / "ranks").mkdir()
+    work = partial(with_own_passes, **own, kept=tmp_path / "two")
+    ranks = two_ranks(work, tmp_path / "ranks", meet=False)
+    assert [found for found, *_ in ranks] == [expected, expected]
+    assert [made for _, made, _ in ranks] == [every[::2], every[1::2]]
+    assert [read for *_, read in ranks] == [rows, rows]
+    assert len(list((tmp_path / "two").glob("*.safetensors"))) == len(every)
