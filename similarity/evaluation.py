@@ -11,7 +11,6 @@ from typing import Any, Literal, cast
 import lightning.pytorch as pl
 import numpy as np
 import torch
-from torch import Tensor
 
 from datamodules.batches import LengthBatches
 from datamodules.protocol import LayerData, stream_of
