@@ -151,7 +151,7 @@ def in_words(passes: Sequence[Pass], models: Sequence[str]) -> str:
         f"{', '.join(names) if len(times) > 1 else 'every model'} {count} time{'s' * (count != 1)}"
         for count, names in sorted(times.items())
     )
-    return f"{len(passes)} pass{'es' * (len(passes) != 1)} over the texts that read {said}"
+    return f"{len(passes)} pass{'es' * (len(passes) != 1)} over the texts, and reads {said}"
 
 
 def spans_of(tiles: Sequence[Tile]) -> list[Span]:
