@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
@@ -67,7 +67,7 @@ class RandomLayers(LayerActivations):
     def __init__(self, models: int, rows: int) -> None:
         pl.LightningDataModule.__init__(self)
         self.attention, self._planned, self.texts_read = False, None, rows // PER_TEXT
-        shape = {"width": WIDTH, "depth": LAYERS - 1, "heads": 1, "model": nn.Module()}
+        shape = {"width": WIDTH, "depth": LAYERS - 1, "heads": 1, "nbytes": 0}
         self._known = SimpleNamespace(
             models=[SimpleNamespace(name=f"random-{m}", **shape) for m in range(models)],
             layers=[list(range(LAYERS)) for _ in range(models)],
