@@ -19,6 +19,7 @@ ABREAST = 3
 WRITTEN = 14  # rows up to which the values stand in the cells
 MOST_TICKS = 26
 LARGEST = 4.8  # inches of a map
+LETTER = 0.075  # inches of a letter of a model's name, which stands beside its block
 
 
 def draw(figure: Figure, palette: Palette) -> mpl.Figure:
@@ -84,7 +85,9 @@ def _heat_figure(figure: Figure, heats: Sequence[HeatPanel]) -> mpl.Figure:
     cells = max(max(panel.values.shape) for panel in heats)
     size = min(max(2.6, 0.30 * cells + 0.6), LARGEST)
     abreast = ABREAST if size < LARGEST else 2
-    drawn, axes = panels(len(heats), abreast, (size + 0.4, size + 0.5), (1.2, 0.5), boxed=True, font=8)
+    named = LETTER * max((len(name) for panel in heats for name, _ in panel.column_blocks), default=0)
+    around = (size + 0.4 + named, size + 0.5 + named)
+    drawn, axes = panels(len(heats), abreast, around, (1.2, 0.5), boxed=True, font=8)
     for axis, panel in zip(axes, heats, strict=True):
         image = _heat(axis, panel, low, high)
     bar = drawn.colorbar(image, ax=axes, shrink=0.6, pad=0.02, label=figure.scale)
@@ -122,7 +125,8 @@ def _name(axis: Axes, panel: HeatPanel) -> None:
             for end in ends[:-1]:
                 part(end - 0.5, color="w", linewidth=1.2)
             middles = ends - np.array([size for _, size in blocks]) / 2 - 0.5
-            ticks(middles, [name for name, _ in blocks], rotation=90, va="center" if part == axis.axhline else "top")
+            look = {"rotation": 0} if part == axis.axhline else {"rotation": 90, "va": "top"}
+            ticks(middles, [name for name, _ in blocks], **look)
         else:
             step = -(-len(names) // MOST_TICKS)
             ticks(range(0, len(names), step), list(names)[::step])

@@ -193,6 +193,8 @@ def test_every_study_is_expanded_and_planned_without_a_network(config: Path) -> 
     found = Counter(cell.kind for cell in cells)
     assert {kind: number for kind, number in found.items() if number} == NUMBERS[config.stem]
     assert plan.seconds(1) > plan.seconds(8) > 0 or len(cells) < 8
+    compared = [cell.options["data"] for cell in cells if cell.kind == "similarity"]
+    assert not any(data.get("rows") == "cls" and data.get("layers") == "all" for data in compared)  # 0 is constant
     assert all(cost.flops > 0 and cost.memory > 0 for cell, cost in plan.costs if cell.kind != "untrained")
 
 
