@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from aligners.injection.evaluation import InjectionEvaluation
 from aligners.injection.stitched import between_two_models
 from aligners.maps.inn import INN
 from aligners.maps.mlp import MLP
@@ -25,7 +26,7 @@ from datamodules.universe import UniverseStates
 from reports.kinds import make_report
 from reports.publishing import write
 from similarity.algebra.moments import moments_of
-from tests.runs import quiet_trainer
+from tests.runs import activations, quiet_trainer
 from tests.tiny import tiny_folder
 from tests.world import World
 
@@ -103,6 +104,19 @@ def test_maps_between_pairs_are_read_as_those_of_a_fit(found: Found) -> None:
         assert len(pairwise) == 4
         for place, value in pairwise.items():
             assert value == pytest.approx(own[place], rel=1e-4)
+
+
+def test_maps_between_pairs_are_injected_both_ways(found: Found, world: World) -> None:
+    _, _, measured, folder = found
+    evaluation = InjectionEvaluation([load_bank(folder / "pairs" / "x--y" / "aligners.ckpt")], (), True)
+    data = activations(world, sites="1,3", held_out_types=0.1)
+    quiet_trainer().test(evaluation, datamodule=data, verbose=False)
+    injected = {(r["model_x"], r["model_y"], r["site_x"]): r for r in evaluation.rows if r["method"] == "universe"}
+    own = {(r["model_x"], r["model_y"], r["site_x"]): r for r in measured.rows if r["method"] == "universe"}
+    assert len(injected) == 4
+    for place, row in injected.items():
+        assert row["fvu"] == pytest.approx(own[place]["fvu"], rel=1e-4)
+        assert row["accuracy"] is not None
 
 
 def test_maps_compose(found: Found) -> None:
