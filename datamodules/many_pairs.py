@@ -98,7 +98,7 @@ class ManyPairs(PairedActivations):
         ValueError: an option is out of its range.
     """
 
-    fixed = ("model_x", "model_y", "revision_x", "revision_y", "labels")
+    fixed: tuple[str, ...] = ("model_x", "model_y", "revision_x", "revision_y", "labels")
 
     def __init__(
         self,

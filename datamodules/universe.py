@@ -31,7 +31,7 @@ class UniverseStates(ManyPairs):
         ValueError: there are too few models, one is there twice, or an option is out of its range.
     """
 
-    fixed = (*ManyPairs.fixed, "pairs")
+    fixed: tuple[str, ...] = (*ManyPairs.fixed, "pairs")
     fewest = 3  # of two, the shared space may be that of either
 
     def __init__(
@@ -137,7 +137,7 @@ def _check_different(models: Sequence[FrozenModel]) -> None:
     """Raise if two models have the same weights."""
     known: dict[str, str] = {}
     for model in models:
-        first = known.setdefault(model.identity()["fingerprint"], model.name)
+        first = known.setdefault(str(model.identity()["fingerprint"]), model.name)
         if first != model.name:
             raise ValueError(f"A universe expects different `models`, but {first} and {model.name} have equal weights.")
 

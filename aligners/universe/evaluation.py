@@ -78,7 +78,7 @@ class UniverseEvaluation(pl.LightningModule):
 
     @property
     def _data(self) -> UniverseStates:
-        return cast(UniverseStates, stream_of(self.trainer, UniverseStates))
+        return stream_of(self.trainer, UniverseStates)
 
     def setup(self, stage: str) -> None:
         """Begin with no rows."""

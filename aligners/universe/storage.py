@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from aligners.maps.base import Aligner
 from aligners.storage.bank import BACKWARD, FORWARD, StoredBank, load_bank
 from aligners.universe.joint import all_pairs
 from aligners.universe.universe import CLOSED_UNIVERSES, Universe, fit_network
@@ -46,8 +47,10 @@ def pair_banks(bank: StoredBank) -> Iterator[tuple[int, int, StoredBank]]:
     """
     universes, sites = universes_of(bank), bank.pairs[FORWARD][: len(bank.data["sites"])]
     for p, (i, j) in enumerate(all_pairs(len(bank.data["models"]))):
-        there = {name: universe.map(i, j) for name, universe in universes.items()}
-        back = {name: universe.map(j, i) for name, universe in universes.items() if not there[name].bijective}
+        there: dict[str, Aligner] = {name: universe.map(i, j) for name, universe in universes.items()}
+        back: dict[str, Aligner] = {
+            name: universe.map(j, i) for name, universe in universes.items() if not there[name].bijective
+        }
         yield (
             i,
             j,

@@ -169,4 +169,4 @@ def _shared(joint: JointMoments) -> Tensor:
 def _set(maps: Aligner, joint: JointMoments, into: Tensor, back: Tensor) -> None:
     own = joint.own()
     centred = own._replace(mean_y=torch.zeros_like(own.mean_y))
-    maps.set_map(centred, into.flatten(0, 1), back.flatten(0, 1))  # type: ignore[attr-defined, operator]
+    maps.set_map(centred, into.flatten(0, 1), back.flatten(0, 1))  # type: ignore[operator]
