@@ -190,12 +190,13 @@ class SimilarityEvaluation(pl.LightningModule):
         Raises:
             ValueError: another comparison was begun.
         """
-        if self._saved is None:
+        saved = self._saved
+        if saved is None:
             return limit
         trainer = {"world_size": self.trainer.world_size, "limit_test_batches": self.trainer.limit_test_batches}
         own = {"measures": [measure.name for measure in self.measures], **{name: getattr(self, name) for name in OWN}}
         about = {"data": self._stream.describe(), **own, "trainer": trainer}
-        return int(from_first(lambda saved=self._saved: saved.begin(about, limit, self.memory is not None)))
+        return int(from_first(lambda: saved.begin(about, limit, self.memory is not None)))
 
     def _load_finished(self) -> None:
         """Look which passes are finished, and choose those of this process.

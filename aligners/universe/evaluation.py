@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import lightning.pytorch as pl
@@ -114,7 +115,7 @@ class UniverseEvaluation(pl.LightningModule):
         for name, universe in cast(Mapping[str, Universe], self.universes).items():
             embedded = universe.embed(batch.x)
             for shift in range(1, self.models):
-                way = _Way(lambda _, u=universe, z=embedded, by=shift: u.predicted(z, by))
+                way = _Way(partial(_from_embedded, universe, embedded, shift))
                 self._add(f"{name}/{shift}", way, (means, means), batch.x, batch.x, batch)
             if universe.maps.bijective:
                 self._trips(name, universe, batch)
@@ -224,6 +225,10 @@ class UniverseEvaluation(pl.LightningModule):
             **{figure: found[figure][place] for figure in FIGURES},
             **worst,
         }
+
+
+def _from_embedded(universe: Universe, embedded: Tensor, shift: int, _: Tensor) -> Tensor:
+    return universe.predicted(embedded, shift)
 
 
 def _numbers(bank: StoredBank, universe: StoredBank) -> tuple[int, int]:

@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
-import torch
-from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.fits import AlignerFactory, Fit, seeded
-from aligners.fitting.training.optimisation import Schedule
-from aligners.fitting.training.products import Products
 from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
 from aligners.storage.bank import FORWARD, StoredBank
@@ -33,14 +29,7 @@ class UniverseAlignment(Alignment):
     Args:
         network: the map of every model at every site; it has to be invertible.
         closed_form: linear universes to solve and measure beside it: procrustes, gcca.
-        optimizer: as in `Alignment`.
-        schedule: likewise.
-        rows: likewise.
-        most_steps: likewise.
-        warmup: likewise.
-        gradient_clip: likewise, for each map.
-        products: likewise.
-        seed: likewise.
+        options: of `Alignment`, by their names; gradients are clipped for each map.
 
     Raises:
         ValueError: an option is unknown or out of its range.
@@ -50,17 +39,9 @@ class UniverseAlignment(Alignment):
         self,
         network: AlignerFactory = INN,
         closed_form: Sequence[str] = tuple(CLOSED_UNIVERSES),
-        optimizer: OptimizerCallable = lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.0, fused=True),
-        schedule: Schedule = "one_cycle",
-        rows: int = 1_500_000,
-        most_steps: int = 2000,
-        warmup: float = 0.15,
-        gradient_clip: float = 1.0,
-        products: Products = "float32",
-        seed: int = 0,
+        **options: Any,
     ) -> None:
-        trained = {NETWORK: network}
-        super().__init__(trained, False, optimizer, schedule, rows, most_steps, warmup, gradient_clip, products, seed)
+        super().__init__(aligners={NETWORK: network}, both_directions=False, **options)
         unknown = [name for name in closed_form if name not in CLOSED_UNIVERSES]
         if unknown:
             raise ValueError(

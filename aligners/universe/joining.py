@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import torch
-from lightning.pytorch.cli import OptimizerCallable
 
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.fits import Fit, seeded
-from aligners.fitting.training.optimisation import Schedule
-from aligners.fitting.training.products import Products
 from aligners.maps.base import Aligner
 from aligners.storage.bank import FORWARD, StoredBank
 from aligners.storage.describing import build_aligner, describe_aligner
@@ -30,28 +27,11 @@ class Joining(Alignment):
     shared space, row by row another member's, in turn.
 
     Args:
-        optimizer: as in `Alignment`.
-        schedule: likewise.
-        rows: likewise.
-        most_steps: likewise.
-        warmup: likewise.
-        gradient_clip: likewise.
-        products: likewise.
-        seed: likewise.
+        options: of `Alignment`, by their names.
     """
 
-    def __init__(
-        self,
-        optimizer: OptimizerCallable = lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.0, fused=True),
-        schedule: Schedule = "one_cycle",
-        rows: int = 1_500_000,
-        most_steps: int = 2000,
-        warmup: float = 0.15,
-        gradient_clip: float = 1.0,
-        products: Products = "float32",
-        seed: int = 0,
-    ) -> None:
-        super().__init__(None, False, optimizer, schedule, rows, most_steps, warmup, gradient_clip, products, seed)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(aligners=None, both_directions=False, **options)
         self.members: Universe | None = None
 
     def join(self, members: Universe, data: NewcomerStates) -> None:

@@ -84,16 +84,19 @@ def load_frozen(
         if device_map is not None:
             _check_map(device_map, config, task, architecture, trust_remote_code)
             options["device_map"] = device_map
-        words = read_tokenizer(str(name), source, config) if tokenizer else None
         read, named = partial(_model, str(name), task, architecture, options), {"name": known_as or str(name)}
         lasting = device_map is None and getattr(config, "quantization_config", None) is None
         place = known.place(str(name), source, options["dtype"]) if known is not None and lasting else None
         found = known.find(place) if known is not None and place is not None else None
+        model = read() if found is None else None  # its faults are said before the tokenizer's
+        words = read_tokenizer(str(name), source, config) if tokenizer else None
         if found is not None:
             skeleton = _skeleton(config, None if found.headless else task, architecture, options)
-            made = {**named, "revision": revision, "fingerprint": found.fingerprint, "read": partial(_quietly, read)}
-            return SleepingModel(skeleton, words, **made).to(device)
-        model = read()
+            asleep = SleepingModel(
+                skeleton, words, **named, revision=revision, fingerprint=found.fingerprint, read=partial(_quietly, read)
+            )
+            return asleep.to(device)
+    assert model is not None  # nothing was known of it
     frozen = FrozenModel(model, words, **named, revision=revision)
     if known is not None and place is not None:
         known.note(place, frozen, headless=task is not None and model.base_model is model)
