@@ -20,6 +20,7 @@ from typing import Any
 __all__ = ["EXECUTORS", "Processes", "RayTasks", "SlurmJobs", "make_executor"]
 
 PATIENCE = 20.0  # seconds that a worker has to end by itself
+THREADS = "OMP_NUM_THREADS"
 CODE = str(Path(__file__).resolve().parents[1])
 
 
@@ -65,6 +66,7 @@ class Processes(Executor):
         if place not in self._pools:
             gpu = place % self.gpus if self.gpus else None
             threads = max(1, len(os.sched_getaffinity(0)) // self.workers)
+            threads = min(threads, int(os.environ.get(THREADS) or threads))  # the user may have asked for fewer
             spawn = multiprocessing.get_context("spawn")
             self._pools[place] = ProcessPoolExecutor(1, spawn, _begin_worker, (gpu, threads))
             self._processes[place] = self._pools[place].submit(os.getpid).result()
@@ -89,7 +91,7 @@ def _begin_worker(gpu: int | None, threads: int) -> None:
     """Prepare a process that was just started: its GPU, its threads, and that it ends with the one that started it."""
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
-    os.environ["OMP_NUM_THREADS"] = str(threads)  # torch is not imported yet
+    os.environ[THREADS] = str(threads)  # torch is not imported yet
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started it
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
@@ -122,7 +124,7 @@ class SlurmJobs(Executor):
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Submit a job; the future waits for it."""
-        job = self._executor.submit(fn, *args, **kwargs)
+        job = self._executor.submit(_as_job, fn, *args, **kwargs)
         self._jobs.append(job)
         return self._waiting.submit(job.result)
 
@@ -133,6 +135,12 @@ class SlurmJobs(Executor):
                 if not job.done():
                     job.cancel(check=False)
         self._waiting.shutdown(wait, cancel_futures=cancel_futures)
+
+
+def _as_job(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call a function in a job of submitit, which ends those of this machine by SIGINT, even if begun under nohup."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    return fn(*args, **kwargs)
 
 
 class RayTasks(Executor):

@@ -35,6 +35,8 @@ if len(tempfile.gettempdir()) > 60:
     # Processes meet at sockets in the temporary folder, and the path of a socket has at most some 100 letters.
     _SOCKETS = tempfile.TemporaryDirectory(prefix="aligners-", dir="/tmp")
     multiprocessing.process.current_process()._config["tempdir"] = _SOCKETS.name  # type: ignore[attr-defined]
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun in the background; the processes that tests start heed it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are tiny: threads cost more than they give
 
 

@@ -182,9 +182,10 @@ class Panel(nn.Module):
             yield {
                 "method": name,
                 "role": "ceiling" if name.startswith("native") else "floor",
-                **dict.fromkeys(("site_x", "site_y", *METHOD_COLUMNS, "training", "mse_reduced")),
+                **dict.fromkeys(("site_x", "site_y", *METHOD_COLUMNS, "training")),
                 **_take(columns, place, 0),
                 **dict.fromkeys(ERROR_COLUMNS),
+                "mse_reduced": None,
                 "overflow": False,
             }
 

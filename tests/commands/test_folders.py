@@ -138,6 +138,7 @@ def test_the_options_are_kept_before_wandb_starts(monkeypatch: pytest.MonkeyPatc
 def test_wandb_without_a_key_says_how_to_log_in_and_goes_on_offline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    wandb.setup()  # which keeps what it finds in the environment for all later runs of this process
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "nothing"))

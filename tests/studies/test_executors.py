@@ -87,13 +87,15 @@ def node() -> str:
     return str(ray.get_runtime_context().get_node_id())
 
 
-def test_tasks_of_a_ray_of_two_nodes(tmp_path: Path) -> None:
+def test_tasks_of_a_ray_of_two_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On one machine. Its sockets lie in a folder of its own: their paths must be short."""
     pytest.importorskip("ray", reason="the extra `cluster` is not installed")
     import ray
     from ray.cluster_utils import Cluster
 
-    place = {"temp_dir": tempfile.mkdtemp(dir="/tmp")}
+    own = tempfile.mkdtemp(dir="/tmp")
+    monkeypatch.setenv("RAY_TMPDIR", own)  # below it lies the cluster's address, too
+    place = {"temp_dir": f"{own}/ray"}
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, **place})
     cluster.add_node(num_cpus=1)
     try:
@@ -108,7 +110,7 @@ def test_tasks_of_a_ray_of_two_nodes(tmp_path: Path) -> None:
             assert len(ray.nodes()) == 2
     finally:
         cluster.shutdown()
-        shutil.rmtree(place["temp_dir"], ignore_errors=True)
+        shutil.rmtree(own, ignore_errors=True)
 
 
 @pytest.mark.parametrize(
