@@ -23,6 +23,7 @@ from aligners.storage.bank import load_bank
 from aligners.universe.evaluation import UniverseEvaluation
 from aligners.universe.fitting import UniverseAlignment
 from aligners.universe.storage import load_universe
+from benchmarks.parts import bare_trainer
 from callbacks.checkpoint import SaveAligners, SavePairs, SaveUniverse
 from commands.run import quiet
 from datamodules.many_pairs import ManyPairs
@@ -42,7 +43,8 @@ def main() -> None:
         shared = _seconds(UniverseAlignment(INN), states, SaveUniverse(folder / "universe"), options)
         against = [load_bank(path) for path in sorted(folder.glob("pairs/*/aligners.ckpt"))]
         evaluation = UniverseEvaluation(load_universe(folder / "universe" / "universe.ckpt"), against)
-        _trainer(limit_test_batches=options.held_out).test(evaluation, datamodule=states, verbose=False)
+        trainer = bare_trainer(use_distributed_sampler=False, limit_test_batches=options.held_out)
+        trainer.test(evaluation, datamodule=states, verbose=False)
     found = {**vars(options), "cpu_seconds": {"pairwise": pairs, "universe": shared}, "ratio": shared / pairs}
     found = {**found, "json": None, "means": _means(evaluation.rows)}
     print(json.dumps(found, indent=1, default=str))
@@ -62,18 +64,10 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _trainer(**options: Any) -> pl.Trainer:
-    quiet_ones = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    return pl.Trainer(
-        accelerator="cpu", devices=1, use_distributed_sampler=False, **dict.fromkeys(quiet_ones, False), **options
-    )
-
-
 def _seconds(module: Alignment, data: ManyPairs, saving: SaveAligners, options: argparse.Namespace) -> float:
     """CPU seconds of a fit."""
-    trainer = _trainer(
-        callbacks=[saving], max_steps=options.steps, limit_train_batches=options.moments, limit_val_batches=0
-    )
+    limits = {"max_steps": options.steps, "limit_train_batches": options.moments, "limit_val_batches": 0}
+    trainer = bare_trainer(use_distributed_sampler=False, callbacks=[saving], **limits)
     data.prepare_data()
     before = time.process_time()
     trainer.fit(module, datamodule=data)
