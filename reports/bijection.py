@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from reports.drawing import PANEL, Look, dress, line_look, number, panels
+from reports.drawing import PANEL, Look, dress, method_looks, number, panels
 from reports.names import with_short_names
 from reports.report import Report, Row
 from reports.screen import TitledTable, site_table
@@ -127,8 +127,7 @@ def _short(value: float) -> str:
 
 
 def _look(method: str) -> Look:
-    place = list(WORDS).index(method)
-    return line_look(place, place, "-")
+    return method_looks([method])[method]
 
 
 def _figure(rows: Sequence[Row], size: int) -> Figure:

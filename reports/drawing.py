@@ -28,6 +28,7 @@ __all__ = [
     "layer_grid",
     "line_look",
     "lines_by_site",
+    "method_looks",
     "name_sites",
     "number",
     "panels",
@@ -43,6 +44,11 @@ Cells = Sequence[Row | None]
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 MARKERS = "osD^vPX*h"  # one more than there are colours, so that pairs of both repeat late
+METHODS = (  # each has one colour and marker in all figures
+    "permutation", "procrustes", "cca", "linear", "mlp_paper", "mlp", "inn_paper", "inn",
+    "svcca", "pwcca", "free_form", "inn_one_way", "gcca",
+)  # fmt: skip
+FLOORS = {"mean": "0.75", "identity": "0.35", "random_embedding": "0.55"}  # greys
 ABREAST, PANEL = 4, (3.6, 2.9)  # of figures by site: most panels in a row, and their size in inches
 LINEAR_UP_TO = 0.01  # nats: what stitching a model to itself costs at most
 LIGHT_FROM = 0.6  # share of the colour scale above which dark letters are easier to read
@@ -90,6 +96,25 @@ def line_look(colour: int, marker: int, linestyle: str) -> Look:
     """Say how to draw a line. Colours and markers are given by number, and start again when they run out."""
     look = {"color": COLOURS[colour % len(COLOURS)], "marker": MARKERS[marker % len(MARKERS)], "linestyle": linestyle}
     return {**look, "markersize": 4.5, "linewidth": 1.3}
+
+
+def method_looks(names: Iterable[str]) -> dict[str, Look]:
+    """Say how to draw methods: those that we know look the same in every figure, others get what looks are left.
+
+    Args:
+        names: of the methods of a figure.
+    """
+    looks, others = {}, 0
+    for name in names:
+        if name in FLOORS:
+            looks[name] = {**line_look(0, list(FLOORS).index(name) + 6, ":"), "color": FLOORS[name]}
+        elif name in METHODS:
+            place = METHODS.index(name)
+            looks[name] = line_look(place, place, "-")
+        else:
+            looks[name] = line_look(others, others + others // len(COLOURS) + 3, "-.")
+            others += 1
+    return looks
 
 
 def shown_lines(axes: Iterable[Axes]) -> tuple[list[Any], list[str]]:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from aligners.fitting.outcomes import what_did_not_train
-from reports.drawing import PANEL, dress, line_look, panels
+from reports.drawing import PANEL, dress, method_looks, panels
 from reports.names import with_short_names
 from reports.report import Report, Row
 
@@ -53,8 +53,10 @@ def _table(rows: Sequence[Row]) -> Table:
 def _figure(rows: Sequence[Row]) -> Figure:
     """Draw FVU against strength on logarithmic scales, a line for each method."""
     figure, (axis,) = panels(1, 1, PANEL, (1.9, 0.9))
-    for place, (name, values) in enumerate(_means(rows, "fvu").items()):
-        axis.plot(list(values), list(values.values()), label=name, **line_look(place, place, "-"))
+    means = _means(rows, "fvu")
+    looks = method_looks(means)
+    for name, values in means.items():
+        axis.plot(list(values), list(values.values()), label=name, **looks[name])
     axis.set_yscale("log")
     axis.set_ylabel("FVU: share of variance left unexplained")
     axis.set_title(f"random INNs of {rows[0]['model_x']}")

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from aligners.fitting.outcomes import TRAINED_WELL
-from reports.drawing import PANEL, Look, SitePanel, dress, line_look, name_sites, number, panels, site_figure
+from reports.drawing import PANEL, Look, SitePanel, dress, method_looks, name_sites, number, panels, site_figure
 from reports.injection.words import of_tokens, panel_title, panels_of
 from reports.report import Row
 from reports.words import score_words
@@ -98,11 +98,10 @@ def _styles(rows: Sequence[Row]) -> dict[str, Look]:
     """Say how to draw each method that has sites, in every panel: closed forms dashed, floors dotted."""
     roles = {row["method"]: row["role"] for row in rows if row["site_x"] is not None}
     solved = {row["method"] for row in rows if row.get("fit") == "closed form"}
-    styles: dict[str, Look] = {}
-    for place, name in enumerate(sorted(roles, key=lambda name: roles[name] == "floor")):
-        styles[name] = line_look(place, place, "--" if name in solved else "-")
-        if roles[name] == "floor":
-            styles[name] |= {"color": "0.6", "linestyle": ":"}
+    styles = method_looks(sorted(roles, key=lambda name: roles[name] == "floor"))
+    for name in solved:
+        if roles.get(name, "floor") != "floor":
+            styles[name]["linestyle"] = "--"
     return styles
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from aligners.injection.behaviour import BEHAVIOUR_COLUMNS
 from aligners.injection.methods import BOTH_WAYS, CLOSED, TRAINED
 from aligners.injection.text_errors import ERROR_COLUMNS
+from reports.drawing import FLOORS, METHODS, method_looks
 from reports.injection.figures import fvu_figure
 from reports.injection.report import FIGURES, console_tables, report
 from reports.injection.words import below_chance, price_of_bijectivity, reading
@@ -202,3 +203,17 @@ def test_a_method_looks_the_same_in_every_panel() -> None:
     colours = {line.get_label(): line.get_color() for line in left.lines}
     for line in right.lines[: len(backward)]:
         assert line.get_color() == colours[line.get_label()], line.get_label()
+
+
+def test_a_method_looks_the_same_in_every_figure_whatever_else_is_drawn() -> None:
+    each = [fvu_figure([entry for entry in forward() if entry["method"] not in left_out]).axes[0]
+            for left_out in ((), ("procrustes", "mlp"))]  # fmt: skip
+    all_lines, fewer = ({line.get_label(): line for line in axis.lines} for axis in each)
+    for name in ("linear", "inn", "identity"):
+        for look in ("get_color", "get_marker", "get_linestyle"):
+            assert getattr(fewer[name], look)() == getattr(all_lines[name], look)(), (name, look)
+
+
+def test_methods_and_floors_can_be_told_apart() -> None:
+    looks = method_looks([*METHODS, *FLOORS, "mine", "yours"])
+    assert len({(look["color"], look["marker"], look["linestyle"]) for look in looks.values()}) == len(looks)
