@@ -27,6 +27,7 @@ WORDS = {
     "free_form": "two tied MLPs",
     "floor": "floor",
 }
+ELSEWHERE = {"rows of unseen token types": "fvu_unseen", "the other text": "fvu_other"}
 LARGEST = 2.0  # FVU; a map that is worse is off the scale
 
 
@@ -90,7 +91,7 @@ def _table(rows: Sequence[Row], size: int) -> TitledTable:
         f"{rows[0]['model_x']} (X) and {rows[0]['model_y']} (Y), held-out rows, mean over sites; {size:,} parameters, "
         f"{steps:,} steps"
     )
-    columns = ["FVU", "over seeds", "price", "seen", "unseen", "round trip", "stretch"]
+    columns = ["FVU", "over seeds", "price", "seen", "unseen", "other text", "round trip", "stretch"]
     table = site_table(title, ["map", "direction"], columns, {})
     for method in _methods(rows):
         for direction in DIRECTIONS:
@@ -110,6 +111,7 @@ def _cells(rows: Sequence[Row], price: str) -> list[str]:
         price,
         _short(_mean(rows, "fvu_seen")),
         _short(_mean(rows, "fvu_unseen")),
+        _short(_mean(rows, "fvu_other")),
         "" if np.isnan(trips).all() else f"{np.nanmax(trips):.1e}",
         "" if np.isnan(low) else f"{low:.2g} to {high:.2g}",
     ]
@@ -233,7 +235,7 @@ def _sentences(rows: Sequence[Row], size: int) -> list[str]:
         f"Floor of maps that are good both ways: {floors[0]:.2f} and {floors[1]:.2f} times. It is what the MLP leaves, "
         "plus what it costs to restore the target's covariance; a better prediction than the MLP's would lower it."
     )
-    said += _vocabulary(rows, size)
+    said += _elsewhere(rows, size)
     return said
 
 
@@ -241,15 +243,17 @@ def _times(price: float) -> str:
     return f"{price:.2f} times" if price < 100 else f"{price:.0e} times"
 
 
-def _vocabulary(rows: Sequence[Row], size: int) -> list[str]:
-    """Compare prices on rows of unseen token types, where there are such rows."""
-    free = _mean(_last(rows, size, FREE, DIRECTIONS[0]), "fvu_unseen")
-    if np.isnan(free):
-        return []
-    own = {
-        name: _mean(_last(rows, size, name, DIRECTIONS[0]), "fvu_unseen") / free
-        for name in _methods(rows)
-        if name not in (FREE, FLOOR)
-    }
-    said = ", ".join(f"{WORDS[name]} {ratio:.2f}" for name, ratio in own.items())
-    return [f"On rows of unseen token types the same ratios are, X to Y: {said}."]
+def _elsewhere(rows: Sequence[Row], size: int) -> list[str]:
+    """Compare prices on rows of unseen token types and on the other text, where there are any."""
+    said = []
+    for where, column in ELSEWHERE.items():
+        free = _mean(_last(rows, size, FREE, DIRECTIONS[0]), column)
+        if np.isnan(free):
+            continue
+        ratios = (
+            f"{WORDS[name]} {_mean(_last(rows, size, name, DIRECTIONS[0]), column) / free:.2f}"
+            for name in _methods(rows)
+            if name not in (FREE, FLOOR)
+        )
+        said.append(f"On {where} the same ratios are, X to Y: {', '.join(ratios)}.")
+    return said

@@ -21,11 +21,12 @@ from aligners.fitting.training.optimisation import describe_optimizer
 from aligners.maps.inn import INN
 from aligners.pricing.contestants import DEFAULT, FREE, check_names, factory, one_way, parameters_of
 from aligners.pricing.floor import floor
-from aligners.pricing.measuring import Way, measure
+from aligners.pricing.measuring import Way, measure, squares_of
 from aligners.pricing.memory import Held, check_room, gathered
 from datamodules.paired import PairedActivations
 from datamodules.protocol import stream_of
-from datamodules.rows.reading import PairedBatch
+from datamodules.rows.reading import PairedBatch, Plan
+from datamodules.text.sources import TextSource
 from similarity.algebra.moments import Moments, moments_of
 
 __all__ = ["BijectionPrice"]
@@ -73,6 +74,7 @@ class BijectionPrice(pl.LightningModule):
         learning_rate: of all maps, for matrices of up to 64 inputs as in `train.py fit`.
         most_rows: of the fitting rows, and of the held-out rows, that are kept in memory.
         stretched_rows: held-out rows at which the singular values of the Jacobians are taken; 0: none.
+        other_text: another source, on whose held-out texts FVU is measured too.
 
     Raises:
         ValueError: an option is out of its range.
@@ -88,6 +90,7 @@ class BijectionPrice(pl.LightningModule):
         learning_rate: float = 1e-2,
         most_rows: int = 200_000,
         stretched_rows: int = 64,
+        other_text: TextSource | None = None,
     ) -> None:
         super().__init__()
         check_names(maps)
@@ -99,14 +102,14 @@ class BijectionPrice(pl.LightningModule):
                 raise ValueError(f"Expected `{name}` to be at least {least}, but got {values}.")
         self.maps, self.steps, self.sizes = list(dict.fromkeys(maps)), sorted(set(steps)), parameters
         self.seeds, self.rows_a_step, self.most_rows = seeds, rows_a_step, most_rows
-        self.stretched_rows = stretched_rows
+        self.stretched_rows, self.other_text = stretched_rows, other_text
         if learning_rate <= 0:
             raise ValueError(f"Expected `learning_rate` to be above 0, but got {learning_rate}.")
         self.like = Alignment(optimizer=partial(torch.optim.AdamW, lr=learning_rate, weight_decay=0.0, fused=True))
         self.rows: list[dict[str, Any]] = []
         self.meta: dict[str, Any] = {}
         self._trained: list[Trained] = []
-        self._held: list[Held] = []
+        self._held: dict[str, list[Held]] = {}
 
     def check_widths(self, d_x: int, d_y: int) -> None:
         """Raise if a map cannot have these widths, or one of the sizes at them.
@@ -125,13 +128,14 @@ class BijectionPrice(pl.LightningModule):
         return stream_of(self.trainer, PairedActivations)
 
     def setup(self, stage: str) -> None:
-        """Check that the rows fit in memory, and that there is one process."""
+        """Check that the rows fit in memory, and that there is one process; choose the splits to read."""
         if self.trainer.world_size > 1:
             raise ValueError(
                 f"The price of bijectivity is measured by one process, but `trainer.devices` makes "
                 f"{self.trainer.world_size}. Set it to 1."
             )
         reader = self._data.reader
+        self._data.plan(Plan(other=self.other_text))
         check_room(self.most_rows, len(reader.sites), sum(reader.widths), self.trainer.strategy.root_device)
 
     def on_test_start(self) -> None:
@@ -171,30 +175,35 @@ class BijectionPrice(pl.LightningModule):
 
     def test_step(self, batch: PairedBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Keep the held-out rows of a batch."""
-        if sum(held.x.shape[1] for held in self._held) < self.most_rows:
-            self._held.append(Held(batch.x, batch.y, batch.rows.unseen))
+        kept = self._held.setdefault(self._data.splits[dataloader_idx], [])
+        if sum(held.x.shape[1] for held in kept) < self.most_rows:
+            kept.append(Held(batch.x, batch.y, batch.rows.unseen))
 
     def on_test_epoch_end(self) -> None:
         """Measure every map in both directions, and the floor."""
         data = self._data
         data.reader.check.flush()
-        held = gathered(self._held, self.most_rows)
+        texts = {split: gathered(parts, self.most_rows) for split, parts in self._held.items()}
+        held = texts["test"]
         self.meta = {
-            **data.describe(), "split": "test", "n_rows": held.x.shape[1], "rows_a_step": self.rows_a_step,
-            "seeds": self.seeds, "optimizer": describe_optimizer(self.like.optimizer_factory),
+            **data.describe(), **data.describe_other(), "split": "test", "n_rows": held.x.shape[1],
+            "rows_a_step": self.rows_a_step, "seeds": self.seeds,
+            "optimizer": describe_optimizer(self.like.optimizer_factory),
         }  # fmt: skip
-        self.rows = [row for trained in self._trained for row in self._rows(trained, held)]
+        self.rows = [row for trained in self._trained for row in self._rows(trained, held, texts.get("other"))]
 
-    def _rows(self, trained: Trained, held: Held) -> Iterator[dict[str, Any]]:
+    def _rows(self, trained: Trained, held: Held, other: Held | None) -> Iterator[dict[str, Any]]:
         """Rows of a map in the directions that it has, and of the floor beside each free network."""
         for direction, way in _ways(trained.fit):
-            x, y, (mean_x, mean_y) = held.x, held.y, self._means
-            if direction == BACKWARD:
-                x, y, mean_x, mean_y = y, x, mean_y, mean_x
-            found = measure(way, Held(x, y, held.unseen), mean_x, mean_y, self.stretched_rows)
+            back = direction == BACKWARD
+            (mean_x, mean_y), own = self._means[:: -1 if back else 1], held.turned() if back else held
+            found = measure(way, own, mean_x, mean_y, self.stretched_rows)
+            if other is not None:
+                _, squares, totals = squares_of(way, other.turned() if back else other, mean_y)
+                found["fvu_other"] = squares.sum(1) / totals.sum(1)
             yield from self._by_site(trained, direction, trained.fit.name, found)
             if trained.fit.name == FREE:
-                least = {"fvu": floor(way.there(x), y, mean_y)}
+                least = {"fvu": floor(way.there(own.x), own.y, mean_y)}
                 yield from self._by_site(trained, direction, "floor", least)
 
     def _by_site(
@@ -217,7 +226,7 @@ class BijectionPrice(pl.LightningModule):
             }
 
 
-MEASURED = ("fvu", "fvu_seen", "fvu_unseen", "round_trip", "stretch_low", "stretch_median", "stretch_high")
+MEASURED = ("fvu", "fvu_seen", "fvu_unseen", "fvu_other", "round_trip", "stretch_low", "stretch_median", "stretch_high")
 
 
 def _ways(fit: Fit) -> Iterator[tuple[str, Way]]:

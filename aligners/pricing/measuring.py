@@ -11,7 +11,7 @@ from torch import Tensor
 from aligners.pricing.memory import Held
 from aligners.pricing.stretch import stretches
 
-__all__ = ["Way", "measure"]
+__all__ = ["Way", "measure", "squares_of"]
 
 AT_ONCE = 8192  # rows that are mapped together
 
@@ -36,10 +36,8 @@ def measure(way: Way, held: Held, mean_x: Tensor, mean_y: Tensor, stretched: int
     Returns:
         Name -> (S,); not finite where there is nothing to measure, or the map overflows.
     """
-    x, y = held.x, held.y
-    mapped = torch.cat([way.there(part) for part in x.split(AT_ONCE, 1)], 1)
-    squares = (mapped - y).double().square().sum(-1)
-    totals = (y.double() - mean_y[:, None]).square().sum(-1)
+    x = held.x
+    mapped, squares, totals = squares_of(way, held, mean_y)
     unseen = torch.zeros(x.shape[1], dtype=torch.bool, device=x.device) if held.unseen is None else held.unseen
     found = {"fvu": squares.sum(1) / totals.sum(1)}
     for name, part in (("fvu_seen", ~unseen), ("fvu_unseen", unseen)):
@@ -52,7 +50,23 @@ def measure(way: Way, held: Held, mean_x: Tensor, mean_y: Tensor, stretched: int
         found["round_trip"] = torch.stack(gaps).nan_to_num(torch.inf).amax(0) / x.abs().amax((1, 2))
     if stretched:
         sample = x[:, :: max(1, x.shape[1] // stretched)][:, :stretched]
-        spread = ((x.double() - mean_x[:, None]).square().mean((1, 2)) / totals.mean(1) * y.shape[-1]).sqrt()
+        spread = ((x.double() - mean_x[:, None]).square().mean((1, 2)) / totals.mean(1) * held.y.shape[-1]).sqrt()
         low, median, high = stretches(way.there, sample, spread)
         found |= {"stretch_low": low, "stretch_median": median, "stretch_high": high}
     return found
+
+
+def squares_of(way: Way, held: Held, mean_y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Map rows.
+
+    Args:
+        way: the map.
+        held: the rows.
+        mean_y: (S, d_y) mean of the target on the fitting rows.
+
+    Returns:
+        g(x) (S, N, d_y); the squared error of each row, and its squared distance from the mean, both (S, N) in float64.
+    """
+    mapped = torch.cat([way.there(part) for part in held.x.split(AT_ONCE, 1)], 1)
+    squares = (mapped - held.y).double().square().sum(-1)
+    return mapped, squares, (held.y.double() - mean_y[:, None]).square().sum(-1)

@@ -20,6 +20,10 @@ class Held(NamedTuple):
     y: Tensor
     unseen: Tensor | None
 
+    def turned(self) -> Held:
+        """The same from Y to X."""
+        return Held(self.y, self.x, self.unseen)
+
 
 def gathered(batches: Iterable[Any], most: int) -> Held:
     """Join batches of paired rows, and keep the first `most` rows.

@@ -19,13 +19,14 @@ from aligners.pricing.floor import floor, gelbrich
 from aligners.pricing.stretch import jacobian, stretches
 from commands.table import evaluate
 from datamodules.paired import PairedActivations
+from datamodules.text.sources import TextSource
 from reports.bijection import report
 from reports.publishing import write
 from similarity.algebra.moments import moments_of
 from tests.references.maps import fvu
 from tests.runs import activations, quiet_trainer, related_rows
 from tests.tiny import tiny_folder
-from tests.world import World
+from tests.world import World, sentences, write_texts
 
 SITES, STEPS, SEEDS, SIZE = [(1, 1), (3, 3)], [3, 6], 2, 6000
 
@@ -171,6 +172,20 @@ def test_errors_of_the_linear_map_are_those_of_its_own_fit(found: tuple[Bijectio
         for s, value in enumerate(own):
             expected = fvu(mapped[s], wanted[s].double().numpy(), moments.mean_y[s].numpy())
             assert value == pytest.approx(expected, rel=1e-3)
+
+
+def test_another_text_is_measured_beside_the_held_out_one(world: World, tmp_path: Path) -> None:
+    other = TextSource(write_texts(tmp_path / "other.csv", sentences(260)[200:]))
+    data = activations(world, sites=[1], held_out_types=0.0)
+    made = BijectionPrice(["linear", "mlp"], [2], [SIZE], 1, rows_a_step=50, stretched_rows=0, other_text=other)
+    quiet_trainer(inference_mode=False).test(made, datamodule=data, verbose=False)
+    x, y = (torch.cat([getattr(batch, side) for batch in data.paired("fit")], 1) for side in "xy")
+    there, wanted = (torch.cat([getattr(batch, side) for batch in data.paired("other")], 1) for side in "xy")
+    linear = Linear(1, x.shape[-1], y.shape[-1])
+    linear.fit(moments_of(x, y))
+    expected = fvu(linear(there)[0].double().numpy(), wanted[0].double().numpy(), y[0].double().mean(0).numpy())
+    assert made.rows[0]["fvu_other"] == pytest.approx(expected, rel=1e-3)
+    assert "the other text" in " ".join(report(made.meta, made.rows).sentences)
 
 
 def test_a_bijection_comes_back_and_a_free_pair_does_not(found: tuple[BijectionPrice, Any]) -> None:
