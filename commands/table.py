@@ -21,6 +21,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "fit_attention": "Fit aligners between the attention weights of two models.",
         "fit_pairs": "Fit aligners of many pairs of models at once, in one bank.",
         "join": "Fit one more model to a shared space that many have.",
+        "probe": "Train probes on the states of models: what is encoded, layer by layer.",
         "recover": "Fit maps to random bijections of a model's states, and measure how well each is found.",
         "stitch": "Train stitching layers through frozen tails, and report what they cost.",
         "universe": "Fit one shared space for many models, with a bijection from each.",

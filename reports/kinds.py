@@ -19,6 +19,7 @@ KINDS = {
     "finetuning": "reports.finetuning",
     "fit": "reports.fit",
     "injection": "reports.injection.report",
+    "probing": "reports.probing.report",
     "recovery": "reports.recovery",
     "similarity": "reports.similarity.report",
     "stitching": "reports.stitching.report",

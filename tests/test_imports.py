@@ -18,6 +18,7 @@ PACKAGES = (
     "datamodules",
     "finetuning",
     "frozen",
+    "probing",
     "reports",
     "similarity",
     "storage",

@@ -21,6 +21,7 @@ __all__ = [
     "per_text_sums",
     "percentile_interval",
     "resampled",
+    "resampled_counts",
 ]
 
 RESAMPLES = 1000
@@ -103,6 +104,12 @@ def resampled(n: int, seed: int, resamples: int = RESAMPLES) -> Tensor:
     return torch.randint(n, (resamples, n), generator=torch.Generator().manual_seed(seed))
 
 
+def resampled_counts(n: int, seed: int, resamples: int = RESAMPLES) -> Tensor:
+    """How often each of n texts is drawn in each resample, (resamples, n) float64."""
+    drawn = resampled(n, seed, resamples)
+    return torch.zeros(resamples, n, dtype=torch.float64).scatter_add_(1, drawn, torch.ones(drawn.shape).double())
+
+
 def percentile_interval(values: Tensor, level: float = LEVEL) -> tuple[Tensor, Tensor]:
     """Return the lower and upper end over the last axis, the resamples, without NaN: each (...)."""
     tail = (1 - level) / 2
@@ -136,9 +143,7 @@ def bootstrap_interval(
         Lower and upper end, each (...); NaN where values are not finite. Resamples with a zero denominator do not
         count.
     """
-    n = values.shape[-1]
-    drawn = resampled(n, seed, resamples)
-    counts = torch.zeros(resamples, n, dtype=torch.float64).scatter_add_(1, drawn, torch.ones(drawn.shape).double())
+    counts = resampled_counts(values.shape[-1], seed, resamples)
     numerator = values.double() @ counts.T
     denominator = counts.sum(1) if weights is None else weights.double() @ counts.T
     low, high = percentile_interval(numerator / denominator, level)

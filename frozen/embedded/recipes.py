@@ -10,6 +10,7 @@ from typing import Any
 from frozen.embedded.classifier import Recipe, classifier
 from frozen.embedded.language import GPTRecipe, MaskedRecipe, causal_model, masked_model
 from frozen.embedded.making import cache_folder
+from frozen.embedded.sentences import SentenceRecipe, sentence_model
 
 __all__ = [
     "EMBEDDED",
@@ -17,23 +18,34 @@ __all__ = [
     "GPTRecipe",
     "MaskedRecipe",
     "Recipe",
+    "SentenceRecipe",
     "cache_folder",
     "embedded_model",
     "embedded_recipe",
 ]
 
-AnyRecipe = Recipe | GPTRecipe | MaskedRecipe
+AnyRecipe = Recipe | GPTRecipe | MaskedRecipe | SentenceRecipe
 # From the prefix of a name to the recipe of such models.
-_KINDS: dict[str, type[AnyRecipe]] = {"embedded": Recipe, "embedded-gpt": GPTRecipe, "embedded-mlm": MaskedRecipe}
-_UNLABELLED: dict[type[AnyRecipe], Callable[..., Path]] = {GPTRecipe: causal_model, MaskedRecipe: masked_model}
+_KINDS: dict[str, type[AnyRecipe]] = {
+    "embedded": Recipe,
+    "embedded-gpt": GPTRecipe,
+    "embedded-mlm": MaskedRecipe,
+    "embedded-sentences": SentenceRecipe,
+}
+_UNLABELLED: dict[type[AnyRecipe], Callable[..., Path]] = {
+    GPTRecipe: causal_model,
+    MaskedRecipe: masked_model,
+    SentenceRecipe: sentence_model,
+}
 EMBEDDED = tuple(f"{kind}:" for kind in _KINDS)  # for `startswith`
 
 
 def embedded_recipe(name: str, recipe: Recipe) -> tuple[int, AnyRecipe]:
     """Seed and recipe of an embedded model, from its name.
 
-    `embedded:SEED` is a classifier, `embedded-gpt:SEED` a causal language model, `embedded-mlm:SEED` a masked one;
-    `embedded:SEED:layers=6,width=96` is one that departs from the recipe.
+    `embedded:SEED` is a classifier, `embedded-gpt:SEED` a causal language model, `embedded-mlm:SEED` a masked one,
+    `embedded-sentences:SEED` a masked one that reads text by text; `embedded:SEED:layers=6,width=96` is one that
+    departs from the recipe.
 
     Args:
         name: the model's name; what it does not mention is as in `recipe`, or for a language model as in its recipe's

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
-from aligners.maps.base import Aligner
-
 __all__ = [
     "REFERENCE_WIDTH",
     "Schedule",
+    "Trained",
     "clip_per_site",
     "describe_optimizer",
     "gradient_norms",
@@ -27,7 +26,19 @@ Schedule = Literal["constant", "linear", "cosine", "one_cycle"]
 REFERENCE_WIDTH = 64
 
 
-def make_optimizer(factory: OptimizerCallable, aligners: Iterable[Aligner]) -> torch.optim.Optimizer | None:
+class Trained(Protocol):
+    """A module that says how many inputs each of its parameters sums over; see `Aligner.fan_in`."""
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """As of every `nn.Module`."""
+        ...
+
+    def fan_in(self, name: str, parameter: Tensor) -> int:
+        """Number of inputs."""
+        ...
+
+
+def make_optimizer(factory: OptimizerCallable, aligners: Iterable[Trained]) -> torch.optim.Optimizer | None:
     """Make one optimiser for all aligners, whose step changes a matrix equally at any width.
 
     A step of Adam changes every entry by about the learning rate, whatever the gradient. Summed over n inputs that

@@ -1,0 +1,1 @@
+"""Edge probes: labels of a span of words, or of two."""

@@ -1,0 +1,245 @@
+"""The experiment: every probe of every model and its controls, trained on fitting words, asked of held-out words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import lightning.pytorch as pl
+import torch
+from rich.progress import track
+
+from datamodules.layers import LayerActivations, LayerBatch
+from datamodules.protocol import stream_of
+from datamodules.rows.policies import policy_of
+from datamodules.text.annotated.sentence import ANNOTATION, Sentence
+from datamodules.tokens.splits import Split
+from frozen.model import FrozenModel
+from probing.arms import Arm
+from probing.bank import Bank
+from probing.edges.task import EdgeTask
+from probing.rows import Row
+from probing.storing import save_banks
+from probing.training import ProbeTraining
+from probing.trees.drawing import drawn_trees
+from probing.trees.task import STRUCTURAL, TreeTask
+from probing.words import Place, Source, Words, WordsBeingRead
+from storage.room import free_memory, in_words
+
+__all__ = ["ProbeExperiment"]
+
+SPLITS: tuple[Split, ...] = ("fit", "test")
+
+
+class ProbeExperiment(pl.LightningModule):
+    """Reads each model, and its untrained twin, once; keeps the states of all words; trains all probes on them.
+
+    A task's probes of all layers are one bank, with those of the controls: the same probe on the untrained twin, and
+    on a control task, in which every word has a label drawn for it, wherever it stands. Layer 0 is the lexical
+    control. Nothing is chosen on the held-out sentences: probes are trained for a fixed number of epochs.
+
+    Attributes:
+        rows: of the report, after the evaluation.
+        meta: what holds for all of them.
+        report_tables: the weights of the mixes, and the trees that are drawn.
+        banks: the trained probes: by model, task and seed.
+        words: of each model and split.
+
+    Args:
+        tasks: what is probed: `distance` and `depth` for structural probes, and any tasks of labelled spans that the
+            sentences have: for CoNLL-U pos, morphology and dependencies, for JSON lines the name of the file.
+        ranks: of the structural probes. Default: the width of the states.
+        mix: whether there is also an edge probe over a learned mix of all layers.
+        controls: whether the untrained twin and the control task are probed as well.
+        seeds: trainings of each probe, from seeds 0, 1, ...
+        projection: width to which edge probes project states.
+        hidden: width of their hidden layer.
+        training: how probes are trained.
+        long_sentences: what becomes of sentences that a model does not read whole: `drop` leaves them out, and the
+            report counts them; `error` ends the run.
+        drawn: held-out sentences of which trees are drawn.
+
+    Raises:
+        ValueError: an option is out of its range.
+    """
+
+    def __init__(
+        self,
+        tasks: list[str] = ["pos", "dependencies", "distance", "depth"],  # noqa: B006  (copied)
+        ranks: list[int] | None = None,
+        mix: bool = True,
+        controls: bool = True,
+        seeds: int = 2,
+        projection: int = 128,
+        hidden: int = 128,
+        training: ProbeTraining = ProbeTraining(),  # noqa: B008  (frozen)
+        long_sentences: Literal["drop", "error"] = "drop",
+        drawn: int = 3,
+    ) -> None:
+        super().__init__()
+        for name, values, least in (
+            ("tasks", [len(tasks)], 1), ("ranks", [1] if ranks is None else [*ranks, len(ranks)], 1),
+            ("seeds", [seeds], 1), ("projection", [projection], 1), ("hidden", [hidden], 1), ("drawn", [drawn], 0),
+        ):  # fmt: skip
+            if min(values) < least:
+                raise ValueError(f"Expected `{name}` to be at least {least}, but got {min(values)}.")
+        self.tasks, self.ranks, self.mix, self.controls = list(dict.fromkeys(tasks)), ranks, mix, controls
+        self.seeds, self.sizes = seeds, {"projection": projection, "hidden": hidden}
+        self.how, self.drop, self.drawn = training, long_sentences == "drop", drawn
+        self.rows: list[Row] = []
+        self.meta: Row = {}
+        self.report_tables: dict[str, list[Row]] = {}
+        self.banks: dict[tuple[str, str, int], Bank] = {}
+        self.words: dict[tuple[int, Split], Words] = {}
+
+    @property
+    def _data(self) -> LayerActivations:
+        return stream_of(self.trainer, LayerActivations)
+
+    # ------------------------------------------------------------------ reading
+
+    def setup(self, stage: str) -> None:
+        """Check that the texts are annotated, that their states fit in memory, and that there is one process."""
+        data = self._data
+        if self.trainer.world_size > 1:
+            raise ValueError(
+                f"Probes are trained by one process, but `trainer.devices` makes {self.trainer.world_size}. Set it to "
+                "1."
+            )
+        if ANNOTATION not in data.texts.fit.column_names:
+            raise ValueError(
+                f"Expected annotated sentences, but `data.text.source` {data.text.source!r} has none. Name a CoNLL-U "
+                "file (.conllu), JSON lines with labelled spans (.jsonl), or grammar."
+            )
+        if policy_of(data.rows).types != "words" or data.component != "residual":
+            raise ValueError(f"Expected `data.rows` to be of words, such as words_mean, but got {data.rows!r}.")
+        self._sentences = {split: sentences_of(data, split) for split in SPLITS}
+        self._check_room()
+        data.plan(SPLITS)
+
+    def _check_room(self) -> None:
+        data, device = self._data, self.trainer.strategy.root_device
+        rows = sum(len(sentence.words) for own in self._sentences.values() for sentence in own)
+        wide = sum(model.width * len(self._places(m)) for m, model in enumerate(data.reader.models))
+        size, free = 2 * 4 * rows * wide, free_memory(device)
+        if size > free / 2:
+            raise ValueError(
+                f"Expected the states of {rows:,} words to fit in half of the free memory, {in_words(free / 2)}, but "
+                f"they take {in_words(size)}. Take fewer `data.layers`, or fewer texts."
+            )
+
+    def _places(self, m: int) -> tuple[Place, ...]:
+        sources: list[Source] = ["model", "untrained"] if self.controls else ["model"]
+        return tuple(Place(source, layer) for source in sources for layer in self._data.reader.layers[m])
+
+    def on_test_start(self) -> None:
+        """Make the untrained twins."""
+        models = self._data.reader.models
+        self._twins: list[FrozenModel] = []
+        if self.controls:
+            self._twins = [model.untrained(self._data.seed + m) for m, model in enumerate(models)]
+        self._reading = {
+            (m, split): WordsBeingRead(self._sentences[split], self._places(m), m)
+            for m in range(len(models)) for split in SPLITS
+        }  # fmt: skip
+
+    def test_step(self, batch: LayerBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Keep the states of a batch's words."""
+        for m, states in enumerate(batch.states):
+            twins = [self._data.reader.states(self._twins[m].to(states.device), batch, m)] if self.controls else []
+            self._reading[m, SPLITS[dataloader_idx]].add(batch, torch.cat([states, *twins]))
+
+    # ------------------------------------------------------------------ training
+
+    def on_test_epoch_end(self) -> None:
+        """Train every bank, and ask it of the held-out words."""
+        data = self._data
+        data.reader.check.flush()
+        self._twins = []
+        self.words = {which: found.whole(drop=self.drop) for which, found in self._reading.items()}
+        tasks = [(m, task) for m in range(len(data.reader.models)) for task in self._tasks(m)]
+        planned = [(m, task, seed) for m, task in tasks for seed in range(self.seeds)]
+        for m, task, seed in track(planned, "Training", transient=True, disable=not self._shown):
+            with torch.enable_grad():
+                self.banks[self._name(m), task.name, seed] = task.train(self.how, seed)
+        self._about = {(self._name(m), task.name): task.about() for m, task in tasks}
+        self.rows = [row for m, task in tasks for row in self._asked(m, task)]
+        self.meta = {
+            **data.describe(), "split": "test", "seeds": self.seeds, "training": vars(self.how), **self.sizes,
+            "sentences": {split: len(self.words[0, split].sentences) for split in SPLITS},
+            "sentences_dropped": {split: self.words[0, split].cut for split in SPLITS},
+        }  # fmt: skip
+        self.report_tables = {"mixes": self._mixes(), "trees": self._trees()}
+
+    @property
+    def _shown(self) -> bool:
+        return self.trainer.progress_bar_callback is not None
+
+    def _name(self, m: int) -> str:
+        return self._data.reader.models[m].name
+
+    def _tasks(self, m: int) -> list[EdgeTask | TreeTask]:
+        """What is asked of a model's words. All tasks are made, and checked, before any training."""
+        words, seed = self.words[m, "fit"], self._data.seed
+        places = self._places(m)
+        made: list[EdgeTask | TreeTask] = []
+        for name in self.tasks:
+            if name in STRUCTURAL:
+                arms = [Arm(*place, rank=rank) for place in places for rank in self.ranks or [None]]
+                made.append(TreeTask(cast(Any, name), words, arms, seed))
+            else:
+                made.append(EdgeTask(name, words, edge_arms(places, self.mix, self.controls), self.sizes, seed))
+        return made
+
+    def _asked(self, m: int, task: EdgeTask | TreeTask) -> Iterator[Row]:
+        """The rows of a task."""
+        for row in task.rows(self._of_seeds(m, task.name), self.words[m, "test"]):
+            yield row | {"model": self._name(m)}
+
+    def _of_seeds(self, m: int, task: str) -> list[Bank]:
+        return [self.banks[self._name(m), task, seed] for seed in range(self.seeds)]
+
+    def save(self, path: Path) -> None:
+        """Write the trained probes to a file; `load_banks` reads them."""
+        names = {which: f"{which[1]}, seed {which[2]}, {which[0]}" for which in self.banks}
+        about = {name: {"model": which[0], "seed": which[2], **self._about[which[:2]]} for which, name in names.items()}
+        save_banks(path, {name: self.banks[which] for which, name in names.items()}, about)
+
+    # ------------------------------------------------------------------ further tables
+
+    def _mixes(self) -> list[Row]:
+        """The weight of each layer in each mix."""
+        return [
+            {"model": model, "task": task, "seed": seed, "layer": place.layer, "weight": float(weight)}
+            for (model, task, seed), bank in self.banks.items()
+            for arm, weights in zip(bank.arms, bank.readings.weights(), strict=True)
+            for place, weight in zip(bank.places, weights.tolist(), strict=True)
+            if arm.layer is None and not arm.control and arm.reads(place)
+        ]
+
+    def _trees(self) -> list[Row]:
+        """Trees of a few held-out sentences, as the best distance probe of each model sees them."""
+        found: list[Row] = []
+        for m in range(len(self._data.reader.models) if "distance" in self.tasks else 0):
+            name = self._name(m)
+            own = [
+                row for row in self.rows if (row["model"], row["task"], row["source"]) == (name, "distance", "model")
+            ]
+            best = max(own, key=lambda row: row["score"] or -1)
+            arm = Arm("model", best["site"], rank=best["rank"])
+            bank = self.banks[name, "distance", 0]
+            found += drawn_trees(bank.only([bank.arms.index(arm)]), self.words[m, "test"], self.drawn, name)
+        return found
+
+
+def sentences_of(data: LayerActivations, split: Split) -> list[Sentence]:
+    """The annotated sentences of a split, in the order of its text numbers."""
+    texts = getattr(data.texts, "fit" if split == "fit" else split)
+    return [Sentence.of(text, made) for text, made in zip(texts["text"], texts[ANNOTATION], strict=True)]
+
+
+def edge_arms(places: Sequence[Place], mix: bool, controls: bool) -> list[Arm]:
+    """The arms of an edge task: one for each place, a mix of the model's layers, and controls of the model's."""
+    arms = [Arm(*place) for place in places] + ([Arm("model", None)] if mix else [])
+    return arms + [arm._replace(control=True) for arm in arms if controls and arm.source == "model"]

@@ -1,0 +1,1 @@
+"""Structural probes: whether a linear map of the states lays out a sentence's tree."""

@@ -1,0 +1,1 @@
+"""The report on what is encoded in states, layer by layer."""
