@@ -31,6 +31,7 @@ COMMANDS: dict[str, dict[str, str]] = {
     "evaluate": {
         "bijection": "Measure what being a bijection costs, by steps and size.",
         "inject": "Measure the errors of maps, and inject mapped states at every site.",
+        "probe": "Let probes of one model read the mapped states of another.",
         "similarity": "Measure all layers of models against each other.",
         "stitch": "Stitch models together and measure the penalty.",
         "surgery": "Truncate classifiers, and skip spans of their layers.",

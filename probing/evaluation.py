@@ -13,19 +13,18 @@ from rich.progress import track
 from datamodules.layers import LayerActivations, LayerBatch
 from datamodules.protocol import stream_of
 from datamodules.rows.policies import policy_of
-from datamodules.text.annotated.sentence import ANNOTATION, Sentence
 from datamodules.tokens.splits import Split
 from frozen.model import FrozenModel
 from probing.arms import Arm
 from probing.bank import Bank
 from probing.edges.task import EdgeTask
+from probing.reading import check_annotated, check_room, sentences_of
 from probing.rows import Row
 from probing.storing import save_banks
 from probing.training import ProbeTraining
 from probing.trees.drawing import drawn_trees
 from probing.trees.task import STRUCTURAL, TreeTask
 from probing.words import Place, Source, Words, WordsBeingRead
-from storage.room import free_memory, in_words
 
 __all__ = ["ProbeExperiment"]
 
@@ -102,32 +101,13 @@ class ProbeExperiment(pl.LightningModule):
     def setup(self, stage: str) -> None:
         """Check that the texts are annotated, that their states fit in memory, and that there is one process."""
         data = self._data
-        if self.trainer.world_size > 1:
-            raise ValueError(
-                f"Probes are trained by one process, but `trainer.devices` makes {self.trainer.world_size}. Set it to "
-                "1."
-            )
-        if ANNOTATION not in data.texts.fit.column_names:
-            raise ValueError(
-                f"Expected annotated sentences, but `data.text.source` {data.text.source!r} has none. Name a CoNLL-U "
-                "file (.conllu), JSON lines with labelled spans (.jsonl), or grammar."
-            )
+        check_annotated(data, self.trainer.world_size)
         if policy_of(data.rows).types != "words" or data.component != "residual":
             raise ValueError(f"Expected `data.rows` to be of words, such as words_mean, but got {data.rows!r}.")
         self._sentences = {split: sentences_of(data, split) for split in SPLITS}
-        self._check_room()
-        data.plan(SPLITS)
-
-    def _check_room(self) -> None:
-        data, device = self._data, self.trainer.strategy.root_device
-        rows = sum(len(sentence.words) for own in self._sentences.values() for sentence in own)
         wide = sum(model.width * len(self._places(m)) for m, model in enumerate(data.reader.models))
-        size, free = 2 * 4 * rows * wide, free_memory(device)
-        if size > free / 2:
-            raise ValueError(
-                f"Expected the states of {rows:,} words to fit in half of the free memory, {in_words(free / 2)}, but "
-                f"they take {in_words(size)}. Take fewer `data.layers`, or fewer texts."
-            )
+        check_room(self._sentences.values(), wide, self.trainer.strategy.root_device)
+        data.plan(SPLITS)
 
     def _places(self, m: int) -> tuple[Place, ...]:
         sources: list[Source] = ["model", "untrained"] if self.controls else ["model"]
@@ -231,12 +211,6 @@ class ProbeExperiment(pl.LightningModule):
             bank = self.banks[name, "distance", 0]
             found += drawn_trees(bank.only([bank.arms.index(arm)]), self.words[m, "test"], self.drawn, name)
         return found
-
-
-def sentences_of(data: LayerActivations, split: Split) -> list[Sentence]:
-    """The annotated sentences of a split, in the order of its text numbers."""
-    texts = getattr(data.texts, "fit" if split == "fit" else split)
-    return [Sentence.of(text, made) for text, made in zip(texts["text"], texts[ANNOTATION], strict=True)]
 
 
 def edge_arms(places: Sequence[Place], mix: bool, controls: bool) -> list[Arm]:

@@ -19,6 +19,7 @@ KINDS = {
     "finetuning": "reports.finetuning",
     "fit": "reports.fit",
     "injection": "reports.injection.report",
+    "probes_across": "reports.probing.across",
     "probing": "reports.probing.report",
     "recovery": "reports.recovery",
     "similarity": "reports.similarity.report",

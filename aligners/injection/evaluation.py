@@ -31,7 +31,7 @@ from frozen.loading.precision import check_precision
 from frozen.model import FrozenModel
 from similarity.algebra.moments import Moments
 
-__all__ = ["Evaluation", "InjectionEvaluation"]
+__all__ = ["TOKENS", "Evaluation", "InjectionEvaluation", "check_stored"]
 
 TOKENS = RowKind("tokens")  # the rows that injection replaces: all of them
 
@@ -165,7 +165,7 @@ class InjectionEvaluation(Evaluation):
         data, reader = self.stream, self.stream.reader
         self.sites = reader.sites
         described = data.describe()
-        _check_stored(self.stored, described, self.sites)
+        check_stored(self.stored, described, self.sites)
         self.routes = paired_routes(data, both_directions=self.both_directions)
         self.methods, self.refusals = {}, {}
         for route in self.routes:
@@ -300,7 +300,17 @@ def _read(panel: Panel, batch: PairedBatch) -> Read:
     return Read(batch, *states)
 
 
-def _check_stored(stored: Sequence[StoredBank], present: dict[str, Any], sites: list[tuple[int, int]]) -> None:
+def check_stored(stored: Sequence[StoredBank], present: dict[str, Any], sites: list[tuple[int, int]]) -> None:
+    """Raise unless checkpoints are of the models and site pairs of a run.
+
+    Args:
+        stored: the checkpoints.
+        present: what the run's data module is, by its `describe()`.
+        sites: its site pairs.
+
+    Raises:
+        ValueError: naming the checkpoint and what differs.
+    """
     for checkpoint in stored:
         refuse_other_models(checkpoint.data["models"], present["models"], str(checkpoint.path))
         refuse_other_component(checkpoint.data, present["component"], str(checkpoint.path))

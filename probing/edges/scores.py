@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from probing.bank import Bank, answers
+from probing.bank import Asked, Bank, answers
 from probing.edges.probes import EdgeProbes
 from probing.edges.targets import Labels, Targets
 from probing.words import Words
@@ -66,7 +66,7 @@ def majority(labels: Labels, targets: Targets) -> Tensor:
     return torch.zeros(1, targets.count, 4, dtype=torch.float64).index_add_(1, targets.sentence, found.double())
 
 
-def codelengths(bank: Bank, words: Words, targets: Targets) -> Tensor:
+def codelengths(bank: Bank, words: Words, targets: Asked) -> Tensor:
     """Bits that each arm needs to send the labels of each target, (A, T) float64 on the CPU.
 
     Infinite for a label that fitting has not seen, where a target has one label.

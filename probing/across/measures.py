@@ -1,0 +1,77 @@
+"""What a task's probes score on words, with what they score in resamples of the sentences."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from aligners.scoring.scores import percentile_interval
+from probing.bank import Bank
+from probing.edges.scores import counts, f1
+from probing.edges.targets import targets_of
+from probing.edges.task import EdgeTask
+from probing.rows import draws
+from probing.trees.asked import Trees
+from probing.trees.scores import by_length, depth_scores, distance_scores, predictions
+from probing.trees.task import TreeTask
+from probing.words import Words
+
+__all__ = ["Measured", "measure"]
+
+
+class Measured(NamedTuple):
+    """A score, and the same in R resamples of the sentences, (A, 1 + R), equal resamples for all that is compared.
+
+    What is computed of several such scores, entry by entry, has its interval over sentences, too.
+    """
+
+    values: Tensor
+
+    @property
+    def score(self) -> Tensor:
+        """(A,) on the sentences as they are."""
+        return self.values[:, 0]
+
+    def columns(self, name: str, arm: int = 0) -> dict[str, float | None]:
+        """`name`, with the ends of its 95 % interval; None for what is no number."""
+        low, high = percentile_interval(self.values[arm, 1:])
+        found = {name: self.values[arm, 0], f"{name}_low": low, f"{name}_high": high}
+        return {key: float(value) if value.isfinite() else None for key, value in found.items()}
+
+
+def measure(task: EdgeTask | TreeTask, bank: Bank, held: Words, seed: int) -> dict[str, Measured]:
+    """Ask the probes of a task about held-out words.
+
+    Args:
+        task: as it was fitted.
+        bank: A trained probes.
+        held: the words, with states at the bank's places.
+        seed: of the resampling.
+
+    Returns:
+        F1 of labels; of trees Spearman's correlation, and UUAS of distances or the share of roots of depths.
+    """
+    return _labels(task, bank, held, seed) if isinstance(task, EdgeTask) else _trees(task, bank, held, seed)
+
+
+def _labels(task: EdgeTask, bank: Bank, held: Words, seed: int) -> dict[str, Measured]:
+    targets = targets_of(task.labels, held, task.seed)
+    return {"F1": Measured(f1(_weights(targets.count, seed) @ counts(bank, held, targets)))}
+
+
+def _trees(task: TreeTask, bank: Bank, held: Words, seed: int) -> dict[str, Measured]:
+    trees = Trees.of(held)
+    score: Any = distance_scores if task.name == "distance" else depth_scores
+    found = score(predictions(bank, held, trees), held.sentences, trees)
+    weights = _weights(len(trees.sentences), seed)
+    edges = (found.hits @ weights.T) / (found.asked @ weights.T)
+    spearman = by_length(found.spearman, found.lengths, weights)
+    return {"Spearman": Measured(spearman), "UUAS" if task.name == "distance" else "root": Measured(edges)}
+
+
+def _weights(sentences: int, seed: int) -> Tensor:
+    """How often each sentence counts: once, and as often as it is drawn in each resample, (1 + R, B)."""
+    drawn = draws(sentences, seed)
+    return torch.cat((torch.ones(1, sentences, dtype=drawn.dtype), drawn))

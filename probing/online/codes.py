@@ -1,0 +1,129 @@
+"""Lengths of codes, in bits: online, uniform, and that of a code which knows the labels' frequencies alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from aligners.scoring.scores import bootstrap_interval
+
+__all__ = ["PORTIONS", "OnlineCode", "frequency_bits", "portion_ends", "uniform_bits"]
+
+# where the portions end, as shares of what is sent (Voita and Titov 2020, §2.2)
+PORTIONS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 1.0)
+PRIOR = 0.5  # of each label, in the code by frequencies: Krichevsky and Trofimov 1981
+
+
+def portion_ends(count: int, shares: Sequence[float] = PORTIONS) -> list[int]:
+    """How many units have been sent at the end of each portion, ascending, the last one `count`.
+
+    Args:
+        count: of all units.
+        shares: of them. Those that round to no unit, or to no more than the share before, are left out.
+
+    Raises:
+        ValueError: shares do not ascend to 1, or leave fewer than two portions.
+    """
+    if list(shares) != sorted(set(shares)) or not shares or shares[0] <= 0 or shares[-1] != 1:
+        raise ValueError(f"Expected `portions` to ascend from above 0 to 1, but got {list(shares)}.")
+    ends = sorted({round(share * count) for share in shares} - {0})
+    if len(ends) < 2:
+        raise ValueError(
+            f"Expected at least two portions of sentences, one to train on and one to send, but {count} with something "
+            f"to send make {len(ends)}. Give more text, or other `portions`."
+        )
+    return ends
+
+
+def uniform_bits(labels: int, *, several: bool) -> float:
+    """Bits of a target that is sent without any model: log₂ K, or 1 for each of K labels that may stand together."""
+    return float(labels) if several else math.log2(labels)
+
+
+def frequency_bits(labels: Tensor, *, several: bool) -> float:
+    """Bits of an adaptive code that counts the labels sent so far, and reads no states.
+
+    The next label has the probability (n_k + 1/2) / (n + K/2) where n_k of n so far were of its kind; the length of
+    the whole does not depend on the order. Where labels stand together, each is sent as a yes or no of its own.
+
+    Reference: Krichevsky and Trofimov 1981, "The performance of universal encoding", IEEE Trans. Inf. Theory 27.
+
+    Args:
+        labels: (T, K) bool.
+        several: whether a target may have any number of them.
+    """
+    counts = labels.sum(0).double()
+    if several:
+        return float(sum(_sequence_bits(torch.stack((own, len(labels) - own))) for own in counts))
+    return float(_sequence_bits(counts))
+
+
+def _sequence_bits(counts: Tensor) -> Tensor:
+    """Bits of any sequence with these counts of each symbol."""
+    prior = torch.full_like(counts, PRIOR)
+    joint = (counts + prior).lgamma().sum() - (counts + prior).sum().lgamma()
+    return (prior.lgamma().sum() - prior.sum().lgamma() - joint) / math.log(2)
+
+
+@dataclass(frozen=True)
+class OnlineCode:
+    """What it took to send the labels of all units, portion by portion, with each of A probes.
+
+    A unit is what is sent in one piece: a sentence with all of its targets. The first portion is sent by the uniform
+    code; each further one by a probe that was trained afresh on all portions before.
+
+    Attributes:
+        ends: how many units have been sent at the end of each of P portions.
+        bits: (A, U) of each unit, in the order of sending.
+        uniform: (U,) bits of each unit by the uniform code.
+        targets: (U,) how many targets each unit has.
+
+    Reference: Voita and Titov 2020, "Information-theoretic probing with minimum description length", EMNLP, §2.2,
+    eq. 3; the codelength of Blier and Ollivier 2018, "The description length of deep learning models", NeurIPS.
+    """
+
+    ends: Sequence[int]
+    bits: Tensor
+    uniform: Tensor
+    targets: Tensor
+
+    @classmethod
+    def of(cls, ends: Sequence[int], sent: Sequence[Tensor], uniform: Tensor, targets: Tensor) -> OnlineCode:
+        """Put the portions together.
+
+        Args:
+            ends: of the portions.
+            sent: of each portion but the first, the bits (A, units) of its units.
+            uniform: (U,) bits of each unit by the uniform code.
+            targets: (U,) of each unit.
+        """
+        uniform = uniform.double()
+        first = uniform[: ends[0]].expand(len(sent[0]), -1)
+        return cls(ends, torch.cat((first, *(bits.double() for bits in sent)), 1), uniform, targets)
+
+    @property
+    def codelength(self) -> Tensor:
+        """Bits of everything, (A,)."""
+        return self.bits.sum(1)
+
+    @property
+    def compression(self) -> Tensor:
+        """Bits of the uniform code over bits of this one, (A,): 1 says that nothing is compressed."""
+        return self.uniform.sum() / self.codelength
+
+    def compression_interval(self, seed: int) -> tuple[Tensor, Tensor]:
+        """95 % interval of the compression over resampled units, the probes and their order as they are: (A,) each."""
+        return bootstrap_interval(self.uniform.expand_as(self.bits), self.bits, seed=seed)
+
+    def losses(self) -> Tensor:
+        """Bits a target in each portion, (A, P). The first is sent by the uniform code."""
+        starts = [0, *self.ends[:-1]]
+        each = [
+            self.bits[:, first:end].sum(1) / self.targets[first:end].sum()
+            for first, end in zip(starts, self.ends, strict=True)
+        ]
+        return torch.stack(each, 1)

@@ -1,0 +1,88 @@
+"""Sends the labels of a task with edge probes, portion by portion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from probing.bank import Asked, Bank
+from probing.edges.scores import codelengths
+from probing.edges.targets import Labels, Targets
+from probing.online.codes import PORTIONS, OnlineCode, frequency_bits, portion_ends, uniform_bits
+from probing.training import ProbeTraining, train_bank
+from probing.words import Words
+
+__all__ = ["OfSome", "by_frequencies", "send_labels"]
+
+
+@dataclass(frozen=True)
+class OfSome:
+    """What is asked of some sentences alone.
+
+    Attributes:
+        asked: of more of them.
+        sentences: their numbers, in any order.
+    """
+
+    asked: Asked
+    sentences: list[int]
+
+    def part(self, words: Words, sentences: Sequence[int]) -> Any:
+        """As `Asked.part`."""
+        return self.asked.part(words, sentences)
+
+
+def send_labels(
+    fresh: Callable[[int], Bank],
+    words: Words,
+    targets: Targets,
+    labels: Labels,
+    how: ProbeTraining,
+    seed: int,
+    portions: Sequence[float] = PORTIONS,
+) -> OnlineCode:
+    """Send the labels of all targets, a sentence at a time in an order that the seed draws.
+
+    The number of labels and the sentences themselves are known to the receiver. All probes of a bank are trained on,
+    and send, the same sentences; an arm with a control task sends its labels.
+
+    Args:
+        fresh: makes an untrained bank from a seed.
+        words: of the sentences.
+        targets: of the task, all of whose labels are known.
+        labels: of the task.
+        how: each bank is trained.
+        seed: of the order, the weights and the training.
+        portions: see `portion_ends`.
+
+    Raises:
+        ValueError: too few sentences, or as `train_bank` does.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    found = torch.tensor(targets.sentences)
+    order = found[torch.randperm(len(found), generator=draw)].tolist()
+    ends = portion_ends(len(order), portions)
+    sent = []
+    for first, end in pairwise(ends):
+        bank = fresh(seed)
+        train_bank(bank, words, OfSome(targets, sorted(order[:first])), how, seed)
+        sent.append(_bits(bank, words, targets, order[first:end]))
+    counts = targets.first.diff()[order]
+    return OnlineCode.of(ends, sent, counts * uniform_bits(len(labels.names), several=labels.several), counts)
+
+
+def _bits(bank: Bank, words: Words, targets: Targets, sentences: list[int]) -> Tensor:
+    """Bits of all labels of each sentence, (A, sentences)."""
+    each = codelengths(bank, words, OfSome(targets, sentences))
+    owner = torch.arange(len(sentences)).repeat_interleave(targets.first.diff()[sentences])
+    return each.new_zeros(len(each), len(sentences)).index_add_(1, owner, each)
+
+
+def by_frequencies(targets: Targets, labels: Labels, *, control: bool) -> float:
+    """Bits of all labels by a code that counts them as they come, and reads no states."""
+    return frequency_bits(targets.labels[int(control)], several=labels.several)

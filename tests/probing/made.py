@@ -1,0 +1,42 @@
+"""Words with states that are made up, so that it is known what can be read off them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from datamodules.text.annotated.sentence import Sentence, Target
+from probing.words import Place, Words
+
+__all__ = ["kinds_of_words", "made_words"]
+
+
+def made_words(sentences: Sequence[Sentence], *states: Tensor) -> Words:
+    """Words of sentences; the model's layers 0, 1, ... have these states, each (N, d)."""
+    first = torch.tensor([0, *(len(sentence.words) for sentence in sentences)]).cumsum(0)
+    places = tuple(Place("model", layer) for layer in range(len(states)))
+    return Words(torch.stack(states), places, sentences, first)
+
+
+def kinds_of_words(count: int, kinds: int, forms: int, *, seed: int = 0) -> tuple[list[Sentence], Tensor]:
+    """Sentences of 6 words, each of a kind that is drawn anew, with the task `kind`; and the kinds, (N,).
+
+    Args:
+        count: of sentences.
+        kinds: how many there are.
+        forms: how many word types there are, which say nothing of the kinds.
+        seed: of the draw.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    kind = torch.randint(kinds, (count, 6), generator=draw)
+    form = torch.randint(forms, (count, 6), generator=draw)
+    sentences = [
+        Sentence(
+            tuple(f"w{n}" for n in words),
+            targets=tuple(Target("kind", (n, n + 1), labels=(f"k{k}",)) for n, k in enumerate(own)),
+        )
+        for words, own in zip(form.tolist(), kind.tolist(), strict=True)
+    ]
+    return sentences, kind.flatten()
