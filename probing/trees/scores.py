@@ -25,6 +25,7 @@ __all__ = [
     "chain",
     "depth_scores",
     "distance_scores",
+    "most_spearman",
     "predictions",
     "punctuation",
     "rank_correlations",
@@ -63,6 +64,20 @@ def rank_correlations(predicted: Numbers, true: Numbers) -> Numbers:
     a, b = a - a.mean(-1, keepdims=True), b - b.mean(-1, keepdims=True)
     with np.errstate(invalid="ignore", divide="ignore"):
         return (a * b).sum(-1) / np.sqrt((a**2).sum(-1) * (b**2).sum(-1))
+
+
+def most_spearman(true: Numbers) -> Numbers:
+    """The greatest rank correlation along the last axis that a prediction without ties can have.
+
+    Distances and depths are whole numbers and many of them are equal. A prediction that is exact but for the last
+    digit puts an order on those, too, and every such order has the same correlation: √(V / V'), where V is the
+    variance of the true ranks, and V' that of ranks without ties, (n² − 1) / 12.
+
+    Args:
+        true: (..., n).
+    """
+    ranks, n = rankdata(true, axis=-1), true.shape[-1]
+    return np.sqrt(12 * ranks.var(-1) / (n**2 - 1))
 
 
 def by_length(values: Tensor, lengths: Tensor, weights: Tensor | None = None) -> Tensor:
