@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["check_folder", "refusing_folder", "remove_unfinished", "whole_file", "whole_folder", "write_text"]
+__all__ = ["check_folder", "refusing_folder", "remove", "remove_unfinished", "whole_file", "whole_folder", "write_text"]
 
 UNFINISHED = ".unfinished"
 
@@ -67,6 +67,14 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file in UTF-8, whole or not at all."""
     with whole_file(path) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def check_folder(folder: Path, argument: str) -> None:

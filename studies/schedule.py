@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from graphlib import TopologicalSorter
-from pathlib import Path
 
-from storage.whole import write_text
+from storage.whole import remove, write_text
 from studies.cells import Cell
 from studies.folder import ERROR, RESULT, StudyFolder
 from studies.kinds import KINDS
@@ -56,6 +54,7 @@ class Schedule:
         self._needed = Counter(need for cell in self.todo.values() for need in cell.needs)
         self._fits = {cell.id: KINDS[cell.kind].leaves for cell in cells if cell.kind in ("fit", "fit_pairs")}
         self.states: Counter[str] = Counter()
+        self.ended: Counter[str] = Counter()  # by kind
         self.seconds: dict[str, list[float]] = {}
         self._lost: Counter[str] = Counter()
         self._ready: deque[str] = deque()
@@ -103,10 +102,14 @@ class Schedule:
                     self._end(number, state)
 
     def _submit(self, executor: Executor, number: str) -> None:
-        if self.folder.state(number) == "running":
+        state, there = self.folder.state(number), self.folder.leaves(self.todo[number])
+        if state == "running":
             self._leave(number)
             return
-        if not self.folder.leaves(self.todo[number]):
+        if state == "done" and there:  # by a job that an earlier command has submitted, since this one began
+            self._elsewhere.add(number)
+            return
+        if not there:
             (self.folder.cell(number) / RESULT).unlink(missing_ok=True)  # done, but what it left is gone
         began = time.monotonic()
         future = executor.submit(self.run_cell, str(self.folder.path.resolve()), number)
@@ -143,6 +146,7 @@ class Schedule:
     def _end(self, number: str, state: str, time_taken: str = "by another process") -> None:
         cell = self.todo[number]
         self.states[state] += 1
+        self.ended[cell.kind] += 1
         if state == "done":
             self._order.done(number)
             self._forget(cell)
@@ -157,23 +161,23 @@ class Schedule:
     def left(self) -> float | None:
         """Seconds that the rest will take, if its cells take as long as those of their kinds so far; None: unknown."""
         counts = Counter(cell.kind for cell in self.todo.values())
-        rest = {kind: count - len(self.seconds.get(kind, [])) for kind, count in counts.items()}
+        rest = {kind: count - self.ended[kind] for kind, count in counts.items()}
         if any(count and kind not in self.seconds for kind, count in rest.items()):
             return None
         return sum(n * sum(s) / len(s) for kind, n in rest.items() if n for s in [self.seconds[kind]]) / self._workers
 
+    def forget(self) -> None:
+        """Remove the maps that no cell to run needs: a command that was killed may have left them."""
+        for number in self._fits:
+            if number not in self.todo:
+                self._remove_maps(number)
+
     def _forget(self, done: Cell) -> None:
-        """Remove the maps that no cell needs any more, where only results are kept."""
+        """Remove the maps that no cell needs any more, once a cell is done."""
         self._needed.subtract(done.needs)
-        if self.folder.study["keep"] == "results":
-            for number in (*done.needs, done.id):
-                if number in self._fits and self._needed[number] <= 0:
-                    remove(self.folder.cell(number) / self._fits[number])
+        for number in (*done.needs, done.id):
+            self._remove_maps(number)
 
-
-def remove(path: Path) -> None:
-    """Remove a file or a folder, if it is there."""
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    def _remove_maps(self, number: str) -> None:
+        if self.folder.study["keep"] == "results" and number in self._fits and self._needed[number] <= 0:
+            remove(self.folder.cell(number) / self._fits[number])

@@ -24,6 +24,7 @@ class Size:
         vocabulary: tokens that it knows.
         head: what its head answers: classification, masked, causal; None: it has none, or nothing is known.
         known: whether this was read, and not assumed.
+        heads: attention heads of each block; None: not known.
     """
 
     layers: int
@@ -31,6 +32,7 @@ class Size:
     vocabulary: int
     head: str | None = None
     known: bool = True
+    heads: int | None = None
 
     @property
     def weights(self) -> int:
@@ -61,10 +63,10 @@ def size_of(name: str, data: Mapping[str, Any]) -> Size:
     if name.startswith(EMBEDDED):
         _, recipe = embedded_recipe(name, Recipe(**data.get("recipe", {})))
         made = "classification" if isinstance(recipe, Recipe) else "causal" if "gpt" in name else "masked"
-        return Size(recipe.layers, recipe.width, recipe.vocabulary, made)
+        return Size(recipe.layers, recipe.width, recipe.vocabulary, made, heads=recipe.heads)
     config = read_config(name, {"revision": None, "trust_remote_code": data.get("trust_remote_code", False)})
     architecture = architecture_of(config.model_type)
     tasks = (architecture.task(kind) for kind in config.architectures or ())
     sizes: Any = config.get_text_config()
     head = next((task for task in tasks if task is not None), None)
-    return Size(sizes.num_hidden_layers, sizes.hidden_size, sizes.vocab_size, head)
+    return Size(sizes.num_hidden_layers, sizes.hidden_size, sizes.vocab_size, head, heads=sizes.num_attention_heads)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from typing import Literal, get_args
 
 from torch import Tensor
@@ -13,7 +14,7 @@ from datamodules.rows.sites import route_sites
 from frozen.architectures import Component
 from frozen.model import FrozenModel
 
-__all__ = ["Route", "Routes", "build_routes", "check_routes"]
+__all__ = ["Route", "Routes", "build_routes", "check_routes", "route_numbers"]
 
 Routes = Literal["all", "different", "forward"]
 
@@ -69,16 +70,10 @@ def build_routes(
     Raises:
         ValueError: `wanted` is none of these, or the sites do not fit the models.
     """
-    if wanted not in get_args(Routes):
-        raise ValueError(f"Expected `routes` to be one of {', '.join(get_args(Routes))}, but got {wanted!r}.")
     depths = [model.depth for model in models]
-    numbers = range(len(models))
-    pairs = [(0, b) for b in numbers[1:]] if wanted == "forward" else [(a, b) for a in numbers for b in numbers]
-    if wanted == "different":
-        pairs = [(a, b) for a, b in pairs if a != b]
     routes: list[Route] = []
     taken = set()
-    for a, b in sorted_last(pairs):
+    for a, b in route_numbers(len(models), wanted):
         own = [(models[a], models[b], pair) for pair in route_sites(sites, depths, a, b, component)]
         new = tuple(place[-1] for place in own if place not in taken)
         if new:
@@ -87,9 +82,17 @@ def build_routes(
     return routes
 
 
-def sorted_last(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Different models first, then the baselines."""
-    return sorted(pairs, key=lambda pair: pair[0] == pair[1])
+def route_numbers(count: int, wanted: Routes) -> list[tuple[int, int]]:
+    """The numbers of source and target of each route between so many models: different models first.
+
+    Raises:
+        ValueError: `wanted` is none of those that `build_routes` has.
+    """
+    if wanted not in get_args(Routes):
+        raise ValueError(f"Expected `routes` to be one of {', '.join(get_args(Routes))}, but got {wanted!r}.")
+    if wanted == "forward":
+        return [(0, b) for b in range(1, count)]
+    return [*permutations(range(count), 2), *((a, a) for a in range(count) if wanted == "all")]
 
 
 def check_routes(

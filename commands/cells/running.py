@@ -6,7 +6,6 @@ import contextlib
 import gc
 import json
 import os
-import shutil
 import sys
 import time
 import traceback
@@ -20,7 +19,8 @@ import yaml
 
 from commands import table
 from commands.folders import RANKS_SHARE, release
-from storage.whole import write_text
+from similarity.passes.saved import PASSES
+from storage.whole import remove, write_text
 from studies.folder import ERROR, LOG, RESULT, StudyFolder, locked
 from studies.kinds import KINDS
 
@@ -28,6 +28,7 @@ __all__ = ["run_cell"]
 
 PACKAGES = ("torch", "lightning", "transformers", "numpy")
 WRONG_OPTIONS = 2  # exit status of jsonargparse
+UNFINISHED = ("run/last.ckpt", f"run/{PASSES}", "before")  # what a cell that was interrupted goes on from
 
 
 def run_cell(study: str, number: str) -> str:
@@ -88,19 +89,19 @@ def _run(folder: StudyFolder, cell: dict[str, Any], place: Path) -> dict[str, An
 
 def _words(folder: StudyFolder, cell: dict[str, Any], place: Path) -> list[str]:
     """The command line, after what an earlier attempt has left was put aside."""
-    options = place / "options.yaml"
+    options, run, before = place / "options.yaml", place / "run", place / "before"
     write_text(options, yaml.safe_dump(folder.filled(cell["options"]), sort_keys=False, allow_unicode=True))
     words = ["--config", str(options)]
-    if cell["kind"] == "finetune":  # it goes on with what is missing
+    if (place / ERROR).is_file():  # from its beginning
+        for name in UNFINISHED:
+            remove(place / name)
+        (place / ERROR).unlink()
+    if cell["kind"] == "finetune" or (run / PASSES).is_dir():  # it goes on with what is missing
         return words
-    before = place / "before"
-    if (place / "run" / "last.ckpt").is_file() and not (place / ERROR).is_file():
-        shutil.rmtree(before, ignore_errors=True)
-        (place / "run").rename(before)
-    shutil.rmtree(place / "run", ignore_errors=True)
-    if (place / ERROR).is_file():
-        shutil.rmtree(before, ignore_errors=True)
-    (place / ERROR).unlink(missing_ok=True)
+    if (run / "last.ckpt").is_file():
+        remove(before)
+        run.rename(before)
+    remove(run)
     return [*words, "--ckpt_path", str(before / "last.ckpt")] if before.is_dir() else words
 
 
@@ -118,8 +119,8 @@ def _end_run(run: Path) -> None:
 
 def _tidy(place: Path) -> None:
     """Remove what only an unfinished run needs."""
-    (place / "run" / "last.ckpt").unlink(missing_ok=True)
-    shutil.rmtree(place / "before", ignore_errors=True)
+    for name in UNFINISHED:
+        remove(place / name)
 
 
 @contextlib.contextmanager

@@ -13,10 +13,11 @@ from commands.options import add_data_and_trainer, check_begun, command_parser, 
 from commands.run import start
 from datamodules.layers import LayerActivations
 from similarity.evaluation import SimilarityEvaluation
+from similarity.passes.saved import PASSES
 
 __all__ = ["parser", "run"]
 
-RESULT, PASSES = "similarity.json", "passes"  # in the run's folder; the passes until all of the report is there
+RESULT = "similarity.json"
 
 
 def parser() -> ArgumentParser:

@@ -17,7 +17,7 @@ from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from commands.cells.banks import choose_banks
-from commands.cells.checks import check_maps, model_sizes, not_injected
+from commands.cells.checks import check_cells, model_sizes, not_injected
 from commands.cells.costs import Costs, plan_study
 from commands.cells.options import CellOptions
 from commands.cells.running import run_cell
@@ -120,9 +120,9 @@ def go(
             f"Expected `workers` of at least 1 and `rate` above 0, but got {options.workers} and {options.rate}."
         )
     commands, sizes = CellOptions(), model_sizes(study, assume=plan)
+    check_cells(expand(study, commands), commands, sizes)
     study, banks = choose_banks(study, commands, sizes)
     cells = expand(study, commands)
-    check_maps(cells, commands, sizes)
     console = screen()
     for line in not_injected(cells, sizes):
         print(line)
@@ -141,6 +141,7 @@ def _run(
         for line in folder.begin(study, cells, changed=changed):
             print(line)
         schedule = Schedule(folder, cells, run_cell, lambda line: print(line, flush=True))
+        schedule.forget()
         print(f"\n{len(cells) - len(schedule.todo)} of {len(cells)} cells are done, in {folder.path}.", flush=True)
         if schedule.todo:
             with _ended_cleanly():

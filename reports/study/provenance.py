@@ -47,19 +47,30 @@ def provenance_of(folder: Path, collected: Mapping[str, pd.DataFrame]) -> Proven
     """Read what the cells say of themselves.
 
     Args:
-        folder: of the study: `study.yaml`, `cells/ID/result.json`, `cells/ID/error.txt`; what is not there is left out.
+        folder: of the study: `study.yaml`, `plan.json` with the ids of its cells, `cells/ID/result.json`,
+            `cells/ID/error.txt`; what is not there is left out, and so are cells that are not in the plan.
         collected: kind -> rows, for the number of cells where they left no files.
     """
     config = folder / "study.yaml"
-    results = [_read(path) for path in sorted(folder.glob("cells/*/result.json"))]
-    failed = [path for path in sorted(folder.glob("cells/*/error.txt")) if not (path.parent / "result.json").exists()]
+    cells = _places(folder)
+    results = [_read(place / "result.json") for place in cells if (place / "result.json").exists()]
+    failed = [place for place in cells if (place / "error.txt").exists() and not (place / "result.json").exists()]
     return Provenance(
         config=config.read_text(encoding="utf-8") if config.exists() else "",
         cells=_cells(results, collected),
         models=_models(results),
         versions=_versions(results),
-        failures={path.parent.name: _last_line(path) for path in failed},
+        failures={place.name: _last_line(place / "error.txt") for place in failed},
     )
+
+
+def _places(folder: Path) -> list[Path]:
+    """The folders of the cells that the study has now: those of an earlier version may still be there."""
+    plan, places = folder / "plan.json", sorted(folder.glob("cells/*"))
+    if not plan.exists():
+        return places
+    now = set(json.loads(plan.read_text(encoding="utf-8")))
+    return [place for place in places if place.name in now]
 
 
 def _read(path: Path) -> dict[str, Any]:

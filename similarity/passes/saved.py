@@ -18,8 +18,9 @@ from similarity.outcome import TileFigures
 from similarity.passes.plan import Span, Tile
 from storage.whole import write_text
 
-__all__ = ["PassFigures", "SavedPasses"]
+__all__ = ["PASSES", "PassFigures", "SavedPasses"]
 
+PASSES = "passes"  # the folder, in that of a run, until all of the report is there
 PLAN = "plan.json"
 
 

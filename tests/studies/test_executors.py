@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -9,10 +10,14 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor, CancelledError
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from studies.executors import Processes, make_executor
+
+if TYPE_CHECKING:
+    from tests.world import World
 
 
 def pid() -> int:
@@ -87,30 +92,53 @@ def node() -> str:
     return str(ray.get_runtime_context().get_node_id())
 
 
-def test_tasks_of_a_ray_of_two_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On one machine. Its sockets lie in a folder of its own: their paths must be short."""
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """The address of a Ray of two nodes on this machine, in a folder of its own: paths of sockets must be short."""
     pytest.importorskip("ray", reason="the extra `cluster` is not installed")
-    import ray
     from ray.cluster_utils import Cluster
 
     own = tempfile.mkdtemp(dir="/tmp")
-    monkeypatch.setenv("RAY_TMPDIR", own)  # below it lies the cluster's address, too
     place = {"temp_dir": f"{own}/ray"}
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, **place})
-    cluster.add_node(num_cpus=1)
-    try:
-        with make_executor("ray", 2, 0, tmp_path, {"address": cluster.address, "num_cpus": 1}) as executor:
-            os.mkfifo(tmp_path / "pipe")
-            waiting = executor.submit(wait_for, str(tmp_path / "pipe"))  # takes one of the nodes
-            assert executor.submit(killed).exception() is not None
-            other = executor.submit(node).result()
-            (tmp_path / "pipe").write_text("still here")
-            assert waiting.result() == "still here"
-            assert other in {each["NodeID"] for each in ray.nodes()}
-            assert len(ray.nodes()) == 2
-    finally:
-        cluster.shutdown()
-        shutil.rmtree(own, ignore_errors=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", own)  # below it lies the cluster's address, too
+        nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, **place})
+        nodes.add_node(num_cpus=1)
+        yield nodes.address
+        nodes.shutdown()
+    shutil.rmtree(own, ignore_errors=True)
+
+
+def test_tasks_of_a_ray_of_two_nodes(cluster: str, tmp_path: Path) -> None:
+    import ray
+
+    with make_executor("ray", 2, 0, tmp_path, {"address": cluster, "num_cpus": 1}) as executor:
+        os.mkfifo(tmp_path / "pipe")
+        waiting = executor.submit(wait_for, str(tmp_path / "pipe"))  # takes one of the nodes
+        assert executor.submit(killed).exception() is not None
+        other = executor.submit(node).result()
+        (tmp_path / "pipe").write_text("still here")
+        assert waiting.result() == "still here"
+        assert other in {each["NodeID"] for each in ray.nodes()}
+        assert len(ray.nodes()) == 2
+
+
+def test_a_cell_of_a_study_on_ray(cluster: str, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from commands.table import study  # here, as the processes of the other tests import this module
+    from studies.folder import StudyFolder
+    from tests.commands.small_study import study_file
+
+    monkeypatch.chdir(tmp_path)
+    linear = {"options": {"model": {"aligners": {"linear": "Linear"}}, "data": {"sites": [1]}}}
+    file = study_file(world, tmp_path, fit=linear, inject=None, report=["ren_table_4"])
+    options = json.dumps({"address": cluster, "num_cpus": 1})
+    study(["run", file, "--executor", "ray", "--executor_options", options])
+    folder = StudyFolder(tmp_path / "runs" / "small")
+    (cell,) = folder.cells
+    (row,) = folder.result(cell)["rows"]
+    assert (row["method"], row["site_x"]) == ("linear", 1)
+    assert 0 < row["fvu"] < 1
+    assert "Saved" in (folder.cell(cell) / "log.txt").read_text()  # which another process has written
 
 
 @pytest.mark.parametrize(

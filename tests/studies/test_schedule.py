@@ -124,6 +124,28 @@ def test_a_job_that_finds_its_cell_taken_is_no_failure(tmp_path: Path, monkeypat
     assert missing(folder, cells) == {}
 
 
+def test_a_result_that_arrives_meanwhile_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a job that an earlier command has submitted, and that was not at work yet when this one began."""
+    monkeypatch.setattr("studies.schedule.PAUSE", 0.01)
+    folder, cells = begun(tmp_path)
+    inject = next(cell for cell in cells if cell.kind == "inject")
+    ran: list[str] = []
+
+    def run(study: str, number: str) -> str:
+        if not ran:
+            for other in (*inject.needs, inject.id):
+                finish(study, other)
+        ran.append(number)
+        return finish(study, number)
+
+    first = next(cell for cell in cells if cell.kind == "fit" and cell.id not in inject.needs)
+    schedule = Schedule(folder, [first, *(cell for cell in cells if cell != first)], run, print)
+    schedule.run(Inline(), 1)
+    assert sorted(ran) == sorted({cell.id for cell in cells} - {*inject.needs, inject.id})
+    assert schedule.states["done"] == len(cells)
+    assert schedule.left() == 0
+
+
 def test_what_a_cell_needs_is_made_again_if_it_is_gone(tmp_path: Path) -> None:
     folder, cells = begun(tmp_path)
     Schedule(folder, cells, finish, print).run(Inline(), 1)
@@ -150,11 +172,28 @@ def test_where_only_results_are_kept_maps_go_once_nothing_needs_them(tmp_path: P
     assert missing(folder, cells) == {}
 
 
+def test_maps_that_a_killed_command_has_left_go(tmp_path: Path) -> None:
+    folder, cells = begun(tmp_path, keep="results")
+    inject = next(cell for cell in cells if cell.kind == "inject")
+    for number in [cell.id for cell in cells if cell.kind == "fit"] + [inject.id]:
+        finish(str(tmp_path), number)  # the last one by a job: nobody was there to remove its maps
+    Schedule(folder, cells, finish, print).forget()
+    assert [need for cell in cells for need in cell.needs if not folder.leaves(cell_of(cells, need))] == [*inject.needs]
+
+
+def cell_of(cells: list[Cell], number: str) -> Cell:
+    return next(cell for cell in cells if cell.id == number)
+
+
 def test_the_time_left_is_that_of_the_kinds_so_far(tmp_path: Path) -> None:
     folder, cells = begun(tmp_path)
     schedule = Schedule(folder, cells, finish, print)
     schedule._workers = 2
     schedule.seconds = {"fit": [10.0, 20.0]}
+    schedule.ended["fit"] = 2
     assert schedule.left() is None
     schedule.seconds["inject"] = [4.0]
+    schedule.ended["inject"] = 1
     assert schedule.left() == pytest.approx((1 * 15 + 2 * 4) / 2)
+    schedule.ended["fit"] += 1  # by another process, or in vain
+    assert schedule.left() == pytest.approx(2 * 4 / 2)

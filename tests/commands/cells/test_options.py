@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from commands.cells.banks import choose_banks
-from commands.cells.checks import check_maps, model_sizes, not_injected
+from commands.cells.checks import model_sizes
 from commands.cells.costs import Costs, plan_study
 from commands.cells.options import CellOptions
 from studies.cells import Cell, expand
@@ -77,29 +77,6 @@ def test_what_changes_no_result_changes_no_id(world: World) -> None:
 def test_wrong_options_are_refused_before_any_cell_runs(world: World, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         cells_of(world, **changes)
-
-
-def test_widths_that_a_map_cannot_have_are_refused_with_the_pair(world: World) -> None:
-    changes = {
-        "models": {"names": [world.model_x, world.model_y, "embedded:0:width=96"]},
-        "fit": {"options": {"model": {"aligners": {"linear": "Linear", "inn": "INN"}}}},
-    }
-    study = study_of(world, **changes)
-    sizes = model_sizes(study, assume=False)
-    assert [size.width for size in sizes.values()] == [16, 16, 96]
-    with pytest.raises(ValueError, match=rf"fit {world.model_x} – embedded:0:width=96, t.*equal widths.*pairs.given"):
-        check_maps(expand(study, COMMANDS), COMMANDS, sizes)
-    given = study_of(world, **changes, pairs={"given": [[world.model_x, world.model_y]]})
-    check_maps(expand(given, COMMANDS), COMMANDS, sizes)
-
-
-def test_a_model_without_a_head_is_said_at_the_start(world: World, tmp_path: Path) -> None:
-    from tests.tiny import tiny_folder
-
-    bare = str(tiny_folder(tmp_path / "bare", n_labels=None))
-    study = study_of(world, models={"names": [world.model_x, world.model_y, bare]})
-    (said,) = not_injected(expand(study, COMMANDS), model_sizes(study, assume=False))
-    assert said == f"Nothing will be injected into {bare}, which has no head: 2 cells with errors alone."
 
 
 def test_a_model_that_cannot_be_reached_is_refused_or_assumed(world: World) -> None:

@@ -56,18 +56,20 @@ def frames() -> dict[str, pd.DataFrame]:
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory, frames: dict[str, pd.DataFrame]) -> Path:
-    """The folder of a study with a report: two cells that finished and one that failed."""
+    """The folder of a study with a report: two cells that finished, one that failed, two that are no longer in it."""
     folder = tmp_path_factory.mktemp("study")
-    for name in ("one", "two", "three"):
+    for name in ("one", "two", "three", "gone", "failed-and-gone"):
         (folder / "cells" / name).mkdir(parents=True)
     meta = {
         "models": [{"name": "a:0", "revision": None, "fingerprint": "f00d"}],
         "versions": {"torch": "2.13.0"}, "device": "cpu (x86_64)", "ranks": 1,
     }  # fmt: skip
-    for name in ("one", "two"):
+    for name in ("one", "two", "gone"):
         result = {"kind": "inject", "seconds": 1800, "meta": meta, "rows": []}
         (folder / "cells" / name / "result.json").write_text(json.dumps(result))
-    (folder / "cells" / "three" / "error.txt").write_text("Traceback ...\nValueError: <no head>\n")
+    for name in ("three", "failed-and-gone"):
+        (folder / "cells" / name / "error.txt").write_text("Traceback ...\nValueError: <no head>\n")
+    (folder / "plan.json").write_text(json.dumps(["one", "two", "three"]))
     (folder / "study.yaml").write_text("name: seeds & <friends>\n")
     report(folder, frames, {"name": "seeds & <friends>", "report": NAMES})
     return folder
