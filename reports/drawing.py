@@ -33,6 +33,7 @@ __all__ = [
     "number",
     "panels",
     "penalty_scale",
+    "shared_out",
     "short",
     "shown_lines",
     "site_figure",
@@ -52,6 +53,8 @@ FLOORS = {"mean": "0.75", "identity": "0.35", "random_embedding": "0.55"}  # gre
 ABREAST, PANEL = 4, (3.6, 2.9)  # of figures by site: most panels in a row, and their size in inches
 LINEAR_UP_TO = 0.01  # nats: what stitching a model to itself costs at most
 LIGHT_FROM = 0.6  # share of the colour scale above which dark letters are easier to read
+MOST_LINES = 6  # in a panel
+LETTERS = 46  # that fit below a panel
 WRITTEN = 48  # cells, above which a figure has no room for numbers
 
 
@@ -229,9 +232,29 @@ def site_figure(
 
 
 def name_sites(axis: Axes, title: str, pairs: Sequence[tuple[int, int]]) -> None:
-    """Give a panel its title, and its horizontal axis the site pairs."""
+    """Give a panel its title, and its horizontal axis the site pairs, as many as there is room for."""
     axis.set_title(title, fontsize=10)
-    axis.set_xticks(range(len(pairs)), [site_name(pair) for pair in pairs])
+    names = [site_name(pair) for pair in pairs]
+    every = -(-sum(len(name) + 2 for name in names) // LETTERS)
+    axis.set_xticks(range(0, len(pairs), every), names[::every])
+    axis.set_xlim(-0.5, len(pairs) - 0.5)
+
+
+def shared_out(groups: Iterable[Sequence[str]]) -> list[list[str]]:
+    """Share lines out to panels, so that none has more than `MOST_LINES`.
+
+    Args:
+        groups: names of lines that are better seen together; neighbours that fit share a panel.
+    """
+    panels: list[list[str]] = []
+    for group in groups:
+        for first in range(0, len(group), MOST_LINES):
+            part = list(group[first : first + MOST_LINES])
+            if panels and len(panels[-1]) + len(part) <= MOST_LINES:
+                panels[-1] += part
+            else:
+                panels.append(part)
+    return panels
 
 
 def dress(figure: Figure, axes: Iterable[Axes], across: str, up: str, note: str = "") -> None:

@@ -16,7 +16,7 @@ __all__ = ["Values", "distance_rows", "layer_rows", "rows_of"]
 
 Row = dict[str, Any]
 Values = Mapping[tuple[int, int, str], Grids]  # models and measure -> direction -> (L_x, L_y)
-ARROWS = {"both": "", "forward": " X→Y", "backward": " Y→X"}
+SIDES = {"both": "", "forward": " of X", "backward": " of Y"}  # whose variance, neurons or heads are explained
 CONTROLS = ("low", "high", "held_out", "null", "null_high", "untrained", "ceiling", "chance")
 
 
@@ -41,7 +41,7 @@ def rows_of(
                 {
                     **head,
                     "direction": direction,
-                    "label": head["measure"] + ARROWS[direction],
+                    "label": head["measure"] + SIDES[direction],
                     "features": features,
                     "layer_x": layer_x,
                     "layer_y": layer_y,

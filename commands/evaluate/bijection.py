@@ -32,8 +32,8 @@ def parser() -> ArgumentParser:
 def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     """Train, measure and report."""
     options = parser.parse_args(words)
-    evaluation = BijectionPrice(**options_of(BijectionPrice, options))
     made = instantiate(parser, options)
+    evaluation = BijectionPrice(**options_of(BijectionPrice, made))
     evaluation.check_widths(*made.data.pipeline.models.widths())
     begun = start("bijection", parser, options, made)
     trainer = begun.trainer(WriteReport("bijection", begun.folder), inference_mode=False)

@@ -10,13 +10,25 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from aligners.fitting.outcomes import TRAINED_WELL
-from reports.drawing import PANEL, Look, SitePanel, dress, method_looks, name_sites, number, panels, site_figure
+from reports.drawing import (
+    PANEL,
+    Look,
+    SitePanel,
+    dress,
+    method_looks,
+    name_sites,
+    number,
+    panels,
+    shared_out,
+    site_figure,
+)
 from reports.injection.words import of_tokens, panel_title, panels_of
 from reports.report import Row
 from reports.words import score_words
 
 __all__ = ["accuracy_figure", "fvu_figure", "penalty_figure"]
 
+KINDS = CLOSED, OTHERS, FLOORS = "closed forms", "trained maps", "floors"
 FVU_TOP = 10.0  # an inverse can be arbitrarily worse than the mean, and would squeeze the lines below 1
 FVU_LABELS = {
     "fvu": "FVU: share of variance left unexplained",
@@ -34,25 +46,26 @@ LEVELS: dict[str, Look] = {
 
 
 def fvu_figure(rows: Sequence[Row]) -> Figure:
-    """Draw FVU against site on a logarithmic scale: a line for each method, a panel for each direction.
+    """Draw FVU against site on a logarithmic scale: a line for each method, panels for each direction.
 
     Where they are known, FVU on the rows of unseen types and on another source of text follow below.
     """
     heights = [name for name in FVU_LABELS if name == "fvu" or any(row.get(name) is not None for row in rows)]
-    each = panels_of(rows)
-    figure, axes = panels(len(heights) * len(each), len(each), PANEL, (1.9, 1.1), sharey=True)
+    styles = _styles(rows)
+    parts = [part for panel in panels_of(rows) for part in _parts(panel, styles)]
+    figure, axes = panels(len(heights) * len(parts), len(parts), PANEL, (1.9, 1.1), sharey=True)
     beyond: dict[str, None] = {}
     starts: set[str] = set()
-    for axis, (height, panel) in zip(axes, product(heights, each), strict=True):
-        for name, style, line in _lines(panel, _styles(rows)):
+    for axis, (height, part) in zip(axes, product(heights, parts), strict=True):
+        for name, style, line in part.lines:
             shown, untrained = _fvu_line(axis, name, style, line, height)
             starts |= {name} if untrained else set()
             if not all(map(math.isfinite, shown)):
                 beyond[f"{name} into {line[0]['model_y']}"] = None
         axis.axhline(1, color="0.6", linewidth=0.8, zorder=0)
         axis.set_yscale("log")
-        name_sites(axis, panel_title(panel) if height == "fvu" else "", _pairs(panel))
-        if panel is each[0]:
+        name_sites(axis, part.title if height == "fvu" else "", part.pairs)
+        if part is parts[0]:
             axis.set_ylabel(FVU_LABELS[height])
     notes = [f"above {FVU_TOP:g}, off the scale: {', '.join(beyond)}"] if beyond else []
     notes += [f"hollow: untrained start, or set back ({', '.join(sorted(starts))})"] if starts else []
@@ -90,8 +103,25 @@ def _by_site(shown: Sequence[list[Row]], roles: Sequence[str], column: str, up: 
     for panel in shown:
         without = [row for row in panel if row["site_x"] is None and row["role"] in roles and row[column] is not None]
         levels = [(row["method"], {"linewidth": 1, **LEVELS[row["method"]]}, row[column]) for row in without]
-        each.append(SitePanel(panel_title(panel), _pairs(panel), _lines(panel, styles), levels))
+        each += [part._replace(levels=levels) for part in _parts(panel, styles)]
     return site_figure(each, column, up, scale)
+
+
+def _parts(panel: list[Row], styles: dict[str, Look]) -> list[SitePanel]:
+    """Draw a panel's lines in as few panels as can be read: closed forms, trained maps and floors."""
+    lines = {name: (name, style, line) for name, style, line in _lines(panel, styles)}
+    kinds: dict[str, list[str]] = {kind: [] for kind in KINDS}
+    for name, style, line in lines.values():
+        kinds[FLOORS if line[0]["role"] == "floor" else CLOSED if style["linestyle"] == "--" else OTHERS].append(name)
+    shares = shared_out(kinds.values())
+    title, pairs = panel_title(panel), _pairs(panel)
+    if len(shares) == 1:
+        return [SitePanel(title, pairs, list(lines.values()))]
+    said = (" and ".join(kind for kind in KINDS if set(kinds[kind]) & set(share)) for share in shares)
+    return [
+        SitePanel(f"{title}\n{kind}", pairs, [lines[name] for name in share])
+        for kind, share in zip(said, shares, strict=True)
+    ]
 
 
 def _styles(rows: Sequence[Row]) -> dict[str, Look]:

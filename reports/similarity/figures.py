@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from reports.drawing import heat_map, layer_grid, panels
+from reports.drawing import heat_map, layer_grid, name_sites, panels
 from reports.names import site_name
 from reports.report import Row
 from similarity.controls import matching_layers
@@ -127,8 +127,7 @@ def layer_lines(rows: Sequence[Row]) -> Figure:
         line = _line(rows, measure, pairs)
         for name, handle in _draw(axis, line).items():
             shown.setdefault(name, handle)
-        axis.set_title(measure, fontsize=9)
-        axis.set_xticks(range(len(pairs)), [site_name(pair) for pair in pairs])
+        name_sites(axis, measure, pairs)
         axis.axhline(0, color="0.85", linewidth=0.8, zorder=0)
     figure.supxlabel("layer", fontsize=9)
     figure.supylabel("similarity", fontsize=9)

@@ -84,10 +84,10 @@ def test_every_figure_is_the_measure_of_all_rows(world: World, models: list[str]
         "cka": linear_cka(x, y),
         "unbiased_cka": unbiased_cka(x, y),
         "svcca": svcca(x, y),
-        "r2 X→Y": r2(x, y),
-        "r2 Y→X": r2(y, x).mT,
-        "neuronsim X→Y": neuronsim(x, y),
-        "neuronsim Y→X": neuronsim(y, x).mT,
+        "r2 of X": r2(x, y),
+        "r2 of Y": r2(y, x).mT,
+        "neuronsim of X": neuronsim(x, y),
+        "neuronsim of Y": neuronsim(y, x).mT,
         "rsa": rsa(x, y),
     }
     for label, value in expected.items():
@@ -133,8 +133,8 @@ def test_controls_stand_beside_every_value(controlled: SimilarityEvaluation, wor
     fitted, held_out = (grid_moments(*states(data, split)) for split in ("fit", "test"))
     expected = {
         "cca": cca_held_out(fitted, held_out),
-        "r2 X→Y": r2_held_out(fitted, held_out),
-        "r2 Y→X": r2_held_out(fitted.swap(), held_out.swap()).mT,
+        "r2 of X": r2_held_out(fitted, held_out),
+        "r2 of Y": r2_held_out(fitted.swap(), held_out.swap()).mT,
     }
     for label, value in expected.items():
         torch.testing.assert_close(grid(controlled, label, "held_out"), value, rtol=1e-7, atol=1e-7, msg=label)
@@ -157,7 +157,7 @@ def test_standardised_features_are_those_of_the_fitting_texts(
 
 
 def test_attention_has_a_value_for_every_pair_of_blocks(controlled: SimilarityEvaluation) -> None:
-    rows = [row for row in controlled.rows if row["label"] == "attnsim_js X→Y" and row["model_x"] != row["model_y"]]
+    rows = [row for row in controlled.rows if row["label"] == "attnsim_js of X" and row["model_x"] != row["model_y"]]
     assert {(row["layer_x"], row["layer_y"]) for row in rows} == {
         (i, j) for i in range(1, BLOCKS_X + 1) for j in range(1, BLOCKS_Y + 1)
     }
@@ -190,8 +190,8 @@ def test_models_of_one_depth_have_an_angular_distance(world: World) -> None:
     diagonal = [row["value"] for row in found.rows if row["label"] == "cka" and row["layer_x"] == row["layer_y"]]
     expected = torch.tensor(diagonal).arccos().square().sum().sqrt()
     assert distance["angular_distance"] == pytest.approx(expected.item(), rel=1e-5)
-    for place, (name, arrow) in enumerate(((world.model_x, "X→Y"), (world.model_y, "Y→X"))):
-        layers = grid(found, f"neuronsim {arrow}", square=True), grid(found, "svcca", square=True)
+    for place, (name, side) in enumerate(((world.model_x, "of X"), (world.model_y, "of Y"))):
+        layers = grid(found, f"neuronsim {side}", square=True), grid(found, "svcca", square=True)
         expected = (layers[0] - layers[1]).mean(1 - place)  # over the other model's layers
         scores = [row["localization"] for row in found.layers if row["model"] == name]
         assert scores == pytest.approx(expected.tolist())
@@ -216,7 +216,7 @@ def test_few_rows_for_a_fit_are_a_caution(world: World, models: list[str], caplo
         evaluated(stream(world, models, rows=rows, batch_size=25), measures=["cka", *FITTED], share=0.9)
         for rows in ("mean", "words")
     )
-    directions = {"r2 X→Y": WIDTH_Y, "r2 Y→X": WIDTH_X, "mixedsim X→Y": WIDTH_Y, "cca": max(WIDTH_X, WIDTH_Y)}
+    directions = {"r2 of X": WIDTH_Y, "r2 of Y": WIDTH_X, "mixedsim of X": WIDTH_Y, "cca": max(WIDTH_X, WIDTH_Y)}
     assert many.meta["n_rows"] > 10 * WIDTH_X + 1
     for found, cautious in ((few, True), (many, False)):
         n = found.meta["n_rows"]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from aligners.pricing.floor import floor, gelbrich
 from aligners.pricing.stretch import jacobian, stretches
 from commands.table import evaluate
 from datamodules.paired import PairedActivations
+from datamodules.rows.reading import Plan
 from datamodules.text.sources import TextSource
 from reports.bijection import report
 from reports.publishing import write
@@ -28,6 +30,7 @@ from tests.runs import activations, quiet_trainer, related_rows
 from tests.tiny import tiny_folder
 from tests.world import World, sentences, write_texts
 
+QUIET = ["--trainer.logger=false", "--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]
 SITES, STEPS, SEEDS, SIZE = [(1, 1), (3, 3)], [3, 6], 2, 6000
 
 
@@ -175,17 +178,23 @@ def test_errors_of_the_linear_map_are_those_of_its_own_fit(found: tuple[Bijectio
 
 
 def test_another_text_is_measured_beside_the_held_out_one(world: World, tmp_path: Path) -> None:
-    other = TextSource(write_texts(tmp_path / "other.csv", sentences(260)[200:]))
-    data = activations(world, sites=[1], held_out_types=0.0)
-    made = BijectionPrice(["linear", "mlp"], [2], [SIZE], 1, rows_a_step=50, stretched_rows=0, other_text=other)
-    quiet_trainer(inference_mode=False).test(made, datamodule=data, verbose=False)
+    other, run = write_texts(tmp_path / "other.csv", sentences(260)[200:]), tmp_path / "run"
+    evaluate(
+        ["bijection", "--data.model_x", world.model_x, "--data.model_y", world.model_y, "--data.text.source", world.fit,
+         "--data.text.held_out", world.test, "--data.max_length", "64", "--data.held_out_types", "0",
+         "--other_text.source", other, "--maps", "[linear, mlp]", "--steps", "[2]", "--seeds", "1", "--parameters",
+         "[6000]", "--stretched_rows", "0", *QUIET, "--run", str(run)]
+    )  # fmt: skip
+    found = json.loads((run / "bijection.json").read_text())["rows"][0]
+    data = activations(world, sites=[1])
+    data.plan(Plan(other=TextSource(other)))
     x, y = (torch.cat([getattr(batch, side) for batch in data.paired("fit")], 1) for side in "xy")
     there, wanted = (torch.cat([getattr(batch, side) for batch in data.paired("other")], 1) for side in "xy")
     linear = Linear(1, x.shape[-1], y.shape[-1])
     linear.fit(moments_of(x, y))
     expected = fvu(linear(there)[0].double().numpy(), wanted[0].double().numpy(), y[0].double().mean(0).numpy())
-    assert made.rows[0]["fvu_other"] == pytest.approx(expected, rel=1e-3)
-    assert "the other text" in " ".join(report(made.meta, made.rows).sentences)
+    assert found["method"] == "linear"
+    assert found["fvu_other"] == pytest.approx(expected, rel=1e-3)
 
 
 def test_a_bijection_comes_back_and_a_free_pair_does_not(found: tuple[BijectionPrice, Any]) -> None:

@@ -217,3 +217,22 @@ def test_a_method_looks_the_same_in_every_figure_whatever_else_is_drawn() -> Non
 def test_methods_and_floors_can_be_told_apart() -> None:
     looks = method_looks([*METHODS, *FLOORS, "mine", "yours"])
     assert len({(look["color"], look["marker"], look["linestyle"]) for look in looks.values()}) == len(looks)
+
+
+def test_no_panel_has_more_lines_than_can_be_told_apart() -> None:
+    rows = [row(name, 1, 0.5, 0.7, fit=CLOSED) for name in ("cca", "linear", "procrustes", "permutation")]
+    rows += [row(name, 1, 0.5, 0.7, fit=TRAINED) for name in ("inn", "mlp", "one", "two", "three")]
+    figure = fvu_figure([*rows, row("identity", 1, 2.0, 0.5)])
+    drawn = [{line.get_label() for line in axis.lines if line.get_label()[0] != "_"} for axis in figure.axes]
+    assert [len(names) for names in drawn] == [4, 6]
+    assert [axis.get_title().split("\n")[1] for axis in figure.axes] == ["closed forms", "trained maps and floors"]
+    (together,) = fvu_figure(forward()).axes
+    assert together.get_title() == "first → second"
+
+
+def test_one_site_is_drawn_in_the_middle_and_many_are_named_sparsely() -> None:
+    rows = [row("linear", site, 0.5, 0.7) for site in range(40)]
+    one, many = (fvu_figure(rows[:count]).axes[0] for count in (1, 40))
+    assert one.get_xlim() == (-0.5, 0.5)
+    assert len(many.get_xticks()) < 20
+    assert [label.get_text() for label in many.get_xticklabels()][:2] == ["0", f"{many.get_xticks()[1]:g}"]

@@ -18,7 +18,7 @@ CONTROLS = ("low", "high", "held_out", "null", "null_high", "untrained", "ceilin
 
 def rows(pairs: list[tuple[str, str]], controls: bool) -> list[dict[str, Any]]:
     found = []
-    for (x, y), label, i, j in product(pairs, ("cka", "r2 X→Y"), (0, 1, 2), (0, 1, 2)):
+    for (x, y), label, i, j in product(pairs, ("cka", "r2 of X"), (0, 1, 2), (0, 1, 2)):
         found.append(
             {
                 "model_x": x,
