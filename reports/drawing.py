@@ -257,9 +257,12 @@ def shared_out(groups: Iterable[Sequence[str]]) -> list[list[str]]:
     return panels
 
 
-def dress(figure: Figure, axes: Iterable[Axes], across: str, up: str, note: str = "") -> None:
+def dress(figure: Figure, axes: Sequence[Axes], across: str, up: str, note: str = "") -> None:
     """Label the axes of all panels together, and add one legend for all."""
-    figure.supxlabel(across, fontsize=9)
+    if len(axes) == 1:  # a label of the whole figure would stand between panel and legend
+        axes[0].set_xlabel(across, fontsize=9)
+    else:
+        figure.supxlabel(across, fontsize=9)
     figure.supylabel(up, fontsize=9)
     look: Look = {"frameon": False, "fontsize": 8, "title": note or None, "title_fontsize": 7.5}
     figure.legend(*shown_lines(axes), loc="outside right center", **look)

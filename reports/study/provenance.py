@@ -33,10 +33,11 @@ class Provenance(NamedTuple):
 
     def said(self) -> str:
         """How much the study ran, in a sentence."""
-        count = sum(row["cells"] for row in self.cells)
+        count = sum(row["cells"] for row in self.cells) + len(self.failures)
         hours = sum(row["hours"] for row in self.cells)
         failed = f", {len(self.failures)} of them failed" if self.failures else ""
-        return f"{count + len(self.failures)} cells{failed}, {hours:.1f} hours of computing in all."
+        time = f"{hours:.1f} hours" if hours >= 1 else _counted(round(60 * hours), "minute")
+        return f"{_counted(count, 'cell')}{failed}, {time} of computing in all."
 
     def shown(self) -> dict[str, Any]:
         """The parts as the page shows them."""
@@ -108,9 +109,14 @@ def _versions(results: list[dict[str, Any]]) -> list[str]:
         versions = meta.get("versions") or result.get("versions") or {}
         if isinstance(versions, dict) and versions:
             said = ", ".join(f"{name} {version}" for name, version in versions.items())
-            device = f"; {meta['device']}, {meta.get('ranks', 1)} ranks" if meta.get("device") else ""
+            ranks = _counted(meta.get("ranks", 1), "rank")
+            device = f"; {meta['device']}, {ranks}" if meta.get("device") else ""
             counts[said + device] = counts.get(said + device, 0) + 1
-    return [f"{said} ({count} cells)" for said, count in counts.items()]
+    return [f"{said} ({_counted(count, 'cell')})" for said, count in counts.items()]
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _last_line(path: Path) -> str:

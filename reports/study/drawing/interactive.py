@@ -7,8 +7,9 @@ from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from reports.study.contents import BoxPanel, Figure, HeatPanel, LinePanel
+from reports.study.contents import BoxPanel, Figure, HeatPanel, LinePanel, Series
 from reports.study.drawing.colours import Palette
 
 __all__ = ["PLOTLY", "fragment", "script"]
@@ -73,6 +74,8 @@ def _heat(made: Any, panel: HeatPanel, number: int, place: dict[str, int]) -> No
         **_ticks(panel.column_blocks, panel.columns, panel.across), showgrid=False, zeroline=False, **place
     )
     axis = "" if number == 0 else str(number + 1)
+    made.update_yaxes(scaleanchor=f"x{axis}", constrain="domain", constraintoward="top", **place)  # square cells
+    made.update_xaxes(constrain="domain", **place)
     shapes = [
         *_rules("y", axis, np.cumsum([size for _, size in panel.row_blocks])[:-1], "white", 1.5),
         *_rules("x", axis, np.cumsum([size for _, size in panel.column_blocks])[:-1], "white", 1.5),
@@ -114,32 +117,39 @@ def _boxes(made: Any, panel: BoxPanel, palette: Palette, place: dict[str, int], 
                    offsetgroup=series.name, hoveron="points+boxes", line={"width": 1.3},
                    marker={"color": look.colour, "size": 3.5, "symbol": look.marker[1]},
                    hovertemplate="%{text}<br>%{x}: %{y:.4g}<extra>" + series.name + "</extra>",
-                   **_in_legend(series.name, shown)),
+                   **_in_legend(series.name, shown if series.name not in panel.across else {series.name})),
             **place,
         )  # fmt: skip
     made.update_xaxes(type="category", categoryorder="array", categoryarray=list(panel.across), **place)
 
 
 def _lines(made: Any, panel: LinePanel, palette: Palette, place: dict[str, int], shown: set[str]) -> None:
+    """Add lines, beside each other at each place, so that their intervals can be told apart."""
     import plotly.graph_objects as go
 
-    for series in panel.series:
+    step = min(0.06, 0.4 / len(panel.series))
+    for order, series in enumerate(panel.series):
         look = palette.look(series.meaning)
         middle = np.array([values[0] for values in series.values], dtype=float)
-        bars = None
-        if len(series.low):
-            low, high = (np.asarray(ends, dtype=float) for ends in (series.low, series.high))
-            bars = {"type": "data", "symmetric": False, "array": high - middle, "arrayminus": middle - low,
-                    "thickness": 1, "width": 3}  # fmt: skip
+        across = np.arange(len(panel.across)) + step * (order - (len(panel.series) - 1) / 2)
         made.add_trace(
-            go.Scatter(x=list(panel.across), y=middle, error_y=bars, mode="lines+markers",
+            go.Scatter(x=across, y=middle, error_y=_bars(series, middle), mode="lines+markers", text=list(panel.across),
                        line={"color": look.colour, "dash": look.dash[1], "width": 1.8},
                        marker={"symbol": look.marker[1], "size": 7},
-                       hovertemplate="%{x}: %{y:.4g}<extra>" + series.name + "</extra>",
+                       hovertemplate="%{text}: %{y:.4g}<extra>" + series.name + "</extra>",
                        **_in_legend(series.name, shown)),
             **place,
         )  # fmt: skip
-    made.update_xaxes(type="category", **place)
+    made.update_xaxes(**_ticks((), panel.across, ""), zeroline=False, range=[-0.5, len(panel.across) - 0.5], **place)
+
+
+def _bars(series: Series, middle: NDArray[np.float64]) -> dict[str, Any] | None:
+    """The intervals of a line."""
+    if not len(series.low):
+        return None
+    low, high = (np.asarray(ends, dtype=float) for ends in (series.low, series.high))
+    return {"type": "data", "symmetric": False, "array": high - middle, "arrayminus": middle - low, "thickness": 1,
+            "width": 3}  # fmt: skip
 
 
 def _in_legend(name: str, shown: set[str]) -> dict[str, Any]:
@@ -152,7 +162,7 @@ def _in_legend(name: str, shown: set[str]) -> dict[str, Any]:
 def _dress(made: Any, figure: Figure, panels: Sequence[Any], height: float) -> None:
     """Give the whole figure its size, scale and legend."""
     legend = {"orientation": "h", "x": 0, "y": 0, "yref": "container", "yanchor": "bottom"}
-    made.update_layout(template="plotly_white", height=height, font=FONT, boxmode="group", legend=legend,
+    made.update_layout(template="plotly_white", height=height, font=FONT, boxmode=_box_mode(panels), legend=legend,
                        margin={"l": 64, "r": 16, "t": 48, "b": 64}, hoverlabel={"font": {"size": 13}})  # fmt: skip
     made.update_annotations(font_size=12)
     if isinstance(panels[0], HeatPanel):
@@ -168,6 +178,15 @@ def _dress(made: Any, figure: Figure, panels: Sequence[Any], height: float) -> N
         made.update_yaxes(range=list(figure.limits))
 
 
+def _box_mode(panels: Sequence[Any]) -> str:
+    """Boxes stand beside each other, unless no place has several: then each above its name."""
+    counts = (
+        sum(bool(len(series.values[place])) for series in panel.series)
+        for panel in panels if isinstance(panel, BoxPanel) for place in range(len(panel.across))
+    )  # fmt: skip
+    return "group" if max(counts, default=0) > 1 else "overlay"
+
+
 def _abreast(panels: Sequence[Any]) -> int:
     """How many panels side by side: fewer where they hold much."""
     if isinstance(panels[0], HeatPanel):
@@ -178,4 +197,5 @@ def _abreast(panels: Sequence[Any]) -> int:
 
 def _height(panels: Sequence[Any]) -> int:
     """Pixels of a panel."""
-    return {3: 340, 2: 460, 1: 760}[_abreast(panels)]
+    height = {3: 340, 2: 460, 1: 760}[_abreast(panels)]
+    return max(height, 460) if len(panels) == 1 and isinstance(panels[0], HeatPanel) else height

@@ -62,8 +62,9 @@ def _boxes(axis: Axes, panel: BoxPanel, palette: Palette) -> None:
         if places:
             axis.boxplot([list(series.values[place]) for place in places], positions=[p + aside for p in places],
                          boxprops=box, whiskerprops=line, capprops=line, flierprops=flier, **look)  # fmt: skip
-            axis.plot([], [], "s", markerfacecolor=colour + "55", markeredgecolor=colour, label=series.name)
-    axis.set_xticks(range(len(panel.across)), panel.across, rotation=_slant(panel.across))
+            label = None if series.name in panel.across else series.name  # which names it already
+            axis.plot([], [], "s", markerfacecolor=colour + "55", markeredgecolor=colour, label=label)
+    axis.set_xticks(range(len(panel.across)), panel.across, **_slant(panel.across))
     axis.set_xlim(-0.6, len(panel.across) - 0.4)
 
 
@@ -77,7 +78,7 @@ def _lines(axis: Axes, panel: LinePanel, palette: Palette) -> None:
         if len(series.low):
             axis.fill_between(places, np.array(series.low, dtype=float), np.array(series.high, dtype=float),
                               color=look.colour, alpha=0.15, linewidth=0)  # fmt: skip
-    axis.set_xticks(places, panel.across, rotation=_slant(panel.across))
+    axis.set_xticks(places, panel.across, **_slant(panel.across))
 
 
 def _heat_figure(figure: Figure, heats: Sequence[HeatPanel]) -> mpl.Figure:
@@ -140,5 +141,7 @@ def _limits(heats: Sequence[HeatPanel]) -> tuple[float, float]:
     return (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
 
 
-def _slant(names: Sequence[str]) -> int:
-    return 30 if max(map(len, names), default=0) > 4 else 0
+def _slant(names: Sequence[str]) -> Look:
+    """Long names slant, and end at their place."""
+    slanted: Look = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
+    return slanted if max(map(len, names), default=0) > 4 else {}

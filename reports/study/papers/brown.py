@@ -22,6 +22,7 @@ __all__ = ["angles", "angles_table", "cka_by_layer", "stitching_by_layer"]
 
 CKAS = ("minibatch_cka", "cka")  # the paper's, or what there is
 ALL = "all pairs"
+LEVEL = 0.05  # of p, from which on groups are not told apart
 CKA_LINES = (
     "of the same layer of two models, mean over the pairs within and between groups with the 95 % interval over "
     "models; with fewer than four models in a group, the range of the pairs."
@@ -32,7 +33,7 @@ STITCHING = (
     "of the routes. On test texts that no layer was trained on."
 )
 GROUP_TESTS = (
-    "tests, one for each task and stage, by dealing the models out to groups of the same sizes anew: in all ways, or "
+    "one for each task and stage, by dealing the models out to groups of the same sizes anew: in all ways, or "
     "in 9,999 drawn with a seed where there are more than 10,000."
 )
 
@@ -140,13 +141,13 @@ def angles_table(frames: Frames) -> Table:
             found = over_models(line, "distance", _kinds(line, frames.groups))
             place: dict[str, Cell] = {"task": task, "stage": stage_words(stage), "groups": pair}
             rows.append({**place, "distance": found, **counts(found), **tested})
-    heading = {"difference": ("between − within", "+.3f"), "p": ("p", ".3g"), "least": ("least p", ".3g")}
+    heading = {"difference": ("between − within", "+z.3f"), "p": ("p", ".3g"), "least": ("least p", ".3g")}
     columns = [Column("groups", "groups"), Column("distance", "angular distance", ".3f"), *COUNTS]
     return Table(
         "brown_angular_distance",
         "Angular distance between models (Brown et al., Figure 8 and eq. 2)",
         f"Mean over pairs, from CKA of the layers of two models of one depth. {WHAT_INTERVALS_ARE}"
-        + (f" p: {len(said)} {GROUP_TESTS}" if said else ""),
+        + (f" p: {len(said)} test{'s' if len(said) > 1 else ''}, {GROUP_TESTS}" if said else ""),
         known([*PLACE, *columns, *(Column(key, *words) for key, words in heading.items())], rows),
         rows,
         notes=["Held out: CKA is on test texts, and nothing is fitted."],
@@ -156,10 +157,12 @@ def angles_table(frames: Frames) -> Table:
 
 def _apart(test: Difference, where: str) -> str:
     further = "further apart" if test.difference >= 0 else "closer together"
+    found = f"{abs(test.difference):.3f} radians {further} than models of one group"
+    if test.p >= LEVEL:
+        found = f"not told apart from models of one group: {test.difference:+z.3f} radians"
     return (
-        f"{where + ': ' if where else ''}models of different groups are {abs(test.difference):.3f} radians {further} "
-        f"than models of one group (p = {test.p:.3g} by permutation of {test.models} models, of which no p is below "
-        f"{test.least:.3g})."
+        f"{where + ': ' if where else ''}models of different groups are {found} (p = {test.p:.3g} by permutation of "
+        f"{test.models} models, of which no p is below {test.least:.3g})."
     )
 
 
@@ -212,5 +215,6 @@ def _penalty_line(name: str, rows: list[Row], sites: list[tuple[int, int]]) -> S
         cells = [at.get(site, {}).get(column) for site in sites]
         return [float("nan") if cell is None else float(cell) for cell in cells]
 
-    return Series(name, ("group", name.replace("-to-", " and ")), [[value] for value in along("penalty")],
-                  low=along("penalty_low"), high=along("penalty_high"))  # fmt: skip
+    shown, meaning = name.replace("-to-", " → "), ("group", name.replace("-to-", " and "))
+    values = [[value] for value in along("penalty")]
+    return Series(shown, meaning, values, low=along("penalty_low"), high=along("penalty_high"))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from reports.report import Row
 from reports.study.contents import Figure, Table
@@ -37,6 +37,7 @@ def page(name: str, made: Made, provenance: Provenance, images: dict[str, Path],
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=False, keep_trailing_newline=True
     )
+    environment.filters["code"] = _code
     return environment.get_template("page.html.j2").render(
         title=f"Study {name}",
         about=provenance.said(),
@@ -49,6 +50,14 @@ def page(name: str, made: Made, provenance: Provenance, images: dict[str, Path],
         plotly=Markup(interactive.script()) if interactive.PLOTLY and made.figures else None,
         **provenance.shown(),
     )
+
+
+def _code(text: str) -> Markup:
+    """A sentence, what stands between backticks as code."""
+    parts = [escape(part) for part in text.split("`")]
+    if len(parts) % 2 == 0:  # a backtick alone is one
+        return escape(text)
+    return Markup("").join(Markup("<code>{}</code>").format(part) if n % 2 else part for n, part in enumerate(parts))
 
 
 def _table(table: Table) -> dict[str, Any]:

@@ -215,8 +215,19 @@ def test_groups_are_told_apart_by_their_distances(made: Made) -> None:
     found = {entry["groups"]: entry for entry in table(made, "brown_angular_distance").rows[:3]}
     assert mean(found["a and b"]["distance"]) > mean(found["a and a"]["distance"])
     assert found["a and b"]["p"] == pytest.approx(2 / 70)
+    assert (
+        "radians further apart than models of one group (p = 0.0286"
+        in table(made, "brown_angular_distance").findings[0]
+    )
     lines = figure(made, "brown_figure_2_stitching").panels[0]
-    assert {series.name for series in lines.series} == {"same model", "a-to-a", "a-to-b", "b-to-a", "b-to-b"}  # type: ignore[union-attr]
+    assert {series.name for series in lines.series} == {"same model", "a → a", "a → b", "b → a", "b → b"}  # type: ignore[union-attr]
+
+
+def test_groups_that_mean_nothing_are_not_told_apart(frames: dict[str, pd.DataFrame]) -> None:
+    rows = frames["similarity"]
+    mixed = rows.assign(**{f"group_{side}": rows[f"model_{side}"].str[-1].isin(["0", "1"]) for side in "xy"})
+    made = make(Frames({"similarity": mixed.astype({"group_x": str, "group_y": str})}), ["brown_angular_distance"])
+    assert "models of different groups are not told apart from models of one group: " in made.tables[0].findings[0]
 
 
 def test_freezing_has_the_papers_accuracy_of_the_same_variant(made: Made) -> None:

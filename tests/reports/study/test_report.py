@@ -21,6 +21,7 @@ from reports.study.drawing import interactive
 from reports.study.drawing.colours import Palette
 from reports.study.estimates import RANGE_OF_PAIRS, Estimate
 from reports.study.frames import Frames
+from reports.study.provenance import provenance_of
 from reports.study.registry import make
 from reports.study.report import report
 from reports.study.writing.cells import plain_cell
@@ -112,8 +113,9 @@ def test_the_page_says_what_the_study_ran_and_what_is_missing(study: Path) -> No
     assert "<h1>Study seeds &amp; &lt;friends&gt;</h1>" in text
     assert "3 cells, 1 of them failed, 1.0 hours of computing in all." in text
     assert "ValueError: &lt;no head&gt;" in text
+    assert "(kind <code>attention</code>)" in text
     assert "<code>f00d</code>" in text
-    assert "torch 2.13.0; cpu (x86_64), 1 ranks (2 cells)" in text
+    assert "torch 2.13.0; cpu (x86_64), 1 rank (2 cells)" in text
     assert "name: seeds &amp; &lt;friends&gt;" in text
     assert json.loads((study / "report" / "missing.json").read_text()).keys() == {"ren_figure_4"}
     assert "the closest map is mlp" in (study / "report" / "findings.md").read_text()
@@ -239,3 +241,22 @@ def test_a_colour_has_one_meaning_in_all_figures(frames: dict[str, pd.DataFrame]
     assert {("stage", "pretrained"), ("stage", "finetuned"), ("group", "a and b")} <= meanings
     looks = [palette.look(meaning) for meaning in meanings]
     assert len(set(looks)) == len(looks)
+
+
+@pytest.mark.skipif(not interactive.PLOTLY, reason="no plotly: install the extra `report`")
+def test_boxes_stand_above_their_names_and_beside_each_other_only_where_a_name_has_several(
+    frames: dict[str, pd.DataFrame],
+) -> None:
+    figures = {figure.name: figure for figure in make(Frames(frames), ["ren_figure_2", "brown_figure_8"]).figures}
+    palette = Palette(figures.values())
+    of_stages, of_groups = (interactive.fragment(figures[name], palette)[0] for name in figures)
+    assert '"boxmode":"group"' in of_stages
+    assert '"boxmode":"overlay"' in of_groups
+    assert '"showlegend":true' in of_stages
+    assert '"showlegend":true' not in of_groups  # the names stand below the boxes
+
+
+def test_short_studies_are_counted_in_minutes(tmp_path: Path) -> None:
+    (tmp_path / "cells" / "one").mkdir(parents=True)
+    (tmp_path / "cells" / "one" / "result.json").write_text(json.dumps({"kind": "fit", "seconds": 66}))
+    assert provenance_of(tmp_path, {}).said() == "1 cell, 1 minute of computing in all."
