@@ -27,7 +27,7 @@ from tests.probing.made import made_words
 
 WIDTH, RANK = 32, 14
 ARMS = [Arm("model", 0, rank=RANK), Arm("model", 1, rank=RANK)]
-HOW = ProbeTraining(epochs=60, batch=20, learning_rate=3e-2)
+HOW = ProbeTraining(epochs=60, batch=40, learning_rate=3e-2)
 
 
 def planted(own: list[Sentence], seed: int) -> Words:
@@ -57,7 +57,7 @@ def planted(own: list[Sentence], seed: int) -> Words:
 @pytest.fixture(scope="module")
 def worlds() -> tuple[Words, Words]:
     short = [sentence for sentence in sentences(700) if 5 <= len(sentence.words) <= RANK]
-    return planted(short[:250], 0), planted(short[250:330], 1)
+    return planted(short[:240], 0), planted(short[240:300], 1)
 
 
 def trained(kind: type[DistanceProbes | DepthProbes], words: Words) -> Bank:
@@ -84,10 +84,10 @@ def test_planted_trees_are_found_and_noise_has_none(
     assert found.hits[0].sum() == found.asked.sum()  # every edge, or every root
     assert found.hits[1].sum() < 0.6 * found.asked.sum()
     spearman, of_integers = (by_length(each.spearman, each.lengths) for each in (found, rounded))
-    assert of_integers[0] > 0.999
+    assert of_integers[0] > 0.99
     assert spearman[0] < 0.97  # as any prediction without ties would have: see below
     most = by_length(torch.from_numpy(greatest(kind, worlds[1]))[None], found.lengths)
-    assert spearman[0] == pytest.approx(most[0], abs=2e-3)
+    assert spearman[0].item() == pytest.approx(most[0].item(), abs=2e-3)
     assert spearman[1] < 0.5
 
 
