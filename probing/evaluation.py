@@ -18,6 +18,8 @@ from frozen.model import FrozenModel
 from probing.arms import Arm
 from probing.bank import Bank
 from probing.edges.task import EdgeTask
+from probing.online.codes import PORTIONS, portion_ends
+from probing.online.rows import code_rows, portion_rows, send
 from probing.reading import check_annotated, check_room, sentences_of
 from probing.rows import Row
 from probing.storing import save_banks
@@ -58,6 +60,9 @@ class ProbeExperiment(pl.LightningModule):
         long_sentences: what becomes of sentences that a model does not read whole: `drop` leaves them out, and the
             report counts them; `error` ends the run.
         drawn: held-out sentences of which trees are drawn.
+        portions: in which the labels of the fitting sentences are sent, each by edge probes that were trained on those
+            before: where they end, as shares. None: no description length is taken. Structural probes have none: they
+            predict distances, of which no code of the labels follows.
 
     Raises:
         ValueError: an option is out of its range.
@@ -75,6 +80,7 @@ class ProbeExperiment(pl.LightningModule):
         training: ProbeTraining = ProbeTraining(),  # noqa: B008  (frozen)
         long_sentences: Literal["drop", "error"] = "drop",
         drawn: int = 3,
+        portions: list[float] = list(PORTIONS),  # noqa: B006  (copied)
     ) -> None:
         super().__init__()
         for name, values, least in (
@@ -83,6 +89,9 @@ class ProbeExperiment(pl.LightningModule):
         ):  # fmt: skip
             if min(values) < least:
                 raise ValueError(f"Expected `{name}` to be at least {least}, but got {min(values)}.")
+        if portions:
+            portion_ends(10**6, portions)
+        self.portions = list(portions)
         self.tasks, self.ranks, self.mix, self.controls = list(dict.fromkeys(tasks)), ranks, mix, controls
         self.seeds, self.sizes = seeds, {"projection": projection, "hidden": hidden}
         self.how, self.drop, self.drawn = training, long_sentences == "drop", drawn
@@ -150,7 +159,7 @@ class ProbeExperiment(pl.LightningModule):
             "sentences": {split: len(self.words[0, split].sentences) for split in SPLITS},
             "sentences_dropped": {split: self.words[0, split].cut for split in SPLITS},
         }  # fmt: skip
-        self.report_tables = {"mixes": self._mixes(), "trees": self._trees()}
+        self.report_tables = {"mixes": self._mixes(), "trees": self._trees(), **self._sent(tasks)}
 
     @property
     def _shown(self) -> bool:
@@ -187,6 +196,19 @@ class ProbeExperiment(pl.LightningModule):
         save_banks(path, {name: self.banks[which] for which, name in names.items()}, about)
 
     # ------------------------------------------------------------------ further tables
+
+    def _sent(self, tasks: Sequence[tuple[int, EdgeTask | TreeTask]]) -> dict[str, list[Row]]:
+        """How many bits the labels of the fitting sentences take, by model and task, and portion by portion."""
+        if not self.portions:
+            return {}
+        codelengths, portions = list[Row](), list[Row]()
+        edges = [(m, task) for m, task in tasks if isinstance(task, EdgeTask)]
+        for m, task in track(edges, "Sending", transient=True, disable=not self._shown):
+            with torch.enable_grad():
+                codes = [send(task, self.how, seed, self.portions) for seed in range(self.seeds)]
+            codelengths += [{"model": self._name(m), **row} for row in code_rows(task, codes)]
+            portions += [{"model": self._name(m), **row} for row in portion_rows(task, codes)]
+        return {"codelengths": codelengths, "portions": portions}
 
     def _mixes(self) -> list[Row]:
         """The weight of each layer in each mix."""

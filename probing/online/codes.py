@@ -9,9 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aligners.scoring.scores import bootstrap_interval
-
-__all__ = ["PORTIONS", "OnlineCode", "frequency_bits", "portion_ends", "uniform_bits"]
+__all__ = ["PORTIONS", "OnlineCode", "compressions", "frequency_bits", "portion_ends", "uniform_bits"]
 
 # where the portions end, as shares of what is sent (Voita and Titov 2020, §2.2)
 PORTIONS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 1.0)
@@ -78,32 +76,37 @@ class OnlineCode:
 
     Attributes:
         ends: how many units have been sent at the end of each of P portions.
-        bits: (A, U) of each unit, in the order of sending.
-        uniform: (U,) bits of each unit by the uniform code.
-        targets: (U,) how many targets each unit has.
+        units: (U,) their numbers, in the order of sending.
+        bits: (A, U) of each.
+        uniform: (U,) bits of each by the uniform code.
+        targets: (U,) how many targets each has.
 
     Reference: Voita and Titov 2020, "Information-theoretic probing with minimum description length", EMNLP, §2.2,
     eq. 3; the codelength of Blier and Ollivier 2018, "The description length of deep learning models", NeurIPS.
     """
 
     ends: Sequence[int]
+    units: Tensor
     bits: Tensor
     uniform: Tensor
     targets: Tensor
 
     @classmethod
-    def of(cls, ends: Sequence[int], sent: Sequence[Tensor], uniform: Tensor, targets: Tensor) -> OnlineCode:
+    def of(
+        cls, ends: Sequence[int], units: Tensor, sent: Sequence[Tensor], uniform: Tensor, targets: Tensor
+    ) -> OnlineCode:
         """Put the portions together.
 
         Args:
             ends: of the portions.
+            units: (U,) in the order of sending.
             sent: of each portion but the first, the bits (A, units) of its units.
             uniform: (U,) bits of each unit by the uniform code.
             targets: (U,) of each unit.
         """
         uniform = uniform.double()
         first = uniform[: ends[0]].expand(len(sent[0]), -1)
-        return cls(ends, torch.cat((first, *(bits.double() for bits in sent)), 1), uniform, targets)
+        return cls(ends, units, torch.cat((first, *(bits.double() for bits in sent)), 1), uniform, targets)
 
     @property
     def codelength(self) -> Tensor:
@@ -115,10 +118,6 @@ class OnlineCode:
         """Bits of the uniform code over bits of this one, (A,): 1 says that nothing is compressed."""
         return self.uniform.sum() / self.codelength
 
-    def compression_interval(self, seed: int) -> tuple[Tensor, Tensor]:
-        """95 % interval of the compression over resampled units, the probes and their order as they are: (A,) each."""
-        return bootstrap_interval(self.uniform.expand_as(self.bits), self.bits, seed=seed)
-
     def losses(self) -> Tensor:
         """Bits a target in each portion, (A, P). The first is sent by the uniform code."""
         starts = [0, *self.ends[:-1]]
@@ -127,3 +126,19 @@ class OnlineCode:
             for first, end in zip(starts, self.ends, strict=True)
         ]
         return torch.stack(each, 1)
+
+
+def compressions(codes: Sequence[OnlineCode], weights: Tensor | None = None) -> Tensor:
+    """Compression over several codes of the same units, such as those of several seeds, as one: (A,).
+
+    Args:
+        codes: of equally many probes.
+        weights: (R, U) how often each unit counts in each resample, by its number among all units that are sent, in
+            ascending order; the result is then (A, R). Probes and order stay as they are.
+    """
+    order = [code.units.argsort() for code in codes]
+    bits = sum(code.bits[:, own] for code, own in zip(codes, order, strict=True))
+    uniform = sum(code.uniform[own] for code, own in zip(codes, order, strict=True))
+    counted = torch.ones(1, len(order[0]), dtype=torch.float64) if weights is None else weights
+    found = (torch.as_tensor(uniform) @ counted.T) / (torch.as_tensor(bits) @ counted.T)
+    return found[:, 0] if weights is None else found

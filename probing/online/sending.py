@@ -73,7 +73,8 @@ def send_labels(
         train_bank(bank, words, OfSome(targets, sorted(order[:first])), how, seed)
         sent.append(_bits(bank, words, targets, order[first:end]))
     counts = targets.first.diff()[order]
-    return OnlineCode.of(ends, sent, counts * uniform_bits(len(labels.names), several=labels.several), counts)
+    units = torch.tensor(order)
+    return OnlineCode.of(ends, units, sent, counts * uniform_bits(len(labels.names), several=labels.several), counts)
 
 
 def _bits(bank: Bank, words: Words, targets: Targets, sentences: list[int]) -> Tensor:

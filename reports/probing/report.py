@@ -8,6 +8,7 @@ from functools import partial
 from matplotlib.figure import Figure
 
 from reports.names import short_names, with_short_names
+from reports.probing.codes import codes_figure, codes_in_words, codes_tables
 from reports.probing.figures import layers_figure, ranks_figure, trees_figure
 from reports.probing.lines import BASELINES, MEASURES, Line, lines_of, ranks_of, sites_of, tasks_of
 from reports.report import Report, Row
@@ -16,7 +17,14 @@ from reports.screen import TitledTable, site_table
 __all__ = ["report"]
 
 
-def report(meta: Row, rows: Sequence[Row], mixes: Sequence[Row] = (), trees: Sequence[Row] = ()) -> Report:
+def report(
+    meta: Row,
+    rows: Sequence[Row],
+    mixes: Sequence[Row] = (),
+    trees: Sequence[Row] = (),
+    codelengths: Sequence[Row] = (),
+    portions: Sequence[Row] = (),
+) -> Report:
     """Make the report from one row for each model, task, source, site and rank.
 
     Args:
@@ -24,6 +32,8 @@ def report(meta: Row, rows: Sequence[Row], mixes: Sequence[Row] = (), trees: Seq
         rows: of `ProbeExperiment`.
         mixes: the weight of each layer in each learned mix.
         trees: sentences with their edges and those that a distance probe finds.
+        codelengths: bits of all labels, of each edge probe and control.
+        portions: bits of a label in each portion, likewise.
     """
     shown = with_short_names(rows)
     names = short_names(row["model"] for row in rows)
@@ -32,19 +42,28 @@ def report(meta: Row, rows: Sequence[Row], mixes: Sequence[Row] = (), trees: Seq
         figures["probing_ranks"] = partial(ranks_figure, shown)
     if trees:
         figures["probing_trees"] = partial(trees_figure, [row | {"model": names[row["model"]]} for row in trees])
+    if codelengths:
+        figures["probing_codes"] = partial(codes_figure, *map(with_short_names, (codelengths, portions)))
     models = list(dict.fromkeys(row["model"] for row in shown))
     return Report(
         "probing",
         meta,
         rows,
-        tables={"mixes": mixes, "trees": trees},
+        tables={"mixes": mixes, "trees": trees, "codelengths": codelengths, "portions": portions},
         figures=figures,
-        screen=[_table([row for row in shown if row["model"] == model], model) for model in models],
+        screen=[
+            *(_table([row for row in shown if row["model"] == model], model) for model in models),
+            *codes_tables(with_short_names(codelengths)),
+        ],
         note="In hundredths, held-out sentences, ± half the 95 % interval over sentences. Site 0 is lexical: the "
         "embeddings alone. Untrained: the same probe on a twin with fresh weights. Control task: each word's label is "
         "drawn for it. Selectivity: what is left of the score without what the control task gets. Baseline: the most "
         "frequent label, or a chain of the words in their order.",
-        sentences=[*_read(meta), *(said for model in models for said in _found(shown, model, len(models) > 1))],
+        sentences=[
+            *_read(meta),
+            *(said for model in models for said in _found(shown, model, len(models) > 1)),
+            *codes_in_words(with_short_names(codelengths), shown),
+        ],
     )
 
 

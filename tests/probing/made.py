@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from datamodules.text.annotated.sentence import Sentence, Target
 from probing.words import Place, Words
+from tests.tiny import WORDS
 
-__all__ = ["kinds_of_words", "made_words"]
+__all__ = ["kinds_of_words", "made_words", "sentences_of_words", "write_treebank"]
 
 
 def made_words(sentences: Sequence[Sentence], *states: Tensor) -> Words:
@@ -40,3 +43,29 @@ def kinds_of_words(count: int, kinds: int, forms: int, *, seed: int = 0) -> tupl
         for words, own in zip(form.tolist(), kind.tolist(), strict=True)
     ]
     return sentences, kind.flatten()
+
+
+def sentences_of_words(count: int, seed: int) -> list[Sentence]:
+    """Sentences of known words with random trees."""
+    draw = random.Random(seed)
+    found = []
+    for _ in range(count):
+        n = draw.randint(5, 8)
+        order = draw.sample(range(n), n)
+        heads = [0] * n
+        for place, word in enumerate(order[1:], start=1):
+            heads[word] = order[draw.randrange(place)] + 1
+        found.append(Sentence(tuple(draw.choices(WORDS, k=n)), tuple(heads)))
+    return found
+
+
+def write_treebank(path: Path, sentences: Sequence[Sentence]) -> str:
+    """A treebank in which a word's part of speech is one of three, by its number among the known words."""
+    lines = []
+    for sentence in sentences:
+        for number, (word, head) in enumerate(zip(sentence.words, sentence.heads, strict=True), start=1):
+            pos = ("NOUN", "VERB", "ADJ")[WORDS.index(word) % 3]
+            lines.append("\t".join([str(number), word, "_", pos, "_", "_", str(head), "dep", "_", "_"]))
+        lines.append("")
+    path.write_text("\n".join([*lines, ""]))
+    return str(path)

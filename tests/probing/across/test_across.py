@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,9 +29,8 @@ from probing.trees.asked import Trees
 from probing.trees.probes import DistanceProbes
 from reports.probing.across import report
 from reports.publishing import write
-from tests.probing.made import kinds_of_words, made_words
+from tests.probing.made import kinds_of_words, made_words, sentences_of_words, write_treebank
 from tests.runs import activations, quiet_trainer
-from tests.tiny import WORDS
 from tests.world import World
 
 Row = dict[str, Any]
@@ -88,39 +86,6 @@ def test_principal_dimensions_hold_most_variance() -> None:
 
 
 # ---------------------------------------------------------------------- the experiment
-
-
-def sentences_of_words(count: int, seed: int) -> list[Sentence]:
-    """Sentences of known words with random trees."""
-    draw = random.Random(seed)
-    found = []
-    for _ in range(count):
-        n = draw.randint(5, 8)
-        order = draw.sample(range(n), n)
-        heads = [0] * n
-        for place, word in enumerate(order[1:], start=1):
-            heads[word] = order[draw.randrange(place)] + 1
-        found.append(Sentence(tuple(draw.choices(WORDS, k=n)), tuple(heads)))
-    return found
-
-
-def write_treebank(path: Path, sentences: Sequence[Sentence]) -> str:
-    """A treebank in which a word's part of speech is one of three, by its number among the known words."""
-    lines = []
-    for sentence in sentences:
-        for number, (word, head) in enumerate(zip(sentence.words, sentence.heads, strict=True), start=1):
-            pos = ("NOUN", "VERB", "ADJ")[WORDS.index(word) % 3]
-            lines.append("\t".join([str(number), word, "_", pos, "_", "_", str(head), "dep", "_", "_"]))
-        lines.append("")
-    path.write_text("\n".join([*lines, ""]))
-    return str(path)
-
-
-@pytest.fixture(scope="module")
-def treebank(tmp_path_factory: pytest.TempPathFactory) -> TextSource:
-    folder = tmp_path_factory.mktemp("treebank")
-    fit = write_treebank(folder / "fit.conllu", sentences_of_words(120, 0))
-    return TextSource(fit, held_out=write_treebank(folder / "test.conllu", sentences_of_words(40, 1)))
 
 
 def fitted(world: World, folder: Path, text: TextSource, model_y: str, **options: Any) -> StoredBank:

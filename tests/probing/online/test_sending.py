@@ -6,10 +6,11 @@ from functools import partial
 import pytest
 import torch
 
+from aligners.scoring.scores import percentile_interval, resampled_counts
 from probing.arms import Arm
 from probing.edges.probes import edge_bank
 from probing.edges.targets import Labels, Targets, targets_of
-from probing.online.codes import OnlineCode, portion_ends
+from probing.online.codes import OnlineCode, compressions, portion_ends
 from probing.online.sending import OfSome, by_frequencies, send_labels
 from probing.training import ProbeTraining, train_bank
 from probing.words import Words
@@ -41,14 +42,18 @@ def sent(world: tuple[Words, Labels, Targets]) -> OnlineCode:
     )
 
 
+def interval(sent: OnlineCode) -> tuple[torch.Tensor, torch.Tensor]:
+    return percentile_interval(compressions([sent], resampled_counts(300, 0)))
+
+
 def test_noise_compresses_nothing(sent: OnlineCode) -> None:
-    low, _ = sent.compression_interval(0)
+    low, _ = interval(sent)
     assert low[0] <= 1
     assert sent.compression[0] > 0.8  # and not because the probe is far too sure of itself
 
 
 def test_what_states_tell_shortens_the_code(sent: OnlineCode) -> None:
-    low, high = sent.compression_interval(0)
+    low, high = interval(sent)
     assert high[0] < low[1] < high[1] < low[2]
     assert low[2] > 2
 

@@ -1,0 +1,141 @@
+"""Description lengths in the report on probes: how far each probe compresses labels, and how fast it learns them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+from scipy.stats import spearmanr
+
+from reports.drawing import ABREAST, PANEL, Look, dress, line_look, lines_by_site, panels
+from reports.report import Row
+from reports.screen import TitledTable, site_table
+
+__all__ = ["codes_figure", "codes_in_words", "codes_tables"]
+
+KINDS: dict[str, tuple[str, bool]] = {  # what is said -> source, and whether it is asked the control task
+    "model": ("model", False),
+    "untrained": ("untrained", False),
+    "control task": ("model", True),
+}
+
+
+def _of(rows: Sequence[Row], kind: str) -> list[Row]:
+    return [row for row in rows if (row["source"], row["control"]) == KINDS[kind]]
+
+
+def _groups(rows: Sequence[Row]) -> list[tuple[str, str, list[Row]]]:
+    """Model, task, and the rows of both."""
+    found: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row["model"], row["task"]), []).append(row)
+    return [(*key, own) for key, own in found.items()]
+
+
+def _sites(rows: Sequence[Row]) -> list[int | None]:
+    sites = {row["site"] for row in rows}
+    return sorted(site for site in sites if site is not None) + ([None] if None in sites else [])
+
+
+def _name(site: int | None) -> str:
+    return "mix" if site is None else str(site)
+
+
+def codes_tables(rows: Sequence[Row]) -> Iterator[TitledTable]:
+    """A table for each model: compression of each task, sites across."""
+    for model in dict.fromkeys(row["model"] for row in rows):
+        sites = _sites([row for row in rows if row["model"] == model])
+        title = f"{model}: uniform code over codelength, by layer"
+        table = site_table(title, ["task", "sent by"], ["by frequencies"], {"": [_name(site) for site in sites]})
+        for _, task, own in _groups([row for row in rows if row["model"] == model]):
+            for kind in KINDS:
+                here = {row["site"]: row for row in _of(own, kind)}
+                if here:
+                    any_row = next(iter(here.values()))
+                    least = f"{any_row['uniform_bits'] / any_row['frequency_bits']:.2f}"
+                    table.add_row(task, kind, least, *(_cell(here.get(site)) for site in sites))
+        yield table
+
+
+def _cell(row: Row | None) -> str:
+    if row is None:
+        return ""
+    return f"{row['compression']:.2f} ±{(row['compression_high'] - row['compression_low']) / 2:.2f}"
+
+
+def codes_figure(rows: Sequence[Row], portions: Sequence[Row]) -> Figure:
+    """Draw, for each model and task, compression by site, and below it bits a target by portion."""
+    groups = _groups(rows)
+    across = min(ABREAST, len(groups))
+    figure, axes = panels(2 * across, across, PANEL, (2.2, 0.9))
+    for place, (model, task, own) in enumerate(groups[:across]):
+        sites = _sites(own)
+        above, below = axes[place], axes[across + place]
+        for number, kind in enumerate(KINDS):
+            here = {row["site"]: row for row in _of(own, kind)}
+            look = line_look(number, number, ("-", "--", ":")[number])
+            lines_by_site(above, [(kind, look, [here.get(site) for site in sites])], "compression")
+        by_frequencies = _of(own, "model")[0]
+        least = by_frequencies["uniform_bits"] / by_frequencies["frequency_bits"]
+        above.axhline(least, label="by frequencies", color="0.6", linestyle=":", zorder=0)
+        above.set_title(task if len({model for model, _, _ in groups}) == 1 else f"{model}, {task}", fontsize=10)
+        above.set_xticks(range(len(sites)), [_name(site) for site in sites])
+        above.set_xlabel("site (layer)", fontsize=8)
+        sent = [row for row in portions if (row["model"], row["task"]) == (model, task)]
+        for number, site in enumerate(sites):
+            shares, losses = _losses([row for row in _of(sent, "model") if row["site"] == site])
+            below.plot(100 * shares, losses, label=f"site {_name(site)}", **_thin(number))
+        below.set_xscale("log")
+        below.set_xlabel("end of the portion, %", fontsize=8)
+    axes[0].set_ylabel("uniform code over codelength", fontsize=8)
+    axes[across].set_ylabel("bits a target", fontsize=8)
+    dress(figure, axes, "", "")
+    return figure
+
+
+def _thin(number: int) -> Look:
+    return {**line_look(number, number + 3, "-"), "markersize": 3, "linewidth": 1}
+
+
+def _losses(rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:
+    """Ends of the portions, and the bits of a target in each, mean over seeds."""
+    shares = sorted({row["share"] for row in rows})
+    losses = [np.mean([row["bits_a_target"] for row in rows if row["share"] == share]) for share in shares]
+    return np.array(shares), np.array(losses)
+
+
+def codes_in_words(rows: Sequence[Row], scores: Sequence[Row]) -> Iterator[str]:
+    """Say which site has the shortest code, and whether codes order the sites as scores do.
+
+    Args:
+        rows: of codelengths.
+        scores: the report's rows, with F1 on held-out sentences.
+    """
+    for model, task, own in _groups(rows):
+        read = [row for row in _of(own, "model") if row["site"] is not None]
+        best = max(read, key=lambda row: row["compression"])
+        said = f"{task}: labels are compressed most at site {best['site']}, {best['compression']:.2f} times"
+        control = [row["compression"] for row in _of(own, "control task") if row["site"] == best["site"]]
+        if control:
+            said += f" (control task {control[0]:.2f})"
+        said += f"; a code that knows their frequencies alone has {best['uniform_bits'] / best['frequency_bits']:.2f}."
+        yield f"{model}: {said}" if len({row["model"] for row in rows}) > 1 else said
+        yield from _ordering(task, read, [row for row in scores if (row["model"], row["task"]) == (model, task)])
+
+
+def _ordering(task: str, read: Sequence[Row], scores: Sequence[Row]) -> Iterator[str]:
+    """Compare the order of the sites by codelength with that by score."""
+    known = {row["site"]: row["score"] for row in scores if row["source"] == "model" and row["score"] is not None}
+    both = [(row["compression"], known[row["site"]]) for row in read if row["site"] in known]
+    if len(both) < 3:
+        return
+    by_code, by_score = zip(*both, strict=True)
+    orders = [np.argsort(np.negative(each)).tolist() for each in (by_code, by_score)]
+    if orders[0] == orders[1]:
+        yield f"{task}: codelengths order the sites as F1 does."
+    else:
+        named = [", ".join(str(read[place]["site"]) for place in order) for order in orders]
+        rank = spearmanr(by_code, by_score).statistic
+        said = f"{task}: sites from best to worst by codelength {named[0]}, by F1 {named[1]}"
+        yield f"{said} (rank correlation {rank:.2f})."
