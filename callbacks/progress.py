@@ -19,3 +19,9 @@ class ProgressBar(RichProgressBar):
     ) -> dict[str, int | str | float | dict[str, float]]:
         """None."""
         return {}
+
+    def _get_train_description(self, current_epoch: int) -> str:
+        """`Epoch 2 of 6`, or `Training` where the number of epochs is not what ends it."""
+        epochs = self.trainer.max_epochs
+        said = f"Epoch {current_epoch + 1} of {epochs}" if epochs and epochs > 0 else "Training"
+        return said.ljust(len(self.validation_description))

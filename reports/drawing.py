@@ -92,6 +92,8 @@ def panels(
     axes = list(grid.flat)
     for axis in axes[count:]:
         axis.set_axis_off()
+    for axis in axes[max(0, count - across) : count]:  # also where the place below is empty
+        axis.tick_params(labelbottom=True)
     return figure, axes[:count]
 
 

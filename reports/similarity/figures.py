@@ -19,6 +19,7 @@ __all__ = ["block_map", "heat_maps", "layer_lines", "pair_lines"]
 
 PANELS_ABREAST = 5
 LARGEST = 14  # inches
+CELL, SMALL_CELL = 0.42, 0.27  # inches, with a number in letters of either size
 LINES: dict[str, dict[str, Any]] = {
     "value": {"color": "#0072B2", "marker": "o", "linewidth": 1.6},
     "held_out": {"color": "#D55E00", "marker": "s", "linewidth": 1.3, "linestyle": "--"},
@@ -45,7 +46,8 @@ def heat_maps(rows: Sequence[Row]) -> Figure:
     """
     measures = list(dict.fromkeys(row["label"] for row in rows))
     layers_x, layers_y = (sorted({row[f"layer_{side}"] for row in rows}) for side in "xy")
-    width, height = (max(1.9, 0.42 * len(layers)) for layers in (layers_y, layers_x))
+    cell = CELL if max(len(layers_x), len(layers_y)) <= 8 else SMALL_CELL
+    width, height = (max(1.9, cell * len(layers)) for layers in (layers_y, layers_x))
     size = width + 0.55, height + 0.75
     figure, axes = panels(len(measures), PANELS_ABREAST, size, (1.1, 0.5), boxed=True, font=8)
     for axis, measure in zip(axes, measures, strict=True):
