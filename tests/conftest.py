@@ -14,6 +14,7 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
+    from datamodules.text.sources import TextSource
     from tests.world import World
 
 settings.register_profile("fixed", derandomize=True)  # the same examples every time, as all other seeds
@@ -88,3 +89,14 @@ def masked(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
     folder = tmp_path_factory.mktemp("masked")
     return [masking_folder(folder / str(s), seed=s) for s in range(2)]
+
+
+@pytest.fixture(scope="session")
+def treebank(tmp_path_factory: pytest.TempPathFactory) -> TextSource:
+    """Annotated sentences of known words, to fit and to test on."""
+    from datamodules.text.sources import TextSource
+    from tests.probing.made import sentences_of_words, write_treebank
+
+    folder = tmp_path_factory.mktemp("treebank")
+    fit = write_treebank(folder / "fit.conllu", sentences_of_words(120, 0))
+    return TextSource(fit, held_out=write_treebank(folder / "test.conllu", sentences_of_words(40, 1)))
