@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.shell import ROOT
 
 FILES = re.compile(
-    r"(?<![\w/])(?:aligners|benchmarks|callbacks|commands|configs|datamodules|finetuning|frozen|reports|similarity|storage|studies|tests)"
+    r"(?<![\w/])(?:aligners|benchmarks|callbacks|commands|configs|datamodules|finetuning|frozen|probing|reports|similarity|storage|studies|tests)"
     r"/[\w/]+\.\w+"
 )
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -32,3 +34,8 @@ def test_the_walks_pass_no_file_twice() -> None:
         named = [name for step in steps for name in FILES.findall(step)]
         assert len(named) > 10
         assert len(set(named)) == len(named)
+
+
+def test_the_citation_has_the_version_of_the_package() -> None:
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"]
+    assert cited == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
