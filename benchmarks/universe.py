@@ -1,8 +1,10 @@
-"""A universe against pairwise fits of equal size, steps and rows: held-out FVU of every direction, and CPU seconds.
+"""A universe against pairwise fits of equal size, steps and rows: FVU and injection of every direction, CPU seconds.
 
     python -m benchmarks.universe --steps 300 --json benchmarks/results/universe.json
 
 CPU seconds are those of the process (`time.process_time`): reading moments and taking steps, without validation.
+Injection is that of `evaluate.py inject`, on all held-out texts: means over all directions with their intervals over
+models, and how often the universe's figure lies within the pair's own interval over texts.
 """
 
 from __future__ import annotations
@@ -18,16 +20,22 @@ import lightning.pytorch as pl
 import numpy as np
 
 from aligners.fitting.alignment import Alignment
+from aligners.injection.evaluation import InjectionEvaluation
 from aligners.maps.inn import INN
+from aligners.scoring.pair_intervals import over_pairs
 from aligners.storage.bank import load_bank
 from aligners.universe.evaluation import UniverseEvaluation
 from aligners.universe.fitting import UniverseAlignment
 from aligners.universe.storage import load_universe
+from aligners.universe.universe import NETWORK
 from benchmarks.parts import bare_trainer
 from callbacks.checkpoint import SaveAligners, SavePairs, SaveUniverse
 from commands.run import quiet
 from datamodules.many_pairs import ManyPairs
+from datamodules.paired import PairedActivations
 from datamodules.universe import UniverseStates
+
+FIGURES = ("accuracy", "penalty")  # of injection
 
 
 def main() -> None:
@@ -41,12 +49,13 @@ def main() -> None:
         pairs = _seconds(Alignment({"inn": INN}), ManyPairs(options.models, **given), SavePairs(folder), options)
         states = UniverseStates(options.models, **given)
         shared = _seconds(UniverseAlignment(INN), states, SaveUniverse(folder / "universe"), options)
-        against = [load_bank(path) for path in sorted(folder.glob("pairs/*/aligners.ckpt"))]
+        against = [load_bank(folder / path) for path in _pair_files(folder)]
         evaluation = UniverseEvaluation(load_universe(folder / "universe" / "universe.ckpt"), against)
         trainer = bare_trainer(use_distributed_sampler=False, limit_test_batches=options.held_out)
         trainer.test(evaluation, datamodule=states, verbose=False)
+        injected = [row for path in _pair_files(folder) for row in _injected(path, folder, given)]
     found = {**vars(options), "cpu_seconds": {"pairwise": pairs, "universe": shared}, "ratio": shared / pairs}
-    found = {**found, "json": None, "means": _means(evaluation.rows)}
+    found = {**found, "json": None, "means": _means(evaluation.rows), "injection": _compared(injected)}
     print(json.dumps(found, indent=1, default=str))
     if options.json is not None:
         options.json.write_text(json.dumps({**found, "directions": evaluation.report_tables["directions"]}, indent=1))
@@ -72,6 +81,34 @@ def _seconds(module: Alignment, data: ManyPairs, saving: SaveAligners, options: 
     before = time.process_time()
     trainer.fit(module, datamodule=data)
     return time.process_time() - before
+
+
+def _pair_files(folder: Path) -> list[Path]:
+    return sorted(path.relative_to(folder) for path in folder.glob("pairs/*/aligners.ckpt"))
+
+
+def _injected(file: Path, folder: Path, given: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows of injection in both directions, of a pair's own maps and of the universe's."""
+    banks = [load_bank(folder / file), load_bank(folder / "universe" / file)]
+    names = {f"model_{side}": banks[0].data_config[f"model_{side}"] for side in "xy"}
+    evaluation = InjectionEvaluation(banks, closed_form=(), both_directions=True)
+    bare_trainer(use_distributed_sampler=False).test(
+        evaluation, datamodule=PairedActivations(**names, **{**given, "batch_size": 128}), verbose=False
+    )
+    return [row for row in evaluation.rows if row["role"] == "method"]
+
+
+def _compared(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Means over all directions, and how many of the universe's figures lie within the intervals of the pair's."""
+    figures = [name for name in FIGURES if all(row[name] is not None for row in rows)]
+    pairs = {_place(row): row for row in rows if row["method"] == "inn"}
+    own = [(row, pairs[_place(row)]) for row in rows if row["method"] == NETWORK]
+    within = {name: sum(b[f"{name}_low"] <= a[name] <= b[f"{name}_high"] for a, b in own) for name in figures}
+    return {"means": over_pairs(rows, quantities=figures), "within": within, "of": len(own)}
+
+
+def _place(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in ("model_x", "model_y", "site_x"))
 
 
 def _means(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:

@@ -71,8 +71,15 @@ def synthetic(width: int, seed: int, rows: int = 20_000, held_out: int = 4_000) 
     return Rows(x[:, :rows], y[:, :rows], x[:, rows:], y[:, rows:], truth[:, rows:])
 
 
-def of_random_models(width: int, seed: int, texts: int = 1_500) -> Rows:
-    """States of two untrained BERTs at block 2, token rows of the embedded sentences."""
+def of_random_models(width: int, seed: int) -> Rows:
+    """States of two untrained BERTs; a tenth of the rows is held out."""
+    x, y = states_of_random_models(width, seed, 2)[:, None]
+    fitted = 9 * x.shape[1] // 10
+    return Rows(x[:, :fitted], y[:, :fitted], x[:, fitted:], y[:, fitted:], None)
+
+
+def states_of_random_models(width: int, seed: int, models: int, texts: int = 1_500) -> Tensor:
+    """States of so many untrained BERTs at block 2, token rows of the embedded sentences, (models, n, d)."""
     from transformers import BertModel
 
     from datamodules.text.loading import load_texts
@@ -82,18 +89,16 @@ def of_random_models(width: int, seed: int, texts: int = 1_500) -> Rows:
     sentences = list(load_texts(TextSource(max_texts=texts)).fit["text"])
     tokenizer = word_pieces(sentences, 1_536, 128)
     config = bert_config(len(tokenizer), 2, width, head=32)
-    states: list[list[Tensor]] = [[], []]
-    for which in (0, 1):
-        torch.manual_seed(2 * seed + which)
+    states: list[list[Tensor]] = [[] for _ in range(models)]
+    for which in range(models):
+        torch.manual_seed(models * seed + which)
         model = BertModel(config).eval()
         for first in range(0, len(sentences), 64):
             batch = tokenizer(sentences[first : first + 64], padding=True, truncation=True, return_tensors="pt")
             with torch.no_grad():
                 found = model(**batch).last_hidden_state
             states[which].append(found[batch["attention_mask"].bool()])
-    x, y = (torch.cat(each)[None] for each in states)
-    fitted = 9 * x.shape[1] // 10
-    return Rows(x[:, :fitted], y[:, :fitted], x[:, fitted:], y[:, fitted:], None)
+    return torch.stack([torch.cat(each) for each in states])
 
 
 class Course(NamedTuple):

@@ -7,12 +7,11 @@ from functools import partial
 
 import numpy as np
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 from rich.table import Table
 
 from aligners.fitting.outcomes import what_did_not_train
 from aligners.universe.universe import NETWORK
-from reports.drawing import dress, line_look, panels
+from reports.drawing import COLOURS, heat_map, layer_grid, panels, short
 from reports.names import short_names, with_short_names
 from reports.report import Report, Row
 
@@ -20,7 +19,7 @@ __all__ = ["report"]
 
 SHARED = 0.5  # share of the others' variance along a direction above which a model is said to share it
 FIGURES = ("fvu", "fvu_unseen", "round_trip", "cycle")
-ACROSS = 3  # heat maps in a row
+ACROSS = 4  # heat maps in a row
 
 
 def report(meta: Row, rows: Sequence[Row], directions: Sequence[Row] = ()) -> Report:
@@ -125,41 +124,42 @@ def _heat_maps(rows: Sequence[Row]) -> Figure:
     """Draw FVU from every model into every other, a panel for each kind of maps."""
     names = list(dict.fromkeys(row["model_x"] for row in rows))
     methods = _methods(rows)
-    figure, axes = panels(
-        len(methods), ACROSS, (0.55 * len(names) + 1.2, 0.5 * len(names) + 1.0), (1.2, 0.5), boxed=True
-    )
-    top = max(row["fvu"] for row in rows if row["fvu"] is not None)
+    size = (0.5 * len(names) + 1.0, 0.5 * len(names) + 0.6)
+    figure, axes = panels(len(methods), ACROSS, size, (1.6, 0.8), boxed=True, sharey=True)
+    top = min(1.0, max(row["fvu"] for row in rows if row["fvu"] is not None))
     for axis, name in zip(axes, methods, strict=True):
-        grid: NDArray[np.float64] = np.full((len(names), len(names)), np.nan)
-        for row in _of(rows, method=name):
-            if row["fvu"] is not None:
-                grid[names.index(row["model_x"]), names.index(row["model_y"])] = row["fvu"]
-        image = axis.imshow(grid, vmin=0, vmax=min(top, 1.0), cmap="viridis")
-        for (i, j), value in np.ndenumerate(grid):
-            if np.isfinite(value):
-                colour = "w" if value < 0.6 * min(top, 1.0) else "k"
-                axis.text(j, i, f"{value:.2f}".lstrip("0"), ha="center", va="center", fontsize=7, color=colour)
-        axis.set_title(f"{name}: {_mean(_of(rows, method=name), 'fvu'):.3f}", fontsize=9)
+        own = _of(rows, method=name)
+        grid = layer_grid(
+            ((names.index(row["model_x"]), names.index(row["model_y"]), row["fvu"]) for row in own),
+            range(len(names)),
+            range(len(names)),
+        )
+        image = heat_map(axis, grid, range(len(names)), range(len(names)), high=top)
+        mean = _mean(own, "fvu")
+        axis.set_title(name if mean is None else f"{name}, mean {short(mean)}", fontsize=9)
         axis.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize=7)
         axis.set_yticks(range(len(names)), names, fontsize=7)
-    figure.colorbar(image, ax=axes, label="FVU, from row into column", shrink=0.7)
+    figure.colorbar(image, ax=axes, label="FVU", shrink=0.8, extend="max")
+    figure.supylabel("from", fontsize=9)
+    figure.supxlabel("into", fontsize=9)
     figure.suptitle(f"site {rows[0]['site_x']}", fontsize=10)
     return figure
 
 
 def _directions(rows: Sequence[Row], names: dict[str, str]) -> Figure:
-    """Draw what each model explains along the directions of the space, above the directions' variance."""
+    """Draw, site by site, the variance along the space's directions, and what each model shares of them."""
     sites = list(dict.fromkeys(row["site"] for row in rows))
-    figure, axes = panels(len(sites), 2, (4.2, 2.6), (1.6, 0.6), sharey=True)
-    for axis, site in zip(axes, sites, strict=True):
+    figure, axes = panels(2 * len(sites), 2, (3.8, 0.2 * len(names) + 1.2), (1.0, 0.6), width_ratios=(1, 1.7))
+    for site, variance, shares in zip(sites, axes[::2], axes[1::2], strict=True):
         own = [row for row in rows if row["site"] == site]
         places = [row["direction"] for row in own]
-        total = sum(row["variance"] for row in own)
-        axis.bar(places, [row["variance"] / total for row in own], color="0.8", label="share of variance", width=1.0)
-        for number, (name, short) in enumerate(names.items()):
-            look = {**line_look(number, number, "-"), "markersize": 2.5, "linewidth": 0.8}
-            axis.plot(places, [row[name] for row in own], label=short, **look)
-        axis.set_title(f"site {site}", fontsize=10)
-        axis.set_ylim(0, 1.02)
-    dress(figure, axes, "direction of the shared space, by variance", "share explained of the other models' mean")
+        variance.semilogy(places, [row["variance"] for row in own], color=COLOURS[0])
+        variance.set_title(f"site {site}: variance of the models' mean", fontsize=9)
+        grid = np.array([[row[name] for row in own] for name in names])
+        extent = (0.5, len(own) + 0.5, len(names) - 0.5, -0.5)
+        image = shares.imshow(grid, vmin=0, vmax=1, cmap="viridis", aspect="auto", extent=extent)
+        shares.set_yticks(range(len(names)), list(names.values()), fontsize=8)
+        shares.set_title(f"site {site}: what each model shares with the others", fontsize=9)
+    figure.colorbar(image, ax=axes[1::2], label="squared correlation\nwith the others' mean")
+    figure.supxlabel("direction of the shared space, the largest variance first", fontsize=9)
     return figure

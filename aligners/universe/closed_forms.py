@@ -8,7 +8,7 @@ from torch import Tensor
 from aligners.maps.linear import determined_svd
 from aligners.universe.joint import JointMoments
 
-__all__ = ["generalised_procrustes", "maxvar", "mean_embedding"]
+__all__ = ["generalised_procrustes", "maxvar"]
 
 ITERATIONS, STEADY = 1000, 1e-13
 TOLERANCE = 1e-8  # as in CCA: directions with less of a model's largest variance do not vary
@@ -75,12 +75,6 @@ def maxvar(joint: JointMoments) -> tuple[Tensor, Tensor]:
     vectors, values = _leading(white)
     size = values.clamp(min=0).sqrt()[:, None]
     return inverses @ vectors * size, (roots @ vectors * size).mT
-
-
-def mean_embedding(joint: JointMoments, weights: Tensor) -> Tensor:
-    """Scale weights (k, S, d, d) so that Σ_i (x_i − x̄_i) W_i has a mean variance of 1: the space's unit."""
-    variance = joint.with_sum(weights).yy.diagonal(dim1=-2, dim2=-1).mean(-1)[: weights.shape[1]] / joint.n
-    return weights / variance.sqrt()[:, None, None]
 
 
 def _leading(blocks: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
+import torch
+from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
 from aligners.fitting.alignment import Alignment
@@ -14,6 +16,7 @@ from aligners.maps.inn import INN
 from aligners.storage.bank import FORWARD, StoredBank
 from aligners.universe.joint import paired_rows
 from aligners.universe.universe import CLOSED_UNIVERSES, NETWORK, Universe, fit_network
+from datamodules.rows.reading import PairedBatch
 from datamodules.universe import UniverseStates
 from similarity.algebra.moments import Moments
 
@@ -27,8 +30,10 @@ class UniverseAlignment(Alignment):
     optimiser, schedule, clipping and what happens to sites that diverge are those of `Alignment`.
 
     Args:
-        network: the map of every model at every site; it has to be invertible.
+        network: the map of every model at every site; it has to be invertible. A state passes two of them: with half
+            of the couplings that a lone network has by default, a map between two models is as deep as that.
         closed_form: linear universes to solve and measure beside it: procrustes, gcca.
+        optimizer: as in `Alignment`. Matrices between couplings learn at a quarter of its rate.
         options: of `Alignment`, by their names; gradients are clipped for each map.
 
     Raises:
@@ -37,11 +42,12 @@ class UniverseAlignment(Alignment):
 
     def __init__(
         self,
-        network: AlignerFactory = INN,
+        network: AlignerFactory = lambda sites, d_x, d_y: INN(sites, d_x, d_y, couplings=4, start="procrustes"),
         closed_form: Sequence[str] = tuple(CLOSED_UNIVERSES),
+        optimizer: OptimizerCallable = lambda p: torch.optim.AdamW(p, lr=2e-2, weight_decay=0.0, fused=True),
         **options: Any,
     ) -> None:
-        super().__init__(aligners={NETWORK: network}, both_directions=False, **options)
+        super().__init__(aligners={NETWORK: network}, both_directions=False, optimizer=optimizer, **options)
         unknown = [name for name in closed_form if name not in CLOSED_UNIVERSES]
         if unknown:
             raise ValueError(
@@ -78,6 +84,20 @@ class UniverseAlignment(Alignment):
     def _read(self, texts: Any) -> dict[str, tuple[Tensor, Tensor]]:
         states, _ = super()._read(texts)["maps"]
         return {"maps": paired_rows(states, self._models)}
+
+    def training_step(self, batch: PairedBatch, batch_idx: int) -> None:
+        """Take a step; who predicts a text changes from step to step."""
+        self._take_turns(batch, self.global_step)
+        super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch: PairedBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Errors of every universe on one batch."""
+        self._take_turns(batch, 0)
+        super().validation_step(batch, batch_idx, dataloader_idx)
+
+    def _take_turns(self, batch: PairedBatch, step: int) -> None:
+        for universe in self.universes().values():
+            universe.turns = batch.text + step
 
     def means(self, fit: Fit) -> tuple[Tensor, Tensor]:
         """The mean of each model's states on the fitting rows, twice: they are source and target."""

@@ -63,6 +63,16 @@ class JointMoments(NamedTuple):
         mean = self.mean.flatten(0, 1)
         return Moments(self.n, mean, mean, own, own, own)
 
+    def mapped(self, weights: Tensor) -> Moments:
+        """The moments of every model's states with (x_i − x̄_i) W_i, at k · S places, model after model.
+
+        Args:
+            weights: W, (k, S, d, d).
+        """
+        own, each = self.own(), weights.flatten(0, 1)
+        xy = own.xx @ each
+        return own._replace(mean_y=torch.zeros_like(own.mean_y), yy=each.mT @ xy, xy=xy)
+
     def with_sum(self, weights: Tensor) -> Moments:
         """The moments of every model's states with Σ_i (x_i − x̄_i) W_i, at k · S places, model after model.
 

@@ -11,13 +11,15 @@ from torch import Tensor
 from aligners.maps.base import Aligner
 from aligners.maps.linear import Linear, Procrustes
 from aligners.storage.describing import build_aligner, describe_aligner
-from aligners.universe.closed_forms import generalised_procrustes, maxvar, mean_embedding
+from aligners.universe.closed_forms import generalised_procrustes, maxvar
 from aligners.universe.joint import JointMoments
 from aligners.universe.through import ThroughSpace
 from similarity.algebra.moments import Moments
 
 __all__ = ["CLOSED_UNIVERSES", "NETWORK", "Universe", "fit_network", "maps_of"]
 
+CALM = 4  # how much slower matrices between couplings learn
+BETWEEN = ("maps.pairs.", "maps.matrices")  # names of such matrices
 NETWORK = "universe"  # name of the trained maps in reports and files, beside the closed forms
 
 FitMaps = Callable[[Aligner, JointMoments], None]
@@ -38,9 +40,14 @@ class Universe(Aligner, registered=False):
         maps: u, a bank of k · S invertible maps from d to d.
         models: k.
         fit_maps: sets them from the moments of all models.
+
+    Attributes:
+        turns: (N,) a number for each row of the next batch, which says who predicts it: see `loss`. By default, its
+            place. With a number that goes with the row's text, the same rows give the same loss on any number of ranks.
     """
 
     variance: Tensor
+    turns: Tensor | None = None
 
     def __init__(self, maps: Aligner, models: int, fit_maps: FitMaps) -> None:
         super().__init__(maps.sites, maps.d_x, maps.d_y)
@@ -52,15 +59,14 @@ class Universe(Aligner, registered=False):
         """States of all models in the shared space, (k · S, N, d) -> (k · S, N, d)."""
         return self.maps(x)
 
-    def predicted(self, embedded: Tensor, shift: int | None = None) -> Tensor:
-        """The states of every model as another one says: model m is predicted from model (m + shift) mod k.
+    def predicted(self, embedded: Tensor, shift: int) -> Tensor:
+        """The states of every model m as model (m + shift) mod k says.
 
         Args:
             embedded: (k · S, N, d), in the shared space.
-            shift: 1 to k − 1; 0: from itself; None: each of these for a share of the rows, from the first
-                to the last.
+            shift: 1 to k − 1; 0: from itself.
         """
-        return self.maps.inverse(self._others(embedded, shift))
+        return self.maps.inverse(self._other(embedded.unflatten(0, (self.models, -1)), shift))
 
     @property
     def rows_needed(self) -> int:
@@ -69,7 +75,8 @@ class Universe(Aligner, registered=False):
 
     def forward(self, x: Tensor) -> Tensor:
         """Each model's states as the others say, each row from one of them: (k · S, N, d) -> (k · S, N, d)."""
-        return self.predicted(self.embed(x))
+        asked, order = self._asked(self.embed(x), means=False)
+        return self.maps.inverse(asked)[:, order.argsort()]
 
     def fit(self, moments: Moments) -> None:
         """Set the maps from the moments of all pairs of models: see `JointMoments.of`."""
@@ -82,28 +89,34 @@ class Universe(Aligner, registered=False):
         return JointMoments.of(moments, self.models)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """FVU of every model as single others say, plus that as their mean says, averaged over the models: (k · S,).
+        """FVU of every model as the others say, averaged over the models: (k · S,).
 
-        Every row is predicted twice: from one other model, each of these for its share of the rows, and from the mean
-        of all others in the shared space. The mean has less noise, but alone would let single models stray. This takes
-        one pass of the k maps and two of their inverses.
+        Half of the rows are predicted from one other model, each of these in its turn, and half from the mean of all
+        others in the shared space. The mean has less noise, but alone would let single models stray. This takes one
+        pass of the k maps and one of their inverses.
         """
-        embedded = self.embed(x)
-        found = self.maps.inverse(torch.cat((self._others(embedded), self._mean_of_others(embedded)), 1))
-        own = sum((part - y).square().mean((1, 2)) for part in found.chunk(2, 1)) / self.variance
-        return self.over_models(own)
+        asked, order = self._asked(self.embed(x), means=True)
+        return self.over_models((self.maps.inverse(asked) - y[:, order]).square().mean((1, 2)) / self.variance)
 
-    def _others(self, embedded: Tensor, shift: int | None = None) -> Tensor:
-        """In the place of every model another one: see `predicted`."""
-        each = embedded.unflatten(0, (self.models, -1))
-        shifts = range(1, self.models) if shift is None else [shift]
-        parts = each.tensor_split(len(shifts), dim=2)
-        return torch.cat([part.roll(-by, 0) for by, part in zip(shifts, parts, strict=True)], 2).flatten(0, 1)
+    def _asked(self, embedded: Tensor, means: bool) -> tuple[Tensor, Tensor]:
+        """In the place of every model, row by row, another one in its turn; by turns the mean of the others, too.
 
-    def _mean_of_others(self, embedded: Tensor) -> Tensor:
-        """In the place of every model the mean of all others."""
-        each = embedded.unflatten(0, (self.models, -1))
-        return ((each.sum(0) - each) / (self.models - 1)).flatten(0, 1)
+        Returns:
+            (k · S, N, d), its rows sorted by turn, and the places (N,) that they had.
+        """
+        each, shifts = embedded.unflatten(0, (self.models, -1)), self.models - 1
+        turns = torch.arange(embedded.shape[1], device=embedded.device) if self.turns is None else self.turns
+        rows = [(turns % ((1 + means) * shifts) == turn).nonzero().squeeze(1) for turn in range(shifts)]
+        parts = [self._other(each[:, :, own], shift) for shift, own in enumerate(rows, start=1)]
+        if means:
+            rows.append((turns % (2 * shifts) >= shifts).nonzero().squeeze(1))
+            last = each[:, :, rows[-1]]
+            parts.append(((last.sum(0) - last) / shifts).flatten(0, 1))
+        return torch.cat(parts, 1), torch.cat(rows)
+
+    def _other(self, each: Tensor, shift: int) -> Tensor:
+        """In the place of every model the one so many places on, (k, S, N, d) -> (k · S, N, d)."""
+        return each.roll(-shift, 0).flatten(0, 1)
 
     def over_models(self, values: Tensor) -> Tensor:
         """The mean over the models at each place of a site, (k · S,): what belongs together stops and goes together."""
@@ -114,8 +127,13 @@ class Universe(Aligner, registered=False):
         return self.maps.start_names()
 
     def fan_in(self, name: str, parameter: Tensor) -> int:
-        """As the maps have it."""
-        return self.maps.fan_in(name.removeprefix("maps."), parameter)
+        """As the maps have it; of matrices between couplings, `CALM` times as many.
+
+        A state passes one network and the inverse of another one, which was made for other states: at the rate of a
+        lone network such matrices diverge.
+        """
+        own = self.maps.fan_in(name.removeprefix("maps."), parameter)
+        return CALM * own if name.startswith(BETWEEN) else own
 
     def options(self) -> dict[str, Any]:
         """The number of models, and what the maps are."""
@@ -137,8 +155,13 @@ def maps_of(bank: Aligner, model: int, models: int) -> Aligner:
 
 
 def fit_network(maps: Aligner, joint: JointMoments) -> None:
-    """Start every map on the way to the mean of all models as generalised Procrustes turns them, at unit scale."""
-    maps.fit(joint.with_sum(_shared(joint)))
+    """Start every map as its model's rotation under generalised Procrustes, between spaces of unit scale.
+
+    A closer linear start is steep where models vary little, and its inverse amplifies what another model says there:
+    the first steps then have gradients a hundred times as large, and may not recover.
+    """
+    scale = joint.variance.sqrt()[..., None, None]
+    maps.fit(joint.mapped(generalised_procrustes(joint.scaled()) / scale))
 
 
 def fit_procrustes(maps: Aligner, joint: JointMoments) -> None:
@@ -158,12 +181,6 @@ CLOSED_UNIVERSES: dict[str, tuple[Callable[[int, int, int], Aligner], FitMaps]] 
     "procrustes": (Procrustes, fit_procrustes),
     "gcca": (Linear, fit_gcca),
 }
-
-
-def _shared(joint: JointMoments) -> Tensor:
-    """Weights of the mean of all models under generalised Procrustes, at unit scale: (k, S, d, d)."""
-    rotations = generalised_procrustes(joint.scaled()) / joint.variance.sqrt()[..., None, None]
-    return mean_embedding(joint, rotations)
 
 
 def _set(maps: Aligner, joint: JointMoments, into: Tensor, back: Tensor) -> None:
