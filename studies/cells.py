@@ -176,9 +176,9 @@ class _Expansion:
             self._add("inject", task, both, file, needs=[fitted.id], has=fitted.kind)
 
     def _models(self, task: str, stage: Stage) -> None:
-        if self.study.wants("recover", stage, task):
-            for model in self.study.models_at(stage):
-                self._add("recover", task, self._instances([model], stage, task))
+        for kind in ("recover", "probe"):
+            for model in self.study.models_at(stage) if self.study.wants(kind, stage, task) else []:
+                self._add(kind, task, self._instances([model], stage, task))
         if stage == "finetuned" and self.study.wants("surgery", stage, task):
             for base in self.study.models.listed():
                 self._surgery(task, base)

@@ -45,5 +45,6 @@ KINDS = {
     "stitch": Kind("train", "stitch", "pair", report="stitching.json", table="stitching"),
     "identity": Kind("evaluate", "stitch", "models", report="stitching.json", table="stitching", apart=("groups",)),
     "surgery": Kind("evaluate", "surgery", "models", ("models", "bases"), "surgery.json", "surgery"),
+    "probe": Kind("train", "probe", "model", report="probing.json", table="probing"),
     "recover": Kind("train", "recover", "model", ("model",), "recover.json", "recover"),
 }

@@ -222,6 +222,8 @@ class Study:
         identity: identity stitching (`evaluate.py stitch`).
         attention: maps between attention weights of each pair (`train.py fit_attention`).
         recover: a random INN on the states of each model, to be recovered (`train.py recover`).
+        probe: what is encoded in each model's states (`train.py probe`), on the annotated sentences that its `options`
+            name as `data.text`.
         surgery: fine-tuned models truncated, and without spans of their layers (`evaluate.py surgery`).
         store: folder of a store of states, so that every model is read once; `own`: inside the study's folder.
         keep: `results`: a fit's maps are removed once every cell that needs them is done; `all`: nothing is.
@@ -243,6 +245,7 @@ class Study:
     identity: Work | None = None
     attention: Work | None = None
     recover: Work | None = None
+    probe: Work | None = None
     surgery: Work | None = None
     store: str | None = None
     keep: Literal["all", "results"] = "all"
@@ -286,7 +289,7 @@ class Study:
 
     def work(self) -> dict[str, Work]:
         """The kinds of cells that are asked for, fine-tuning apart."""
-        kinds = ("fit", "inject", "similarity", "stitch", "identity", "attention", "recover", "surgery")
+        kinds = ("fit", "inject", "similarity", "stitch", "identity", "attention", "recover", "probe", "surgery")
         return {kind: getattr(self, kind) for kind in kinds if getattr(self, kind) is not None}
 
     def wants(self, kind: str, stage: Stage, task: str) -> bool:

@@ -205,5 +205,6 @@ CHECKS: dict[str, Sequence[Callable[[_Asked], None]]] = {
     "attention": (partial(_sites, least=1), _maps_of_heads),  # embeddings have no attention
     "stitch": (_sites, _heads, _maps),
     "identity": (_identity, _sites, _heads),
+    "probe": (_layers,),
     "similarity": (_layers,),
 }

@@ -59,7 +59,7 @@ class Costs:
         kinds |= {"attention": self._attention}
         kinds |= {"inject": self._inject, "similarity": self._similarity}
         kinds |= {"stitch": self._stitch, "identity": self._identity, "finetune": self._finetune}
-        kinds |= {"surgery": self._surgery}
+        kinds |= {"surgery": self._surgery, "probe": self._probe}
         return kinds[cell.kind](cell, parsed, made) if cell.kind in kinds else Cost()
 
     # ------------------------------------------------------------------ what there is
@@ -175,6 +175,20 @@ class Costs:
             reading=reading,
             memory=min(DOUBLE * products, DOUBLE * products if limit is None else limit * 1e9),
         )
+
+    def _probe(self, cell: Cell, parsed: Namespace, made: Namespace) -> Cost:
+        """Every probe trains on all words, with about a matrix of weights each; description lengths double that."""
+        (size,) = self.size(cell)
+        texts, held_out = self.texts(cell)
+        rows = self.rows(parsed.data, texts)
+        sources = 2 if parsed.controls else 1  # the model, and its untrained twin
+        layers = len(parse_layers(parsed.data.layers, size.layers))
+        probes = layers * (sources + int(parsed.controls)) * len(parsed.tasks) * parsed.seeds
+        weights = size.width * max(parsed.projection, parsed.hidden, *(parsed.ranks or [size.width]))
+        trained = 6.0 * rows * parsed.training.epochs * probes * weights * (2 if parsed.portions else 1)
+        reading = sources * self._pass(size, texts + held_out)
+        memory = FLOAT * (size.weights + 2 * rows * layers * sources * size.width)
+        return Cost(passes=sources, flops=reading + trained, reading=reading, memory=memory)
 
     def _stitch(self, cell: Cell, parsed: Namespace, made: Namespace) -> Cost:
         x, y = self.size(cell)

@@ -16,6 +16,7 @@ from aligners.injection.methods import check_closed_forms
 from aligners.stitching.evaluation import StitchingEvaluation
 from commands.options import FREE, check_trains, flat, options_of
 from commands.table import COMMANDS
+from probing.evaluation import ProbeExperiment
 from similarity.evaluation import SimilarityEvaluation
 from studies.kinds import KINDS
 
@@ -94,6 +95,7 @@ class CellOptions:
             "finetune": check_trains,
             "stitch": check_trains,
             "inject": lambda made: check_closed_forms(made.closed_form),
+            "probe": lambda made: ProbeExperiment(**options_of(ProbeExperiment, made)),
             "similarity": lambda made: SimilarityEvaluation(**options_of(SimilarityEvaluation, made)),
             "identity": lambda made: StitchingEvaluation(None, **options_of(StitchingEvaluation, made)),
         }

@@ -18,7 +18,7 @@ def counts(cells: list[Cell]) -> dict[str, int]:
 
 
 ALL: dict[str, Any] = {"similarity": {}, "stitch": {}, "identity": {}, "recover": {}, "attention": {}, "finetune": {}}
-ALL["surgery"] = {}
+ALL |= {"surgery": {}, "probe": {}}
 
 
 def test_every_kind_of_cell() -> None:
@@ -33,6 +33,7 @@ def test_every_kind_of_cell() -> None:
         "inject": pairs,
         "stitch": pairs,
         "recover": pairs,
+        "probe": 3 * 2 * 3,  # models × tasks × stages
         "attention": pairs,
         "similarity": 2 * 3,
         "identity": 2 * 3,
@@ -158,3 +159,10 @@ def test_options_are_asked_for_once() -> None:
 def test_a_data_option_that_no_command_has_is_refused(place: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"data options of fit, inject, but none of them has wrong"):
         cells_of(**place)
+
+
+def test_probes_of_one_text_are_the_same_whatever_the_task() -> None:
+    tasks = {"t": {"text": "a"}, "u": {"text": "b"}}
+    own = cells_of(tasks=tasks, inject=None, fit=None, probe={"options": {"data": {"text": "trees"}}})
+    assert counts(own) == {"probe": 3}
+    assert [cell.options["data"] for cell in own] == [{"text": "trees", "models": [f"m{n}"]} for n in range(3)]
