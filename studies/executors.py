@@ -59,7 +59,7 @@ class Processes(Executor):
                 if process.pid in self._processes.values():
                     process.join(PATIENCE)
             self._end(signal.SIGKILL)
-        for pool in self._pools.values():
+        for pool in list(self._pools.values()):  # those of workers that were ended are dropped meanwhile
             pool.shutdown(wait, cancel_futures=cancel_futures)
 
     def _pool(self, place: int) -> ProcessPoolExecutor:
@@ -82,7 +82,7 @@ class Processes(Executor):
         self._free.put(place)
 
     def _end(self, number: int) -> None:
-        for process in self._processes.values():
+        for process in list(self._processes.values()):
             with suppress(ProcessLookupError):
                 os.kill(process, number)
 

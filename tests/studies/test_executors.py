@@ -70,6 +70,20 @@ def test_processes_end_at_once_where_they_are_told_to(tmp_path: Path) -> None:
         os.kill(process, 0)
 
 
+def test_a_worker_that_is_lost_while_all_are_ended_disturbs_nobody() -> None:
+    """Its pool is dropped by the thread that looks after it, whenever that comes to it."""
+    executor, ended = Processes(2), []
+
+    class Pool:
+        def shutdown(self, wait: bool, cancel_futures: bool) -> None:
+            ended.append(self)
+            executor._pools.pop(len(ended) - 1)
+
+    executor._pools |= {0: Pool(), 1: Pool()}  # type: ignore[dict-item]
+    executor.shutdown(cancel_futures=True)
+    assert len(ended) == 2
+
+
 def test_jobs_of_submitit(tmp_path: Path) -> None:
     pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
     os.mkfifo(tmp_path / "pipe")
