@@ -135,7 +135,7 @@ def stage_words(stage: str | None) -> str:
 
 def kind_words(kind: str | None) -> str | None:
     """Name a kind of rows for readers."""
-    return None if kind is None else f"{KIND_WORDS.get(kind, kind)} rows"
+    return f"{KIND_WORDS[kind]} rows" if kind in KIND_WORDS else kind
 
 
 def place_words(*names: str | None) -> str:

@@ -18,6 +18,7 @@ PLOTLY = find_spec("plotly") is not None  # the extra `report`
 ABREAST = 3
 LEAST = 260  # pixels of a panel
 MOST_TICKS = 26
+WRITTEN = 8  # rows up to which the values stand in the cells
 MOST_POINTS = 60  # of a box up to which each is drawn
 FONT = {"family": "system-ui, sans-serif", "size": 12, "color": "#1a1a1a"}
 
@@ -41,6 +42,7 @@ def fragment(figure: Figure, palette: Palette) -> tuple[str, int]:
     made = make_subplots(
         down, abreast, subplot_titles=[panel.title for panel in panels],
         vertical_spacing=min(0.9 / max(down, 1), 100 / (height * down)), horizontal_spacing=0.09,
+        shared_yaxes=False if isinstance(panels[0], HeatPanel) else "all",
     )  # fmt: skip
     shown: set[str] = set()
     for number, panel in enumerate(panels):
@@ -64,8 +66,10 @@ def _heat(made: Any, panel: HeatPanel, number: int, place: dict[str, int]) -> No
 
     count_y, count_x = panel.values.shape
     names = np.array([[f"{row} → {column}" for column in panel.columns] for row in panel.rows])
+    written = "%{z:.2f}" if max(count_x, count_y) <= WRITTEN else None
     made.add_trace(
         go.Heatmap(z=panel.values.astype(np.float32), x=np.arange(count_x), y=np.arange(count_y), text=names,
+                   texttemplate=written, textfont={"size": 10},
                    hovertemplate="%{text}: %{z:.3f}<extra></extra>", coloraxis="coloraxis", hoverongaps=False),
         **place,
     )  # fmt: skip
@@ -173,6 +177,7 @@ def _dress(made: Any, figure: Figure, panels: Sequence[Any], height: float) -> N
                                       "cmax": ends[1], "colorbar": bar})  # fmt: skip
         return
     made.update_yaxes(title_text=figure.scale, col=1)
+    made.update_yaxes(exponentformat="power")  # not µ for millionths
     made.update_xaxes(title_text=figure.across, title_standoff=4)
     if figure.limits:
         made.update_yaxes(range=list(figure.limits))

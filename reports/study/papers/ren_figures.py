@@ -40,6 +40,8 @@ def errors_by_layer(
         paper: entry of the papers' numbers.
     """
     errors = blocks(between_models(frames.errors(component)))
+    if component == ATTENTION:
+        errors = errors.assign(rows=None)  # of one kind, which the title names
     panels, values = [], []
     for (task, kind), own in by(errors[errors["site_x"].notna()], "task", "rows"):
         for method in shown_methods(own):
@@ -92,10 +94,11 @@ def layer_maps(frames: Frames, *, within: bool) -> Figure:
             panels.append(_layer_map(line, title))
             values += [{"panel": title, "layer_x": a, "layer_y": b, "fvu": value} for a, b, value in _cells(line)]
     models = len(set(errors["model_x"]) | set(errors["model_y"]))
+    over = f"{models} models" if within else f"the pairs of {models} models"
     return Figure(
         "ren_figure_3" if within else "ren_figure_6",
         f"Error from layer to layer, {whom} (Ren et al., Figure{' 3' if within else 's 6 and 8'})",
-        f"FVU of the map from each layer of X (up) to each of Y (across), mean over the pairs of {models} models; "
+        f"FVU of the map from each layer of X (up) to each of Y (across), mean over {over}; "
         "brighter is closer, 1 is no better than the mean.",
         f"Heat maps of FVU between all layers {whom}, one for each task, stage and map.",
         panels,

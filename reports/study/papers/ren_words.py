@@ -24,23 +24,29 @@ def closest_maps(rows: Sequence[dict[str, Cell]], column: str, keys: Sequence[st
         best = min(means, key=lambda name: means[name].mean)
         where = place_words(*(_word(key, name) for key, name in zip(keys, place, strict=True)))
         linear = f"; linear {means['linear'].mean:.4f}" if "linear" in means and best != "linear" else ""
-        value = means[best]
+        over = _over(means[best], pairs="strength" not in keys)
         said.append(
-            f"{where + ': ' if where else ''}the closest map is {best}, with an mse of {value.mean:.4f} over "
-            f"{value.pairs} pairs of {value.models} models{linear}."
+            f"{where + ': ' if where else ''}the closest map is {best}, with an mse of {means[best].mean:.4f} over "
+            f"{over}{linear}."
         )
     return said
 
 
+def _over(value: Estimate, *, pairs: bool) -> str:
+    """Of how many models, and pairs of them, an estimate is."""
+    models = f"{value.models} model{'' if value.models == 1 else 's'}"
+    return f"{value.pairs} pair{'' if value.pairs == 1 else 's'} of {models}" if pairs else models
+
+
 def differences_said(rows: Sequence[dict[str, Cell]]) -> str:
-    """Say which differences between maps are told from 0, and how small a p the number of models allows."""
+    """Say which maps differ in error, and how small a p the number of models allows."""
     found = [f"{row['method']} ({place_words(*(str(row[key]) for key in ('task', 'stage') if row[key]))})"
              for row in rows if isinstance(row["holm"], float) and row["holm"] < 0.05]  # fmt: skip
     if found:
-        return f"Of {len(rows)} differences between maps, {len(found)} are told from 0 at .05: {listed(found)}."
+        return f"{len(found)} of {len(rows)} differences between maps are significant at .05: {listed(found)}."
     least = min(float(str(row["least"])) for row in rows)
     few = f", and {rows[0]['models']} models allow no p below {least:.3g}" if least >= 0.05 / len(rows) else ""
-    return f"None of {len(rows)} differences between maps is told from 0 at .05{few}."
+    return f"None of {len(rows)} differences between maps is significant at .05{few}."
 
 
 def kept_scores(rows: Sequence[dict[str, Cell]]) -> list[str]:

@@ -96,7 +96,7 @@ def test_maps_are_compared_with_the_invertible_one_by_one_family_of_tests(made: 
     found = table(made, "ren_table_4_tests")
     assert [entry["method"] for entry in found.rows] == ["linear − inn", "mlp − inn"] * 2
     assert all(entry["p"] == 2 / 2**8 and entry["holm"] == pytest.approx(4 * 2 / 2**8) for entry in found.rows)
-    assert found.findings[0].startswith("Of 4 differences between maps, 4 are told from 0 at .05")
+    assert found.findings[0].startswith("4 of 4 differences between maps are significant at .05: ")
 
 
 def test_injection_is_shown_at_the_last_site_between_ceilings_and_floors(made: Made) -> None:
@@ -209,6 +209,16 @@ def test_the_inverse_of_a_map_trained_one_way_is_a_map_of_its_own(frames: dict[s
     made = make(Frames({"inject": pd.concat([rows.assign(fit="trained"), back])}), ["ren_table_4"])
     assert mean(row(made, "ren_table_4", method="inn")["mse"]) < 1
     assert mean(row(made, "ren_table_4", method="inn, inverted")["mse"]) == 1e4
+
+
+def test_attention_weights_are_named_once(frames: dict[str, pd.DataFrame]) -> None:
+    rows = frames["inject"].assign(rows="attention weights of pairs of tokens")
+    (found,) = make(Frames({"attention": rows[rows["site_x"] > 0]}), ["ren_figure_4"]).figures
+    assert [panel.title for panel in found.panels] == ["sst2, inn", "sst2, linear", "sst2, mlp"]
+
+
+def test_recovery_is_over_models(made: Made) -> None:
+    assert table(made, "ren_table_3").findings[0].endswith(" over 8 models; linear 0.0500.")
 
 
 def test_groups_are_told_apart_by_their_distances(made: Made) -> None:
