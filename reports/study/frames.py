@@ -110,7 +110,10 @@ class Frames:
 
     def _shortened(self, frame: pd.DataFrame) -> pd.DataFrame:
         named = [name for name in ("model_x", "model_y", "model") if name in frame.columns]
-        return frame.assign(**{name: frame[name].map(self._short) for name in named})
+        short = {name: frame[name].map(self._short) for name in named}
+        if "base" in frame.columns:
+            short["base"] = frame["base"].map(lambda base: self._short.get(base, base))
+        return frame.assign(**short)
 
 
 def by(frame: pd.DataFrame, *keys: str) -> Iterator[tuple[tuple[str | None, ...], pd.DataFrame]]:

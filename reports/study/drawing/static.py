@@ -19,6 +19,7 @@ ABREAST = 3
 WRITTEN = 14  # rows up to which the values stand in the cells
 MOST_TICKS = 26
 LARGEST = 4.8  # inches of a map
+LINE = 36  # letters that fit below a panel
 LETTER = 0.075  # inches of a letter of a model's name, which stands beside its block
 
 
@@ -142,6 +143,7 @@ def _limits(heats: Sequence[HeatPanel]) -> tuple[float, float]:
 
 
 def _slant(names: Sequence[str]) -> Look:
-    """Long names slant, and end at their place."""
+    """Names too long to stand side by side slant, and end at their place."""
     slanted: Look = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
-    return slanted if max(map(len, names), default=0) > 4 else {}
+    long = max(map(len, names), default=0) > 4 and sum(map(len, names)) + 2 * len(names) > LINE
+    return slanted if long else {}

@@ -37,10 +37,11 @@ SIMILARITY_NAMES = (
     "The paper's Table 2 defines R² of linear regression (here `r2`), CCA and SVCCA as mean squared correlations "
     "(`r2_cca`, `r2_svcca`; `cca` and `svcca` are mean correlations), and PWCCA (`pwcca`); it prints no values."
 )
+PAPERS_INDICES = {"r2", "cca", "r2_cca", "svcca", "r2_svcca", "pwcca"}
 SIMILARITY_HELD_OUT = (
-    "Held out: the texts are test texts; measures that fit directions (CCA, regression) fit them on the same rows, and "
-    "`directions of other texts` takes them from the fitting texts instead."
+    "Held out: the texts are test texts; measures that fit directions (CCA, regression) fit them on the same rows"
 )
+OTHER_TEXTS = ", and `directions of other texts` takes them from the fitting texts instead"
 RECOVERY = (
     "Y is a random invertible network of X's real states, so that an exact map exists. Mean over models, their sites "
     f"and the networks drawn. {WHAT_INTERVALS_ARE}"
@@ -79,13 +80,18 @@ def similarity(frames: Frames) -> Table:
         rows.append({"task": task, "stage": stage_words(stage), "measure": measure, **found, **counts(found["value"])})
     heading = {"value": "similarity", "held_out": "directions of other texts", "null": "null: texts permuted"}
     columns = [Column(name, said, ".3f") for name, said in {**heading, "untrained": "untrained twins"}.items()]
+    shown = known([*PLACE, Column("measure", "measure"), *columns, *COUNTS], rows)
+    other_texts = OTHER_TEXTS if "held_out" in {column.key for column in shown} else ""
     return Table(
         "ren_table_2",
         "Similarity of models by stage (the indices of Ren et al., Table 2, and all other measures)",
         SIMILARITY,
-        known([*PLACE, Column("measure", "measure"), *columns, *COUNTS], rows),
+        shown,
         rows,
-        notes=[SIMILARITY_HELD_OUT, SIMILARITY_NAMES],
+        notes=[
+            f"{SIMILARITY_HELD_OUT}{other_texts}.",
+            *([SIMILARITY_NAMES] if PAPERS_INDICES & {str(row["measure"]) for row in rows} else []),
+        ],
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -17,6 +18,7 @@ from reports.study.papers.numbers import paper_note, paper_value, plain
 __all__ = ["block_map", "freezing", "localization", "untrained_map"]
 
 TASKS = ("sst2", "mnli", "qnli", "qqp")
+BASES = re.compile(r"(?:^|/)(bert|xlnet)-base(?:-|$)")  # the paper's two models, and no RoBERTa
 BLOCKS = (
     "Where a measure is not symmetric, the entry is that of the row's layer to the column's. On held-out texts, "
     "features as they are."
@@ -139,22 +141,24 @@ def freezing(frames: Frames) -> Table:
     heading = {"base": "model", "variant": "frozen", "task": "task", "score": "score × 100", "sd": "sd over seeds"}
     columns = [Column(key, said, ".2f") for key, said in heading.items()]
     columns += [Column("seeds", "classifiers", "d"), Column("paper", "paper", ".2f")]
+    frozen = set(frame["variant"]) != {"none"}
+    printed = any(row["paper"] is not None for row in rows)
     return Table(
         "wu_table_1",
-        "Fine-tuning with layers frozen (Wu et al., Table 1)",
+        "Fine-tuning with layers frozen (Wu et al., Table 1)" if frozen else "Scores after fine-tuning",
         "The task's score on held-out texts, mean and standard deviation over seeds.",
-        known(columns, rows),
+        known(columns if frozen else [column for column in columns if column.key != "variant"], rows),
         rows,
-        notes=["Held out: yes, on test texts.", paper_note("wu_table_1")],
+        notes=["Held out: yes, on test texts.", *([paper_note("wu_table_1")] if frozen or printed else [])],
     )
 
 
 def _printed(base: str, variant: str | None, task: str | None) -> float | None:
     """The paper's accuracy of the same model, variant and task."""
-    family = next((name for name in ("xlnet", "bert") if name in base.lower()), None)
+    family = BASES.search(base.lower())
     if family is None or task is None or plain(task) not in TASKS:
         return None
-    found = paper_value("wu_table_1", plain(task), model=family, variant=variant)
+    found = paper_value("wu_table_1", plain(task), model=family[1], variant=variant)
     return None if found is None else found.mean
 
 

@@ -245,6 +245,15 @@ def test_freezing_has_the_papers_accuracy_of_the_same_variant(made: Made) -> Non
     assert (found["score"], found["paper"], found["seeds"]) == (pytest.approx(93.5), 92.43, 2)
 
 
+def test_the_papers_accuracy_stands_beside_its_own_models_alone(frames: dict[str, pd.DataFrame]) -> None:
+    for base, printed in (("google-bert/bert-base-cased", 92.43), ("roberta-base", None), ("bert-large-cased", None)):
+        rows = frames["finetune"][frames["finetune"]["variant"] == "none"].assign(base=base, model_x=base)
+        (found,) = make(Frames({"finetune": rows}), ["wu_table_1"]).tables
+        assert found.title == "Scores after fine-tuning"  # as no layers were frozen
+        assert [(entry["base"], entry["paper"]) for entry in found.rows] == [(base.split("/")[-1], printed)]
+        assert "variant" not in {column.key for column in found.columns}
+
+
 def test_a_name_that_there_is_not_is_refused_with_one_like_it() -> None:
     with pytest.raises(ValueError, match=r"got ren_tabel_4\. Did you mean .*ren_table_4"):
         make(Frames({}), ["ren_tabel_4"])
