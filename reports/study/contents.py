@@ -73,6 +73,7 @@ class Series:
         values: at each place, every value (boxes), or one (lines).
         points: what each value is of, for the reader who points at it.
         low, high: ends of the interval of a line at each place; NaN where there is none.
+        number: among the series of this meaning in its panel, whose colour is one: they differ in marker and dash.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Series:
     points: Sequence[Sequence[str]] = ()
     low: Sequence[float] = ()
     high: Sequence[float] = ()
+    number: int = 0
 
 
 @dataclass(frozen=True)

@@ -46,9 +46,13 @@ class Palette:
                 for series in panel.series if isinstance(panel, (BoxPanel, LinePanel)) else ():
                     self._add(series.meaning)
 
-    def look(self, meaning: Meaning) -> Look:
-        """How to draw what has this meaning."""
-        return self._looks[meaning]
+    def look(self, meaning: Meaning, number: int = 0) -> Look:
+        """How to draw what has this meaning: of several, the first as it is, others with another marker and dash."""
+        look = self._looks[meaning]
+        if number == 0:
+            return look
+        marker, dash = MARKERS.index(look.marker) + number, DASHES.index(look.dash) + number
+        return look._replace(marker=MARKERS[marker % len(MARKERS)], dash=DASHES[dash % len(DASHES)])
 
     def _add(self, meaning: Meaning) -> None:
         if meaning in self._looks:

@@ -20,6 +20,7 @@ LEAST = 260  # pixels of a panel
 MOST_TICKS = 26
 WRITTEN = 8  # rows up to which the values stand in the cells
 MOST_POINTS = 60  # of a box up to which each is drawn
+LETTER = 0.006  # of the figure's width, a letter of a model's name
 FONT = {"family": "system-ui, sans-serif", "size": 12, "color": "#1a1a1a"}
 
 
@@ -41,7 +42,7 @@ def fragment(figure: Figure, palette: Palette) -> tuple[str, int]:
     height = _height(panels)
     made = make_subplots(
         down, abreast, subplot_titles=[panel.title for panel in panels],
-        vertical_spacing=min(0.9 / max(down, 1), 100 / (height * down)), horizontal_spacing=0.09,
+        vertical_spacing=min(0.9 / max(down, 1), 100 / (height * down)), horizontal_spacing=_between(panels),
         shared_yaxes=False if isinstance(panels[0], HeatPanel) else "all",
     )  # fmt: skip
     shown: set[str] = set()
@@ -133,7 +134,7 @@ def _lines(made: Any, panel: LinePanel, palette: Palette, place: dict[str, int],
 
     step = min(0.06, 0.4 / len(panel.series))
     for order, series in enumerate(panel.series):
-        look = palette.look(series.meaning)
+        look = palette.look(series.meaning, series.number)
         middle = np.array([values[0] for values in series.values], dtype=float)
         across = np.arange(len(panel.across)) + step * (order - (len(panel.series) - 1) / 2)
         made.add_trace(
@@ -198,6 +199,13 @@ def _abreast(panels: Sequence[Any]) -> int:
         cells = max(max(panel.values.shape) for panel in panels)
         return ABREAST if cells <= 26 else 2 if cells <= 60 else 1
     return ABREAST if max(len(panel.across) for panel in panels) <= 14 else 2
+
+
+def _between(panels: Sequence[Any]) -> float:
+    """Room between panels, as a share of the figure: for numbers, or for the names of models beside their blocks."""
+    letters = max((len(name) for panel in panels if isinstance(panel, HeatPanel) for name, _ in panel.row_blocks),
+                  default=0)  # fmt: skip
+    return max(0.09, 0.02 + LETTER * letters)
 
 
 def _height(panels: Sequence[Any]) -> int:

@@ -72,7 +72,7 @@ def _boxes(axis: Axes, panel: BoxPanel, palette: Palette) -> None:
 def _lines(axis: Axes, panel: LinePanel, palette: Palette) -> None:
     places = np.arange(len(panel.across))
     for series in panel.series:
-        look = palette.look(series.meaning)
+        look = palette.look(series.meaning, series.number)
         middle = np.array([values[0] for values in series.values], dtype=float)
         axis.plot(places, middle, label=series.name, color=look.colour, marker=look.marker[0], linestyle=look.dash[0],
                   markersize=4, linewidth=1.4)  # fmt: skip

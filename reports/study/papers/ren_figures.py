@@ -133,6 +133,7 @@ def nuclear_norms(frames: Frames) -> Figure:
             values += [{"task": task, "stage": stage, "layer": int(layer), "nuclear_norm": mean}
                        for layer, mean in zip(layers, means, strict=True)]  # fmt: skip
         panels.append(LinePanel(place_words(task), [str(layer) for layer in layers], series))
+    depths = frame.groupby("model")["layer"].max().nunique()
     return Figure(
         "ren_nuclear_norm",
         "Nuclear norm by layer (Ren et al., B.2)",
@@ -142,6 +143,9 @@ def nuclear_norms(frames: Frames) -> Figure:
         panels,
         "nuclear norm",
         values=values,
+        notes=["Models have different depths: at each layer the mean is over those that have it."]
+        if depths > 1
+        else [],
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -33,6 +34,7 @@ LOCALIZATION = (
     "sits in single neurons."
 )
 FAMILIES = "Colours are families; a line is a model, or the mean of a family."
+TUNING = ("pretrained", "finetuned")
 MOST_LINES = 8  # models with a line each; of more, groups have one
 
 
@@ -103,8 +105,10 @@ def untrained_map(frames: Frames) -> Figure:
 def localization(frames: Frames, name: str = "wu_figure_3") -> Figure:
     """Wu et al., Figures 3 and 7: localization by layer, model by model, or stage by stage (`wu_figure_7`)."""
     scores, staged = _localizations(frames), name == "wu_figure_7"
-    if staged and scores["stage"].nunique() < 2:
-        raise Missing("the study has models of one stage only")
+    if staged:
+        scores = scores[scores["stage"].isin(TUNING)]
+        if scores["stage"].nunique() < len(TUNING):
+            raise Missing("the study has not both pretrained and fine-tuned models")
     panels = _stage_panels(scores) if staged else _model_panels(scores, frames.groups)
     lines = "Lines are means over models, intervals their range." if staged else FAMILIES
     return Figure(
@@ -221,12 +225,13 @@ def _model_panels(scores: pd.DataFrame, groups: dict[str, str]) -> list[LinePane
     for (task, stage), own in by(scores, "task", "stage"):
         many = own["model"].nunique() > MOST_LINES and bool(groups)
         key: Callable[[str], str] = (lambda model: groups.get(model, model)) if many else (lambda model: model)
-        series = []
+        series: list[Series] = []
         for line_name in dict.fromkeys(key(model) for model in own["model"]):
             line = own[[key(model) == line_name for model in own["model"]]]
             first = line["model"].iloc[0]
             meaning = ("group", groups[first]) if first in groups else ("model", line_name)
-            series.append(_mean_line(line_name, meaning, line, own))
+            number = sum(other.meaning == meaning for other in series)
+            series.append(replace(_mean_line(line_name, meaning, line, own), number=number))
         panels.append(LinePanel(place_words(task, stage), _numbers(own), series))
     return panels
 

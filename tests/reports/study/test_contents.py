@@ -186,6 +186,19 @@ def test_fine_tuned_layers_go_up_where_the_original_goes_across(frames: dict[str
     assert panel.values[0].tolist() == [layer / 10 for layer in LAYERS]
 
 
+def test_untrained_models_are_not_before_fine_tuning(frames: dict[str, pd.DataFrame]) -> None:
+    rows = frames["similarity"].replace({"stage": {"finetuned": "random"}})
+    made = make(Frames({"similarity": rows}), ["wu_figure_7"])
+    assert made.missing == {"wu_figure_7": "the study has not both pretrained and fine-tuned models"}
+
+
+def test_a_mean_over_models_of_different_depths_says_so(frames: dict[str, pd.DataFrame]) -> None:
+    rows = frames["similarity_layers"]
+    for kept, notes in ((rows, 0), (rows[(rows["model"] != "a:0") | (rows["layer"] < 4)], 1)):
+        (found,) = make(Frames({"similarity_layers": kept}), ["ren_nuclear_norm"]).figures
+        assert len(found.notes) == notes
+
+
 def test_fine_tunings_of_one_model_and_of_two_are_not_mixed(frames: dict[str, pd.DataFrame]) -> None:
     names = {"a:0": "roberta", "a:1": "roberta#2", "b:0": "electra", "b:1": "electra#2"}
     rows = frames["similarity"]

@@ -243,6 +243,15 @@ def test_a_colour_has_one_meaning_in_all_figures(frames: dict[str, pd.DataFrame]
     assert len(set(looks)) == len(looks)
 
 
+def test_models_of_one_family_have_its_colour_and_lines_of_their_own(frames: dict[str, pd.DataFrame]) -> None:
+    (found,) = make(Frames(frames), ["wu_figure_3"]).figures
+    series = [each for each in found.panels[0].series if each.meaning == ("group", "a")]  # type: ignore[union-attr]
+    looks = [Palette([found]).look(each.meaning, each.number) for each in series]
+    assert len(series) == 4
+    assert len({look.colour for look in looks}) == 1
+    assert len({(look.marker, look.dash) for look in looks}) == 4
+
+
 @pytest.mark.skipif(not interactive.PLOTLY, reason="no plotly: install the extra `report`")
 def test_boxes_stand_above_their_names_and_beside_each_other_only_where_a_name_has_several(
     frames: dict[str, pd.DataFrame],
