@@ -26,7 +26,7 @@ from frozen.model import FrozenModel
 from probing.across.comparing import Fitted, Row, compared
 from probing.across.pairs import PairsBeingRead
 from probing.across.subspaces import principal_subspaces, random_subspaces, read_subspaces
-from probing.across.twin import Twin
+from probing.across.twin import PRINCIPAL, RANDOM, WHOLE, Part, Twin
 from probing.arms import Arm
 from probing.edges.task import EdgeTask
 from probing.reading import check_annotated, check_room, sentences_of
@@ -188,11 +188,11 @@ class ProbesAcrossMaps(Evaluation):
         places = [words.places.index(Place("model", j)) for _, j in self.route.pairs]
         self.narrow = [self._trained(name, words, self.dimensions) for name in self.tasks]
         read = {each.task.name: read_subspaces(each.bank)[places] for each in self.narrow}
-        first = next(iter(read.values()))
-        parts: dict[str, list[Tensor | None]] = {name: [subspace] for name, subspace in read.items()}
-        parts["random"] = [random_subspaces(first, self.seed + draw) for draw in range(self.draws)]
-        parts["principal"] = [principal_subspaces(words.states[places], first.shape[-1])]
-        parts["whole state"] = [None]
+        states, parts = words.states[places], [Part(name, [subspace]) for name, subspace in read.items()]
+        for like in {subspace.shape: subspace for subspace in read.values()}.values():
+            parts.append(Part(RANDOM, [random_subspaces(like, self.seed + draw) for draw in range(self.draws)]))
+            parts.append(Part(PRINCIPAL, [principal_subspaces(states, like.shape[-1])]))
+        parts.append(Part(WHOLE, [None]))
         behaviour = Behaviour(self.route, asked, ("native_y",), self.seed)
         return Twin(behaviour, self.swapped, parts, self.n_texts, self.seed).to(self.device)
 

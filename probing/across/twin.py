@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +15,25 @@ from aligners.scoring.scores import TextScores
 from datamodules.asking import TaskBatch
 from probing.across.subspaces import swapped
 
-__all__ = ["CHANGES", "Twin"]
+__all__ = ["CHANGES", "PRINCIPAL", "RANDOM", "WHOLE", "Part", "Twin"]
 
 CHANGES = (
     "penalty", "penalty_low", "penalty_high", "loss", "accuracy", "accuracy_low", "accuracy_high", "agreement",
 )  # fmt: skip
+RANDOM, PRINCIPAL, WHOLE = "random", "principal", "whole state"  # parts that no probe reads
 Row = dict[str, Any]
+
+
+class Part(NamedTuple):
+    """A part of the state that is swapped.
+
+    Attributes:
+        name: of the task whose probe reads it, or one of `RANDOM`, `PRINCIPAL`, `WHOLE`.
+        subspaces: of each site (S, d, k), several where an average over draws is wanted; None for the whole state.
+    """
+
+    name: str
+    subspaces: Sequence[Tensor | None]
 
 
 class Twin(nn.Module):
@@ -29,8 +42,7 @@ class Twin(nn.Module):
     Args:
         behaviour: of Y, on the route from X.
         maps: what takes the place of Y's states: maps of tokens, and their mean, which erases what was there.
-        parts: name -> subspaces of each site (S, d, k), several where an average over draws is wanted; None for
-            the whole state.
+        parts: of the state.
         texts: number of held-out texts.
         seed: of the resampling of texts.
     """
@@ -39,12 +51,12 @@ class Twin(nn.Module):
         self,
         behaviour: Behaviour,
         maps: Sequence[Method],
-        parts: Mapping[str, Sequence[Tensor | None]],
+        parts: Sequence[Part],
         texts: int,
         seed: int,
     ) -> None:
         super().__init__()
-        self.behaviour, self.maps, self.parts, self.seed = behaviour, list(maps), dict(parts), seed
+        self.behaviour, self.maps, self.parts, self.seed = behaviour, list(maps), list(parts), seed
         self.owned = nn.ModuleList(method.aligner for method in maps if method.aligner is not None)
         sites = len(behaviour.route.pairs)
         self.scores = TextScores(BEHAVIOUR, len(self.maps) * len(self.parts), sites, texts)
@@ -64,7 +76,7 @@ class Twin(nn.Module):
         found = []
         for method in self.maps:
             mapped = method.map(x, task)
-            found += [self._mean(task, y, mapped, subspaces, own) for subspaces in self.parts.values()]
+            found += [self._mean(task, y, mapped, subspaces, own) for _, subspaces in self.parts]
         self.scores.update(text, {name: torch.stack([each[name] for each in found]) for name in BEHAVIOUR})
 
     def _mean(
@@ -80,7 +92,7 @@ class Twin(nn.Module):
         columns = behaviour_columns(self.scores.compute(), native, self.behaviour.asked, self.seed)
         pairs = [(method, part) for method in self.maps for part in self.parts]
         for place, (method, part) in enumerate(pairs):
-            subspace = self.parts[part][0]
+            subspace = part.subspaces[0]
             for s, (site_x, site_y) in enumerate(route.pairs):
                 values = {name: float(columns[name][place, s]) for name in CHANGES}
                 yield {
@@ -89,7 +101,7 @@ class Twin(nn.Module):
                     "site_x": site_x,
                     "site_y": site_y,
                     "method": method.name,
-                    "part": part,
+                    "part": part.name,
                     "dimensions": route.target.width if subspace is None else subspace.shape[-1],
                     "n_texts": len(native["units"]),
                     "n_units": int(native["units"].sum()),

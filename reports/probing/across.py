@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
+from probing.across.twin import PRINCIPAL, RANDOM, WHOLE
 from reports.drawing import Look, SitePanel, line_look, method_looks, number, site_figure
 from reports.names import site_name, with_short_names
 from reports.report import Report, Row
@@ -20,7 +22,6 @@ NATIVE: dict[str, Look] = {
     "native_x": {**line_look(6, 6, "--"), "markersize": 3.5},
 }
 SAID = {"native_y": "{y}, its own", "native_x": "{x}, its own probe"}
-WHOLE, RANDOM, PRINCIPAL = "whole state", "random", "principal"
 ERASED = "mean"
 Pair = tuple[int, int]
 
@@ -54,7 +55,7 @@ def _of(rows: Sequence[Row], **wanted: object) -> list[Row]:
     return [row for row in rows if all(row[column] == value for column, value in wanted.items())]
 
 
-def _each(rows: Sequence[Row], *columns: str) -> list[tuple[str, ...]]:
+def _each(rows: Sequence[Row], *columns: str) -> list[tuple[Any, ...]]:
     """The values of some columns that occur together, in order."""
     return list(dict.fromkeys(tuple(row[column] for column in columns) for row in rows))
 
@@ -101,10 +102,10 @@ def _twin_table(rows: Sequence[Row]) -> TitledTable:
     title = f"{_title(rows)}: penalty of swapping a part of the state, nats"
     sites = {"": [site_name(pair) for pair in _pairs(rows)]}
     table = site_table(title, ["for", "what a probe reads, or other dimensions"], ["dimensions"], sites)
-    for method, part in _each(rows, "method", "part"):
-        own = _of(rows, method=method, part=part)
+    for method, part, dimensions in _each(rows, "method", "part", "dimensions"):
+        own = _of(rows, method=method, part=part, dimensions=dimensions)
         cells = ["" if row["penalty"] is None else f"{row['penalty']:.3f}" for row in own]
-        table.add_row(method, part, str(own[0]["dimensions"]), *cells)
+        table.add_row(method, part, str(dimensions), *cells)
     return table
 
 
@@ -124,16 +125,22 @@ def _figure(rows: Sequence[Row]) -> Figure:
 
 def _twin_figure(rows: Sequence[Row]) -> Figure:
     """Draw penalties by site, a panel for each map, a line for each part of the state."""
-    parts = [part for (part,) in _each(rows, "part")]
+    parts = _each(rows, "part", "dimensions")
     looks = {part: line_look(place, place, "-") for place, part in enumerate(parts)}
-    for part, colour in ((RANDOM, "0.6"), (PRINCIPAL, "0.35"), (WHOLE, "0")):
-        looks[part] = {**looks[part], "color": colour, "linestyle": ":"}
+    greys = {RANDOM: "0.65", PRINCIPAL: "0.4", WHOLE: "0"}
+    for part in parts:
+        if part[0] in greys:
+            looks[part] = {**looks[part], "color": greys[part[0]], "linestyle": ":"}
     shown = []
     for (method,) in _each(rows, "method"):
-        lines = [(part, look, _of(rows, method=method, part=part)) for part, look in looks.items()]
+        lines = [
+            (f"{name} ({k})", look, _of(rows, method=method, part=name, dimensions=k))
+            for (name, k), look in looks.items()
+        ]
         title = "erased: the mean" if method == ERASED else f"{method}: g(X)"
         shown.append(SitePanel(title, _pairs(rows), lines))
-    return site_figure(shown, "penalty", "penalty of the swap, nats", note=_title(rows))
+    note = f"{_title(rows)}\nwhat a probe reads, or other dimensions (how many)"
+    return site_figure(shown, "penalty", "penalty of the swap, nats", note=note)
 
 
 # ---------------------------------------------------------------------- sentences
@@ -160,17 +167,21 @@ def _kept_in_words(rows: Sequence[Row]) -> list[str]:
 def _twin_in_words(rows: Sequence[Row]) -> list[str]:
     """Say of each probed part whether Y uses it, beside other dimensions, and whether a map restores it."""
     said = []
-    erased = {part: _mean(_of(rows, method=ERASED, part=part), "penalty") for (part,) in _each(rows, "part")}
-    for part, penalty in erased.items():
+    erased = _of(rows, method=ERASED)
+    for part, k in _each(rows, "part", "dimensions"):
         if part in (RANDOM, PRINCIPAL, WHOLE):
             continue
-        maps = {name: _mean(_of(rows, method=name, part=part), "penalty") for (name,) in _each(rows, "method")}
+        own = _of(rows, part=part)
+        maps = {name: _mean(_of(own, method=name), "penalty") for (name,) in _each(own, "method")}
         best = min((name for name in maps if name != ERASED), key=lambda name: number(maps[name]), default=None)
         through = "" if best is None else f"; with g(X) there, at best {maps[best]:.3f} ({best})"
+        others = [
+            _mean(_of(erased, part=name, **same), "penalty")
+            for name, same in ((RANDOM, {"dimensions": k}), (PRINCIPAL, {"dimensions": k}), (WHOLE, {}))
+        ]
         said.append(
-            f"Erasing what the {part} probe reads costs {penalty:.3f} nats, mean over sites; random dimensions "
-            f"{erased[RANDOM]:.3f}, principal ones {erased[PRINCIPAL]:.3f}, the whole state {erased[WHOLE]:.3f}"
-            f"{through}."
+            f"Erasing what the {part} probe reads, {k} dimensions, costs {maps[ERASED]:.3f} nats, mean over sites; "
+            "random dimensions {:.3f}, principal ones {:.3f}, the whole state {:.3f}{}.".format(*others, through)
         )
     return said
 

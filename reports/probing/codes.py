@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
@@ -52,8 +53,7 @@ def codes_tables(rows: Sequence[Row]) -> Iterator[TitledTable]:
             for kind in KINDS:
                 here = {row["site"]: row for row in _of(own, kind)}
                 if here:
-                    any_row = next(iter(here.values()))
-                    least = f"{any_row['uniform_bits'] / any_row['frequency_bits']:.2f}"
+                    least = "" if kind == "control task" else f"{_by_frequencies(own):.2f}"
                     table.add_row(task, kind, least, *(_cell(here.get(site)) for site in sites))
         yield table
 
@@ -66,32 +66,45 @@ def _cell(row: Row | None) -> str:
 
 def codes_figure(rows: Sequence[Row], portions: Sequence[Row]) -> Figure:
     """Draw, for each model and task, compression by site, and below it bits a target by portion."""
-    groups = _groups(rows)
-    across = min(ABREAST, len(groups))
-    figure, axes = panels(2 * across, across, PANEL, (2.2, 0.9))
-    for place, (model, task, own) in enumerate(groups[:across]):
-        sites = _sites(own)
-        above, below = axes[place], axes[across + place]
-        for number, kind in enumerate(KINDS):
-            here = {row["site"]: row for row in _of(own, kind)}
-            look = line_look(number, number, ("-", "--", ":")[number])
-            lines_by_site(above, [(kind, look, [here.get(site) for site in sites])], "compression")
-        by_frequencies = _of(own, "model")[0]
-        least = by_frequencies["uniform_bits"] / by_frequencies["frequency_bits"]
-        above.axhline(least, label="by frequencies", color="0.6", linestyle=":", zorder=0)
-        above.set_title(task if len({model for model, _, _ in groups}) == 1 else f"{model}, {task}", fontsize=10)
-        above.set_xticks(range(len(sites)), [_name(site) for site in sites])
-        above.set_xlabel("site (layer)", fontsize=8)
+    groups = _groups(rows)[:ABREAST]
+    several = len({model for model, _, _ in groups}) > 1
+    figure, axes = panels(2 * len(groups), len(groups), PANEL, (2.2, 0.9))
+    for place, (model, task, own) in enumerate(groups):
+        axes[place].set_title(f"{model}, {task}" if several else task, fontsize=10)
+        _compressions(axes[place], own)
         sent = [row for row in portions if (row["model"], row["task"]) == (model, task)]
-        for number, site in enumerate(sites):
-            shares, losses = _losses([row for row in _of(sent, "model") if row["site"] == site])
-            below.plot(100 * shares, losses, label=f"site {_name(site)}", **_thin(number))
-        below.set_xscale("log")
-        below.set_xlabel("end of the portion, %", fontsize=8)
+        _losses_by_portion(axes[len(groups) + place], _of(sent, "model"))
     axes[0].set_ylabel("uniform code over codelength", fontsize=8)
-    axes[across].set_ylabel("bits a target", fontsize=8)
+    axes[len(groups)].set_ylabel("bits a target", fontsize=8)
     dress(figure, axes, "", "")
     return figure
+
+
+def _compressions(axis: Axes, rows: Sequence[Row]) -> None:
+    """Draw compression by site: a line for the model, its untrained twin, and the control task."""
+    sites = _sites(rows)
+    for number, kind in enumerate(KINDS):
+        here = {row["site"]: row for row in _of(rows, kind)}
+        look = line_look(number, number, ("-", "--", ":")[number])
+        lines_by_site(axis, [(kind, look, [here.get(site) for site in sites])], "compression")
+    axis.axhline(_by_frequencies(rows), label="by frequencies", color="0.6", linestyle=":", zorder=0)
+    axis.set_xticks(range(len(sites)), [_name(site) for site in sites])
+    axis.set_xlabel("site (layer)", fontsize=8)
+
+
+def _losses_by_portion(axis: Axes, rows: Sequence[Row]) -> None:
+    """Draw bits a target by portion, a line for each site."""
+    for number, site in enumerate(_sites(rows)):
+        shares, losses = _losses([row for row in rows if row["site"] == site])
+        axis.plot(100 * shares, losses, label="mix" if site is None else f"site {site}", **_thin(number))
+    axis.set_xscale("log")
+    axis.set_xlabel("end of the portion, %", fontsize=8)
+
+
+def _by_frequencies(rows: Sequence[Row]) -> float:
+    """Compression of a code that knows the frequencies of a task's labels alone."""
+    row = _of(rows, "model")[0]
+    return row["uniform_bits"] / row["frequency_bits"]
 
 
 def _thin(number: int) -> Look:
@@ -119,7 +132,7 @@ def codes_in_words(rows: Sequence[Row], scores: Sequence[Row]) -> Iterator[str]:
         control = [row["compression"] for row in _of(own, "control task") if row["site"] == best["site"]]
         if control:
             said += f" (control task {control[0]:.2f})"
-        said += f"; a code that knows their frequencies alone has {best['uniform_bits'] / best['frequency_bits']:.2f}."
+        said += f"; a code that knows their frequencies alone has {_by_frequencies(own):.2f}."
         yield f"{model}: {said}" if len({row["model"] for row in rows}) > 1 else said
         yield from _ordering(task, read, [row for row in scores if (row["model"], row["task"]) == (model, task)])
 

@@ -245,7 +245,7 @@ def test_the_report_is_written(found: ProbesAcrossMaps, tmp_path: Path) -> None:
     }  # fmt: skip
     said = " ".join(made.sentences)
     assert "pos, F1" in said
-    assert "Erasing what the pos probe reads costs" in said
+    assert "Erasing what the pos probe reads, 2 dimensions, costs" in said
 
 
 def test_the_command_reads_the_words_of_a_checkpoint_of_tokens(
