@@ -36,12 +36,17 @@ def parser_with_sizes(description: str | None, *, layers: int, batch: int, token
 
 
 def interleaved(
-    alternatives: Mapping[str, Callable[[], object]], *, rounds: int, device: str, warmup: int = 2
+    alternatives: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int,
+    device: str,
+    warmup: int = 2,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
     """Seconds of each alternative in each round.
 
     A round runs every alternative once, each time beginning with another one, so that what the machine does
-    besides hits all of them alike.
+    besides hits all of them alike. Where it does much, `clock` can be `time.process_time`, the time of processors.
     """
     for _ in range(warmup):
         for run in alternatives.values():
@@ -51,10 +56,10 @@ def interleaved(
     for i in range(rounds):
         for name in names[i % len(names) :] + names[: i % len(names)]:
             _synchronise(device)
-            start = time.perf_counter()
+            start = clock()
             alternatives[name]()
             _synchronise(device)
-            seconds[name].append(time.perf_counter() - start)
+            seconds[name].append(clock() - start)
     return seconds
 
 

@@ -41,7 +41,6 @@ class SentenceRecipe(Size):
 
     vocabulary: int = 8192
     layers: int = 3
-    max_length: int = 64
     epochs: int = 20
     batch: int = 16
     learning_rate: float = 3e-3

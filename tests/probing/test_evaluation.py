@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from commands.table import train
+from datamodules import layers
+from datamodules.layers import LayerActivations
+from datamodules.text.sources import TextSource
+from probing.edges.scores import counts, f1
+from probing.edges.targets import Labels, targets_of
+from probing.evaluation import ProbeExperiment
+from probing.storing import PROBES, load_banks
+from probing.training import ProbeTraining
+from tests.runs import quiet_trainer
+from tests.tiny import WORDS, tiny_folder
+from tests.world import write_texts
+
+LONG = 12  # words of the longest sentences
+
+
+def write_treebank(path: Path, count: int = 120) -> str:
+    """A treebank of known words, whose parts of speech are their first letters; each hangs on a neighbour."""
+    draw, lines = random.Random(0), list[str]()
+    for _ in range(count):
+        words = draw.choices(WORDS, k=draw.randint(5, LONG))
+        root = draw.randint(1, len(words))
+        for place, word in enumerate(words, start=1):
+            head = 0 if place == root else place + (1 if place < root else -1)
+            pos = "PUNCT" if word == "and" else word[0].upper()
+            lines.append(
+                "\t".join([str(place), word, "_", pos, "_", "_", str(head), "dep" if head else "root", "_", "_"])
+            )
+        lines.append("")
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("probing")
+    models = {f"model_{seed}": str(tiny_folder(folder / f"m{seed}", seed=seed)) for seed in range(2)}
+    return {**models, "trees": write_treebank(folder / "trees.conllu")}
+
+
+def data_of(world: dict[str, str], models: tuple[str, ...] = ("model_0",), **options: Any) -> LayerActivations:
+    given: dict[str, Any] = {"text": TextSource(world["trees"]), "rows": "words_mean", "max_length": 32} | options
+    return LayerActivations([world[model] for model in models], batch_size=16, **given)
+
+
+def experiment(**options: Any) -> ProbeExperiment:
+    training = ProbeTraining(epochs=1, least_steps=5)
+    return ProbeExperiment(**{"training": training, "seeds": 1, "projection": 4, "hidden": 4} | options)
+
+
+def tested(data: LayerActivations, made: ProbeExperiment) -> ProbeExperiment:
+    quiet_trainer(inference_mode=False).test(made, datamodule=data, verbose=False)
+    return made
+
+
+def test_the_command_writes_a_report_and_probes_that_answer_as_it_says(
+    world: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    train(
+        [
+            *("probe", "--run", str(run), "--seeds", "2", "--ranks", "[2,4]", "--training.least_steps", "5"),
+            *("--training.epochs", "1", "--projection", "4", "--hidden", "4", "--data.models", f"[{world['model_0']}]"),
+            *("--data.text.source", world["trees"], "--data.max_length", "32", "--trainer.logger", "false"),
+            *("--trainer.enable_progress_bar", "false"),
+        ]
+    )
+    said = capsys.readouterr().out
+    written = json.loads((run / "probing.json").read_text())
+    assert {path.name for path in run.iterdir()} >= {
+        *("probing.csv", "mixes.csv", "trees.csv", "probing.png", "probing_ranks.png", "probing_trees.png", PROBES)
+    }
+    assert "selectivity" in said
+    assert "word order" not in said
+    assert "120 sentences" in said
+    banks = load_banks(run / PROBES)
+    data = data_of(world)
+    again = tested(data, experiment(tasks=["pos"], seeds=1, controls=False))  # only for its words
+    held = again.words[0, "test"]
+    found = []
+    for seed in range(2):
+        bank, about = banks[f"pos, seed {seed}, {world['model_0']}"]
+        labels = Labels(**about["labels"])
+        chosen = [a for a, arm in enumerate(bank.arms) if arm.source == "model" and not arm.control]
+        found.append(f1(counts(bank.only(chosen), held, targets_of(labels, held)).sum(1)))
+    rows = [row for row in written["rows"] if (row["task"], row["source"]) == ("pos", "model")]
+    assert [row["site"] for row in rows] == [0, 1, 2, 3, None]
+    assert [row["score"] for row in rows] == pytest.approx(torch.stack(found).mean(0).tolist())
+    structural = [row for row in written["rows"] if row["probe"] == "distance"]
+    assert Counter((row["source"], row["rank"]) for row in structural) == {
+        ("word order", None): 1, **{(source, rank): 4 for source in ("model", "untrained") for rank in (2, 4)}
+    }  # fmt: skip
+
+
+def test_each_model_and_its_twin_read_every_text_once(world: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: Counter[str] = Counter()
+    read = layers.read_rows
+
+    def counted(model: Any, inputs: Any, *others: Any) -> Any:
+        reads[model.name] += len(inputs["input_ids"])
+        return read(model, inputs, *others)
+
+    monkeypatch.setattr(layers, "read_rows", counted)
+    data = data_of(world, ("model_0", "model_1"))
+    made = tested(data, experiment(tasks=["pos", "distance", "depth"], seeds=2))
+    texts = len(data.texts.fit) + len(data.texts.test)
+    assert len(reads) == 4
+    assert set(reads.values()) == {texts}
+    assert {row["model"] for row in made.rows} == {world["model_0"], world["model_1"]}
+
+
+def test_sentences_that_a_model_does_not_read_whole_are_dropped_and_counted(world: dict[str, str]) -> None:
+    data = data_of(world, max_length=10)
+    made = tested(data, experiment(tasks=["pos"], controls=False, mix=False))
+    for split in ("fit", "test"):
+        texts = [text.split() for text in getattr(data.texts, split)["text"]]
+        kept = sum(len(words) <= 8 for words in texts)  # and two special tokens
+        assert made.meta["sentences"][split] == kept
+        assert made.meta["sentences_dropped"][split] == len(texts) - kept > 0
+        assert sum(len(own.words) for own in made.words[0, split].sentences) == made.words[0, split].states.shape[1]
+    with pytest.raises(ValueError, match=r"reads whole, but \d+ are not, such as .*`long_sentences` drop"):
+        tested(data_of(world, max_length=10), experiment(tasks=["pos"], long_sentences="error"))
+
+
+def test_what_cannot_be_probed_is_refused_before_training(world: dict[str, str], tmp_path: Path) -> None:
+    plain = write_texts(tmp_path / "plain.csv", [f"{word} film {n}" for n, word in enumerate(WORDS)])
+    with pytest.raises(ValueError, match="Expected annotated sentences"):
+        tested(data_of(world, text=TextSource(plain)), experiment())
+    with pytest.raises(ValueError, match=r"Expected `data\.rows` to be of words"):
+        tested(data_of(world, rows="tokens"), experiment())
+    with pytest.raises(ValueError, match="got 'ner'; there are: pos, morphology, dependencies"):
+        tested(data_of(world), experiment(tasks=["pos", "ner"]))
+    for wrong in ({"seeds": 0}, {"tasks": []}, {"ranks": []}, {"hidden": 0}):
+        with pytest.raises(ValueError, match=f"Expected `{next(iter(wrong))}` to be at least"):
+            ProbeExperiment(**wrong)  # type: ignore[arg-type]
+    other = tmp_path / "other.safetensors"
+    other.write_bytes(b"nothing of the kind")
+    for path in (other, tmp_path / "absent"):
+        with pytest.raises(ValueError, match=r"Expected `probes` to be a probes\.safetensors"):
+            load_banks(path)
