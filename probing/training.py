@@ -27,7 +27,7 @@ class ProbeTraining:
         least_steps: of the optimiser, if so many epochs have fewer.
     """
 
-    epochs: int = 10
+    epochs: int = 5
     batch: int = 32
     learning_rate: float = 2e-3
     least_steps: int = 200

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import accumulate
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -56,6 +56,12 @@ class Labels:
         names = tuple(sorted(every, key=lambda name: (-every[name], name)))
         ordered = tuple(sorted(sets.items(), key=lambda each: (-each[1], each[0])))
         return cls(task, names, any(len(each) != 1 for each in sets), spans.pop(), ordered)
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Self:
+        """Make labels from their `asdict` as JSON gives it back."""
+        sets = tuple((tuple(names), count) for names, count in plain["sets"])
+        return cls(**{**plain, "names": tuple(plain["names"]), "sets": sets})
 
     def multi_hot(self, labels: Sequence[str]) -> Tensor:
         """(K,) bool: which labels are given. Unknown ones are left out."""

@@ -9,12 +9,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Arc
 
-from reports.drawing import ABREAST, COLOURS, PANEL, Look, dress, line_look, lines_by_site, panels
+from reports.drawing import COLOURS, PANEL, Look, dress, line_look, lines_by_site, panels
 from reports.probing.lines import BASELINES, MEASURES, Line, lines_of, ranks_of, sites_of, tasks_of
 from reports.report import Row
 
 __all__ = ["layers_figure", "ranks_figure", "trees_figure"]
 
+ABREAST = 3
 WIDTH = 0.62  # inches a word takes
 RIGHT, WRONG = COLOURS[2], COLOURS[1]
 

@@ -59,7 +59,7 @@ def experiment(**options: Any) -> ProbeExperiment:
     return ProbeExperiment(**{"training": training, "seeds": 1, "projection": 4, "hidden": 4} | options)
 
 
-def tested(data: LayerActivations, made: ProbeExperiment) -> ProbeExperiment:
+def run_on(data: LayerActivations, made: ProbeExperiment) -> ProbeExperiment:
     quiet_trainer(inference_mode=False).test(made, datamodule=data, verbose=False)
     return made
 
@@ -86,12 +86,12 @@ def test_the_command_writes_a_report_and_probes_that_answer_as_it_says(
     assert "120 sentences" in said
     banks = load_banks(run / PROBES)
     data = data_of(world)
-    again = tested(data, experiment(tasks=["pos"], seeds=1, controls=False))  # only for its words
+    again = run_on(data, experiment(tasks=["pos"], seeds=1, controls=False))  # only for its words
     held = again.words[0, "test"]
     found = []
     for seed in range(2):
         bank, about = banks[f"pos, seed {seed}, {world['model_0']}"]
-        labels = Labels(**about["labels"])
+        labels = Labels.from_plain(about["labels"])
         chosen = [a for a, arm in enumerate(bank.arms) if arm.source == "model" and not arm.control]
         found.append(f1(counts(bank.only(chosen), held, targets_of(labels, held)).sum(1)))
     rows = [row for row in written["rows"] if (row["task"], row["source"]) == ("pos", "model")]
@@ -113,7 +113,7 @@ def test_each_model_and_its_twin_read_every_text_once(world: dict[str, str], mon
 
     monkeypatch.setattr(layers, "read_rows", counted)
     data = data_of(world, ("model_0", "model_1"))
-    made = tested(data, experiment(tasks=["pos", "distance", "depth"], seeds=2))
+    made = run_on(data, experiment(tasks=["pos", "distance", "depth"], seeds=2))
     texts = len(data.texts.fit) + len(data.texts.test)
     assert len(reads) == 4
     assert set(reads.values()) == {texts}
@@ -122,7 +122,7 @@ def test_each_model_and_its_twin_read_every_text_once(world: dict[str, str], mon
 
 def test_sentences_that_a_model_does_not_read_whole_are_dropped_and_counted(world: dict[str, str]) -> None:
     data = data_of(world, max_length=10)
-    made = tested(data, experiment(tasks=["pos"], controls=False, mix=False))
+    made = run_on(data, experiment(tasks=["pos"], controls=False, mix=False))
     for split in ("fit", "test"):
         texts = [text.split() for text in getattr(data.texts, split)["text"]]
         kept = sum(len(words) <= 8 for words in texts)  # and two special tokens
@@ -130,17 +130,17 @@ def test_sentences_that_a_model_does_not_read_whole_are_dropped_and_counted(worl
         assert made.meta["sentences_dropped"][split] == len(texts) - kept > 0
         assert sum(len(own.words) for own in made.words[0, split].sentences) == made.words[0, split].states.shape[1]
     with pytest.raises(ValueError, match=r"reads whole, but \d+ are not, such as .*`long_sentences` drop"):
-        tested(data_of(world, max_length=10), experiment(tasks=["pos"], long_sentences="error"))
+        run_on(data_of(world, max_length=10), experiment(tasks=["pos"], long_sentences="error"))
 
 
 def test_what_cannot_be_probed_is_refused_before_training(world: dict[str, str], tmp_path: Path) -> None:
     plain = write_texts(tmp_path / "plain.csv", [f"{word} film {n}" for n, word in enumerate(WORDS)])
     with pytest.raises(ValueError, match="Expected annotated sentences"):
-        tested(data_of(world, text=TextSource(plain)), experiment())
+        run_on(data_of(world, text=TextSource(plain)), experiment())
     with pytest.raises(ValueError, match=r"Expected `data\.rows` to be of words"):
-        tested(data_of(world, rows="tokens"), experiment())
+        run_on(data_of(world, rows="tokens"), experiment())
     with pytest.raises(ValueError, match="got 'ner'; there are: pos, morphology, dependencies"):
-        tested(data_of(world), experiment(tasks=["pos", "ner"]))
+        run_on(data_of(world), experiment(tasks=["pos", "ner"]))
     for wrong in ({"seeds": 0}, {"tasks": []}, {"ranks": []}, {"hidden": 0}):
         with pytest.raises(ValueError, match=f"Expected `{next(iter(wrong))}` to be at least"):
             ProbeExperiment(**wrong)  # type: ignore[arg-type]
