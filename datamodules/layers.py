@@ -185,7 +185,8 @@ class LayerActivations(TextModule):
         models: Hub ids, local folders, or `embedded:SEED` for small BERTs that are trained on the fitting texts the
             first time they are asked for and kept in `cache`; `embedded:SEED:layers=6,width=96` departs from
             `recipe`. `embedded-gpt:SEED`, `embedded-mlm:SEED` and `embedded-sentences:SEED` are small language models,
-            causal, masked, and masked text by text, which need no labels. One or more; widths, depths and tokenizers may differ.
+            causal, masked, and masked text by text, which need no labels. One or more; widths, depths and tokenizers
+            may differ.
         layers: of every model: `all` (0..L), `blocks` (1..L), or a list of numbers. 0 is the embedding output, l the
             output of block l before any final norm.
         rows: `words`: the last piece of every word of a text, `words_first`: its first, `words_mean`: the mean over its
