@@ -41,7 +41,7 @@ class SentenceRecipe(Size):
 
     vocabulary: int = 8192
     layers: int = 3
-    epochs: int = 20
+    epochs: int = 15
     batch: int = 16
     learning_rate: float = 3e-3
     warm_up: float = 0.1
