@@ -42,7 +42,7 @@ class Labels:
         """The labels of a task.
 
         Raises:
-            ValueError: no sentence has a target of it, or only some targets have a second span.
+            ValueError: no sentence has a target of it, only some targets have a second span, or all have one label.
         """
         found = [target for _, target in _of_task(task, sentences)]
         if not found:
@@ -54,6 +54,10 @@ class Labels:
         every = Counter(label for target in found for label in target.labels)
         sets = Counter(tuple(sorted(target.labels)) for target in found)
         names = tuple(sorted(every, key=lambda name: (-every[name], name)))
+        if len(sets) < 2:
+            raise ValueError(
+                f"Expected targets of {task!r} to be told apart, but all have the labels {found[0].labels}."
+            )
         ordered = tuple(sorted(sets.items(), key=lambda each: (-each[1], each[0])))
         return cls(task, names, any(len(each) != 1 for each in sets), spans.pop(), ordered)
 

@@ -35,7 +35,20 @@ def write_treebank(path: Path, count: int = 120) -> str:
             head = 0 if place == root else place + (1 if place < root else -1)
             pos = "PUNCT" if word == "and" else word[0].upper()
             lines.append(
-                "\t".join([str(place), word, "_", pos, "_", "_", str(head), "dep" if head else "root", "_", "_"])
+                "\t".join(
+                    [
+                        str(place),
+                        word,
+                        "_",
+                        pos,
+                        "_",
+                        "_",
+                        str(head),
+                        ("left" if head < place else "right") if head else "root",
+                        "_",
+                        "_",
+                    ]
+                )
             )
         lines.append("")
     path.write_text("\n".join(lines) + "\n")
