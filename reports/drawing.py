@@ -47,7 +47,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = "osD^vPX*h"  # one more than there are colours, so that pairs of both repeat late
 METHODS = (  # each has one colour and marker in all figures
     "permutation", "procrustes", "cca", "linear", "mlp_paper", "mlp", "inn_paper", "inn",
-    "svcca", "pwcca", "free_form", "inn_one_way", "gcca",
+    "svcca", "inn_one_way", "free_form", "gcca", "pwcca",  # in this order no colour comes twice where they meet
 )  # fmt: skip
 FLOORS = {"mean": "0.75", "identity": "0.35", "random_embedding": "0.55"}  # greys
 ABREAST, PANEL = 4, (3.6, 2.9)  # of figures by site: most panels in a row, and their size in inches
