@@ -3,7 +3,7 @@
     python -m benchmarks.universe --steps 300 --json benchmarks/results/universe.json
 
 CPU seconds are those of the process (`time.process_time`): reading moments and taking steps, without validation.
-Injection is that of `evaluate.py inject`: means over all directions with their intervals over
+Injection is that of `evaluate.py inject`, on all held-out texts: means over all directions with their intervals over
 models, and how often the universe's figure lies within the pair's own interval over texts.
 """
 
@@ -34,6 +34,7 @@ from commands.run import quiet
 from datamodules.many_pairs import ManyPairs
 from datamodules.paired import PairedActivations
 from datamodules.universe import UniverseStates
+from storage.whole import whole_file
 
 FIGURES = ("accuracy", "penalty")  # of injection
 
@@ -53,12 +54,20 @@ def main() -> None:
         evaluation = UniverseEvaluation(load_universe(folder / "universe" / "universe.ckpt"), against)
         trainer = bare_trainer(use_distributed_sampler=False, limit_test_batches=options.held_out)
         trainer.test(evaluation, datamodule=states, verbose=False)
-        injected = [row for path in _pair_files(folder) for row in _injected(path, folder, given, options.injected)]
-    found = {**vars(options), "cpu_seconds": {"pairwise": pairs, "universe": shared}, "ratio": shared / pairs}
-    found = {**found, "json": None, "means": _means(evaluation.rows), "injection": _compared(injected)}
+        found = {**vars(options), "cpu_seconds": {"pairwise": pairs, "universe": shared}, "ratio": shared / pairs}
+        found = {**found, "json": None, "means": _means(evaluation.rows)}
+        _write({**found, "directions": evaluation.report_tables["directions"]}, options.json)
+        injected = [row for path in _pair_files(folder)[: options.injected] for row in _injected(path, folder, given)]
+    if injected:
+        found["injection"] = _compared(injected)
     print(json.dumps(found, indent=1, default=str))
-    if options.json is not None:
-        options.json.write_text(json.dumps({**found, "directions": evaluation.report_tables["directions"]}, indent=1))
+    _write({**found, "directions": evaluation.report_tables["directions"]}, options.json)
+
+
+def _write(found: dict[str, Any], path: Path | None) -> None:
+    if path is not None:
+        with whole_file(path) as unfinished:
+            unfinished.write_text(json.dumps(found, indent=1, default=str))
 
 
 def _options() -> argparse.Namespace:
@@ -69,7 +78,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--batch_size", type=int, default=16, help="Texts a step.")
     parser.add_argument("--moments", type=int, default=100, help="Batches a pass: of moments, and of an epoch.")
     parser.add_argument("--held_out", type=int, default=20, help="Batches to measure on.")
-    parser.add_argument("--injected", type=int, default=100, help="Batches of 128 texts to inject.")
+    parser.add_argument("--injected", type=int, default=None, help="Pairs to inject between. Default: all.")
     parser.add_argument("--json", type=Path, default=None)
     return parser.parse_args()
 
@@ -88,12 +97,12 @@ def _pair_files(folder: Path) -> list[Path]:
     return sorted(path.relative_to(folder) for path in folder.glob("pairs/*/aligners.ckpt"))
 
 
-def _injected(file: Path, folder: Path, given: dict[str, Any], batches: int) -> list[dict[str, Any]]:
+def _injected(file: Path, folder: Path, given: dict[str, Any]) -> list[dict[str, Any]]:
     """Rows of injection in both directions, of a pair's own maps and of the universe's."""
     banks = [load_bank(folder / file), load_bank(folder / "universe" / file)]
     names = {f"model_{side}": banks[0].data_config[f"model_{side}"] for side in "xy"}
     evaluation = InjectionEvaluation(banks, closed_form=(), both_directions=True)
-    bare_trainer(use_distributed_sampler=False, limit_test_batches=batches).test(
+    bare_trainer(use_distributed_sampler=False).test(
         evaluation, datamodule=PairedActivations(**names, **{**given, "batch_size": 128}), verbose=False
     )
     return [row for row in evaluation.rows if row["role"] == "method"]
