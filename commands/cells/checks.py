@@ -10,10 +10,10 @@ from typing import NamedTuple
 from jsonargparse import Namespace
 
 from aligners.fitting.fits import seeded
-from aligners.injection.routes import route_numbers
+from aligners.injection.routes import Routes, route_numbers
 from commands.cells.options import CellOptions
 from datamodules.rows.sites import parse_layers, route_sites
-from frozen.architectures import first_site
+from frozen.architectures import Component, first_site
 from studies.cells import Cell
 from studies.kinds import KINDS
 from studies.sizes import Size, size_of
@@ -111,7 +111,7 @@ def _asked(cell: Cell, sizes: list[Size], options: CellOptions) -> _Asked:
     if cell.kind == "fit_pairs":
         pairs = [(x, y) for x, y in cell.options["data"]["pairs"]]
     elif cell.kind in ("stitch", "identity"):
-        wanted = made.model.wanted_routes if cell.kind == "stitch" else made.routes or "all"
+        wanted: Routes = made.model.wanted_routes if cell.kind == "stitch" else made.routes or "all"
         pairs = route_numbers(len(sizes), wanted)
     return _Asked(parsed, made, [model.name for model in cell.models], sizes, pairs)
 
@@ -159,7 +159,7 @@ def _identity(asked: _Asked) -> None:
 def _sites(asked: _Asked, *, least: int = 0) -> None:
     """All sites are there, in models whose sizes are known."""
     data, depths = asked.parsed.data, [size.layers for size in asked.sizes]
-    component = data.get("component") or "residual"
+    component: Component = data.get("component") or "residual"
     for x, y in asked.pairs:
         for pair in route_sites(data.sites, depths, x, y, component):
             for model, site in zip((x, y), pair, strict=True):
@@ -168,7 +168,7 @@ def _sites(asked: _Asked, *, least: int = 0) -> None:
 
 def _layers(asked: _Asked) -> None:
     data = asked.parsed.data
-    component = data.get("component") or "residual"
+    component: Component = data.get("component") or "residual"
     for model, size in enumerate(asked.sizes):
         for layer in parse_layers(data.layers, size.layers, component):
             _there("layers", layer, asked, model, first_site(component))

@@ -160,7 +160,7 @@ def killed_after_a_pass(words: list[str]) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     SavedPasses.save = save_and_die  # type: ignore[method-assign]
-    running.make_executor = lambda *_: Inline()  # type: ignore[assignment]
+    running.make_executor = lambda *_: Inline()
     study(words)
 
 

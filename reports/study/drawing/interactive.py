@@ -20,7 +20,7 @@ LEAST = 260  # pixels of a panel
 MOST_TICKS = 26
 WRITTEN = 8  # rows up to which the values stand in the cells
 MOST_POINTS = 60  # of a box up to which each is drawn
-LETTER = 0.006  # of the figure's width, a letter of a model's name
+LETTER = 0.0066  # of the figure's width, a letter of a model's name
 FONT = {"family": "system-ui, sans-serif", "size": 12, "color": "#1a1a1a"}
 
 

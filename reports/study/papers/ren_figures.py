@@ -138,7 +138,8 @@ def nuclear_norms(frames: Frames) -> Figure:
         "ren_nuclear_norm",
         "Nuclear norm by layer (Ren et al., B.2)",
         f"Sum of the singular values of each layer's centred rows, mean over {frame['model'].nunique()} models with "
-        "the 95 % interval over models. It grows with the number of rows: compare stages on the same texts only.",
+        "the 95 % interval over models, or with fewer than four their range. It grows with the number of rows: compare "
+        "stages on the same texts only.",
         "Lines of the nuclear norm against the layer, one for each stage.",
         panels,
         "nuclear norm",
