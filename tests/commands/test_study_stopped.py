@@ -121,7 +121,7 @@ def test_jobs_outlive_a_study_that_is_killed_and_the_next_one_waits_for_them(
     """Of three cells, one is held by a job that lives, one by a job that is killed, too, and one has not begun."""
     pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
     models = [world.model_x, world.model_y, str(tiny_folder(tmp_path / "third", seed=2))]
-    options = {"model": {"aligners": MAPS}, "trainer": {"max_epochs": 40}, "data": {"sites": [1]}, **OFTEN}
+    options = {"model": {"aligners": MAPS}, "trainer": {"max_epochs": 20}, "data": {"sites": [1]}, **OFTEN}
     fit = {"options": options, "pairs_at_once": 1}
     file = study_file(world, tmp_path, models={"names": models}, fit=fit, inject=None)
     process, folder = started(tmp_path, "run", file, "--workers", "2", *LOCAL), tmp_path / "runs" / "small"
