@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -31,7 +32,7 @@ from probing.words import Place, Words
 TASKS = ("pos", "distance")
 
 
-def read(model: FrozenModel, chosen: Sequence[Sentence], sites: Sequence[int], batch: int) -> Words:
+def read(model: FrozenModel, chosen: Sequence[Sentence], sites: Sequence[int], *, batch: int) -> Words:
     """The states of all words at some sites, a batch at a time."""
     types = {word: place + 5 for place, word in enumerate(dict.fromkeys(w for own in chosen for w in own.words))}
     order = sorted(range(len(chosen)), key=lambda b: len(chosen[b].words))
@@ -56,6 +57,17 @@ def train(task: str, words: Words, sizes: dict[str, int], how: ProbeTraining) ->
     made.train(how, 0)
 
 
+def read_first(trained: Callable[[Words], object], reads: Callable[[list[int]], Words], sites: list[int]) -> None:
+    """Read all sites in one pass, then train."""
+    trained(reads(sites))
+
+
+def one_by_one(trained: Callable[[Words], object], words_of: Callable[[int], Words], sites: list[int]) -> None:
+    """Train the probe of each site by itself."""
+    for site in sites:
+        trained(words_of(site))
+
+
 def main() -> None:
     """Run the benchmark."""
     arguments = parser_with_sizes(__doc__, layers=12, batch=32)
@@ -68,24 +80,19 @@ def main() -> None:
 
     model, chosen = build(options.width, options.layers, 0, "cpu"), list(sentences(options.sentences))
     sites, how = list(range(1, options.layers + 1)), ProbeTraining(options.epochs, options.batch, least_steps=1)
-    every = read(model, chosen, sites, options.batch)
-    alone = {site: read(model, chosen, [site], options.batch) for site in sites}
+    reads = partial(read, model, chosen, batch=options.batch)
+    every, alone = reads(sites), {site: reads([site]) for site in sites}
     sizes = {"projection": options.projection, "hidden": options.projection}
     figures = Figures("cpu")
     for task in TASKS:
-
-        def one_by_one(words_of: Callable[[int], Words], task: str = task) -> None:
-            for site in sites:
-                train(task, words_of(site), sizes, how)
-
         names = [f"{task}: {way}" for way in ("bank", "one by one", "read, then bank", "read, then one by one")]
-        runs: list[Callable[[], object]] = [
-            lambda task=task: train(task, every, sizes, how),
-            lambda one=one_by_one: one(lambda site: alone[site]),
-            lambda task=task: train(task, read(model, chosen, sites, options.batch), sizes, how),
-            lambda one=one_by_one: one(lambda site: read(model, chosen, [site], options.batch)),
-        ]
-        ways = dict(zip(names, runs, strict=True))
+        trained = partial(train, task, sizes=sizes, how=how)
+        ways: dict[str, Callable[[], object]] = {
+            names[0]: partial(trained, every),
+            names[1]: partial(one_by_one, trained, alone.__getitem__, sites),
+            names[2]: partial(read_first, trained, reads, sites),
+            names[3]: partial(one_by_one, trained, lambda site: reads([site]), sites),
+        }
         seconds = interleaved(ways, rounds=options.rounds, device="cpu", warmup=1, clock=time.process_time)
         figures.add_times(seconds)
         figures.add(f"{task}: one by one / bank", ratio(seconds, names[1], names[0]), bar=2, sense=">=")

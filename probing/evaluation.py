@@ -172,10 +172,11 @@ class ProbeExperiment(pl.LightningModule):
         """What is asked of a model's words. All tasks are made, and checked, before any training."""
         words, seed = self.words[m, "fit"], self._data.seed
         places = self._places(m)
+        ranks: list[int] | list[None] = self.ranks or [None]
         made: list[EdgeTask | TreeTask] = []
         for name in self.tasks:
             if name in STRUCTURAL:
-                arms = [Arm(*place, rank=rank) for place in places for rank in self.ranks or [None]]
+                arms = [Arm(*place, rank=rank) for place in places for rank in ranks]
                 made.append(TreeTask(cast(Any, name), words, arms, seed))
             else:
                 made.append(EdgeTask(name, words, edge_arms(places, self.mix, self.controls), self.sizes, seed))

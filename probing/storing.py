@@ -9,6 +9,7 @@ from typing import Any
 
 from safetensors import safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
 from probing.arms import Arm
 from probing.bank import Bank, Probes
@@ -31,7 +32,8 @@ def save_banks(path: Path, banks: Mapping[str, Bank], about: Mapping[str, Mappin
         banks: by name.
         about: what else is known of each, as plain values.
     """
-    described, tensors = {}, {}
+    described: dict[str, Any] = {}
+    tensors: dict[str, Tensor] = {}
     for number, (name, bank) in enumerate(banks.items()):
         described[name] = {
             "kind": type(bank.probes).__name__,

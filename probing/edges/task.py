@@ -65,7 +65,7 @@ class EdgeTask:
         targets = targets_of(self.labels, held, self.seed)
         found = torch.stack([counts(bank, held, targets) for bank in banks])
         weights = draws(targets.count, self.seed)
-        about = {
+        about: dict[str, Any] = {
             "task": self.name,
             "probe": "edge",
             "n_sentences": len(targets.sentences),
@@ -73,7 +73,9 @@ class EdgeTask:
             "n_unknown": int(targets.unknown.sum()),
         }
         least = majority(self.labels, targets)
-        yield row_of("majority", **about, accuracy=accuracy(least.sum(1), len(targets))[0], **_scored(least, weights))
+        yield row_of(
+            "majority", None, **about, accuracy=accuracy(least.sum(1), len(targets))[0], **_scored(least, weights)
+        )
         size = parameters_of(banks[0].probes.parameters(), len(self.arms))
         for a, arm in enumerate(self.arms):
             if not arm.control:

@@ -86,4 +86,4 @@ class Trees:
             distances[place, : lengths[place], : lengths[place]] = self.distances[b]
         real = torch.arange(depths.shape[1]) < lengths[:, None]
         padded = pad_sequence(rows, batch_first=True)
-        return TreesPart(*(each.to(device) for each in (padded, real, depths, distances)), chosen)
+        return TreesPart(padded.to(device), real.to(device), depths.to(device), distances.to(device), chosen)

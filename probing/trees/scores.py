@@ -139,7 +139,7 @@ def predictions(bank: Bank, words: Words, trees: Trees) -> Iterator[tuple[int, N
 def _unpadded(part: TreesPart, found: Tensor) -> Iterator[tuple[int, Numbers]]:
     numbers = found.double().cpu().numpy()
     for place, (sentence, n) in enumerate(zip(part.sentences, part.real.sum(1).tolist(), strict=True)):
-        yield sentence, numbers[(slice(None), place, *[slice(n)] * (numbers.ndim - 2))]
+        yield sentence, numbers[:, place, :n] if numbers.ndim == 3 else numbers[:, place, :n, :n]
 
 
 def distance_scores(found: Iterator[tuple[int, Numbers]], sentences: Sequence[Sentence], trees: Trees) -> TreeScores:

@@ -66,13 +66,13 @@ class TreeTask:
         least = score(chain(trees, self.name == "depth"), held.sentences, trees)
         found = [score(predictions(bank, held, trees), held.sentences, trees) for bank in banks]
         weights = draws(len(trees.sentences), self.seed)
-        about = {
+        about: dict[str, Any] = {
             "task": self.name,
             "probe": self.name,
             "n_sentences": len(trees.sentences),
             "n_targets": sum(len(own) for own in trees.depths.values()),
         }
-        yield row_of("word order", **about, **self._scored([least], 0, weights))
+        yield row_of("word order", None, **about, **self._scored([least], 0, weights))
         for a, arm in enumerate(self.arms):
             size = (arm.rank or self.words.states.shape[-1]) * self.words.states.shape[-1]
             yield row_of(arm.source, arm, **about, **self._scored(found, a, weights), parameters=size)
