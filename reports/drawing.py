@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -68,7 +68,7 @@ def panels(
     font: float = 9,
     width_ratios: Sequence[float] | None = None,
     sharex: bool = False,
-    sharey: bool = False,
+    sharey: bool | Literal["row"] = False,
 ) -> tuple[Figure, list[Axes]]:
     """Make a figure of `count` panels, filled row by row.
 
@@ -81,7 +81,7 @@ def panels(
         font: its size in points.
         width_ratios: relative widths of the columns.
         sharex: whether all panels share the horizontal scale.
-        sharey: whether all panels share the vertical scale.
+        sharey: whether all panels share the vertical scale, or those of a row do.
     """
     across = min(abreast, count)
     down = -(-count // across)

@@ -43,7 +43,7 @@ def fragment(figure: Figure, palette: Palette) -> tuple[str, int]:
     made = make_subplots(
         down, abreast, subplot_titles=[panel.title for panel in panels],
         vertical_spacing=min(0.9 / max(down, 1), 100 / (height * down)), horizontal_spacing=_between(panels),
-        shared_yaxes=False if isinstance(panels[0], HeatPanel) else "all",
+        shared_yaxes=False if isinstance(panels[0], HeatPanel) else "rows",
     )  # fmt: skip
     shown: set[str] = set()
     for number, panel in enumerate(panels):

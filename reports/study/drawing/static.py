@@ -34,7 +34,7 @@ def draw(figure: Figure, palette: Palette) -> mpl.Figure:
     if heats:
         return _heat_figure(figure, heats)
     size = max(3.2, 0.34 * max(len(panel.across) for panel in figure.panels) + 0.8)
-    drawn, axes = panels(len(figure.panels), ABREAST, (size, 2.9), (1.9, 0.7), sharey=True)
+    drawn, axes = panels(len(figure.panels), ABREAST, (size, 2.9), (1.9, 0.7), sharey="row")
     for axis, panel in zip(axes, figure.panels, strict=True):
         if isinstance(panel, BoxPanel):
             _boxes(axis, panel, palette)
