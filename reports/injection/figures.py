@@ -57,7 +57,8 @@ def fvu_figure(rows: Sequence[Row]) -> Figure:
     beyond: dict[str, None] = {}
     starts: set[str] = set()
     for axis, (height, part) in zip(axes, product(heights, parts), strict=True):
-        for name, style, line in part.lines:
+        for name, style, cells in part.lines:
+            line = [row for row in cells if row is not None]
             shown, untrained = _fvu_line(axis, name, style, line, height)
             starts |= {name} if untrained else set()
             if not all(map(math.isfinite, shown)):
