@@ -21,7 +21,7 @@ from aligners.fitting.training.optimisation import describe_optimizer
 from aligners.maps.inn import INN
 from aligners.pricing.contestants import DEFAULT, FREE, check_names, factory, one_way, parameters_of
 from aligners.pricing.floor import floor
-from aligners.pricing.measuring import Way, measure, squares_of
+from aligners.pricing.measuring import Way, mapped_by, measure, squares_of
 from aligners.pricing.memory import Held, check_room, gathered
 from datamodules.paired import PairedActivations
 from datamodules.protocol import stream_of
@@ -203,7 +203,7 @@ class BijectionPrice(pl.LightningModule):
                 found["fvu_other"] = squares.sum(1) / totals.sum(1)
             yield from self._by_site(trained, direction, trained.fit.name, found)
             if trained.fit.name == FREE:
-                least = {"fvu": floor(way.there(own.x), own.y, mean_y)}
+                least = {"fvu": floor(mapped_by(way, own.x), own.y, mean_y)}
                 yield from self._by_site(trained, direction, "floor", least)
 
     def _by_site(

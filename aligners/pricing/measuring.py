@@ -11,7 +11,7 @@ from torch import Tensor
 from aligners.pricing.memory import Held
 from aligners.pricing.stretch import stretches
 
-__all__ = ["Way", "measure", "squares_of"]
+__all__ = ["Way", "mapped_by", "measure", "squares_of"]
 
 AT_ONCE = 8192  # rows that are mapped together
 
@@ -67,6 +67,11 @@ def squares_of(way: Way, held: Held, mean_y: Tensor) -> tuple[Tensor, Tensor, Te
     Returns:
         g(x) (S, N, d_y); the squared error of each row, and its squared distance from the mean, both (S, N) in float64.
     """
-    mapped = torch.cat([way.there(part) for part in held.x.split(AT_ONCE, 1)], 1)
+    mapped = mapped_by(way, held.x)
     squares = (mapped - held.y).double().square().sum(-1)
     return mapped, squares, (held.y.double() - mean_y[:, None]).square().sum(-1)
+
+
+def mapped_by(way: Way, x: Tensor) -> Tensor:
+    """g(x), some rows at a time: (S, N, d_x) -> (S, N, d_y)."""
+    return torch.cat([way.there(part) for part in x.split(AT_ONCE, 1)], 1)
