@@ -59,7 +59,7 @@ def start_reading(
     for (states, sites), own in zip(stored, parts, strict=True):
         own.sort(key=lambda part: part.text)
         for shard, piece in _pieces(states, own):
-            futures += [pool.submit(_read, states, site, s, shard, piece) for s, site in enumerate(sites)]
+            futures += [pool.submit(_read, states, site, s, shard, list(piece)) for s, site in enumerate(sites)]
     return futures
 
 
@@ -93,8 +93,11 @@ def _pieces(states: StoredStates, parts: Sequence[Part]) -> Iterator[tuple[int, 
         yield current, piece
 
 
-def _read(states: StoredStates, site: int, place: int, number: int, parts: Sequence[Part]) -> None:
+def _read(states: StoredStates, site: int, place: int, number: int, parts: list[Part]) -> None:
     """Read the rows of some texts of one shard, and check those that were not read before.
+
+    `parts` is emptied: a thread lets go of its arguments some time after its future is done, and the memory in them may
+    be used again before.
 
     Raises:
         ValueError: the shard is damaged.
@@ -102,6 +105,7 @@ def _read(states: StoredStates, site: int, place: int, number: int, parts: Seque
     shard = states.shard(site, number)
     texts = np.array([part.text for part in parts]) - states.manifest.bounds[number]
     buffers = [part.into[place, part.start : part.end].data for part in parts]
+    parts.clear()
     starts = shard.starts[texts] * states.row_bytes + shard.first
     try:
         file = os.open(shard.path, os.O_RDONLY)

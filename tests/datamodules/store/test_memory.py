@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,28 @@ def test_epochs_after_the_first_take_no_fresh_memory_and_batches_that_are_kept_s
     assert made[0].fresh > 0
     for batch, expected in zip(kept, alone, strict=True):
         assert all(torch.equal(one, other) for one, other in zip(_values(batch), expected, strict=True))
+
+
+def test_memory_is_free_once_read_though_a_thread_has_not_let_go_of_its_task(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[Any] = []
+
+    class Slow(ThreadPoolExecutor):
+        def submit(self, function: Any, *arguments: Any) -> Any:  # type: ignore[override]
+            kept.append(arguments)
+            return super().submit(function, *arguments)
+
+    monkeypatch.setattr(loader, "ThreadPoolExecutor", Slow)
+    monkeypatch.setattr(loader, "ROWS", 250)
+    data = activations(world, sites=[1, 2], store=tmp_path, batch_size=4)
+    rows = data.loader("fit")
+    for _ in range(2):
+        for batch in rows:
+            assert batch.stored
+    (ring,) = rows._rings._free
+    assert kept
+    assert ring.fresh == 0
 
 
 @pytest.mark.filterwarnings("ignore:.*pin_memory.*")  # torch itself pins nothing without a GPU
