@@ -2,7 +2,8 @@
 
     python -m benchmarks.universe --steps 300 --json benchmarks/results/universe.json
 
-CPU seconds are those of the process (`time.process_time`): reading moments and taking steps, without validation.
+CPU seconds are those of the process (`time.process_time`): reading moments and taking steps, without validation. The
+pairs are fitted together, each model read once a batch; `--apart` also times a run for each, one after the other.
 Injection is that of `evaluate.py inject`, on all held-out texts: means over all directions with their intervals over
 models, and how often the universe's figure lies within the pair's own interval over texts.
 """
@@ -11,8 +12,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import tempfile
 import time
+from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +36,7 @@ from benchmarks.parts import bare_trainer
 from callbacks.checkpoint import SaveAligners, SavePairs, SaveUniverse
 from commands.run import quiet
 from datamodules.many_pairs import ManyPairs
+from datamodules.module import TextModule
 from datamodules.paired import PairedActivations
 from datamodules.universe import UniverseStates
 from storage.whole import whole_file
@@ -43,25 +48,48 @@ def main() -> None:
     """Fit both, measure both on the same held-out rows, print, and write a JSON file if asked to."""
     options = _options()
     quiet()
-    pl.seed_everything(0)
+    pl.seed_everything(options.seed)
     given: dict[str, Any] = {"sites": options.sites, "batch_size": options.batch_size}
     with tempfile.TemporaryDirectory() as kept:
         folder = Path(kept)
-        pairs = _seconds(Alignment({"inn": INN}), ManyPairs(options.models, **given), SavePairs(folder), options)
-        states = UniverseStates(options.models, **given)
-        shared = _seconds(UniverseAlignment(INN), states, SaveUniverse(folder / "universe"), options)
-        against = [load_bank(folder / path) for path in _pair_files(folder)]
-        evaluation = UniverseEvaluation(load_universe(folder / "universe" / "universe.ckpt"), against)
+        if options.store:
+            given["store"] = folder / "store"
+        seconds = _fitted(options, folder, given)
+        found = {**vars(options), "json": None, "cpu_seconds": seconds, "ratios": _ratios(seconds)}
+        evaluation = UniverseEvaluation(
+            load_universe(folder / "universe" / "universe.ckpt"), [load_bank(folder / file) for file in _files(folder)]
+        )
         trainer = bare_trainer(use_distributed_sampler=False, limit_test_batches=options.held_out)
-        trainer.test(evaluation, datamodule=states, verbose=False)
-        found = {**vars(options), "cpu_seconds": {"pairwise": pairs, "universe": shared}, "ratio": shared / pairs}
-        found = {**found, "json": None, "means": _means(evaluation.rows)}
+        trainer.test(evaluation, datamodule=UniverseStates(options.models, **given), verbose=False)
+        found["means"] = _means(evaluation.rows)
         _write({**found, "directions": evaluation.report_tables["directions"]}, options.json)
-        injected = [row for path in _pair_files(folder)[: options.injected] for row in _injected(path, folder, given)]
+        injected = [row for file in _files(folder)[: options.injected] for row in _injected(file, folder, given)]
     if injected:
         found["injection"] = _compared(injected)
     print(json.dumps(found, indent=1, default=str))
     _write({**found, "directions": evaluation.report_tables["directions"]}, options.json)
+
+
+def _fitted(options: argparse.Namespace, folder: Path, given: dict[str, Any]) -> dict[str, float]:
+    """CPU seconds of each way of fitting, of which all but `apart` leave their maps in the folder."""
+    models = options.models
+    if options.store:
+        for split in ("fit", "validation"):
+            UniverseStates(models, **given).loader(split)  # writes their states
+    alignment = partial(Alignment, {"inn": INN}, seed=options.seed)
+    found = {"pairs": _seconds(alignment(), ManyPairs(models, **given), SavePairs(folder), options)}
+    universe = UniverseAlignment(INN, seed=options.seed)
+    found["universe"] = _seconds(universe, UniverseStates(models, **given), SaveUniverse(folder / "universe"), options)
+    if options.apart:
+        found["apart"] = sum(
+            _seconds(alignment(), PairedActivations(x, y, **given), SaveAligners(folder / x / y), options)
+            for x, y in combinations(models, 2)
+        )
+    return found
+
+
+def _ratios(seconds: dict[str, float]) -> dict[str, float]:
+    return {name: seconds["universe"] / seconds[name] for name in seconds if name != "universe"}
 
 
 def _write(found: dict[str, Any], path: Path | None) -> None:
@@ -79,12 +107,17 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--moments", type=int, default=100, help="Batches a pass: of moments, and of an epoch.")
     parser.add_argument("--held_out", type=int, default=20, help="Batches to measure on.")
     parser.add_argument("--injected", type=int, default=None, help="Pairs to inject between. Default: all.")
+    parser.add_argument("--store", action="store_true", help="Read states from a store, written before both fits.")
+    parser.add_argument("--apart", action="store_true", help="Also time a run for every pair.")
+    parser.add_argument("--seed", type=int, default=0, help="Of the maps.")
     parser.add_argument("--json", type=Path, default=None)
     return parser.parse_args()
 
 
-def _seconds(module: Alignment, data: ManyPairs, saving: SaveAligners, options: argparse.Namespace) -> float:
-    """CPU seconds of a fit."""
+def _seconds(module: Alignment, data: TextModule, saving: SaveAligners, options: argparse.Namespace) -> float:
+    """CPU seconds of a fit, which finds no moments of another's beside the store."""
+    if data.pipeline.store:
+        shutil.rmtree(data.pipeline.store / "moments", ignore_errors=True)
     limits = {"max_steps": options.steps, "limit_train_batches": options.moments, "limit_val_batches": 0}
     trainer = bare_trainer(use_distributed_sampler=False, callbacks=[saving], **limits)
     data.prepare_data()
@@ -93,7 +126,7 @@ def _seconds(module: Alignment, data: ManyPairs, saving: SaveAligners, options: 
     return time.process_time() - before
 
 
-def _pair_files(folder: Path) -> list[Path]:
+def _files(folder: Path) -> list[Path]:
     return sorted(path.relative_to(folder) for path in folder.glob("pairs/*/aligners.ckpt"))
 
 
