@@ -197,6 +197,18 @@ def test_another_text_is_measured_beside_the_held_out_one(world: World, tmp_path
     assert found["fvu_other"] == pytest.approx(expected, rel=1e-3)
 
 
+def test_rows_from_a_store_give_the_same_errors(world: World, tmp_path: Path) -> None:
+    def rows(**store: Any) -> list[dict[str, Any]]:
+        made = BijectionPrice(["linear", "mlp", "inn"], [2], [SIZE], 1, rows_a_step=50, stretched_rows=0)
+        quiet_trainer(inference_mode=False).test(made, datamodule=activations(world, sites=[1], **store), verbose=False)
+        return made.rows
+
+    stored, streamed = rows(store=tmp_path), rows()
+    assert rows(store=tmp_path) == stored
+    assert [row["method"] for row in stored] == [row["method"] for row in streamed]
+    assert [row["fvu"] for row in stored] == pytest.approx([row["fvu"] for row in streamed], rel=1e-4)
+
+
 def test_a_bijection_comes_back_and_a_free_pair_does_not(found: tuple[BijectionPrice, Any]) -> None:
     trips: dict[str, list[float]] = {}
     for row in found[0].rows:
