@@ -5,7 +5,7 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constra
 RUN := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo test check bench clean
+.PHONY: help demo test check bench docs clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -31,6 +31,9 @@ bench: .venv/benchmarks ## run every benchmark and print its ratios
 		echo; echo "$$script"; $(BIN)/python $$script || exit 1; \
 	done
 
+docs: .venv/docs ## build the documentation site into build/site, which needs no network and no server
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 clean: ## remove the virtual environment and the runs
 	rm -rf .venv runs
 
@@ -39,7 +42,8 @@ clean: ## remove the virtual environment and the runs
 .venv/demo: EXTRAS := demo
 .venv/dev: EXTRAS := demo,dev
 .venv/benchmarks: EXTRAS := demo,benchmarks
-.venv/demo .venv/dev .venv/benchmarks: pyproject.toml constraints.txt
+.venv/docs: EXTRAS := demo,docs
+.venv/demo .venv/dev .venv/benchmarks .venv/docs: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "Installing (once, a few minutes) ..."
 	@{ $(PIP) "torch==2.13.0" && $(PIP) --editable ".[$(EXTRAS)]"; } > .venv/install.log 2>&1 \

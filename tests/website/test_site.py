@@ -1,0 +1,115 @@
+"""The documentation site: its navigation, its links, and what is generated."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from frozen.architectures import known_architectures
+from similarity.catalogue import catalogue
+from tests.shell import ROOT
+from website import families, invariances, modules, options
+
+DOCS = ROOT / "docs"
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+WRITTEN = sorted(DOCS.rglob("*.md"))
+
+
+def navigation(entry: Any) -> Iterator[str]:
+    """The places that the navigation names."""
+    if isinstance(entry, str):
+        yield entry
+    for each in entry.values() if isinstance(entry, dict) else entry if isinstance(entry, list) else ():
+        yield from navigation(each)
+
+
+def generated() -> set[str]:
+    tutorials = {f"tutorials/{path.stem}.md" for path in (ROOT / "tutorials").glob("*.py")}
+    found = (*navigation(options.nav()), *navigation(modules.nav()))
+    return {"reference/families.md", "reference/measures.md", *found, *tutorials}
+
+
+def prose(page: Path) -> str:
+    """A page without its code."""
+    return re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page as the site names them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    plain = (re.sub(r"[^\w\s-]", "", heading.replace("`", "")).strip().lower() for heading in headings)
+    return {re.sub(r"[-\s]+", "-", heading) for heading in plain}
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    named = set(navigation(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]))
+    folders = {name for name in named if not name.endswith(".md")}
+    assert folders == {"reference/options", "reference/modules"}
+    there = {str(page.relative_to(DOCS)) for page in WRITTEN} | generated()
+    assert {*named - folders, *navigation(options.nav()), *navigation(modules.nav())} == there
+
+
+@pytest.mark.parametrize("page", [*WRITTEN, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.stem)
+def test_links_lead_somewhere(page: Path) -> None:
+    made = generated()
+    for link in LINK.findall(prose(page)):
+        if link.startswith(("https://", "mailto:")):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        if target.is_relative_to(DOCS) and str(target.relative_to(DOCS)) in made:
+            continue
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_pictures_have_a_text_instead() -> None:
+    assert [page.name for page in WRITTEN if "![](" in page.read_text(encoding="utf-8")] == []
+
+
+def test_every_model_family_has_its_row() -> None:
+    page = families.page()
+    assert all(f"| `{name}` |" in page for name in known_architectures())
+    assert "not tested" not in page
+
+
+def test_invariances_are_those_of_the_page_on_measures() -> None:
+    """The hand-written table says the same of some that are told apart by little."""
+    page = invariances.page()
+    assert all(f"`{name}`" in page for name in catalogue())
+    rows = {
+        row.split("|")[1].strip(" *`"): [cell.strip() for cell in row.split("|")[2:-1]]
+        for row in page.split("\n")
+        if "|" in row
+    }
+    assert rows["measure"][:3] == ["rotation", "one scale", "translation"]
+    assert rows["cca"] == ["both"] * 7
+    assert rows["cka"] == rows["svcca"] == [*["both"] * 5, "–", "–"]
+    assert rows["rsa"] == ["both", "both", "–", "both", "both", "–", "–"]
+    assert rows["mixedsim"] == ["Y", *["both"] * 5, "Y"]
+    assert rows["pwcca"] == ["Y", *["both"] * 4, "–", "–"]
+
+
+def test_every_option_is_on_the_page_of_its_command() -> None:
+    pages = options.pages()
+    assert set(pages) == set(navigation(options.nav()))
+    page = pages["reference/options/evaluate/inject.md"]
+    parser = import_module("commands.evaluate.inject").parser()
+    for name in ("--closed_form", "--data.text.source", "--trainer.devices"):
+        assert f"\n`{name}`\n:   " in page
+    assert set(parser.get_defaults().keys()) - {"config"} <= set(re.findall(r"^`--([\w.]+)`$", page, re.MULTILINE))
+    assert "runs/inject-&lt;date>" in page  # not taken for markup
+
+
+def test_every_package_has_a_page_of_its_modules() -> None:
+    pages = modules.pages()
+    assert set(pages) == set(navigation(modules.nav()))
+    for path in ROOT.glob("similarity/functional/[a-z]*.py"):
+        assert f"::: similarity.functional.{path.stem}\n" in pages["reference/modules/similarity.functional.md"]
+    assert "::: datamodules.paired\n" in pages["reference/modules/datamodules.md"]

@@ -1,0 +1,41 @@
+"""What mkdocs calls: pages that are generated from the code join those of docs/."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+from website import families, invariances, modules, options, tutorials
+
+__all__ = ["on_config", "on_files"]
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put the generated pages where the navigation names their folder."""
+    config.nav = _filled(config.nav)
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated pages, and their pictures."""
+    made: dict[str, str | bytes] = {
+        "reference/families.md": families.page(),
+        "reference/measures.md": invariances.page(),
+        **options.pages(),
+        **modules.pages(),
+        **tutorials.pages(),
+    }
+    for place, content in made.items():
+        files.append(File.generated(config, place, content=content))
+    return files
+
+
+def _filled(entry: Any) -> Any:
+    """The navigation with the names of generated folders replaced by their pages."""
+    if isinstance(entry, list):
+        return [_filled(each) for each in entry]
+    if isinstance(entry, dict):
+        return {title: _filled(each) for title, each in entry.items()}
+    return {"reference/options": options.nav, "reference/modules": modules.nav}.get(entry, lambda: entry)()
