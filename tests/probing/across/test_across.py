@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
 from aligners.fitting.alignment import Alignment
+from aligners.injection.behaviour import BEHAVIOUR, Behaviour
 from aligners.maps.linear import Identity, Linear
 from aligners.storage.bank import StoredBank, load_bank
 from callbacks.checkpoint import SaveAligners
@@ -19,6 +21,7 @@ from datamodules.text.sources import TextSource
 from probing.across.evaluation import ProbesAcrossMaps
 from probing.across.pairs import PairedWords
 from probing.across.subspaces import principal_subspaces, random_subspaces, read_subspaces, swapped
+from probing.across.twin import Twin
 from probing.arms import Arm
 from probing.bank import answers, fresh_bank
 from probing.edges.probes import edge_bank
@@ -75,6 +78,22 @@ def test_a_swap_of_all_dimensions_is_that_of_the_state() -> None:
     torch.testing.assert_close(swapped(own, other, one) @ one, other @ one)  # inside
     rest = torch.eye(5) - one @ one.mT
     torch.testing.assert_close(swapped(own, other, one) @ rest, own @ rest)  # and outside
+
+
+def test_every_draw_of_a_subspace_counts_alike() -> None:
+    own, other = torch.randn(2, 1, 7, 5, generator=torch.Generator().manual_seed(0))
+    draws = [random_subspaces(torch.zeros(1, 5, 2), seed) for seed in range(3)]
+    assert not any(torch.allclose(draws[0], each) for each in draws[1:])
+
+    def injected(task: Any, states: torch.Tensor, answered: Any) -> dict[str, torch.Tensor]:
+        return {name: states.square().sum(-1) for name in BEHAVIOUR}
+
+    behaviour = cast(Behaviour, SimpleNamespace(route=SimpleNamespace(pairs=[(1, 1)]), injected=injected))
+    found = Twin(behaviour, [], [], 7, 0)._mean(cast(Any, None), own, other, draws, cast(Any, None))
+    each = torch.stack([swapped(own, other, one).square().sum(-1) for one in draws])
+    assert found.keys() == set(BEHAVIOUR)
+    for value in found.values():
+        torch.testing.assert_close(value, each.mean(0))
 
 
 def test_principal_dimensions_hold_most_variance() -> None:
