@@ -14,8 +14,8 @@ from lightning.pytorch.utilities import rank_zero_only
 from storage.whole import refusing_folder, remove_unfinished, write_text
 
 __all__ = [
-    "CONFIG", "RANKS_SHARE", "claim", "claim_checkpoints", "is_begun", "new_run_folder", "rank", "release",
-    "release_unused", "tidy", "try_run_folder",
+    "CONFIG", "RANKS_SHARE", "claim", "claim_checkpoints", "interrupted_run", "is_begun", "new_run_folder", "rank",
+    "release", "release_unused", "tidy", "try_run_folder",
 ]  # fmt: skip
 
 CONFIG = "config.yaml"
@@ -120,6 +120,20 @@ def claim_checkpoints(folder: Path, run: Path, resumed: Path | None = None) -> N
         os.truncate(file, 0)  # the file is locked: nothing may take its place
         os.pwrite(file, f"{run.resolve()}\n".encode(), 0)
         _claimed[owner.resolve()] = file
+
+
+def interrupted_run(checkpoint: str | None) -> Path | None:
+    """Return the folder of the run that a last.ckpt, or a folder of parts, is of; None for any other file.
+
+    Args:
+        checkpoint: what a run goes on from; None if it begins anew.
+    """
+    path = Path(checkpoint or "")
+    if checkpoint is None or not (path.name == "last.ckpt" or path.is_dir()):
+        return None
+    folder = path if path.is_dir() else path.parent
+    owner = folder / OWNER
+    return Path(owner.read_text(encoding="utf-8").strip()) if owner.is_file() else folder
 
 
 def release(folder: Path) -> None:

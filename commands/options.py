@@ -32,7 +32,7 @@ __all__ = [
 
 # Options, or prefixes of them, that may differ when a run is resumed: they do not change what the result means.
 FREE = (
-    *("run", "config", "traceback", "ckpt_path", "sites_at_once", "checkpoint.", "memory", "data.workers"),
+    *("run", "config", "traceback", "upload", "ckpt_path", "sites_at_once", "checkpoint.", "memory", "data.workers"),
     *("data.cache", "data.store", "data.trust_remote_code", "data.devices", "data.device_map", "trainer.accelerator"),
     *("trainer.devices", "trainer.num_nodes", "trainer.strategy", "trainer.logger", "trainer.log_every_n_steps"),
     *("trainer.enable_", "trainer.default_root_dir", "trainer.profiler", "trainer.benchmark"),
@@ -40,7 +40,7 @@ FREE = (
 
 
 def command_parser(kind: str, description: str) -> ArgumentParser:
-    """Make a parser with the options of every command: `--config`, `--run` and `--traceback`.
+    """Make a parser with the options of every command: `--config`, `--run`, `--upload` and `--traceback`.
 
     Args:
         kind: first part of the default folder's name.
@@ -51,6 +51,11 @@ def command_parser(kind: str, description: str) -> ArgumentParser:
     parser.add_argument(
         "--run", type=Path | None, default=None,
         help=f"New folder for this run: config, logs, checkpoints, report. Default: runs/{kind}-<date>-<time>.",
+    )  # fmt: skip
+    parser.add_argument(
+        "--upload", type=bool, default=False,
+        help="Upload the maps, layers or probes that the run leaves, as artifacts of its W&B run. By default W&B gets "
+        "only their names, sizes, checksums and places.",
     )  # fmt: skip
     add_traceback(parser)
     return parser

@@ -15,9 +15,10 @@ from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 
 from callbacks.progress import ProgressBar
-from commands.folders import claim, claim_checkpoints, new_run_folder, rank, tidy
+from commands.folders import claim, claim_checkpoints, interrupted_run, new_run_folder, rank, tidy
+from commands.lineage import note_begun
 from reports.callback import WriteReport
-from reports.tracking import start_run
+from reports.tracking.runs import new_number, start_run, unfinished
 
 __all__ = ["Run", "instantiate", "quiet", "run_loggers", "start"]
 
@@ -87,6 +88,8 @@ def start(
     """
     made = instantiate(parser, options) if made is None else made
     folder, written = new_run_folder(options.run, kind, begun=begun), parser.dump(options)
+    before = folder if begun else interrupted_run(options.get("ckpt_path"))
+    number = None if before is None else unfinished(before)
     if rank() == 0:
         claim(folder, written, begun=begun)  # before W&B starts, which can take half a minute
         if options.get("ckpt_path"):  # the run to go on with may have been killed as it wrote
@@ -102,12 +105,14 @@ def start(
     if settings["logger"] in (None, True):
         # A resumed run logs to another folder: a logger deletes the files that it finds in its own.
         again = f"resumed-{len(list(folder.glob('resumed-*'))) + 1}"
-        settings["logger"] = run_loggers(folder / again if begun else folder, kind)
+        number = new_number(folder, number) if rank() == 0 else None
+        settings["logger"] = run_loggers(folder / again if begun else folder, kind, number)
     if settings["default_root_dir"] is None:
         settings["default_root_dir"] = str(folder)  # for files that no logger has a place for
     for logger in settings["logger"] if isinstance(settings["logger"], list) else [settings["logger"]]:
         if isinstance(logger, WandbLogger) and rank() == 0:
             logger.experiment.config.update(yaml.safe_load(written), allow_val_change=True)
+            note_begun(logger.experiment, folder, options, made)
     return Run(folder, options, made, settings)
 
 
@@ -121,22 +126,27 @@ def instantiate(parser: ArgumentParser, options: Namespace) -> Namespace:
     return parser.instantiate(options)
 
 
-def run_loggers(folder: Path, kind: str) -> list[Logger]:
+def run_loggers(folder: Path, kind: str, number: str | None = None) -> list[Logger]:
     """Make the loggers, CSV and W&B, both inside the run's folder.
 
     W&B follows WANDB_MODE, but is online only for a user who is logged in; it never prompts. Only rank 0 starts a run.
+
+    Args:
+        folder: of the run.
+        kind: of job.
+        number: of the run at W&B; default: a new one.
     """
     csv = CSVLogger(folder.parent, name=folder.name, version="")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*exists and is not empty.*")  # config.yaml is there
         _ = csv.experiment  # before W&B writes: this deletes what it finds of an older run
-    return [csv, _wandb(folder, kind)]
+    return [csv, _wandb(folder, kind, number)]
 
 
-def _wandb(folder: Path, kind: str) -> WandbLogger:
+def _wandb(folder: Path, kind: str, number: str | None = None) -> WandbLogger:
     if rank() != 0:
         return WandbLogger(save_dir=folder, mode="disabled")
-    run = start_run(folder, folder.name, kind)
+    run = start_run(folder, folder.name, kind, number=number)
     run.define_metric("trainer/global_step")
     run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
     return WandbLogger(save_dir=folder, experiment=run)

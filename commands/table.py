@@ -95,6 +95,7 @@ def _run(script: str, words: list[str]) -> None:
     else:
         _import_wandb_first()
         from commands.folders import release_unused
+        from commands.lineage import end_runs, forget_runs
         from commands.run import quiet
 
         quiet()
@@ -103,9 +104,12 @@ def _run(script: str, words: list[str]) -> None:
         parser.prog = f"{script}.py {name}"
         try:
             module.run(parser, words[1:])
+            end_runs()
         except BaseException:
             release_unused()
             raise
+        finally:
+            forget_runs()
 
 
 def _usage(script: str) -> str:

@@ -101,6 +101,11 @@ class TextPipeline:
             self._texts = _said(self._whole.without(self.models.fitted_on()))
         return self._texts
 
+    @property
+    def stored(self) -> list[Path]:
+        """Folders of the stored states that were read so far."""
+        return [] if self._stores is None else self._stores.opened
+
     def leave_out(self, fitted: Mapping[str, FittedTexts]) -> None:
         """Drop held-out texts that maps were fitted on, from now on.
 

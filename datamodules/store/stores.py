@@ -66,6 +66,11 @@ class Stores:
         self.folder, self.dtype, self.rings = folder, dtype, Rings()
         self._opened: dict[tuple[FrozenModel, str, str], StoredStates] = {}
 
+    @property
+    def opened(self) -> list[Path]:
+        """The folder of each store that was opened."""
+        return [states.folder for states in self._opened.values()]
+
     def complete(
         self,
         models: FrozenModels,

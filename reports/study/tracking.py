@@ -7,7 +7,7 @@ from typing import Any
 
 from reports.study.registry import Made
 from reports.study.writing.cells import plain_rows
-from reports.tracking import start_run
+from reports.tracking.runs import start_run
 
 __all__ = ["log_report"]
 

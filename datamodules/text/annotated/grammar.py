@@ -86,6 +86,9 @@ class Node:
 def sentences(count: int, seed: int = 0, lexicon: Lexicon | None = None) -> Iterator[Sentence]:
     """Draw sentences, with the tasks `pos`, `morphology`, `dependencies` and `roles`.
 
+    The label of a sentence is the tense of its main verb, past or present, which is not always its first verb: "the
+    dwags that stove grunk" is in the present.
+
     Args:
         count: how many. Some may be drawn twice.
         seed: of the draw.
@@ -212,7 +215,14 @@ def _flat(root: Node) -> Sentence:
             if below.role:
                 own = [place[id(each)] for each in _in_order(below)]
                 targets.append(Target("roles", span, (min(own), max(own) + 1), (below.role,)))
-    return Sentence(tuple(node.word for node in nodes), tuple(heads[id(node)] for node in nodes), tuple(targets))
+    words, ordered = (node.word for node in nodes), (heads[id(node)] for node in nodes)
+    return Sentence(tuple(words), tuple(ordered), tuple(targets), _tense(root))
+
+
+def _tense(root: Node) -> str:
+    """The tense of a clause: that of its verb, or of the auxiliary that a participle has before it."""
+    features = {feature for node in (root, *root.before) for feature in node.features}
+    return "past" if PAST in features else "present"
 
 
 def _in_order(node: Node) -> Iterator[Node]:

@@ -40,11 +40,13 @@ class Sentence:
         words: without white space inside.
         heads: of each word the number of its head, counted from 1; 0 for the root. Empty where there is no tree.
         targets: labelled spans.
+        label: of the whole sentence; empty where it has none.
     """
 
     words: tuple[str, ...]
     heads: tuple[int, ...] = ()
     targets: tuple[Target, ...] = field(default=())
+    label: str = ""
 
     @property
     def text(self) -> str:
@@ -52,7 +54,7 @@ class Sentence:
         return " ".join(self.words)
 
     def annotation(self) -> str:
-        """Everything but the words, as JSON."""
+        """Heads and targets, as JSON."""
         return json.dumps([self.heads, [(each.task, each.span1, each.span2, each.labels) for each in self.targets]])
 
     @classmethod
@@ -90,8 +92,10 @@ def check_tree(heads: Sequence[int]) -> None:
 
 
 def as_dataset(sentences: Iterable[Sentence]) -> Dataset:
-    """Make a data set with the columns text and annotation, the latter as JSON: nested columns are slow to read."""
+    """Make a data set with the columns text, annotation as JSON (nested columns are slow to read), and label if any."""
     from datasets import Dataset
 
-    rows = [(sentence.text, sentence.annotation()) for sentence in sentences]
-    return Dataset.from_dict({"text": [text for text, _ in rows], ANNOTATION: [found for _, found in rows]})
+    rows = [(sentence.text, sentence.annotation(), sentence.label) for sentence in sentences]
+    texts, annotations, labels = zip(*rows, strict=True) if rows else ((), (), ())
+    columns = {"text": list(texts), ANNOTATION: list(annotations)}
+    return Dataset.from_dict(columns | ({"label": list(labels)} if any(labels) else {}))

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from datamodules.text.annotated.grammar import PLURAL, PRESENT, SINGULAR, sentences
+from datamodules.text.annotated.grammar import PAST, PLURAL, PRESENT, SINGULAR, sentences
 from datamodules.text.annotated.sentence import Sentence, check_tree
 
 
@@ -80,3 +80,20 @@ def test_the_sentences_are_the_same_in_every_process(drawn: list[Sentence]) -> N
     ]
     assert list(sentences(2)) == drawn[:2]
     assert next(sentences(1, seed=1)) != drawn[0]
+
+
+def test_the_label_is_the_tense_of_the_main_verb_not_of_the_first(drawn: list[Sentence]) -> None:
+    said = {"past": PAST, "present": PRESENT}
+    others = 0
+    for sentence in drawn:
+        root, features = sentence.heads.index(0), of(sentence, "morphology")
+        arcs = of(sentence, "dependencies").items()
+        auxiliaries = [span[0] for span, label in arcs if label == ("aux:pass",) and span[2] == root]
+        finite = auxiliaries[0] if auxiliaries else root
+        assert said[sentence.label] in features[(finite, finite + 1)]
+        first = next(set(features[(n, n + 1)]) & set(said.values()) for n in range(len(sentence.words))
+                     if set(features[(n, n + 1)]) & set(said.values()))  # fmt: skip
+        others += said[sentence.label] not in first
+    shares = Counter(sentence.label for sentence in drawn)
+    assert min(shares.values()) > 0.4 * len(drawn)
+    assert others > 0.05 * len(drawn)
