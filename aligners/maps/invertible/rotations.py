@@ -71,11 +71,16 @@ class _Shuffle(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, order: Tensor, back: Tensor) -> Tensor:
         ctx.save_for_backward(back)
-        return x.index_select(-1, order)
+        return _taken(x, order)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return grad.index_select(-1, ctx.saved_tensors[0]), None, None
+        return _taken(grad, ctx.saved_tensors[0]), None, None
+
+
+def _taken(x: Tensor, order: Tensor) -> Tensor:
+    """Features in another order. On a CPU, `index_select` would take ten times as long along the last dimension."""
+    return x.gather(-1, order.expand_as(x))
 
 
 def _hadamard(width: int) -> Tensor:
