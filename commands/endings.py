@@ -18,7 +18,7 @@ __all__ = ["MENDABLE", "early_endings", "what_to_mend"]
 MENDABLE, INTERRUPTED, TERMINATED = 2, 130, 143  # exit statuses: jsonargparse's for wrong options, and those of shells
 OURS = {
     *("aligners", "callbacks", "commands", "datamodules", "finetuning", "frozen", "probing", "reports", "similarity"),
-    *("storage", "studies"),
+    *("sharing", "storage", "studies"),
 }
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 PATIENCE = 10.0  # seconds; a first rank that fails in the same way has ended by then

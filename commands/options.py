@@ -174,7 +174,8 @@ def parse_with_data(parser: ArgumentParser, words: Sequence[str], config: dict[s
     Raises:
         ValueError: the checkpoint has options that this version does not know.
     """
-    kept = {name: value for name, value in config.items() if name != "batch_size"}  # affects nothing but speed
+    # The first affects nothing but speed; a file that somebody else wrote must not allow foreign code to run.
+    kept = {name: value for name, value in config.items() if name not in ("batch_size", "trust_remote_code")}
     try:
         parser.set_defaults({f"data.{name}": value for name, value in flat(kept).items()})
     except KeyError as error:

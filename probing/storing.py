@@ -16,6 +16,7 @@ from probing.bank import Bank, Probes
 from probing.edges import probes as edges  # noqa: F401  (defines its kind of probes)
 from probing.trees import probes as trees  # noqa: F401
 from probing.words import Place
+from storage.shared import shared_file
 from storage.whole import whole_file
 
 __all__ = ["PROBES", "load_banks", "save_banks"]
@@ -49,12 +50,16 @@ def save_banks(path: Path, banks: Mapping[str, Bank], about: Mapping[str, Mappin
         save_file(tensors, unfinished, metadata={ENTRY: json.dumps(described)})
 
 
-def load_banks(path: Path) -> dict[str, tuple[Bank, dict[str, Any]]]:
+def load_banks(path: Path | str) -> dict[str, tuple[Bank, dict[str, Any]]]:
     """Read banks, ready to be asked, and what is known of each.
 
+    Args:
+        path: the file, a folder of `evaluate.py share`, or the name of one on the Hub.
+
     Raises:
-        ValueError: there is no such file, or it holds no banks.
+        ValueError: there is no such file, or it holds no banks; or as `shared_file`.
     """
+    path = shared_file(path)
     if not path.is_file():
         raise ValueError(f"Expected `probes` to be a {PROBES} of `train.py probe`, but there is no such file: {path}.")
     try:

@@ -10,7 +10,7 @@ from typing import Any
 from datamodules.text.fitted import words_on_left_out
 from reports.report import Report, Row
 
-__all__ = ["KINDS", "make_report"]
+__all__ = ["KINDS", "NAMES", "make_report"]
 
 # Kind -> the module whose function `report(meta, rows, ...)` makes a Report.
 KINDS = {
@@ -27,6 +27,8 @@ KINDS = {
     "surgery": "reports.surgery",
     "universe": "reports.universe",
 }
+# Kind -> name of its files, which is the `name` of its Report.
+NAMES = {kind: kind for kind in KINDS} | {"fit": "summary", "injection": "report", "recovery": "recover"}
 
 
 def make_report(kind: str, meta: Row, rows: Sequence[Row], **more: Any) -> Report:

@@ -11,7 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["check_folder", "refusing_folder", "remove", "remove_unfinished", "whole_file", "whole_folder", "write_text"]
+__all__ = [
+    "check_folder", "check_new_folder", "refusing_folder", "remove", "remove_unfinished", "whole_file", "whole_folder",
+    "write_text",
+]  # fmt: skip
 
 UNFINISHED = ".unfinished"
 
@@ -87,6 +90,18 @@ def check_folder(folder: Path, argument: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder):
             pass
+
+
+def check_new_folder(folder: Path, argument: str) -> None:
+    """Raise unless a folder is new or empty, and can be made.
+
+    Raises:
+        ValueError: it is not; names `argument`.
+    """
+    with refusing_folder(folder, argument):
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ValueError(f"Expected `{argument}` to be a new or empty folder, but {folder} holds files.")
+        folder.parent.mkdir(parents=True, exist_ok=True)
 
 
 @contextmanager

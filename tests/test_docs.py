@@ -12,7 +12,7 @@ import yaml
 from tests.shell import ROOT
 
 FILES = re.compile(
-    r"(?<![\w/])(?:aligners|benchmarks|callbacks|commands|configs|datamodules|finetuning|frozen|probing|reports|similarity|storage|studies|tests)"
+    r"(?<![\w/])(?:aligners|benchmarks|callbacks|commands|configs|datamodules|finetuning|frozen|probing|reports|sharing|similarity|storage|studies|tests)"
     r"/[\w/]+\.\w+"
 )
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -20,6 +20,7 @@ PACKAGES = (
     "frozen",
     "probing",
     "reports",
+    "sharing",
     "similarity",
     "storage",
     "studies",

@@ -16,9 +16,11 @@ from torch import Tensor
 from aligners.maps.base import Aligner
 from aligners.storage.describing import describe_aligner, restore_aligner
 from aligners.storage.earlier import is_earlier, read_earlier
+from aligners.storage.others import for_others
 from datamodules.rows.types import SeenTypes
 from datamodules.text.fitted import FittedTexts
 from similarity.algebra.moments import Moments
+from storage.shared import is_shared, shared_file
 from storage.whole import whole_file
 
 __all__ = ["BACKWARD", "FORWARD", "StoredBank", "load_bank", "save_bank"]
@@ -47,7 +49,7 @@ class StoredBank:
         spread: route -> mean (S, d_y) and variance (S,) of the target's states, where they were read.
         curves: points of the learning curves of stitching layers.
         loss: weights of the loss of stitching layers.
-        path: the file.
+        path: the file, the shared folder, or its name on the Hub.
     """
 
     command: Literal["fit", "stitch", "universe"]
@@ -111,20 +113,24 @@ def load_bank(path: Path | str) -> StoredBank:
     """Read the file of a finished run of `train.py fit` or `train.py stitch`. Nothing in it is run.
 
     Files that were written before there was this format are Lightning's checkpoints; their tensors and plain values
-    are read and nothing else.
+    are read and nothing else. What others share is never such a checkpoint.
+
+    Args:
+        path: the file, a folder of `evaluate.py share`, or the name of one on the Hub.
 
     Raises:
-        ValueError: the file is not there, cannot be read, or is a last.ckpt to go on from.
+        ValueError: the file is not there, cannot be read, or is a last.ckpt to go on from; or as `shared_file`.
     """
-    path = Path(path)
+    shared, file, path = is_shared(path), shared_file(path), Path(path)
     with _refusing(path):
-        earlier = is_earlier(path)
-        described, tensors = read_earlier(path) if earlier else _read(path)
+        described, tensors = read_earlier(file) if not shared and is_earlier(file) else _read(file)
     if described.pop("unfinished", False):
         raise ValueError(
             f"Expected the file of a finished run, but {path} is one to go on from: `train.py {described['command']} "
             f"--ckpt_path {path}` goes on, and leaves the finished file beside its report."
         )
+    if shared:
+        described["data_config"] = for_others(described["data_config"])
     with _refusing(path):
         return _bank(described, tensors, path)
 

@@ -1,0 +1,112 @@
+"""Shared folders: weights as safetensors and what they are as JSON, on this machine or on the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+__all__ = [
+    "CONFIG", "FORMAT", "LIBRARY", "MODEL", "fetch", "is_hub_name", "is_shared", "read_config", "sha256", "shared_file",
+]  # fmt: skip
+
+MODEL, CONFIG = "model.safetensors", "config.json"
+FORMAT = 1  # of shared folders; a later one is refused
+LIBRARY = "aligners"
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")  # owner/name, or owner/name@revision
+WANTED = [MODEL, CONFIG, "README.md", "report.json", "figures/*.png"]
+FILE_ENDINGS = (".ckpt", ".safetensors")
+
+
+def shared_file(place: Path | str) -> Path:
+    """The file of weights that a path or a name means: the file itself, or that of a shared folder.
+
+    Args:
+        place: a file, a shared folder, or the name of one on the Hub, `owner/name` or `owner/name@revision`.
+
+    Raises:
+        ValueError: a folder is no shared one or is damaged, or the Hub has no such name. A file need not be there.
+    """
+    path = Path(place)
+    if path.is_file() or not (path.is_dir() or is_hub_name(place)):
+        return path
+    folder = fetch(place)
+    read_config(folder)
+    return folder / MODEL
+
+
+def is_shared(place: Path | str) -> bool:
+    """Whether a place is a shared folder or the name of one, rather than a file."""
+    return not Path(place).is_file() and (Path(place).is_dir() or is_hub_name(place))
+
+
+def is_hub_name(place: Path | str) -> bool:
+    """Whether a place has the form of a name on the Hub."""
+    return HUB_NAME.fullmatch(str(place)) is not None and not str(place).endswith(FILE_ENDINGS)
+
+
+def fetch(place: Path | str, revision: str | None = None, **options: Any) -> Path:
+    """The folder of a place: itself on this machine, or downloaded from the Hub, its known files alone.
+
+    Args:
+        place: a folder, or a name on the Hub.
+        revision: branch, tag or commit on the Hub, unless the name has one.
+        options: of `huggingface_hub.snapshot_download`, such as `token` and `cache_dir`.
+
+    Raises:
+        ValueError: there is neither a folder nor a name of that form, or the Hub does not give it.
+    """
+    if Path(place).is_dir():
+        return Path(place)
+    if not is_hub_name(place):
+        raise ValueError(f"Expected a shared folder, or its name on the Hub as `owner/name`, but got {place}.")
+    from huggingface_hub import snapshot_download
+
+    name, _, of_name = str(place).partition("@")
+    try:
+        found = snapshot_download(
+            name, revision=of_name or revision, allow_patterns=WANTED, library_name=LIBRARY, **options
+        )
+    except Exception as error:  # the Hub's own, those of the network, and those of its cache
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ValueError(
+            f"Expected {place} to be a file, a shared folder, or the name of one on the Hub, but there is no such file "
+            f"here, and the Hub does not give it: {reason}"
+        ) from error
+    return Path(found)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """What a shared folder says of itself, once its weights are those that it was written with.
+
+    Raises:
+        ValueError: it is no shared folder, is of a later version, or its weights are damaged.
+    """
+    wanted = f"Expected {folder} to be a folder that `evaluate.py share` wrote, but"
+    runs = [name for name in ("aligners.ckpt", "universe.ckpt", "stitching.ckpt", "probes.safetensors")
+            if (folder / name).is_file()]  # fmt: skip
+    if runs:
+        raise ValueError(f"{wanted} it is that of a run. Name its file {folder / runs[0]}.")
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{wanted} it has no {CONFIG}.") from None
+    except ValueError as error:  # no JSON, or no UTF-8
+        raise ValueError(f"{wanted} its {CONFIG} cannot be read: {error}. Fetch or write it again.") from error
+    if not isinstance(config, dict) or config.get("library_name") != LIBRARY:
+        raise ValueError(f"{wanted} its {CONFIG} is of something else.")
+    if not isinstance(config.get("format"), int) or config["format"] > FORMAT:
+        raise ValueError(f"{wanted} it is of format {config.get('format')}, and {FORMAT} is the latest known here.")
+    if not (folder / MODEL).is_file():
+        raise ValueError(f"{wanted} it has no {MODEL}. Fetch or write it again.")
+    if sha256(folder / MODEL) != config.get("sha256"):
+        raise ValueError(f"{wanted} its {MODEL} is damaged: it is not the file that {CONFIG} tells of. Fetch it again.")
+    return config
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file, as the Hub shows it."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
