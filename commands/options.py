@@ -15,6 +15,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from callbacks.best import BestPerSite
 from commands.folders import CONFIG
+from commands.imports import Imported
 
 __all__ = [
     "FREE",
@@ -40,7 +41,7 @@ FREE = (
 
 
 def command_parser(kind: str, description: str) -> ArgumentParser:
-    """Make a parser with the options of every command: `--config`, `--run`, `--upload` and `--traceback`.
+    """Make a parser with the options of every command: `--config`, `--imports`, `--run`, `--upload`, `--traceback`.
 
     Args:
         kind: first part of the default folder's name.
@@ -48,6 +49,11 @@ def command_parser(kind: str, description: str) -> ArgumentParser:
     """
     parser = ArgumentParser(description=description, usage="%(prog)s [options]")  # the list that follows names them all
     parser.add_argument("-c", "--config", action="config", help="YAML file with any of these options.")
+    parser.add_argument(
+        "--imports", type=list[Imported], default=[],
+        help="Python files or modules with maps, measures or model families of your own, imported before they are "
+        "named: give them first. They are run: name only what you trust.",
+    )  # fmt: skip
     parser.add_argument(
         "--run", type=Path | None, default=None,
         help=f"New folder for this run: config, logs, checkpoints, report. Default: runs/{kind}-<date>-<time>.",

@@ -1,0 +1,121 @@
+"""Measures of paired rows x (N, d_x) and y (N, d_y): the formulas of `similarity.functional`, for one pair of sites.
+
+`docs/measures.md` says what each means, which changes of coordinates it does not see, and how many rows it needs. All
+take NumPy arrays or tensors, and raise a `ValueError` for rows that are not paired, not finite or too few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aligners.api.arrays import Array, rows_of_both
+from similarity.algebra.grid import grid_moments
+from similarity.catalogue import Measure, catalogue
+from similarity.functional import cca as correlations
+from similarity.functional import cka as linear
+from similarity.functional import hsic, kernels, neurons, regression
+from similarity.sample import Sample
+from similarity.shared import SharedMoments
+
+__all__ = [
+    "cca", "cka", "measure", "minibatch_cka", "mixedsim", "neuronsim", "pwcca", "r2", "r2_cca", "r2_svcca", "rbf_cka",
+    "rsa", "svcca", "unbiased_cka",
+]  # fmt: skip
+
+
+def _one(formula: Callable[..., Tensor], x: Array, y: Array, **options: Any) -> float:
+    """A formula for all pairs of layers, of one pair."""
+    of_x, of_y = rows_of_both(x, y)
+    return float(formula(of_x[None], of_y[None], **options))
+
+
+def cka(x: Array, y: Array) -> float:
+    """Linear CKA (Kornblith et al. 2019): biased upwards where rows are few for the width."""
+    return _one(linear.linear_cka, x, y)
+
+
+def unbiased_cka(x: Array, y: Array) -> float:
+    """Linear CKA by the unbiased HSIC of all rows: 0 on average for unrelated rows, and possibly below."""
+    return _one(linear.unbiased_cka, x, y)
+
+
+def minibatch_cka(x: Array, y: Array, batch: int = 32) -> float:
+    """Unbiased CKA whose HSICs are averaged over batches of rows (Nguyen et al. 2021)."""
+    return _one(hsic.minibatch_cka, x, y, batch=batch)
+
+
+def rbf_cka(x: Array, y: Array, width: float = 0.5) -> float:
+    """CKA with an RBF kernel of `width` median distances; time grows with N²."""
+    return _one(kernels.rbf_cka, x, y, width=width)
+
+
+def cca(x: Array, y: Array) -> float:
+    """Mean canonical correlation."""
+    return _one(correlations.cca, x, y)
+
+
+def svcca(x: Array, y: Array, share: float = 0.99) -> float:
+    """Mean canonical correlation between principal components that hold a share of the variance."""
+    return _one(correlations.svcca, x, y, share=share)
+
+
+def pwcca(x: Array, y: Array, share: float = 0.99) -> float:
+    """Mean canonical correlation weighted by what each direction holds of X; not symmetric."""
+    return _one(correlations.pwcca, x, y, share=share)
+
+
+def r2_cca(x: Array, y: Array) -> float:
+    """Mean squared canonical correlation (Ren et al. 2023, Table 2)."""
+    return _one(correlations.r2_cca, x, y)
+
+
+def r2_svcca(x: Array, y: Array, share: float = 0.99) -> float:
+    """Mean squared correlation of SVCCA (Ren et al. 2023, Table 2)."""
+    return _one(correlations.r2_svcca, x, y, share=share)
+
+
+def r2(x: Array, y: Array) -> float:
+    """Share of X's variance that a least-squares regression on Y explains: a map from Y to X; not symmetric."""
+    return _one(regression.r2, x, y)
+
+
+def neuronsim(x: Array, y: Array) -> float:
+    """Mean over neurons of X of the largest absolute correlation with a neuron of Y; not symmetric."""
+    return _one(neurons.neuronsim, x, y)
+
+
+def mixedsim(x: Array, y: Array) -> float:
+    """Mean over neurons of X of the multiple correlation with all of Y; not symmetric."""
+    return _one(regression.mixedsim, x, y)
+
+
+def rsa(x: Array, y: Array, kernel: kernels.Kernel = "cosine") -> float:
+    """Correlation of the similarities of pairs of rows; time grows with N² for `euclidean`."""
+    return _one(kernels.rsa, x, y, kernel=kernel)
+
+
+def measure(name: str, x: Array, y: Array) -> float:
+    """Any measure of the catalogue by its name, one's own among them: see `similarity.catalogue.register`.
+
+    Raises:
+        ValueError: there is no such measure, or it needs more than rows: attention weights.
+    """
+    known = {known: each for known, each in catalogue().items() if each.family in _FROM}
+    if name not in known:
+        raise ValueError(f"Expected `name` to be one of {', '.join(known)}, but got {name!r}.")
+    return _one(lambda x, y: _computed(known[name], x, y), x, y)
+
+
+def _computed(found: Measure, x: Tensor, y: Tensor) -> Tensor:
+    return found.compute(_FROM[found.family](x, y))
+
+
+_FROM: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "moments": lambda x, y: SharedMoments(grid_moments(x, y)),
+    "batches": hsic.unbiased_hsic,  # one batch of all rows
+    "rows": lambda x, y: Sample(x, y, torch.arange(x.shape[1], device=x.device)),
+}

@@ -1,0 +1,69 @@
+"""A user's own modules, which define maps and measures outside this package, imported before they are named."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Self
+
+from jsonargparse.typing import register_type
+
+__all__ = ["Imported"]
+
+
+class Imported(str):
+    """The name of a module, or the path of its file, which is imported when an option gets it as its value.
+
+    A file is imported once in a process, under its own name without `.py`.
+
+    Raises:
+        ValueError: there is no such file or module, or another module has the file's name. What the module itself
+            raises is passed on.
+    """
+
+    def __new__(cls, name: str) -> Self:
+        """Import it."""
+        if name.endswith(".py"):
+            _import_file(Path(name))
+        else:
+            _import_module(name)
+        return super().__new__(cls, name)
+
+
+def _import_file(path: Path) -> None:
+    if not path.is_file():
+        raise ValueError(f"Expected `imports` to name Python files or modules, but there is no file {path}.")
+    known = sys.modules.get(path.stem)
+    if known is not None:
+        if Path(getattr(known, "__file__", None) or "").resolve() != path.resolve():
+            raise ValueError(
+                f"Expected a file in `imports` whose name no other module has, but {path.stem!r} is one already. "
+                f"Rename {path}."
+            )
+        return
+    spec = spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"Expected a Python file in `imports`, but {path} cannot be imported.")
+    module = sys.modules[path.stem] = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[path.stem]
+        raise
+
+
+def _import_module(name: str) -> None:
+    try:
+        import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # the module is there, and needs another that is not
+        raise ValueError(
+            f"Expected `imports` to name Python files or modules, but there is no module {name!r}. Write a file as "
+            f"{name}.py, with its folder."
+        ) from error
+
+
+register_type(Imported, str, Imported, fail_already_registered=False)

@@ -1,0 +1,37 @@
+"""Measures on arrays are those of the catalogue."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from aligners import api
+from aligners.api import cka, measure, r2
+from similarity.catalogue import catalogue
+from similarity.functional import regression
+from tests.rows import paired
+
+OF_ROWS = [name for name, each in catalogue().items() if each.family in ("moments", "rows", "batches")]
+
+
+@pytest.mark.parametrize("name", OF_ROWS)
+def test_every_measure_of_rows_has_a_function(name: str) -> None:
+    x, y = (part[0].numpy() for part in paired(60))
+    options = {"batch": 60} if name == "minibatch_cka" else {}
+    found = getattr(api, name)(x, y, **options)
+    assert isinstance(found, float)
+    assert found == pytest.approx(measure(name, x, y))
+    assert found == pytest.approx(getattr(api, name)(3 * x, 3 * y, **options))
+
+
+def test_the_direction_is_that_of_the_formula() -> None:
+    x, y = paired(60)
+    assert r2(x[0], y[0]) == pytest.approx(float(regression.r2(x[:1], y[:1])))
+    assert abs(r2(x[0], y[0]) - r2(y[0], x[0])) > 0.01
+
+
+def test_what_cannot_be_measured_is_refused() -> None:
+    with pytest.raises(ValueError, match="paired with row by row"):
+        cka(np.ones((4, 2)), np.ones((5, 2)))
+    with pytest.raises(ValueError, match="but got 'attnsim_js'"):
+        measure("attnsim_js", np.ones((4, 2)), np.ones((4, 2)))

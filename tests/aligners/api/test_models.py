@@ -1,0 +1,67 @@
+"""States and injection by name, folder or loaded model say what the runs say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from aligners.api import Identity, Linear, inject, load, states
+from tests.tiny import TEXTS
+from tests.world import World
+
+LABELS = [1, 0, 1, 0, 1]
+
+
+def test_states_are_those_of_the_model(world: World) -> None:
+    frozen = load(world.model_x)
+    inputs = frozen.tokenizer(list(TEXTS), padding=True, return_tensors="pt")
+    expected = frozen.front(inputs, [2])[0][inputs["attention_mask"].bool()]
+    torch.testing.assert_close(states(frozen, TEXTS, 2, batch_size=2), expected)
+    loaded = AutoModelForSequenceClassification.from_pretrained(world.model_x)
+    pair = loaded, AutoTokenizer.from_pretrained(world.model_x)
+    torch.testing.assert_close(states(pair, TEXTS, 2, rows="mean")[2], expected[-3 - 13 - 4 : -3 - 13].mean(0))
+
+
+def test_a_models_own_states_change_nothing(world: World) -> None:
+    found = inject(world.model_x, world.model_x, lambda rows: rows, TEXTS, site=1, labels=LABELS, batch_size=2)
+    assert (found.penalty, found.agreement, found.n) == (0, 1, 5)
+    assert found.accuracy == found.native_accuracy
+    frozen = load(world.model_x)
+    logits = frozen.logits(frozen.tokenizer(list(TEXTS), padding=True, return_tensors="pt"))
+    loss = torch.nn.functional.cross_entropy(logits, torch.tensor(LABELS))
+    assert found.loss == pytest.approx(float(loss), abs=1e-6)
+
+
+def test_without_labels_only_the_agreement_is_known(world: World) -> None:
+    found = inject(world.model_x, world.model_y, lambda rows: 0 * rows, TEXTS, site=(1, 2))
+    assert found[:5] == (None,) * 5
+    assert 0 <= found.agreement <= 1
+
+
+@pytest.mark.parametrize("family", ["causal", "masked"])
+def test_a_language_model_is_asked_for_tokens(family: str, request: pytest.FixtureRequest) -> None:
+    model_x, model_y = (load(name) for name in request.getfixturevalue(family))
+    x, y = (states(model, TEXTS * 20, 1) for model in (model_x, model_y))
+    found = [inject(model_x, model_y, each.fit(x, y), TEXTS, site=1) for each in (Identity(), Linear())]
+    assert found[0].n == found[1].n > 0
+    assert found[0].loss - found[0].native_loss == found[0].penalty != 0
+    assert found[1].agreement > found[0].agreement
+
+
+def test_what_cannot_be_injected_is_refused(world: World, causal: list[str]) -> None:
+    def same(rows: torch.Tensor) -> torch.Tensor:
+        return rows
+
+    for said, arguments, options in (
+        ("`site` between 0 and 3", (world.model_x, world.model_y, same, TEXTS), {"site": 9}),
+        ("a single string", (world.model_x, world.model_y, same, TEXTS[0]), {"site": 1}),
+        ("for each of 5 texts", (world.model_x, world.model_y, same, TEXTS), {"site": 1, "labels": [1]}),
+        ("rows of shape", (world.model_x, world.model_y, lambda rows: rows[:, :2], TEXTS), {"site": 1}),
+        ("asked for tokens", (causal[0], causal[1], same, TEXTS), {"site": 1, "labels": LABELS}),
+        ("its tokenizer beside it", (load(world.model_x).model, world.model_y, same, TEXTS), {"site": 1}),
+    ):
+        with pytest.raises(ValueError, match=said):
+            inject(*arguments, **options)
+    with pytest.raises(ValueError, match="tokens, mean or cls"):
+        states(world.model_x, TEXTS, 1, rows="words")
