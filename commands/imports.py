@@ -19,8 +19,8 @@ class Imported(str):
     A file is imported once in a process, under its own name without `.py`.
 
     Raises:
-        ValueError: there is no such file or module, or another module has the file's name. What the module itself
-            raises is passed on.
+        ValueError: there is no such file or module, or another module has the file's name.
+        RuntimeError: the module raised an error, which is this one's cause.
     """
 
     def __new__(cls, name: str) -> Self:
@@ -49,17 +49,18 @@ def _import_file(path: Path) -> None:
     module = sys.modules[path.stem] = module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except BaseException:
+    except Exception as error:
         del sys.modules[path.stem]
-        raise
+        raise RuntimeError(f"{path} raised an error as it was imported: see above.") from error
 
 
 def _import_module(name: str) -> None:
     try:
         import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # the module is there, and needs another that is not
+    except Exception as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is None or not f"{name}.".startswith(f"{missing}."):
+            raise RuntimeError(f"{name} raised an error as it was imported: see above.") from error
         raise ValueError(
             f"Expected `imports` to name Python files or modules, but there is no module {name!r}. Write a file as "
             f"{name}.py, with its folder."

@@ -16,7 +16,7 @@ def test_the_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(similarity.catalogue, "_FURTHER", {})
     monkeypatch.setattr(Aligner, "registry", dict(Aligner.registry))
     for seed in range(2):  # who calls for them first is told that they are made
-        load(f"embedded-gpt:{seed}:layers=2,width=32,steps=150,batch=2")
+        load(f"embedded-gpt:{seed}:layers=2,width=32,steps=100,batch=2")
     page = str(ROOT / "docs" / "python.md")
     failed, tried = doctest.testfile(page, module_relative=False)
     assert tried > 50
