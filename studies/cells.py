@@ -116,6 +116,7 @@ class _Expansion:
 
     def cells(self) -> list[Cell]:
         self._check_data()
+        self._check_embedded()
         for task in self.study.tasks:
             for stage in self.study.stages:
                 self._pairs(task, stage)
@@ -339,6 +340,27 @@ class _Expansion:
         if self.study.store is not None and not any(self._has(kind, "store") for kind in kinds):
             raise ValueError(f"Expected `store` only where a command has `data.store`, but got {self.study.store!r}.")
 
+    def _check_embedded(self) -> None:
+        """Raise if embedded models would be others before fine-tuning than those that are fine-tuned.
+
+        They are trained on the texts that a cell reads.
+        """
+        embedded = [name for name in self.study.models.listed() if name.startswith(EMBEDDED)]
+        for kind, work in self.study.work().items():
+            text = work.options.get("data", {}).get("text")
+            stages = [stage for stage in (work.stages or self.study.stages) if stage != "pretrained"]
+            if (
+                embedded
+                and stages
+                and text is not None
+                and any(text != data.get("text") for data in self.study.tasks.values())
+            ):
+                raise ValueError(
+                    f"Expected no `data.text` in `{kind}.options`, but got {text!r}: {embedded[0]} is trained on the "
+                    f"texts that it reads, and would be another model there than where it is {stages[-1]}. Give the "
+                    "tasks this text, or name models by their folders."
+                )
+
 
 def naming(kind: str, models: Sequence[Instance]) -> dict[str, Any]:
     """The data options that name the models of a cell."""
@@ -353,9 +375,10 @@ def naming(kind: str, models: Sequence[Instance]) -> dict[str, Any]:
 
 
 def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested options, the second taking precedence; a `class_path` is replaced whole."""
+    """Nested options, the second taking precedence; a `class_path`, or a text by another source, is replaced whole."""
     found = dict(first)
     for name, value in second.items():
         both = isinstance(value, Mapping) and isinstance(found.get(name), Mapping) and "class_path" not in value
+        both = both and not ("source" in value and "source" in found[name])
         found[name] = merged(found[name], value) if both else value
     return found

@@ -25,7 +25,8 @@ def tables(folder: StudyFolder) -> dict[str, pd.DataFrame]:
     Columns: `cell`, `kind`, `task`, `stage` (null where models of two stages are compared), `model_x` and `model_y` as
     the study file names them, their `stage_x`, `stage_y`, `tuned_x` and `tuned_y` (the task that each was fine-tuned
     on), `group_x` and `group_y`, then the report's own. Further tables of a report, such as the layers of a comparison,
-    are called KIND_NAME; rows about one model have `model`, and what a report calls `kind` is `condition`.
+    are called KIND_NAME; rows about one model have `model`. What a report calls `kind` is `condition`, and a task that
+    it probes is `probed`, on the sentences of `corpus`.
 
     Args:
         folder: of the study.
@@ -77,6 +78,8 @@ class _About:
         about |= {f"group{side}": model and self.groups.group(model["name"]) for side, model in known.items()}
         if "kind" in row:
             about["condition"] = row["kind"]
+        if "task" in row:
+            about |= {"probed": row["task"], "corpus": meta["text"]["source"]}
         about |= {name: meta[name] for name in OF_ALL_ROWS if name in meta and name not in row}
         return {**about, **{name: value for name, value in row.items() if name not in about}}
 

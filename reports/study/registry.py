@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from reports.study.contents import Figure, Missing, Table
 from reports.study.frames import STATES, Frames
-from reports.study.papers import brown, phang, phang_surgery, ren_figures, ren_tables, wu, wu_tuning
+from reports.study.papers import brown, merchant, phang, phang_surgery, ren_figures, ren_tables, wu, wu_tuning
 
 __all__ = ["CONTENTS", "Found", "Made", "check_names", "make"]
 
@@ -62,6 +62,9 @@ CONTENTS: dict[str, Callable[[Frames], Table | Figure]] = {
     "phang_figure_3": phang_surgery.truncation,
     "phang_figure_4": phang_surgery.skipping,
     "phang_figure_7": phang.between_models,
+    "merchant_table_1": merchant.mixed_layers,
+    "merchant_layers": merchant.scores_by_site,
+    "merchant_figure_1": merchant.scores_by_layer,
     "brown_figure_2_cka": brown.cka_by_layer,
     "brown_figure_2_stitching": brown.stitching_by_layer,
     "brown_figure_3": partial(

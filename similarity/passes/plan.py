@@ -125,7 +125,8 @@ def plan_passes(layers: Sequence[int], pairs: Sequence[tuple[int, int]], costs: 
     """
     tiles = _tiles_that_fit(layers, pairs, costs, limit)
     models = len({span.model for tile in tiles for span in (tile.x, tile.y)})
-    at_once = max(1, limit // min(costs.own(tile) for tile in tiles))  # tiles, at most
+    smallest = max(1, min(costs.own(tile) for tile in tiles))  # a measure of texts, such as RSA, keeps nothing of pairs
+    at_once = max(1, limit // smallest)  # tiles, at most
     largest = min(len(spans_of(tiles)), isqrt(2 * at_once) + 1)
     sizes = sorted({max(1, largest * step // MOST_BLOCKS) for step in range(1, MOST_BLOCKS + 1)})
     needs = {tile: _Needs(costs.shared(tile), costs.own(tile), costs.work(tile)) for tile in tiles}

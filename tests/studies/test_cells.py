@@ -166,3 +166,20 @@ def test_probes_of_one_text_are_the_same_whatever_the_task() -> None:
     own = cells_of(tasks=tasks, inject=None, fit=None, probe={"options": {"data": {"text": "trees"}}})
     assert counts(own) == {"probe": 3}
     assert [cell.options["data"] for cell in own] == [{"text": "trees", "models": [f"m{n}"]} for n in range(3)]
+
+
+def test_a_text_of_a_works_own_takes_nothing_of_the_tasks() -> None:
+    tasks = {"t": {"text": {"source": "a.csv", "label_column": "kind"}}}
+    own = {"options": {"data": {"text": {"source": "trees.conllu"}}}}
+    (cell, *_) = [cell for cell in cells_of(tasks=tasks, inject=None, fit=None, probe=own) if cell.kind == "probe"]
+    assert cell.options["data"]["text"] == {"source": "trees.conllu"}
+
+
+def test_embedded_models_are_the_same_before_and_after_fine_tuning() -> None:
+    own = {"options": {"data": {"text": {"source": "grammar"}}}}
+    changes: dict[str, Any] = {"models": {"names": ["embedded-mlm:0"]}, "inject": None, "fit": None, "finetune": {}}
+    changes |= {"stages": ["pretrained", "finetuned"], "probe": own}
+    with pytest.raises(ValueError, match=r"no `data.text` in `probe.options`.*another model there"):
+        cells_of(tasks={"t": {"text": {"source": "rotten_tomatoes"}}}, **changes)
+    assert counts(cells_of(tasks={"t": {"text": {"source": "grammar"}}}, **changes))["probe"] == 2
+    assert cells_of(**{**changes, "stages": ["pretrained"], "finetune": None})  # each text has models of its own

@@ -66,6 +66,13 @@ def test_what_fits_is_one_pass() -> None:
     assert all(tile.whole for tile in only.tiles)
 
 
+def test_measures_that_keep_nothing_of_pairs_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As RSA alone, which keeps a sample of each layer."""
+    monkeypatch.setattr(Costs, "own", lambda self, tile: 0)
+    (only,) = plan_passes([2, 3], pairs(2), Costs(), 10**6)
+    assert only.bytes == Costs.fixed + 2 * 5 + 2 + 3 + 3 * 9
+
+
 def test_blocks_of_pairs_share_their_models() -> None:
     layers, most = [1] * 12, 16  # pairs in a pass
     limit = Costs.fixed + most * 10 + 3 + 8 * 6
