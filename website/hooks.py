@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 from website import families, invariances, modules, options, tutorials
+from website.drawings import with_drawings
 
-__all__ = ["on_config", "on_files"]
+__all__ = ["on_config", "on_files", "on_page_markdown"]
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -30,6 +33,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for place, content in made.items():
         files.append(File.generated(config, place, content=content))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Draw what the page shows as SVG."""
+    return with_drawings(markdown, (Path(config.docs_dir) / page.file.src_uri).parent)
 
 
 def _filled(entry: Any) -> Any:

@@ -1,0 +1,121 @@
+"""The recipes of docs/howto: the commands of each page run as they stand, with smaller models, texts and trainings."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from commands.study import run as running
+from commands.table import COMMANDS, evaluate, study, train
+from tests.cells import Inline
+from tests.shell import ROOT, command
+
+HOWTO = ROOT / "docs" / "howto"
+RECIPES = sorted(page.stem for page in HOWTO.glob("*.md") if page.stem != "index")
+BLOCK = re.compile(r"^```(\w*)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SCRIPTS = {"train.py": train, "evaluate.py": evaluate, "study.py": study}
+RECIPE = {"vocabulary": 300, "layers": 2, "width": 16, "epochs": 1}
+TEXT = {"max_texts": 150, "max_held_out": 30}
+SHORT = {"max_epochs": 1, "limit_train_batches": 2}
+# Another machine, as the pages say for one without GPUs or a cluster.
+HERE = {"cuda:0": "cpu", "cuda:1": "cpu", "--trainer.accelerator gpu": "--trainer.accelerator cpu"}
+LOCAL = "{cluster: local, timeout_min: 5}"
+
+
+class Block(NamedTuple):
+    """What stands between fences: its language, the file that it is, its text."""
+
+    language: str
+    file: str
+    text: str
+
+
+def blocks(recipe: str) -> list[Block]:
+    return [Block(*found) for found in BLOCK.findall((HOWTO / f"{recipe}.md").read_text(encoding="utf-8"))]
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The commands of a block, as the shell would split them."""
+    for line in text.replace("\\\n", " ").strip().splitlines():
+        python, *words = shlex.split(line)
+        assert python == "python"
+        yield words
+
+
+def smaller(words: list[str]) -> list[str]:
+    """The command with what makes it small."""
+    script, name = words[:2]
+    if script == "study.py" or name in ("share", "show"):
+        return [LOCAL if word.startswith("{timeout_min") else word for word in words]
+    added = {} if "--checkpoints+" in words else flat("data.recipe", RECIPE) | flat("data.text", TEXT)
+    added |= flat("trainer", SHORT if name == "fit" else {})
+    return [*words, "--trainer.logger", "false", *(part for item in added.items() for part in item)]
+
+
+def flat(prefix: str, values: dict[str, Any]) -> dict[str, str]:
+    return {f"--{prefix}.{name}": str(value) for name, value in values.items()}
+
+
+def smaller_study(text: str) -> str:
+    """The study with what makes it small."""
+    content = yaml.safe_load(text)
+    content["models"]["seeds"] = min(content["models"]["seeds"], 3)
+    content["data"] = {**content.get("data", {}), "recipe": RECIPE}
+    for task in content["tasks"].values():
+        task["text"] |= TEXT
+    if "fit" in content:
+        content["fit"]["options"]["trainer"] = SHORT
+    return yaml.safe_dump(content)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where all recipes run, with what they share of the repository."""
+    made = tmp_path_factory.mktemp("howto")
+    shutil.copytree(ROOT / "configs", made / "configs")
+    return made
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_does_what_it_says(recipe: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    named: list[str] = []
+    for language, file, text in blocks(recipe):
+        if file:
+            (folder / file).write_text(smaller_study(text) if language == "yaml" else text)
+        elif language == "bash":
+            for word, other in HERE.items():
+                text = text.replace(word, other)
+            for words in commands(text):
+                perform(smaller(words), folder, monkeypatch)
+                named += words
+    runs = [Path(word) for word in named if word.startswith(("runs/", "shared/"))]
+    assert runs
+    assert all(run.exists() for run in runs)
+
+
+def perform(words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a command: in this process, unless it needs several."""
+    script, *rest = words
+    assert rest[0] in COMMANDS[script.removesuffix(".py")]
+    if "--trainer.devices" in rest:
+        command(folder, script, *rest[: rest.index("--trainer.logger")], *rest[rest.index("--trainer.logger") + 2 :])
+        return
+    with monkeypatch.context() as patch:
+        if "--executor" not in rest:
+            patch.setattr(running, "make_executor", lambda *_: Inline())
+        SCRIPTS[script](rest)
+
+
+def test_there_are_ten_recipes_and_an_index_of_them() -> None:
+    index = (HOWTO / "index.md").read_text(encoding="utf-8")
+    assert len(RECIPES) == 10
+    assert all(f"({recipe}.md)" in index for recipe in RECIPES)
+    assert all(any(block.language == "bash" for block in blocks(recipe)) for recipe in RECIPES)
