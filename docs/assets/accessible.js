@@ -1,3 +1,5 @@
-// What material leaves without a name.
+// What material leaves without a name, or out of the keyboard's reach: code and wide tables scroll on their own.
 document.querySelector(".md-search")?.setAttribute("aria-label", "Search");
-document.querySelectorAll(".md-typeset pre").forEach((each) => (each.tabIndex = 0));  // they scroll, see extra.css
+addEventListener("load", () => {
+  document.querySelectorAll(".md-typeset pre, .md-typeset__scrollwrap").forEach((each) => (each.tabIndex = 0));
+});
