@@ -44,6 +44,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "collect": "Write the results of a study into tables.",
         "report": "Make the tables and figures of a study.",
         "store": "List, verify and remove the states that a store keeps.",
+        "workspace": "Save a view of all runs at W&B.",
     },
 }
 

@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from storage.whole import write_text
 
-__all__ = ["complete", "new_number", "start_run", "unfinished"]
+__all__ = ["PROJECT", "complete", "logged_in", "new_number", "start_run", "unfinished"]
 
 PROJECT = "aligners"
 NUMBER = "wandb/unfinished.txt"  # in a run's folder, until the run is complete: its number at W&B
@@ -91,14 +91,19 @@ def _begin(options: dict[str, Any]) -> Any:
         return wandb.init(mode=mode, **{**options, "id": None})
 
 
-def _mode() -> Any:
-    """Return WANDB_MODE, or offline for a user who would be online and is not logged in."""
+def logged_in() -> bool:
+    """Whether there is a key for W&B. It never prompts."""
     import wandb
 
+    return bool(wandb.login(prompt=False))
+
+
+def _mode() -> Any:
+    """Return WANDB_MODE, or offline for a user who would be online and is not logged in."""
     mode = os.environ.get("WANDB_MODE")
     if mode not in (None, "", "online"):
         return mode
-    if wandb.login(prompt=False):
+    if logged_in():
         return "online"
     if mode:
         rank_zero_warn(

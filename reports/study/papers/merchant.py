@@ -45,14 +45,14 @@ def mixed_layers(frames: Frames) -> Table:
         Column("lexical", "embeddings alone, before", ".1f"),
         Column("untrained", "untrained, best layer", ".1f"),
         Column("paper_before", "paper: before", ".1f"),
-        Column("paper_change", "paper: change", "+.1f"),
+        Column("paper_change", "paper: change", "+z.1f"),
     ]
     printed = any(row["paper_before"] is not None for row in rows)
     return Table(
         "merchant_table_1",
         "Edge probes before and after fine-tuning (Merchant et al., Table 1)",
-        f"{SCORE} The probes read a learned mix of all layers; {TWIN}, at its best layer. After: mean over the "
-        "fine-tunings of a model, ± their standard deviation.",
+        "Micro-averaged F1 × 100 on held-out sentences, of edge probes over a learned mix of all layers; "
+        f"{TWIN}, at its best layer. After: mean over the fine-tunings of a model, ± their standard deviation.",
         known(columns, rows),
         rows,
         notes=[HELD_OUT, *([paper_note("merchant_table_1")] if printed else [])],
@@ -81,6 +81,7 @@ def scores_by_site(frames: Frames) -> Table:
         known(columns, rows),
         rows,
         notes=[HELD_OUT],
+        findings=_largest_changes(rows),
     )
 
 
@@ -142,7 +143,7 @@ def _columns() -> list[Column]:
         *places,
         Column("before", "before", ".1f"),
         Column("after", "after", ".1f"),
-        Column("change", "change", "+.1f"),
+        Column("change", "change", "+z.1f"),
     ]
 
 
@@ -203,8 +204,21 @@ def _changes(rows: Sequence[dict[str, Cell]]) -> list[str]:
         changes = [change for change in own if isinstance(change, float)]
         if changes:
             each = (
-                f", {min(changes):+.1f} to {max(changes):+.1f} over {len(changes)} models" if len(changes) > 1 else ""
+                f", {min(changes):+z.1f} to {max(changes):+z.1f} over {len(changes)} models" if len(changes) > 1 else ""
             )
             mean = sum(changes) / len(changes)
-            said.append(f"Fine-tuning on {task} changes what edge probes read of {probed} by {mean:+.1f} points{each}.")
+            said.append(
+                f"Fine-tuning on {task} changes what edge probes read of {probed} by {mean:+z.1f} points{each}."
+            )
+    return said
+
+
+def _largest_changes(rows: Sequence[dict[str, Cell]]) -> list[str]:
+    """Say of each task at which layer fine-tuning changes most of what probes read, mean over models."""
+    changes = pd.DataFrame(rows).dropna(subset=["change"])
+    said = []
+    for (task, probed), own in by(changes, "task", "probed"):
+        means = own.groupby("site")["change"].mean()
+        site = means.abs().idxmax()
+        said.append(f"Of {probed}, fine-tuning on {task} changes most at layer {site}: {means[site]:+z.1f} points.")
     return said

@@ -72,7 +72,10 @@ def test_a_fine_tuning_that_the_paper_lacks_has_no_change_of_its() -> None:
 
 
 def test_every_layer_before_and_after() -> None:
-    found = table("merchant_layers").rows
+    layers = table("merchant_layers")
+    found = layers.rows
+    assert "Of depth, fine-tuning on mnli changes most at layer" in layers.findings[1]
+    assert layers.findings[1].endswith(": -2.0 points.")
     assert [(row["probed"], row["site"]) for row in found] == [
         (probed, site) for probed in ("dependencies", "depth") for site in (0, 1, 2)
     ]
