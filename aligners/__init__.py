@@ -4,6 +4,8 @@ Importing this package needs torch and SciPy alone; the LightningModules in `ali
 `aligners.stitching` need Lightning too.
 """
 
+from importlib.metadata import PackageNotFoundError, version
+
 from aligners.maps.affine import AffineLayer, LowRank, Orthogonal
 from aligners.maps.base import Aligner
 from aligners.maps.canonical import CCA, PWCCA, SVCCA
@@ -19,3 +21,8 @@ __all__ = [
     "CCA", "INN", "MLP", "PWCCA", "SVCCA", "AffineLayer", "Aligner", "FreeForm", "Identity", "Linear", "LowRank",
     "Mean", "Orthogonal", "Permutation", "Procrustes", "ThroughSpace", "load_bank",
 ]  # fmt: skip
+
+try:
+    __version__ = version("aligners")  # that of pyproject.toml
+except PackageNotFoundError:  # run from a folder, and never installed
+    __version__ = "unknown"

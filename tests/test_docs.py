@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import aligners
 from tests.shell import ROOT
 
 FILES = re.compile(
@@ -36,6 +38,19 @@ def test_the_walks_pass_no_file_twice() -> None:
         assert len(set(named)) == len(named)
 
 
-def test_the_citation_has_the_version_of_the_package() -> None:
+def test_the_citation_and_the_package_have_the_version_of_the_project() -> None:
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"]
-    assert cited == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert cited == project["version"] == aligners.__version__
+
+
+def test_the_workflow_tests_every_python_and_the_ends_of_the_versions() -> None:
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text())["jobs"]
+    pythons = jobs["tests"]["strategy"]["matrix"]["python"]
+    least = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"].removeprefix(">=")
+    assert pythons[0] == least
+    ends = {each["versions"]: each["python"] for each in jobs["versions"]["strategy"]["matrix"]["include"]}
+    assert ends == {"lowest": least, "highest": pythons[-1]}
+    for job in jobs.values():
+        script = job["steps"][-1]["run"].split()[0]
+        assert os.access(ROOT / script, os.X_OK)
