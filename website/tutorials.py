@@ -35,7 +35,7 @@ def executed(path: Path) -> NotebookNode:
     client = NotebookClient(
         notebook, timeout=SECONDS, kernel_name="python3", resources={"metadata": {"path": str(ROOT)}}
     )
-    client.execute(env={**os.environ, "PYTHONPATH": paths})
+    client.execute(env={"ALIGNERS_TUTORIAL_SIZE": "small", **os.environ, "PYTHONPATH": paths})
     return notebook
 
 
