@@ -8,12 +8,18 @@ from pathlib import Path
 import jupytext
 from nbclient import NotebookClient
 from nbconvert import MarkdownExporter
+from nbconvert.preprocessors import CoalesceStreamsPreprocessor
 from nbformat import NotebookNode
 
 __all__ = ["executed", "page", "pages"]
 
 ROOT = Path(__file__).parent.parent
 FOLDER = "tutorials"
+SMALL = """
+!!! note ""
+    Run when this page was built, with smaller models and trainings than `python tutorials/{name}.py` takes.
+
+"""
 SECONDS = 300  # a cell that takes longer hangs
 
 
@@ -47,8 +53,9 @@ def page(notebook: NotebookNode) -> tuple[str, dict[str, bytes]]:
     """
     for cell in notebook.cells:
         cell["outputs"] = [each for each in cell.get("outputs", []) if each.get("name") != "stderr"]
+    notebook, _ = CoalesceStreamsPreprocessor().preprocess(notebook, {})
     text, resources = MarkdownExporter().from_notebook_node(notebook)
-    return text, resources["outputs"]
+    return _described(text), resources["outputs"]
 
 
 def pages() -> dict[str, str | bytes]:
@@ -56,9 +63,21 @@ def pages() -> dict[str, str | bytes]:
     made: dict[str, str | bytes] = {}
     for path in sorted((ROOT / FOLDER).glob("*.py")):
         text, pictures = page(executed(path))
-        renamed = {name: f"{path.stem}_{name}" for name in pictures}
-        for name, own in renamed.items():
+        for name, picture in pictures.items():
+            own = f"{path.stem}_{name}"
             text = text.replace(f"({name})", f"({own})")
-        made |= {f"{FOLDER}/{own}": pictures[name] for name, own in renamed.items()}
-        made[f"{FOLDER}/{path.stem}.md"] = text
+            made[f"{FOLDER}/{own}"] = picture
+        title, _, rest = text.lstrip().partition("\n")
+        made[f"{FOLDER}/{path.stem}.md"] = f"{title}\n{SMALL.format(name=path.stem)}{rest}"
     return made
+
+
+def _described(text: str) -> str:
+    """The page with the heading above each picture as its text."""
+    heading, code, lines = "", False, []
+    for line in text.split("\n"):
+        code ^= line.startswith("```")
+        if not code and line.startswith("#"):
+            heading = line.lstrip("# ")
+        lines.append(line.replace("![png]", f"![Figure: {heading}]"))
+    return "\n".join(lines)
