@@ -60,13 +60,12 @@ def forget_runs() -> None:
 
 
 def _files(options: Namespace) -> Iterator[Made]:
-    """Files of maps, layers or probes that any option names."""
+    """Files of maps, layers or probes, or shared folders with one, that any option names."""
     for value in flat(options.as_dict()).values():
         for each in value if isinstance(value, list) else [value]:
-            if isinstance(each, str | Path) and Path(each).is_file():
-                found = described(Path(each))
-                if found is not None:
-                    yield found
+            found = described(Path(each)) if isinstance(each, str | Path) else None
+            if found is not None:
+                yield found
 
 
 def _stores(made: Namespace) -> list[Made]:

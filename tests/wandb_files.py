@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import signal
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from wandb.proto.wandb_internal_pb2 import Record
+
+from tests.processes import HANGS
 
 __all__ = ["artifacts", "records", "run_numbers"]
 
@@ -36,11 +39,13 @@ def artifacts(folder: Path) -> list[Any]:
 
 def _whole(path: Path) -> list[Any]:
     """All records of a run that has ended; W&B's service writes the last ones after `finish` has returned."""
-    while True:
+    until = time.monotonic() + HANGS
+    while time.monotonic() < until:
         found = [Record.FromString(entry) for entry in (_logged(path.read_bytes()) if path.is_file() else ())]
         if any(record.WhichOneof("record_type") == "exit" for record in found):
             return found
         signal.sigtimedwait([], 0.05)
+    raise TimeoutError(f"{path} has no end")
 
 
 def _logged(content: bytes) -> Iterator[bytes]:

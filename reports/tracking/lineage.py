@@ -19,13 +19,9 @@ __all__ = ["Made", "described", "log_inputs", "log_outputs", "states"]
 
 LONGEST_NAME = 128  # of an artifact, in letters
 MANIFEST = "manifest.json"
-# File that a run leaves -> type of its artifact.
-KINDS = {
-    "aligners.ckpt": "maps",
-    "stitching.ckpt": "stitching",
-    "universe.ckpt": "universe",
-    "probes.safetensors": "probes",
-}
+SHARED = "model.safetensors"  # the same file in a shared folder, and its name in every artifact
+FILES = ("aligners.ckpt", "stitching.ckpt", "universe.ckpt", "probes.safetensors", SHARED)
+KINDS = {"fit": "maps", "stitch": "stitching", "universe": "universe"}  # command that made a bank -> type of artifact
 
 
 class Made(NamedTuple):
@@ -55,29 +51,32 @@ class Made(NamedTuple):
         """
         import wandb
 
-        made = wandb.Artifact(self.name, self.kind, metadata=self.about)
-        if upload and self.kind != "states":
-            made.add_file(str(self.path), name=self.path.name)
+        made, states = wandb.Artifact(self.name, self.kind, metadata=self.about), self.kind == "states"
+        name = MANIFEST if states else SHARED  # whatever the file is called: equal files are one artifact
+        if upload and not states:
+            made.add_file(str(self.path), name=name)
         else:
-            made.add_reference(self.path.resolve().as_uri(), name=self.path.name)
+            made.add_reference(self.path.resolve().as_uri(), name=name)
         return made
 
 
 def described(path: Path) -> Made | None:
-    """What a file of maps, layers or probes is; None for any other file.
+    """What a file of maps, layers or probes is, or a shared folder with one; None for anything else.
 
     Args:
         path: of the file. Only its header is read.
     """
-    kind = KINDS.get(path.name)
-    if kind is None:
+    path = path / SHARED if path.is_dir() else path
+    if path.name not in FILES or not path.is_file():
         return None
     try:
         with safe_open(path, framework="np") as file:
             header = {name: json.loads(held) for name, held in file.metadata().items()}
     except (OSError, SafetensorError, ValueError, AttributeError):  # of an earlier version, or none of ours
         return None
-    return Made(path, kind, _of_probes(header["banks"]) if kind == "probes" else _of_maps(header["bank"]))
+    if "banks" in header:
+        return Made(path, "probes", _of_probes(header["banks"]))
+    return Made(path, KINDS[header["bank"]["command"]], _of_maps(header["bank"])) if "bank" in header else None
 
 
 def states(folder: Path) -> Made:
@@ -95,7 +94,7 @@ def log_outputs(run: Any, folder: Path, *, upload: bool = False) -> list[str]:
         folder: of the run.
         upload: whether W&B gets the files themselves.
     """
-    found = [described(path) for path in sorted(folder.rglob("*")) if path.name in KINDS]
+    found = [described(path) for path in sorted(folder.rglob("*")) if path.name in FILES]
     made = [each for each in found if each is not None]
     for each in made:
         run.log_artifact(each.artifact(upload=upload))

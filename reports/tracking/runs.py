@@ -60,7 +60,7 @@ def start_run(folder: Path, name: str, kind: str, group: str | None = None, numb
     import wandb
 
     options: dict[str, Any] = {
-        "dir": folder,
+        "dir": folder.resolve(),  # its service has a working directory of its own
         "project": os.environ.get("WANDB_PROJECT", PROJECT),
         "name": name,
         "job_type": kind,

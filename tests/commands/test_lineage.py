@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -73,16 +74,22 @@ def test_a_file_is_uploaded_on_request(world: World) -> None:
     fit(world, "fit", "--upload=true")
     (maps,) = own_artifacts("fit")
     (entry,) = maps.manifest.contents
-    assert entry.path == "aligners.ckpt"
+    assert (entry.path, entry.ref) == ("model.safetensors", "")
     assert entry.local_path
-    assert not entry.ref
+    (Path("shared")).mkdir()
+    shutil.copy("fit/aligners.ckpt", "shared/model.safetensors")  # as `evaluate.py share` does
+    shared = described(Path("shared"))
+    assert shared is not None
+    assert (shared.name, shared.artifact().digest) == (maps.name, maps.digest)
 
 
-def test_what_is_no_file_of_ours_is_no_artifact(tmp_path: Path) -> None:
+def test_what_is_no_file_of_ours_is_no_artifact(world: World, tmp_path: Path) -> None:
+    assert described(Path(world.model_x)) is None  # a model's own weights
     (tmp_path / "aligners.ckpt").write_text("no maps")
     (tmp_path / "config.yaml").write_text("a: 1")
     assert described(tmp_path / "aligners.ckpt") is None
     assert described(tmp_path / "config.yaml") is None
+    assert described(tmp_path) is None
 
 
 def long_fit(folder: Path, words: list[str]) -> None:
