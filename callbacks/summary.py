@@ -10,7 +10,7 @@ import lightning.pytorch as pl
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.outcomes import outcomes
 from reports.kinds import make_report
-from reports.publishing import publish
+from reports.publishing import environment, publish
 
 __all__ = ["FitSummary"]
 
@@ -30,8 +30,8 @@ class FitSummary(pl.Callback):
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Show, draw and log each aligner's figures at each site."""
         if trainer.state.fn == "validate" and isinstance(pl_module, Alignment) and trainer.is_global_zero:
-            report = make_report("fit", {"models": pl_module.data["models"]}, _rows(pl_module))
-            publish(report, self.folder, trainer)
+            meta = {**pl_module.data, **environment(trainer)}
+            publish(make_report("fit", meta, _rows(pl_module)), self.folder, trainer)
 
 
 def _rows(module: Alignment) -> list[dict[str, Any]]:

@@ -33,6 +33,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "inject": "Measure the errors of maps, and inject mapped states at every site.",
         "probe": "Let probes of one model read the mapped states of another.",
         "share": "Write what a run has trained to a folder for others, with a card; upload it.",
+        "show": "Show a finished run's tables and findings, and open its report.",
         "similarity": "Measure all layers of models against each other.",
         "stitch": "Stitch models together and measure the penalty.",
         "surgery": "Truncate classifiers, and skip spans of their layers.",

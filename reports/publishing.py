@@ -14,13 +14,16 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.loggers import WandbLogger
+from rich.console import Console
 
 from reports.names import names_in_full, with_short_names
+from reports.page.images import save_figure
+from reports.page.run import write_page
 from reports.report import Report, Row
 from reports.screen import say, screen
 from storage.whole import whole_file, write_text
 
-__all__ = ["csv_text", "environment", "publish", "write"]
+__all__ = ["csv_text", "environment", "publish", "show", "write"]
 
 PACKAGES = ("torch", "lightning", "transformers", "torchmetrics", "numpy")
 
@@ -34,15 +37,22 @@ def publish(report: Report, folder: Path, trainer: pl.Trainer) -> None:
         trainer: the Trainer with the loggers.
     """
     figures = write(report, folder)
+    write_page(report, folder)
+    console = show(report)
+    runs = [logger for logger in trainer.loggers if isinstance(logger, WandbLogger)]
+    places = [f"{report.files}: {folder}", *(f"W&B run: {_log(report, figures, run)}" for run in runs)]
+    say(console, "\n".join(["", *places] if report.sentences else places))
+
+
+def show(report: Report) -> Console:
+    """Show a report's tables, note and sentences, and return where."""
     console = screen()
     for table in report.screen:
         console.print(table)
     if report.note:
         say(console, report.note, style="dim")
     say(console, "\n".join(["", *report.sentences]))
-    runs = [logger for logger in trainer.loggers if isinstance(logger, WandbLogger)]
-    places = [f"{report.files}: {folder}", *(f"W&B run: {_log(report, figures, run)}" for run in runs)]
-    say(console, "\n".join(["", *places] if report.sentences else places))
+    return console
 
 
 def write(report: Report, folder: Path) -> list[Path]:
@@ -60,7 +70,7 @@ def write(report: Report, folder: Path) -> list[Path]:
     for name, draw in report.figures.items():
         figures.append(folder / f"{name}.png")
         with whole_file(figures[-1]) as unfinished:
-            draw().savefig(unfinished, dpi=130, format="png")
+            save_figure(draw(), unfinished)
     return figures
 
 

@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["TitledTable", "say", "screen", "site_table"]
+__all__ = ["TitledTable", "say", "screen", "site_table", "title_of"]
 
 
 class TitledTable(Table):
@@ -28,6 +28,11 @@ class TitledTable(Table):
         """Yield the title, then the table."""
         yield Text(f"\n{self._over}", style="bold")
         yield from super().__rich_console__(console, options)
+
+
+def title_of(table: Table) -> str:
+    """The title of a table, of Rich's own or of ours; empty if it has none."""
+    return str(table._over if isinstance(table, TitledTable) else table.title or "")
 
 
 def site_table(

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-__all__ = ["alt_text", "save_figure"]
+__all__ = ["alt_text", "save_figure", "size"]
 
 ENTRY = "Description"  # of the PNG's text
 MOST_NAMES = 8
@@ -27,6 +27,12 @@ def alt_text(image: bytes) -> str:
         return str(found.info.get(ENTRY) or "A figure without a description: its values are in the tables.")
 
 
+def size(image: bytes) -> tuple[int, int]:
+    """Width and height of an image in pixels."""
+    with Image.open(io.BytesIO(image)) as found:
+        return found.size
+
+
 def _described(figure: Figure) -> str:
     """Say what a figure shows: its panels, what its axes measure, and what is drawn."""
     panels = [axis for axis in figure.axes if axis.has_data() and axis.get_label() != "<colorbar>"]
@@ -36,11 +42,10 @@ def _described(figure: Figure) -> str:
     ))  # fmt: skip
     drawn = _listed([text.get_text() for legend in _legends(figure) for text in legend])
     kind = "Heat map" if any(axis.images or (axis.collections and not axis.lines) for axis in panels) else "Chart"
-    said = [f"{kind}{'' if len(panels) == 1 else f' of {len(panels)} panels'}"]
-    said += [f"of {_listed(titles)}"] if titles else []
-    said += [f"up: {up}"] if up else []
-    said += [f"across: {across}"] if across else []
-    said += [f"drawn: {drawn}"] if drawn else []
+    count = "" if len(panels) == 1 else f" of {len(panels)} panels"
+    named = {"vertical axis": up, "horizontal axis": across, "drawn": drawn}
+    said = [f"{kind}{count}{f' ({_listed(titles)})' if titles else ''}"]
+    said += [f"{name}: {what}" for name, what in named.items() if what]
     return "; ".join(said) + "."
 
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
+from reports.page.templates import rendered
 from reports.report import Row
 from reports.study.contents import Figure, Table
 from reports.study.drawing import interactive
@@ -34,35 +34,23 @@ def page(name: str, made: Made, provenance: Provenance, images: dict[str, Path],
         images: figure's name -> its PNG file, embedded where plotly is not installed.
         palette: of the report.
     """
-    environment = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=False, keep_trailing_newline=True
-    )
-    environment.filters["code"] = _code
-    return environment.get_template("page.html.j2").render(
+    return rendered(
+        "study.html.j2",
+        HERE,
         title=f"Study {name}",
         about=provenance.said(),
         findings=made.findings(),
         tables=[_table(table) for table in made.tables],
         figures=[_figure(figure, images[figure.name], palette) for figure in made.figures],
         missing=made.missing,
-        css=Markup((HERE / "page.css").read_text(encoding="utf-8")),
-        js=Markup((HERE / "page.js").read_text(encoding="utf-8")),
         plotly=Markup(interactive.script()) if interactive.PLOTLY and made.figures else None,
         **provenance.shown(),
     )
 
 
-def _code(text: str) -> Markup:
-    """A sentence, what stands between backticks as code."""
-    parts = [escape(part) for part in text.split("`")]
-    if len(parts) % 2 == 0:  # a backtick alone is one
-        return escape(text)
-    return Markup("").join(Markup("<code>{}</code>").format(part) if n % 2 else part for n, part in enumerate(parts))
-
-
 def _table(table: Table) -> dict[str, Any]:
     rows = [[written(row.get(column.key), column) for column in table.columns] for row in table.rows]
-    return {"table": table, "rows": rows}
+    return {"table": table, "headings": [column.heading for column in table.columns], "rows": rows}
 
 
 def _figure(figure: Figure, image: Path, palette: Palette) -> dict[str, Any]:
