@@ -20,6 +20,7 @@ __all__ = [
     "ABREAST",
     "COLOURS",
     "LINEAR_UP_TO",
+    "MODEL_COLOURS",
     "PANEL",
     "Look",
     "SitePanel",
@@ -44,6 +45,8 @@ Cells = Sequence[Row | None]
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
+# Tol's muted scheme, likewise: of models, groups and variants, so that no colour of a method means one of them.
+MODEL_COLOURS = ("#332288", "#CC6677", "#117733", "#999933", "#AA4499", "#44AA99", "#882255", "#88CCEE")
 MARKERS = "osD^vPX*h"  # one more than there are colours, so that pairs of both repeat late
 METHODS = (  # each has one colour and marker in all figures
     "permutation", "procrustes", "cca", "linear", "mlp_paper", "mlp", "inn_paper", "inn",
@@ -55,6 +58,9 @@ LINEAR_UP_TO = 0.01  # nats: what stitching a model to itself costs at most
 LIGHT_FROM = 0.6  # share of the colour scale above which dark letters are easier to read
 MOST_LINES = 6  # in a panel
 LETTERS = 46  # that fit below a panel
+FEWEST_ACROSS = 3  # places that a panel has room for: fewer stay in the middle
+LEGEND_BESIDE = 28  # letters of a legend's longest name, above which it stands below the panels
+LEGEND_WIDTH = 1.6  # inches that it takes beside them
 WRITTEN = 48  # cells, above which a figure has no room for numbers
 
 
@@ -97,9 +103,9 @@ def panels(
     return figure, axes[:count]
 
 
-def line_look(colour: int, marker: int, linestyle: str) -> Look:
+def line_look(colour: int, marker: int, linestyle: str, colours: Sequence[str] = COLOURS) -> Look:
     """Say how to draw a line. Colours and markers are given by number, and start again when they run out."""
-    look = {"color": COLOURS[colour % len(COLOURS)], "marker": MARKERS[marker % len(MARKERS)], "linestyle": linestyle}
+    look = {"color": colours[colour % len(colours)], "marker": MARKERS[marker % len(MARKERS)], "linestyle": linestyle}
     return {**look, "markersize": 4.5, "linewidth": 1.3}
 
 
@@ -239,7 +245,8 @@ def name_sites(axis: Axes, title: str, pairs: Sequence[tuple[int, int]]) -> None
     names = [site_name(pair) for pair in pairs]
     every = -(-sum(len(name) + 2 for name in names) // LETTERS)
     axis.set_xticks(range(0, len(pairs), every), names[::every])
-    axis.set_xlim(-0.5, len(pairs) - 0.5)
+    room = max(0, FEWEST_ACROSS - len(pairs)) / 2
+    axis.set_xlim(-0.5 - room, len(pairs) - 0.5 + room)
 
 
 def shared_out(groups: Iterable[Sequence[str]]) -> list[list[str]]:
@@ -260,14 +267,28 @@ def shared_out(groups: Iterable[Sequence[str]]) -> list[list[str]]:
 
 
 def dress(figure: Figure, axes: Sequence[Axes], across: str, up: str, note: str = "") -> None:
-    """Label the axes of all panels together, and add one legend for all."""
-    if len(axes) == 1:  # a label of the whole figure would stand between panel and legend
-        axes[0].set_xlabel(across, fontsize=9)
+    """Label the axes of all panels together, and add one legend for all: below them, where its names are long."""
+    handles, names = shown_lines(axes)
+    below = max(map(len, names), default=0) > LEGEND_BESIDE
+    if len(axes) == 1 or below:  # a label of the whole figure would stand between panels and legend, or upon it
+        for axis in axes:
+            axis.set_xlabel(across, fontsize=9)
     else:
         figure.supxlabel(across, fontsize=9)
     figure.supylabel(up, fontsize=9)
     look: Look = {"frameon": False, "fontsize": 8, "title": note or None, "title_fontsize": 7.5}
-    figure.legend(*shown_lines(axes), loc="outside right center", **look)
+    if below:
+        look |= {"ncols": _legend_below(figure, names)}
+    figure.legend(handles, names, loc=f"outside {'lower' if below else 'right'} center", **look)
+
+
+def _legend_below(figure: Figure, names: Sequence[str]) -> int:
+    """Make room below the panels for a legend, instead of beside them; returns how many names go abreast."""
+    width, height = figure.get_size_inches()
+    width = max(width - LEGEND_WIDTH, 5.0)
+    abreast = max(1, int(width / (0.065 * max(map(len, names)) + 0.5)))
+    figure.set_size_inches(width, height + 0.3 + 0.17 * -(-len(names) // abreast))
+    return abreast
 
 
 def penalty_scale(axes: Sequence[Axes]) -> None:

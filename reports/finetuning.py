@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from reports.drawing import COLOURS, panels
+from reports.drawing import MODEL_COLOURS, panels
 from reports.report import Report, Row
 from reports.screen import site_table
 from reports.words import floor_words, score_heading, score_words
@@ -123,7 +123,7 @@ def finetuning_figure(rows: Sequence[Row], majority: float) -> Figure:
 
 def _curve(axis: Axes, rows: Sequence[Row], kind: str) -> None:
     """Draw the score against the number of blocks; the whole model has its own place on the same axis."""
-    colour = COLOURS[list(ACROSS).index(kind)]
+    colour = MODEL_COLOURS[list(ACROSS).index(kind)]
     whole = {"bottom": UNFROZEN, "top": 0, "layers": max(row["layers"] for row in rows)}[kind]
     places: dict[int, list[float]] = {}
     for row in rows:
@@ -141,8 +141,8 @@ def _side_by_side(axis: Axes, rows: Sequence[Row]) -> None:
     names = list(dict.fromkeys(row["variant"] for row in rows))
     for place, name in enumerate(names):
         values = [100 * row["score"] for row in rows if row["variant"] == name]
-        _dots(axis, place, values, COLOURS[3])
-        axis.hlines(mean(values), place - 0.3, place + 0.3, color=COLOURS[3], linewidth=1.8)
+        _dots(axis, place, values, MODEL_COLOURS[3])
+        axis.hlines(mean(values), place - 0.3, place + 0.3, color=MODEL_COLOURS[3], linewidth=1.8)
     axis.set_xticks(range(len(names)), [name.replace("-", " ") for name in names])
     axis.set_xlim(-0.6, len(names) - 0.4)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -11,6 +12,7 @@ from matplotlib.figure import Figure
 from reports.drawing import (
     ABREAST,
     LINEAR_UP_TO,
+    MODEL_COLOURS,
     PANEL,
     Look,
     SitePanel,
@@ -21,6 +23,7 @@ from reports.drawing import (
     number,
     panels,
     penalty_scale,
+    shared_out,
     site_figure,
 )
 from reports.names import site_name
@@ -37,7 +40,8 @@ PENALTY = "penalty: stitched minus native loss, nats"
 def penalty_figure(rows: Sequence[Row], groups: Groups = None) -> Figure:
     """Draw penalty against site, a panel for each method and a line for each route (Brown et al. 2023, Figure 1).
 
-    Colours are targets, markers are sources, dashed lines are models stitched to themselves.
+    Where a panel would have more than six lines, models stitched to themselves have their own. Colours are targets,
+    markers are sources, dashed lines are models stitched to themselves.
 
     Args:
         rows: of all routes.
@@ -58,7 +62,8 @@ def accuracy_figure(rows: Sequence[Row], groups: Groups = None) -> Figure:
         return _by_site(rows, groups, "score_penalty", f"lost {score_words(rows)}", 100, [(None, zero, 0)])
     natives = {row["model_y"]: row["score"] for row in rows if row["method"] == "native"}
     lines = lines_of(rows, groups)
-    colours = {line.model_y: look["color"] for line, look in zip(lines, _looks(lines), strict=True)}
+    looks = _looks(lines)
+    colours = {line.model_y: looks[line.name]["color"] for line in lines}
     thin: Look = {"linewidth": 0.8, "alpha": 0.6}
     levels = [(None, {"color": colours[name], **thin}, natives[name]) for name in colours.keys() & natives.keys()]
     return _by_site(rows, groups, "score", f"{score_words(rows)}; thin: the target by itself", 100, levels)
@@ -74,13 +79,13 @@ def _by_site(
 ) -> Figure:
     """Draw a column of the rows against site: a panel for each method, all with the same levels."""
     lines, pairs = lines_of(rows, groups), matching_pairs(rows)
-    shown = []
-    for method in methods_of(rows):
+    looks, shown = _looks(lines), []
+    for method, (aside, share) in product(methods_of(rows), _shares(lines)):
         drawn = []
-        for line, look in zip(lines, _looks(lines), strict=True):
+        for line in share:
             cells = {(row["site_x"], row["site_y"]): row for row in line.rows if row["method"] == method}
-            drawn.append((line.name, look, [cells.get(pair) for pair in pairs]))
-        shown.append(SitePanel(method, pairs, drawn, levels))
+            drawn.append((line.name, looks[line.name], [cells.get(pair) for pair in pairs]))
+        shown.append(SitePanel(method + aside, pairs, drawn, levels))
     across = "site (matching layers)" if is_grid(rows) else "site (layer)"
     note = f"bars: {what_intervals_are(rows, groups)}"
     return site_figure(shown, column, up, scale, across, note)
@@ -89,22 +94,24 @@ def _by_site(
 def curve_figure(curves: Sequence[Row], groups: Groups = None) -> Figure:
     """Draw the penalty of one method on validation texts during training (Brown et al. 2023, Figure 6).
 
-    Each site has a panel; each route, or the mean over each group, has a line.
+    Each site has a panel, or several where lines are many; each route, or the mean over each group, has a line.
 
     Args:
         curves: rows with step, model_x, model_y, method, site_x, site_y and penalty.
         groups: see `penalty_figure`.
     """
     lines = lines_of(curves, groups, quantities=("penalty",), by=("site_x", "site_y", "step"))
-    pairs = matching_pairs(curves)
-    figure, axes = panels(len(pairs), ABREAST, PANEL, (2.0, 0.6), sharey=True)
-    for pair, axis in zip(pairs, axes, strict=True):
-        for line, look in zip(lines, _looks(lines), strict=True):
+    looks, parts = _looks(lines), list(product(matching_pairs(curves), _shares(lines)))
+    figure, axes = panels(len(parts), ABREAST, PANEL, (2.0, 0.6), sharey=True)
+    for (pair, (aside, share)), axis in zip(parts, axes, strict=True):
+        for line in share:
             here = [row for row in line.rows if (row["site_x"], row["site_y"]) == pair]
             points = sorted((row["step"], number(row["penalty"])) for row in here)
             if points:
-                axis.plot(*zip(*points, strict=True), label=line.name, **look, markevery=-(-len(points) // 12))
-        axis.set_title(f"site {site_name(pair)}", fontsize=10)
+                axis.plot(
+                    *zip(*points, strict=True), label=line.name, **looks[line.name], markevery=-(-len(points) // 12)
+                )
+        axis.set_title(f"site {site_name(pair)}{aside}", fontsize=10)
     penalty_scale(axes)
     dress(figure, axes, "step", PENALTY)
     figure.suptitle(curves[0]["method"], fontsize=10)
@@ -144,15 +151,27 @@ def _map_row(figure: Figure, axes: list[Axes], lines: Sequence[Sequence[Row]], l
     figure.colorbar(image, ax=axes, shrink=0.8, pad=0.01, label="penalty, nats")
 
 
-def _looks(lines: Sequence[Line]) -> list[Look]:
+def _shares(lines: Sequence[Line]) -> list[tuple[str, list[Line]]]:
+    """Share lines out to panels; with each share, what its panel's title says of it besides."""
+    by_name = {line.name: line for line in lines}
+    between, itself = ([line.name for line in lines if line.same == same] for same in (False, True))
+    shares = [[by_name[name] for name in names] for names in shared_out([between, itself])]
+    return [
+        (", each into itself" if len(shares) > 1 and all(line.same for line in share) else "", share)
+        for share in shares
+    ]
+
+
+def _looks(lines: Sequence[Line]) -> dict[str, Look]:
     """Give targets colours, sources markers, and groups both; models stitched to themselves are dashed."""
     targets = list(dict.fromkeys(line.model_y or line.name for line in lines))
     sources = list(dict.fromkeys(line.model_x or line.name for line in lines))
-    return [
-        line_look(
+    return {
+        line.name: line_look(
             targets.index(line.model_y or line.name),
             sources.index(line.model_x or line.name),
             "--" if line.same else "-",
+            MODEL_COLOURS,
         )
         for line in lines
-    ]
+    }

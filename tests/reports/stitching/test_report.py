@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 import torch
 from matplotlib import image
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.lines import Line2D
 from rich.console import Console
 
 from aligners.stitching.evaluation import StitchingEvaluation
 from reports.callback import WriteReport
+from reports.drawing import METHODS, MOST_LINES, method_looks
 from reports.publishing import write
 from reports.stitching.figures import accuracy_figure, curve_figure, penalty_figure, penalty_map
 from reports.stitching.lines import matching_pairs
@@ -103,6 +105,46 @@ def test_lines_are_routes_with_their_targets_colours_and_dashed_baselines() -> N
     assert looks["gelu → solu"].get_linestyle() == looks["solu → gelu"].get_linestyle() == "-"
     assert looks["gelu → gelu"].get_color() == looks["solu → gelu"].get_color()
     assert looks["gelu → gelu"].get_color() != looks["solu → solu"].get_color()
+
+
+def test_no_panel_has_more_than_six_lines_and_none_is_lost() -> None:
+    rows = stitched(("a", "b", "c"))
+    figure = penalty_figure(rows)
+    found: dict[str, list[str]] = {}
+    for axis in figure.axes:
+        assert len(drawn(axis)) <= MOST_LINES
+        found.setdefault(axis.get_title().split(",")[0], []).extend(drawn(axis))
+    for names in found.values():
+        assert sorted(names) == sorted(f"{x} → {y}" for x, y in product("abc", repeat=2))
+    alone = [axis for axis in figure.axes if axis.get_title().endswith("each into itself")]
+    assert [sorted(drawn(axis)) for axis in alone] == [["a → a", "b → b", "c → c"]] * 3
+    assert all(len(axis.lines) <= MOST_LINES + 1 for axis in curve_figure(curves(rows)).axes)  # and the line at 0
+
+
+def test_no_colour_of_a_model_is_that_of_a_method() -> None:
+    looks = method_looks(METHODS)
+    colours = {bars[0].get_color() for axis in penalty_figure(stitched()).axes for bars in axis.containers}
+    assert not colours & {look["color"] for look in looks.values()}
+
+
+def test_a_single_site_stays_in_the_middle() -> None:
+    (axis, *_) = penalty_figure(stitched(sites=(1,))).axes
+    low, high = axis.get_xlim()
+    places = [float(x) for bars in axis.containers for x in bars[0].get_xdata()]
+    assert max(places) - min(places) < 0.2 * (high - low)
+
+
+@pytest.mark.parametrize("models", [("gelu", "solu"), ("embedded-gpt:0", "embedded-gpt:1:activation=solu")])
+def test_the_legend_is_in_the_picture_and_on_nothing_else(models: tuple[str, str]) -> None:
+    figure = penalty_figure(stitched(models))
+    FigureCanvasAgg(figure).draw()
+    (legend,) = figure.legends
+    box = legend.get_window_extent()
+    assert figure.bbox.contains(box.x0, box.y0)
+    assert figure.bbox.contains(box.x1, box.y1)
+    others = [axis.get_tightbbox() for axis in figure.axes]
+    others += [text.get_window_extent() for text in (figure._supxlabel, figure._supylabel) if text is not None]
+    assert not any(box.overlaps(other) for other in others)
 
 
 def test_every_penalty_is_in_view_whatever_its_panel() -> None:
