@@ -111,7 +111,7 @@ def test_no_panel_has_more_than_six_lines_and_none_is_lost() -> None:
     rows = stitched(("a", "b", "c"))
     figure = penalty_figure(rows)
     found: dict[str, list[str]] = {}
-    for axis in figure.axes:
+    for axis in (axis for axis in figure.axes if axis.containers):
         assert len(drawn(axis)) <= MOST_LINES
         found.setdefault(axis.get_title().split(",")[0], []).extend(drawn(axis))
     for names in found.values():
