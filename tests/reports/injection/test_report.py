@@ -233,6 +233,6 @@ def test_no_panel_has_more_lines_than_can_be_told_apart() -> None:
 def test_one_site_is_drawn_in_the_middle_and_many_are_named_sparsely() -> None:
     rows = [row("linear", site, 0.5, 0.7) for site in range(40)]
     one, many = (fvu_figure(rows[:count]).axes[0] for count in (1, 40))
-    assert one.get_xlim() == (-0.5, 0.5)
+    assert one.get_xlim() == (-1.5, 1.5)
     assert len(many.get_xticks()) < 20
     assert [label.get_text() for label in many.get_xticklabels()][:2] == ["0", f"{many.get_xticks()[1]:g}"]
