@@ -36,7 +36,8 @@ def rows(model: str = BERT, task: str = "mnli", corpus: str = "en_ewt-ud-train.c
 def made(*models: dict[str, str]) -> dict[str, Table | Figure]:
     frame = pd.DataFrame([row for each in models or ({},) for row in rows(**each)])
     content = make(Frames({"probing": frame}))
-    return {item.name: item for item in [*content.tables, *content.figures]}
+    items: list[Table | Figure] = [*content.tables, *content.figures]
+    return {item.name: item for item in items}
 
 
 def table(name: str, *models: dict[str, str]) -> Table:
