@@ -47,6 +47,8 @@ def end_runs() -> None:
     """
     for run, folder, options, made in _begun:
         complete(folder)
+        if run.disabled:
+            continue
         try:
             log_inputs(run, [*_files(options), *_stores(made)])
             log_outputs(run, folder, upload=bool(options.get("upload")))

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,14 @@ def test_a_file_is_uploaded_on_request(world: World) -> None:
     shared = described(Path("shared"))
     assert shared is not None
     assert (shared.name, shared.artifact().digest) == (maps.name, maps.digest)
+
+
+def test_without_wandb_nothing_is_said(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="W&B was not told.*")
+        fit(world, "fit")
+    assert Path("fit/aligners.ckpt").is_file()
 
 
 def test_what_is_no_file_of_ours_is_no_artifact(world: World, tmp_path: Path) -> None:
