@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import yaml
 
 from reports.kinds import KINDS, NAMES, make_report
+from reports.page.run import CONFIG
 from reports.report import Report, Row
 
 __all__ = ["FinishedRun", "finished_run", "has_report"]
 
-CONFIG = "config.yaml"
 PARTS = ("meta", "findings", "rows")
 
 

@@ -240,7 +240,8 @@ class _SharedBank(Shared):
         """Routes, site pairs, maps, and what was read."""
         maps = {route: {name: type(each).__name__ for name, each in maps.items()}
                 for route, maps in self.bank.maps.items()}  # fmt: skip
-        read = {name: self.bank.data[name] for name in ("component", "rows", "text") if name in self.bank.data}
+        known = self.bank.data
+        read: dict[str, Any] = {name: known[name] for name in ("component", "rows", "text") if name in known}
         return {"maps": maps, "pairs": self.bank.pairs, **read}
 
     def write_weights(self, path: Path) -> None:

@@ -6,16 +6,16 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import yaml
 
 from aligners.storage.bank import load_bank
 from probing.storing import PROBES, load_banks
 from reports.finished import FinishedRun, finished_run, has_report
+from reports.page.run import models_of
 from reports.report import Report
 from sharing.local import last_parts, public_names, renamed
-from sharing.models import Identity
 from sharing.pretrained import (
     FIGURES,
     KINDS,
@@ -133,8 +133,7 @@ def _refuse_report_on_others(shared: Shared, file: Path, run: FinishedRun) -> No
         raise ValueError(
             f"Expected `report` to be about {file}, but {run.folder} measured {', '.join(map(str, there))}."
         )
-    about: Any = run.report.meta.get("models", [])
-    present: list[Identity] = list(about.values()) if isinstance(about, dict) else list(about)
+    present = models_of(run.report.meta)
     known = {model.get("fingerprint") for model in present}
     missing = [model["name"] for model in shared.models if model["fingerprint"] not in known]
     if missing:

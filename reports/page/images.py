@@ -8,6 +8,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from PIL import Image
 
 __all__ = ["alt_text", "save_figure", "size"]
@@ -49,7 +50,7 @@ def _described(figure: Figure) -> str:
     return "; ".join(said) + "."
 
 
-def _legends(figure: Figure) -> list[list]:  # type: ignore[type-arg]
+def _legends(figure: Figure) -> list[list[Text]]:
     found = [*figure.legends, *(axis.get_legend() for axis in figure.axes)]
     return [legend.get_texts() for legend in found if legend is not None]
 

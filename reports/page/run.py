@@ -16,7 +16,7 @@ from reports.page.templates import rendered
 from reports.report import Report, Row
 from storage.whole import write_text
 
-__all__ = ["PAGE", "write_page"]
+__all__ = ["CONFIG", "PAGE", "models_of", "write_page"]
 
 PAGE, CONFIG = "report.html", "config.yaml"
 MOST_BYTES = 2_000_000  # of images in a page
