@@ -278,8 +278,9 @@ def dress(figure: Figure, axes: Sequence[Axes], across: str, up: str, note: str 
     figure.supylabel(up, fontsize=9)
     look: Look = {"frameon": False, "fontsize": 8, "title": note or None, "title_fontsize": 7.5}
     if below:
-        look |= {"ncols": _legend_below(figure, names)}
-    figure.legend(handles, names, loc=f"outside {'lower' if below else 'right'} center", **look)
+        figure.legend(handles, names, loc="outside lower center", ncols=_legend_below(figure, names), **look)
+    else:
+        figure.legend(handles, names, loc="outside right center", **look)
 
 
 def _legend_below(figure: Figure, names: Sequence[str]) -> int:
