@@ -16,8 +16,8 @@ from reports.opening import open_where_there_is_a_desktop
 __all__ = ["main"]
 
 BEGINNING = (
-    "This maps the states of one small language model to another's, and puts them there; then the same with two "
-    "classifiers: about 5 minutes on a laptop, and 5 more the first time, when the models are made."
+    "Maps two small language models to each other, then two classifiers: about 5 minutes with two free cores, and 5 "
+    "more the first time, when the models are made."
 )
 REPORT = "report.json"
 

@@ -79,10 +79,10 @@ for (route, method), rows in routes.items():
 
 # %%
 looks = {
-    "GELU → SoLU": ("#0072B2", "o"),
-    "SoLU → GELU": ("#D55E00", "s"),
-    "GELU → GELU": ("#009E73", "D"),
-    "SoLU → SoLU": ("#CC79A7", "^"),
+    "GELU → SoLU": ("#332288", "o"),
+    "SoLU → GELU": ("#CC6677", "s"),
+    "GELU → GELU": ("#117733", "D"),
+    "SoLU → SoLU": ("#999933", "^"),
 }
 figure, axes = plt.subplots(1, 2, figsize=(8.5, 3.4), layout="constrained")
 for axis, method in zip(axes, ("identity", "affine"), strict=True):

@@ -70,8 +70,8 @@ def test_the_demo_from_first_to_last_line(
     monkeypatch.setattr(sys, "argv", ["demo", str(tmp_path / "run")])
     demo.main()
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("This maps the states")
-    assert "minutes on a laptop" in lines[0]
+    assert lines[0].startswith("Maps two small language models")
+    assert "minutes with two free cores" in lines[0]
     assert [line[:11] for line in lines if line.startswith("Step")] == ["Step 1 of 3", "Step 2 of 3", "Step 3 of 3"]
     assert len(lines[lines.index("", lines.index("") + 1) :]) <= 20
     assert lines[-1].startswith("The picture: ")
