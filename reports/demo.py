@@ -21,11 +21,11 @@ def demo_words(language: Sequence[Row], classifiers: Sequence[Row]) -> list[str]
     return [
         "Two language models that differ in nothing but the seed; the states of the first were put into the second.",
         f"By itself the second loses {own:.2f} nats a token. With the first's states after a block, it loses more by",
-        f"  as they are                      {_span(language, 'identity', 'penalty', '{:.2f}')}",
-        f"  turned, by a rotation            {_span(language, 'procrustes', 'penalty', '{:.2f}')}",
-        f"  mapped by an invertible network  {_span(language, 'inn', 'penalty', '{:.2f}')}",
-        f"Of the variance that network leaves {_span(language, 'inn', 'fvu_seen', '{:.2f}')} unexplained on words that "
-        f"it was fitted on, {_span(language, 'inn', 'fvu_unseen', '{:.2f}')} on others.",
+        f"  as they are                      {_span(language, 'identity', 'penalty', '{:z.2f}')}",
+        f"  turned, by a rotation            {_span(language, 'procrustes', 'penalty', '{:z.2f}')}",
+        f"  mapped by an invertible network  {_span(language, 'inn', 'penalty', '{:z.2f}')}",
+        f"Of the variance that network leaves {_span(language, 'inn', 'fvu_seen', '{:z.2f}')} unexplained on words that "
+        f"it was fitted on, {_span(language, 'inn', 'fvu_unseen', '{:z.2f}')} on others.",
         f"A classifier is right on {right:.0%} of the texts by itself; {_span(classifiers, 'identity', 'accuracy')} "
         f"with another's states as they are, {_span(classifiers, 'linear', 'accuracy')} mapped linearly.",
     ]
