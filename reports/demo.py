@@ -24,8 +24,8 @@ def demo_words(language: Sequence[Row], classifiers: Sequence[Row]) -> list[str]
         f"  as they are                      {_span(language, 'identity', 'penalty', '{:z.2f}')}",
         f"  turned, by a rotation            {_span(language, 'procrustes', 'penalty', '{:z.2f}')}",
         f"  mapped by an invertible network  {_span(language, 'inn', 'penalty', '{:z.2f}')}",
-        f"Of the variance that network leaves {_span(language, 'inn', 'fvu_seen', '{:z.2f}')} unexplained on words that "
-        f"it was fitted on, {_span(language, 'inn', 'fvu_unseen', '{:z.2f}')} on others.",
+        f"Of the variance that network leaves {_span(language, 'inn', 'fvu_seen', '{:z.2f}')} unexplained on words "
+        f"that it was fitted on, {_span(language, 'inn', 'fvu_unseen', '{:z.2f}')} on others.",
         f"A classifier is right on {right:.0%} of the texts by itself; {_span(classifiers, 'identity', 'accuracy')} "
         f"with another's states as they are, {_span(classifiers, 'linear', 'accuracy')} mapped linearly.",
     ]
