@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from probing.across.twin import PRINCIPAL, RANDOM, WHOLE
-from reports.drawing import Look, SitePanel, line_look, method_looks, number, site_figure
+from reports.drawing import MODEL_COLOURS, Look, SitePanel, line_look, method_looks, number, site_figure
 from reports.names import site_name, with_short_names
 from reports.report import Report, Row
 from reports.screen import TitledTable, site_table
@@ -18,8 +18,8 @@ from reports.screen import TitledTable, site_table
 __all__ = ["report"]
 
 NATIVE: dict[str, Look] = {
-    "native_y": {**line_look(6, 7, "-"), "markersize": 3.5},
-    "native_x": {**line_look(6, 6, "--"), "markersize": 3.5},
+    "native_y": {**line_look(0, 7, "-", MODEL_COLOURS), "markersize": 3.5},
+    "native_x": {**line_look(1, 6, "--", MODEL_COLOURS), "markersize": 3.5},
 }
 SAID = {"native_y": "{y}, its own", "native_x": "{x}, its own probe"}
 ERASED = "mean"
@@ -126,7 +126,7 @@ def _figure(rows: Sequence[Row]) -> Figure:
 def _twin_figure(rows: Sequence[Row]) -> Figure:
     """Draw penalties by site, a panel for each map, a line for each part of the state."""
     parts = _each(rows, "part", "dimensions")
-    looks = {part: line_look(place, place, "-") for place, part in enumerate(parts)}
+    looks = {part: line_look(place, place, "-", MODEL_COLOURS) for place, part in enumerate(parts)}
     greys = {RANDOM: "0.65", PRINCIPAL: "0.4", WHOLE: "0"}
     for part in parts:
         if part[0] in greys:

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
-from reports.drawing import ABREAST, PANEL, Look, dress, line_look, lines_by_site, panels
+from reports.drawing import ABREAST, MODEL_COLOURS, PANEL, Look, dress, line_look, lines_by_site, panels
 from reports.report import Row
 from reports.screen import TitledTable, site_table
 
@@ -85,7 +85,7 @@ def _compressions(axis: Axes, rows: Sequence[Row]) -> None:
     sites = _sites(rows)
     for number, kind in enumerate(KINDS):
         here = {row["site"]: row for row in _of(rows, kind)}
-        look = line_look(number, number, ("-", "--", ":")[number])
+        look = line_look(number, number, ("-", "--", ":")[number], MODEL_COLOURS)
         lines_by_site(axis, [(kind, look, [here.get(site) for site in sites])], "compression")
     axis.axhline(_by_frequencies(rows), label="by frequencies", color="0.6", linestyle=":", zorder=0)
     axis.set_xticks(range(len(sites)), [_name(site) for site in sites])
@@ -108,7 +108,7 @@ def _by_frequencies(rows: Sequence[Row]) -> float:
 
 
 def _thin(number: int) -> Look:
-    return {**line_look(number, number + 3, "-"), "markersize": 3, "linewidth": 1}
+    return {**line_look(number, number + 3, "-", MODEL_COLOURS), "markersize": 3, "linewidth": 1}
 
 
 def _losses(rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Arc
 
-from reports.drawing import COLOURS, PANEL, Look, dress, line_look, lines_by_site, panels
+from reports.drawing import COLOURS, MODEL_COLOURS, PANEL, Look, dress, line_look, lines_by_site, panels
 from reports.probing.lines import BASELINES, MEASURES, Line, lines_of, ranks_of, sites_of, tasks_of
 from reports.report import Row
 
@@ -56,7 +56,7 @@ def _drawn(rows: Sequence[Row], m: int, model: str, column: str, several: bool) 
 
 def _look(line: Line, m: int) -> Look:
     place = 2 if line.column == "control" else 1 if line.said.endswith("untrained") else 0
-    return line_look(m if m else place, place, ("-", "--", ":")[place])
+    return line_look(m if m else place, place, ("-", "--", ":")[place], MODEL_COLOURS)
 
 
 def _bare(axis: Axes, name: str, look: Look, line: Line) -> None:
@@ -76,7 +76,12 @@ def ranks_figure(rows: Sequence[Row]) -> Figure:
         for number, (model, site) in enumerate(places):
             found = {row["rank"]: row[column] for row in own if (row["model"], row["site"]) == (model, site)}
             values = [np.nan if found[rank] is None else 100 * found[rank] for rank in ranks]
-            axis.plot(range(len(ranks)), values, label=f"{model}, site {site}", **line_look(number, number, "-"))
+            axis.plot(
+                range(len(ranks)),
+                values,
+                label=f"{model}, site {site}",
+                **line_look(number, number, "-", MODEL_COLOURS),
+            )
         axis.set_xticks(range(len(ranks)), [str(rank) for rank in ranks])
         axis.set_title(f"{task}: {said}", fontsize=10)
     dress(figure, axes, "rank of the probe", "score, in hundredths")
