@@ -43,7 +43,7 @@ def workspace(entity: str, project: str = NAME) -> Workspace:
     except ImportError as error:
         raise ValueError(
             "A view at W&B is described by the package wandb-workspaces, which is not installed. Run: "
-            "pip install 'aligners[workspace]'"
+            "pip install '.[workspace]'"
         ) from error
     curves = [
         workspaces.Section(name=section, panels=[_curves(*panel) for panel in own.items()], is_open=True)

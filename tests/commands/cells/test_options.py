@@ -137,6 +137,7 @@ def test_the_plan_stores_no_attention_weights(world: World) -> None:
 
 NUMBERS = {
     "embedded": {"fit": 10, "inject": 10, "similarity": 1},
+    "embedded_probes": {"finetune": 3, "probe": 6, "similarity": 1},
     "ren": {
         "untrained": 25,
         "finetune": 175,

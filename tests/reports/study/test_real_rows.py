@@ -49,6 +49,7 @@ def rows(path: Path, name: str = "rows") -> list[dict[str, Any]]:
 def test_what_the_commands_write_is_enough_for_the_papers(made: Made) -> None:
     assert set(made.missing) == {
         *("ren_table_3", "wu_table_1", "phang_figure_3", "phang_figure_4"),  # other kinds of cells
+        *("merchant_table_1", "merchant_layers", "merchant_figure_1"),
         *("ren_figure_3", "ren_figure_4", "ren_figure_6"),  # pairs of layers, attention
         *("wu_figure_5", "wu_figure_6"),  # models tuned on several tasks
         *("wu_figure_2", "wu_figure_4", "wu_figure_7", "brown_figure_3"),  # controls, measures, stages
