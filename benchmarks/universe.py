@@ -78,7 +78,7 @@ def _fitted(options: argparse.Namespace, folder: Path, given: dict[str, Any]) ->
             UniverseStates(models, **given).loader(split)  # writes their states
     alignment = partial(Alignment, {"inn": INN}, seed=options.seed)
     found = {"pairs": _seconds(alignment(), ManyPairs(models, **given), SavePairs(folder), options)}
-    universe = UniverseAlignment(INN, seed=options.seed)
+    universe = UniverseAlignment(seed=options.seed)
     found["universe"] = _seconds(universe, UniverseStates(models, **given), SaveUniverse(folder / "universe"), options)
     if options.apart:
         found["apart"] = sum(
