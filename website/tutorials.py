@@ -41,6 +41,7 @@ def executed(path: Path) -> NotebookNode:
     client = NotebookClient(
         notebook, timeout=SECONDS, kernel_name="python3", resources={"metadata": {"path": str(ROOT)}}
     )
+    client.extra_arguments = ["--log-level=ERROR"]  # of the kernel, which warns of its own connection
     client.execute(env={"ALIGNERS_TUTORIAL_SIZE": "small", **os.environ, "PYTHONPATH": paths})
     return notebook
 
