@@ -78,7 +78,10 @@ def _fitted(options: argparse.Namespace, folder: Path, given: dict[str, Any]) ->
             UniverseStates(models, **given).loader(split)  # writes their states
     alignment = partial(Alignment, {"inn": INN}, seed=options.seed)
     found = {"pairs": _seconds(alignment(), ManyPairs(models, **given), SavePairs(folder), options)}
-    universe = UniverseAlignment(seed=options.seed)
+    network: dict[str, Any] = (
+        {"network": partial(INN, couplings=options.couplings, start="procrustes")} if options.couplings else {}
+    )
+    universe = UniverseAlignment(seed=options.seed, **network)
     found["universe"] = _seconds(universe, UniverseStates(models, **given), SaveUniverse(folder / "universe"), options)
     if options.apart:
         found["apart"] = sum(
@@ -109,6 +112,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--injected", type=int, default=None, help="Pairs to inject between. Default: all.")
     parser.add_argument("--store", action="store_true", help="Read states from a store, written before both fits.")
     parser.add_argument("--apart", action="store_true", help="Also time a run for every pair.")
+    parser.add_argument("--couplings", type=int, default=None, help="Of each model's INN. Default: the universe's, 4.")
     parser.add_argument("--seed", type=int, default=0, help="Of the maps.")
     parser.add_argument("--json", type=Path, default=None)
     return parser.parse_args()
