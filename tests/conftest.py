@@ -53,6 +53,16 @@ def _home() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def _nothing_registered_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Maps and measures that a test adds are gone after it."""
+    import similarity.catalogue
+    from aligners.maps.base import Aligner
+
+    monkeypatch.setattr(Aligner, "registry", dict(Aligner.registry))
+    monkeypatch.setattr(similarity.catalogue, "_FURTHER", dict(similarity.catalogue._FURTHER))
+
+
+@pytest.fixture(autouse=True)
 def _bare_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lightning warns when arguments are given beside those of the process."""
     monkeypatch.setattr(sys, "argv", sys.argv[:1])

@@ -11,7 +11,6 @@ import torch
 from transformers import AutoModelForCausalLM, Olmo2Config
 
 import similarity.catalogue
-from aligners.maps.base import Aligner
 from aligners.storage.describing import build_aligner, describe_aligner
 from frozen import architectures
 from frozen.model import FrozenModel
@@ -39,8 +38,7 @@ def run(beginning: str) -> dict[str, Any]:
     return names
 
 
-def test_a_map(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Aligner, "registry", dict(Aligner.registry))
+def test_a_map() -> None:
     bank = run("# a map")["Scale"](2, 5, 5).double()
     x, _ = related_rows(2, 50, 5, 5)
     bank.fit(moments_of(x, 3 * x + 1))
@@ -48,8 +46,7 @@ def test_a_map(monkeypatch: pytest.MonkeyPatch) -> None:
     assert type(build_aligner(describe_aligner(bank))) is type(bank)
 
 
-def test_a_measure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(similarity.catalogue, "_FURTHER", {})
+def test_a_measure() -> None:
     run("# a measure")
     x, y = paired(30)
     found = similarity.catalogue.catalogue()["covariance"].compute(SharedMoments(grid_moments(x, y)))

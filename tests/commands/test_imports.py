@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import similarity.catalogue
 from aligners.maps.base import Aligner
 from commands.endings import what_to_mend
 from commands.options import command_parser
@@ -19,8 +18,6 @@ from tests.world import World
 
 @pytest.fixture(autouse=True)
 def _as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Aligner, "registry", dict(Aligner.registry))
-    monkeypatch.setattr(similarity.catalogue, "_FURTHER", {})
     for name in ("my_map", "my_measure", "broken"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 

@@ -49,5 +49,5 @@ def test_without_the_package_or_a_key_it_is_said_what_to_do(monkeypatch: pytest.
     with pytest.raises(ValueError, match="Run `wandb login`"):
         study(["workspace", "me"])
     monkeypatch.setitem(sys.modules, "wandb_workspaces", None)
-    with pytest.raises(ValueError, match=r"aligners\[workspace\]"):
+    with pytest.raises(ValueError, match=r"\.\[workspace\]"):
         workspace("me")
