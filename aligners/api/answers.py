@@ -49,7 +49,8 @@ class Answers:
         self.source, self.target, self.site = source, target, site
         self.asking = Asking.of(target, masked_share=masked_share, seed=seed)
         self.scored = labelled or target.task != "classification"
-        self.n, self.sums = 0, dict.fromkeys(("loss", "correct", "native_loss", "native_correct", "agree"), 0.0)
+        names = ("loss", "correct", "native_loss", "native_correct", "agree")
+        self.n, self.sums = 0, {name: torch.zeros((), dtype=torch.float64, device=target.device) for name in names}
 
     def add(self, texts: TextBatch, mapped: Callable[[Tensor], Tensor]) -> None:
         """Score a batch.
@@ -74,7 +75,7 @@ class Answers:
         found = unit_scores(chosen(logits, batch.targets), batch.targets, own.argmax(-1))
         native = {f"native_{name}": value for name, value in unit_scores(own, batch.targets).items()}
         for name in self.sums:
-            self.sums[name] += float((found | native)[name].double().sum())
+            self.sums[name] += (found | native)[name].double().sum()
         self.n += len(batch.targets)
 
     def means(self) -> dict[str, Any]:
@@ -85,7 +86,7 @@ class Answers:
         """
         if not self.n:
             raise ValueError("Expected `texts` with a token that follows another, but all have one token. Give longer.")
-        mean: dict[str, Any] = {name: value / self.n for name, value in self.sums.items()}
+        mean: dict[str, Any] = {name: float(value) / self.n for name, value in self.sums.items()}
         if not self.scored:
             mean |= dict.fromkeys(("loss", "correct", "native_loss", "native_correct"))
         return {

@@ -6,12 +6,23 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from reports.study.contents import Cell, Column, Missing
+from reports.study.contents import Cell, Column, Meaning, Missing, Series
 from reports.study.estimates import Estimate
 from reports.study.frames import LEAST_SITE
 from similarity.controls import matching_layers
 
-__all__ = ["COUNTS", "HELD_OUT", "PLACE", "between_models", "blocks", "counts", "is_last", "known", "matching"]
+__all__ = [
+    "COUNTS",
+    "HELD_OUT",
+    "PLACE",
+    "between_models",
+    "blocks",
+    "counts",
+    "is_last",
+    "known",
+    "matching",
+    "scores_line",
+]
 
 PLACE = [Column("task", "task"), Column("stage", "stage")]
 COUNTS = [Column("pairs", "pairs", "d"), Column("models", "models", "d")]
@@ -70,3 +81,14 @@ def counts(estimate: Estimate | None) -> dict[str, Cell]:
 def known(columns: Sequence[Column], rows: Sequence[dict[str, Cell]]) -> list[Column]:
     """The columns with a value in some row."""
     return [column for column in columns if any(row.get(column.key) is not None for row in rows)]
+
+
+def scores_line(name: str, meaning: Meaning, line: pd.DataFrame, sites: Sequence[int], scale: float = 1) -> Series:
+    """The mean score of several models at each layer with their range, or that of one with its interval over texts."""
+    several, by_site = line["model"].nunique() > 1, line.groupby("site")
+    low, high = (
+        by_site["score"].agg(how) if several else by_site[f"score_{end}"].mean()
+        for how, end in (("min", "low"), ("max", "high"))
+    )
+    middle, low, high = (scale * values.reindex(sites) for values in (by_site["score"].mean(), low, high))
+    return Series(name, meaning, [[value] for value in middle], low=low.tolist(), high=high.tolist())

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
-from reports.study.contents import Cell, Column, Figure, LinePanel, Missing, Series, Table
+from reports.study.contents import Cell, Column, Figure, LinePanel, Missing, Table
 from reports.study.estimates import Estimate
 from reports.study.frames import STAGES, Frames, by, place_words, stage_words
-from reports.study.papers.choosing import known
+from reports.study.papers.choosing import known, scores_line
 from reports.study.papers.numbers import paper_note, paper_value, plain
 from reports.study.papers.phang import without_copy
 
@@ -95,7 +94,7 @@ def scores_by_layer(frames: Frames) -> Figure:
         for stage in STAGES:
             line = own[_twins(own) if stage == "random" else (own["source"] == "model") & (own["stage"] == stage)]
             if len(line):
-                series.append(_line(stage, line, sites))
+                series.append(scores_line(stage_words(stage), ("stage", stage), line, sites))
                 values += [{"task": task, "probed": probed, "stage": stage, "layer": site, "score": value[0]}
                            for site, value in zip(sites, series[-1].values, strict=True)]  # fmt: skip
         panels.append(LinePanel(place_words(task, probed), [str(site) for site in sites], series))
@@ -181,19 +180,6 @@ def _printed(own: pd.DataFrame, place: dict[str, Cell]) -> dict[str, Cell]:
 def _corpus(source: str) -> str:
     """The corpus of a file that is called as its treebank calls it: `en_ewt` of `data/en_ewt-ud-train.conllu`."""
     return source.rpartition("/")[2].partition("-")[0]
-
-
-def _line(stage: str, line: pd.DataFrame, sites: Sequence[int]) -> Series:
-    """The mean over models at each layer with their range, or of one with its interval over sentences."""
-    several = line["model"].nunique() > 1
-    by_site = line.groupby("site")
-    low, high = (
-        by_site["score"].agg(how) if several else by_site[f"score_{end}"].mean()
-        for how, end in (("min", "low"), ("max", "high"))
-    )
-    middle = by_site["score"].mean()
-    ends = [[float(values.get(site, math.nan)) for site in sites] for values in (middle, low, high)]
-    return Series(stage_words(stage), ("stage", stage), [[value] for value in ends[0]], low=ends[1], high=ends[2])
 
 
 def _changes(rows: Sequence[dict[str, Cell]]) -> list[str]:

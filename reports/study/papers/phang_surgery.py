@@ -10,6 +10,7 @@ import pandas as pd
 from reports.report import Row
 from reports.study.contents import Figure, HeatPanel, LinePanel, Missing, Series
 from reports.study.frames import Frames, by, place_words
+from reports.study.papers.choosing import scores_line
 from reports.study.papers.phang import without_copy
 
 __all__ = ["skipping", "truncation"]
@@ -29,7 +30,7 @@ def truncation(frames: Frames) -> Figure:
         for kind, name in HEADS.items():
             line = own[own["condition"] == kind]
             if len(line):
-                series.append(_line(name, line, sites))
+                series.append(scores_line(name, ("head", name), line, sites, scale=100))
                 values += [{**place, "head": kind, "site": site, "score": value[0]}
                            for site, value in zip(sites, series[-1].values, strict=True)]  # fmt: skip
         panels.append(LinePanel(title, [str(site) for site in sites], series))
@@ -86,15 +87,3 @@ def _models(frames: Frames, kinds: list[str]) -> Iterator[tuple[str, pd.DataFram
         raise Missing(f"the rows of kind `surgery` have none of {', '.join(kinds)}")
     for (task, base), own in by(frame.assign(base=without_copy(frame["model"])), "task", "base"):
         yield place_words(task, base), own, {"task": task, "model": base}
-
-
-def _line(name: str, line: pd.DataFrame, sites: list[int]) -> Series:
-    """The mean over fine-tunings at each layer, with their range, or of one with its interval over texts."""
-    several = line["model"].nunique() > 1
-    by_site = line.groupby("site")
-    low, high = (
-        by_site["score"].agg(how) if several else by_site[f"score_{end}"].mean()
-        for how, end in (("min", "low"), ("max", "high"))
-    )
-    middle, low, high = (100 * values.reindex(sites) for values in (by_site["score"].mean(), low, high))
-    return Series(name, ("head", name), [[value] for value in middle], low=low.tolist(), high=high.tolist())
