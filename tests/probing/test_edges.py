@@ -141,7 +141,8 @@ def test_some_targets_alone_are_asked() -> None:
     chosen = torch.tensor([7, 0, 3])
     some = targets.only(chosen)
     every = codelengths(bank, words, targets)
-    torch.testing.assert_close(codelengths(bank, words, some), every[:, [0, 3, 7]])
+    # sums of float32 products, of other shapes: another CPU adds them up in another order
+    torch.testing.assert_close(codelengths(bank, words, some), every[:, [0, 3, 7]], rtol=1e-5, atol=1e-5)
     assert some.sentences == sorted(set(targets.sentence[chosen].tolist()))
     hidden = targets.only(torch.arange(len(targets)) < 0)
     with pytest.raises(ValueError, match="Expected sentences of which something is asked"):
