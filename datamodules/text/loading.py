@@ -220,22 +220,25 @@ def _divide(rows: list[int], keys: list[int], source: TextSource, *, draw_test: 
 
 def _normalised(table: Dataset, columns: list[str], labels: LabelColumn | None) -> Dataset:
     """Rename the columns to those of `Texts`, and convert the labels."""
-    from datasets import Features, Value
+    from datasets import Dataset, Features, Value
 
     features = {"text": Value("string"), "id": Value("int64")}
     if len(columns) == 2:
         features["text_pair"] = Value("string")
     kept = [ANNOTATION] if _is_annotated(table) else []
     features |= {name: table.features[name] for name in kept}
-    renamed = table.map(
-        _rename,
-        batched=True,
-        with_indices=True,
-        remove_columns=[name for name in table.column_names if name not in kept],
-        features=Features(features),
-        fn_kwargs={"columns": columns},
-        desc="Reading texts",
-    )
+    if len(table):
+        renamed = table.map(
+            _rename,
+            batched=True,
+            with_indices=True,
+            remove_columns=[name for name in table.column_names if name not in kept],
+            features=Features(features),
+            fn_kwargs={"columns": columns},
+            desc="Reading texts",
+        )
+    else:  # of which `map` makes no columns
+        renamed = Dataset.from_dict({name: [] for name in features}, Features(features))
     if labels is None:
         return renamed
     return renamed.add_column("label", labels.labels(table[labels.column][:]), feature=Value(labels.dtype))

@@ -33,8 +33,8 @@ READERS: dict[str, tuple[str, dict[str, Any]]] = {
     # "NA" and "null" are words of a text, not missing values.
     ".csv": ("csv", {"keep_default_na": False}),
     ".tsv": ("csv", {"keep_default_na": False, "sep": "\t"}),
-    ".json": ("json", {}),
-    ".jsonl": ("json", {}),
+    ".json": ("json", {"encoding": "utf-8-sig"}),  # under the name "utf-8" nothing checks that it is
+    ".jsonl": ("json", {"encoding": "utf-8-sig"}),
     ".parquet": ("parquet", {}),
     PLAIN: ("text", {"encoding": "utf-8-sig"}),
 }
