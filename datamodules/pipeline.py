@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.data import DataLoader
 
 from datamodules.batches import LengthBatches
@@ -17,7 +18,7 @@ from datamodules.store.stores import Reads, Stores, check_store
 from datamodules.text.fitted import FittedTexts, words_on_left_out
 from datamodules.text.loading import load_texts
 from datamodules.text.sources import TextSource
-from datamodules.text.texts import Texts
+from datamodules.text.texts import Texts, words_on_copies, words_on_splits
 from datamodules.tokens.splits import Split, TokenisedSplits
 from datamodules.tokens.tokenised import TokenisedTexts
 from frozen.loading.known import KnownModels
@@ -98,6 +99,8 @@ class TextPipeline:
         """The three splits, loaded on first use, without held-out texts that a model is known to be trained on."""
         if self._texts is None:
             self._whole = load_texts(self.text)
+            described = self._whole.describe()
+            rank_zero_only(print)(words_on_splits(described), *words_on_copies(described), flush=True)
             self._texts = _said(self._whole.without(self.models.fitted_on()))
         return self._texts
 

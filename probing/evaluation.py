@@ -49,7 +49,8 @@ class ProbeExperiment(pl.LightningModule):
 
     Args:
         tasks: what is probed: `distance` and `depth` for structural probes, and any tasks of labelled spans that the
-            sentences have: for CoNLL-U pos, morphology and dependencies, for JSON lines the name of the file.
+            sentences have: for CoNLL-U pos, morphology and dependencies, for JSON lines the name of the file without
+            train, dev or test, or the `task` of its lines.
         ranks: of the structural probes. Default: the width of the states.
         mix: whether there is also an edge probe over a learned mix of all layers.
         controls: whether the untrained twin and the control task are probed as well.
@@ -108,9 +109,9 @@ class ProbeExperiment(pl.LightningModule):
     # ------------------------------------------------------------------ reading
 
     def setup(self, stage: str) -> None:
-        """Check that the texts are annotated, that their states fit in memory, and that there is one process."""
+        """Check that all tasks can be asked, that the states fit in memory, and that there is one process."""
         data = self._data
-        check_annotated(data, self.trainer.world_size)
+        check_annotated(data, self.tasks, self.trainer.world_size)
         if policy_of(data.rows).types != "words" or data.component != "residual":
             raise ValueError(f"Expected `data.rows` to be of words, such as words_mean, but got {data.rows!r}.")
         self._sentences = {split: sentences_of(data, split) for split in SPLITS}

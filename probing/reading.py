@@ -9,13 +9,22 @@ import torch
 from datamodules.module import TextModule
 from datamodules.text.annotated.sentence import ANNOTATION, Sentence
 from datamodules.tokens.splits import Split
+from probing.edges.targets import tasks_of
+from probing.trees.task import STRUCTURAL
 from storage.room import free_memory, in_words
 
 __all__ = ["check_annotated", "check_room", "sentences_of"]
 
 
-def check_annotated(data: TextModule, processes: int) -> None:
-    """Raise unless the texts are annotated sentences, read by one process.
+def check_annotated(data: TextModule, tasks: Sequence[str], processes: int = 1) -> None:
+    """Raise unless the texts are annotated sentences, held-out ones for the same tasks, read by one process.
+
+    No model is needed for that.
+
+    Args:
+        data: the data module.
+        tasks: that are probed.
+        processes: of the run.
 
     Raises:
         ValueError: saying which is not so.
@@ -27,6 +36,19 @@ def check_annotated(data: TextModule, processes: int) -> None:
             f"Expected annotated sentences, but `data.text.source` {data.text.source!r} has none. Name a CoNLL-U file "
             "(.conllu), JSON lines with labelled spans (.jsonl), or grammar."
         )
+    fitting, held = (_asked(sentences_of(data, split)) for split in ("fit", "test"))
+    unscored = [task for task in tasks if task in fitting and task not in held]
+    if unscored:
+        raise ValueError(
+            f"Expected held-out sentences with targets of every task, but they have none of {', '.join(unscored)}; "
+            f"they have: {', '.join(held) or 'none'}. Name a `text.held_out` with the same `tasks`; in JSON lines, the "
+            "entry `task` of a line names its task."
+        )
+
+
+def _asked(sentences: Sequence[Sentence]) -> list[str]:
+    """The tasks that can be asked of sentences."""
+    return [*tasks_of(sentences), *(STRUCTURAL if any(sentence.heads for sentence in sentences) else ())]
 
 
 def sentences_of(data: TextModule, split: Split) -> list[Sentence]:

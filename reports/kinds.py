@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from datamodules.text.fitted import words_on_left_out
+from datamodules.text.texts import words_on_copies
 from reports.report import Report, Row
 
 __all__ = ["KINDS", "NAMES", "make_report"]
@@ -41,5 +42,6 @@ def make_report(kind: str, meta: Row, rows: Sequence[Row], **more: Any) -> Repor
         more: further tables and options of this kind of report.
     """
     report: Report = import_module(KINDS[kind]).report(meta, rows, **more)
-    left_out = [words for texts in ("text", "other_text") for words in words_on_left_out(meta.get(texts, {}))]
-    return replace(report, sentences=[*report.sentences, *left_out])
+    described = [meta.get(texts, {}) for texts in ("text", "other_text")]
+    said = [words for texts in described for words in (*words_on_copies(texts), *words_on_left_out(texts))]
+    return replace(report, sentences=[*report.sentences, *said])

@@ -11,10 +11,11 @@ from jsonargparse import ArgumentParser
 from aligners.injection.stitched import between_two_models
 from aligners.storage.bank import StoredBank, load_bank
 from commands.options import add_data_and_trainer, command_parser, options_of, parse_with_data
-from commands.run import start
+from commands.run import instantiate, start
 from datamodules.paired import PairedActivations
 from datamodules.rows.policies import policy_of
 from probing.across.evaluation import ProbesAcrossMaps
+from probing.reading import check_annotated
 from reports.callback import WriteReport
 
 __all__ = ["parser", "run"]
@@ -46,7 +47,10 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     if not options.checkpoints:
         raise ValueError("Expected `checkpoints` to name at least one aligners.ckpt of `train.py fit`, but got none.")
     stored = [between_two_models(load_bank(path)) for path in options.checkpoints]
-    begun = start("probe_across", parser, parse_with_data(parser, words, _of_words(stored[0])))
+    options = parse_with_data(parser, words, _of_words(stored[0]))
+    made = instantiate(parser, options)
+    check_annotated(made.data, options.tasks)  # before any model is made or loaded
+    begun = start("probe_across", parser, options, made)
     evaluation = ProbesAcrossMaps(stored, **options_of(ProbesAcrossMaps, begun.made))
     trainer = begun.trainer(WriteReport("probes_across", begun.folder), inference_mode=False)  # it trains probes
     trainer.test(evaluation, datamodule=begun.made.data, verbose=False)

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from jsonargparse import ArgumentParser
 
 from commands.options import add_data_and_trainer, command_parser, options_of
-from commands.run import start
+from commands.run import instantiate, start
 from datamodules.layers import LayerActivations
 from probing.evaluation import ProbeExperiment
+from probing.reading import check_annotated
 from probing.storing import PROBES
 from reports.callback import WriteReport
 
@@ -35,7 +36,10 @@ def parser() -> ArgumentParser:
 
 def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     """Read, train, report, and keep the probes."""
-    begun = start("probe", parser, parser.parse_args(words))
+    options = parser.parse_args(words)
+    made = instantiate(parser, options)
+    check_annotated(made.data, options.tasks)  # before any model is made or loaded
+    begun = start("probe", parser, options, made)
     experiment = ProbeExperiment(**options_of(ProbeExperiment, begun.made))
     trainer = begun.trainer(WriteReport("probing", begun.folder), inference_mode=False)  # it trains probes
     trainer.test(experiment, datamodule=begun.made.data, verbose=False)

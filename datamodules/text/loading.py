@@ -25,7 +25,8 @@ def load_texts(source: TextSource) -> Texts:
 
     A text's split follows from a keyed hash of the text itself (case folded, white space collapsed), so it
     depends on neither the order nor the number of the other texts, and copies of a text end up in one split,
-    where the first is kept. Texts of an official held-out split are removed from the others.
+    where the first is kept. Texts of an official held-out split are removed from the others; both unless
+    `TextSource.deduplicate` is false.
 
     A stream is read only as far as it must: see `TextSource.streaming`.
 
@@ -38,9 +39,11 @@ def load_texts(source: TextSource) -> Texts:
     keys = [_keys(table, found.columns, source.seed) for table in found.tables]
     official = len(keys) == 2
     held = set(keys[-1]) if official else set()
-    members = _divide(keys[0], held, source, draw_test=not official)
+    once = [_first_of_each(own) if source.deduplicate else list(range(len(own))) for own in keys]
+    free = [row for row in once[0] if keys[0][row] not in held or not source.deduplicate]
+    members = _divide(free, keys[0], source, draw_test=not official)
     if official:
-        members["test"] = _first_of_each(keys[1])
+        members["test"] = once[1]
     chosen = {}
     for name, rows in members.items():
         place = int(official and name == "test")
@@ -49,8 +52,12 @@ def load_texts(source: TextSource) -> Texts:
     origin = {
         **found.origin(source),
         **({"annotated": [each.info.description for each in found.tables]} if _is_annotated(found.tables[0]) else {}),
-        "duplicates_dropped": sum(len(k) - len(set(k)) for k in keys),
-        "dropped_as_held_out": len(set(keys[0]) & held),
+        "deduplicate": source.deduplicate,
+        "rows_read": [len(own) for own in keys],
+        "copies": [len(own) - len(set(own)) for own in keys],
+        "duplicates_dropped": sum(len(own) - len(kept) for own, kept in zip(keys, once, strict=True)),
+        "also_held_out": len(set(keys[0]) & held),
+        "dropped_as_held_out": len(once[0]) - len(free),
         "hashes": {name: _hash(split) for name, split in chosen.items()},
     }
     names, called = labels.names if labels is not None else None, known_source(source).label_names
@@ -100,12 +107,15 @@ def _read(source: TextSource) -> _Rows:
     tables = [fitting_split(splits, source)]
     if held_out is not None:
         tables.append(held_out_split(splits, held_out, source))
-    beginning = first_rows(tables[0], source) if source.streaming else tables[0]
-    columns, label = _text_columns(beginning, source), _label_column(beginning, source)
+    begun = [first_rows(table, source) if source.streaming else table for table in tables]
+    for beginning, name in zip(begun, (source.source, held_out), strict=False):
+        if len(beginning) == 0:
+            raise ValueError(f"Expected texts in {name!r} (`source` or `held_out`), but it has none.")
+    columns, label = _text_columns(begun[0], source), _label_column(begun[0], source)
     streamed: dict[str, int] = {}
     if source.streaming:
-        for table in tables:
-            _check_columns(first_rows(table, source), columns, label, source)
+        for beginning in begun:
+            _check_columns(beginning, columns, label, source)
         known = None
         if held_out is not None:
             tables[1], streamed["test"] = first_texts(tables[1], columns, label, source, held=set(), official=True)
@@ -120,9 +130,9 @@ def _some(name: str, rows: list[int], keys: list[int], source: TextSource, held:
     """Keep as many rows of a split as are wanted, chosen by their keys.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is none, though some are wanted.
     """
-    if not rows:
+    if not rows and (name != "validation" or source.validation_share):
         copies, taken = len(keys) - len(set(keys)), len(set(keys) & held)
         raise ValueError(
             f"The split {name!r} of `source` {source.source!r} has no texts: {len(set(keys) - held)} in all are too "
@@ -169,8 +179,6 @@ def _check_columns(table: Dataset, columns: list[str], label: str | None, source
             f"`text_columns` or `label_column` name {', '.join(missing)}, but `source` {source.source!r} has "
             f"the columns {', '.join(table.column_names)}."
         )
-    if len(table) == 0:
-        raise ValueError(f"`source` {source.source!r} has no rows.")
     for name in columns:
         if not _is_text(table, name):
             raise ValueError(
@@ -201,34 +209,36 @@ def _first_of_each(keys: list[int]) -> list[int]:
     return list(first.values())
 
 
-def _divide(keys: list[int], held: set[int], source: TextSource, *, draw_test: bool) -> dict[str, list[int]]:
+def _divide(rows: list[int], keys: list[int], source: TextSource, *, draw_test: bool) -> dict[str, list[int]]:
     """Assign rows to splits: the row numbers of each, in order."""
     shares = split_shares(source, draw_test=draw_test)
     members: dict[str, list[int]] = {name: [] for name in shares}
-    for row in _first_of_each(keys):
-        if keys[row] not in held:
-            members[split_of(keys[row], shares)].append(row)
+    for row in rows:
+        members[split_of(keys[row], shares)].append(row)
     return members
 
 
 def _normalised(table: Dataset, columns: list[str], labels: LabelColumn | None) -> Dataset:
     """Rename the columns to those of `Texts`, and convert the labels."""
-    from datasets import Features, Value
+    from datasets import Dataset, Features, Value
 
     features = {"text": Value("string"), "id": Value("int64")}
     if len(columns) == 2:
         features["text_pair"] = Value("string")
     kept = [ANNOTATION] if _is_annotated(table) else []
     features |= {name: table.features[name] for name in kept}
-    renamed = table.map(
-        _rename,
-        batched=True,
-        with_indices=True,
-        remove_columns=[name for name in table.column_names if name not in kept],
-        features=Features(features),
-        fn_kwargs={"columns": columns},
-        desc="Reading texts",
-    )
+    if len(table):
+        renamed = table.map(
+            _rename,
+            batched=True,
+            with_indices=True,
+            remove_columns=[name for name in table.column_names if name not in kept],
+            features=Features(features),
+            fn_kwargs={"columns": columns},
+            desc="Reading texts",
+        )
+    else:  # of which `map` makes no columns
+        renamed = Dataset.from_dict({name: [] for name in features}, Features(features))
     if labels is None:
         return renamed
     return renamed.add_column("label", labels.labels(table[labels.column][:]), feature=Value(labels.dtype))

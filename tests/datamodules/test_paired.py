@@ -44,6 +44,13 @@ def plain_text(tmp_path_factory: pytest.TempPathFactory) -> TextSource:
     return TextSource(str(path))
 
 
+def test_nothing_is_trained_without_validation_texts_but_evaluations_need_none(world: World) -> None:
+    data = activations(world, text=TextSource(world.fit, held_out=world.test, validation_share=0))
+    assert len(batches(data)) > 0
+    with pytest.raises(ValueError, match=r"`text\.validation_share` is 0\. Set it above 0"):
+        data.split("validation")
+
+
 def test_options_make_an_equal_data_module_again(world: World, tmp_path: Path) -> None:
     data = activations(
         world,

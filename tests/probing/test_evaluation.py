@@ -133,6 +133,44 @@ def test_each_model_and_its_twin_read_every_text_once(world: dict[str, str], mon
     assert {row["model"] for row in made.rows} == {world["model_0"], world["model_1"]}
 
 
+def write_spans(path: Path, seed: int, count: int = 60, **more: Any) -> str:
+    """Sentences of known words, each of which is a target."""
+    draw, rows = random.Random(seed), list[str]()
+    for _ in range(count):
+        words = draw.choices(WORDS, k=6)
+        targets = [{"span1": [n, n + 1], "label": word[0]} for n, word in enumerate(words)]
+        rows.append(json.dumps({"text": " ".join(words), "targets": targets, **more}))
+    path.write_text("\n".join(rows))
+    return str(path)
+
+
+def test_spans_of_a_held_out_file_are_scored_and_the_texts_are_said_once(
+    world: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit, held = (write_spans(tmp_path / f"ner_{split}.json", seed) for seed, split in enumerate(("train", "test")))
+    text = TextSource(fit, held_out=held, validation_share=0.1)
+    made = run_on(data_of(world, text=text), experiment(tasks=["ner"], controls=False, mix=False, portions=[]))
+    assert {row["n_targets"] for row in made.rows} == {6 * 60}
+    assert all(row["score"] is not None for row in made.rows)
+    assert capsys.readouterr().out.count(f"Texts of {fit}: ") == 1
+
+
+def test_a_task_without_held_out_targets_is_refused_before_a_model_is_looked_for(
+    world: dict[str, str], tmp_path: Path
+) -> None:
+    named = write_spans(tmp_path / "a.jsonl", 0, task="ner")
+    other = write_spans(tmp_path / "b.jsonl", 1, task="roles")
+    run = tmp_path / "run"
+    for source, task in ((named, "ner"), (world["trees"], "pos"), (world["trees"], "depth")):
+        says = f"held-out sentences with targets of every task, but they have none of {task}; they have: roles"
+        with pytest.raises(ValueError, match=says):
+            run_on(data_of(world, text=TextSource(source, held_out=other)), experiment(tasks=[task]))
+        options = {"run": run, "tasks": f"[{task}]", "data.models": "[no/such]", "data.text.source": source}
+        with pytest.raises(ValueError, match=says):
+            train(["probe", *(f"--{name}={value}" for name, value in options.items()), f"--data.text.held_out={other}"])
+    assert not run.exists()
+
+
 def test_sentences_that_a_model_does_not_read_whole_are_dropped_and_counted(world: dict[str, str]) -> None:
     data = data_of(world, max_length=10)
     made = run_on(data, experiment(tasks=["pos"], controls=False, mix=False))

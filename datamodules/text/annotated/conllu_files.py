@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from datamodules.text.annotated.sentence import Sentence, Target, check_tree
+from datamodules.text.lines import numbered_lines
 
 __all__ = ["read_conllu"]
 
@@ -27,14 +28,12 @@ def read_conllu(path: Path, counts: Counter[str] | None = None) -> Iterator[Sent
         counts: filled with what was read and left out.
 
     Raises:
-        ValueError: a line is malformed, or heads make no tree; names file and line.
+        ValueError: a line is malformed or not UTF-8, a word has no form, or heads make no tree; names file and line.
     """
     counts = Counter() if counts is None else counts
-    with path.open(encoding="utf-8") as lines:
-        numbered = enumerate(lines, start=1)
-        for blank, block in groupby(numbered, key=lambda line: not line[1].strip()):
-            if not blank:
-                yield from _read_sentence(path, list(block), counts)
+    for blank, block in groupby(numbered_lines(path), key=lambda line: not line[1].strip()):
+        if not blank:
+            yield from _read_sentence(path, list(block), counts)
 
 
 def _read_sentence(path: Path, block: list[tuple[int, str]], counts: Counter[str]) -> Iterator[Sentence]:
@@ -67,11 +66,15 @@ def _tokens(path: Path, block: list[tuple[int, str]]) -> list[dict[str, Any]]:
     from conllu.exceptions import ParseException
 
     for number, line in block:
-        found = line.rstrip("\n").count("\t") + 1
-        if found != FIELDS:
-            raise ValueError(f"Expected {FIELDS} fields with tabs between them, but got {found}: {path}:{number}.")
+        fields = line.split("\t")
+        if len(fields) != FIELDS:
+            raise ValueError(
+                f"Expected {FIELDS} fields with tabs between them, but got {len(fields)}: {path}:{number}."
+            )
+        if not fields[1].strip():
+            raise ValueError(f"Expected a word in the second field, FORM, but it is empty: {path}:{number}.")
     try:
-        return [dict(token) for sentence in parse("".join(line for _, line in block)) for token in sentence]
+        return [dict(token) for sentence in parse("\n".join(line for _, line in block)) for token in sentence]
     except ParseException as error:
         for number, line in block:  # the library does not say in which line
             try:

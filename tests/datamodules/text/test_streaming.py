@@ -104,6 +104,14 @@ def test_copies_count_once_and_are_said(tmp_path: Path) -> None:
     assert texts.describe()["duplicates_dropped"] >= 30
 
 
+def test_copies_count_like_others_without_deduplicating(tmp_path: Path) -> None:
+    rows = [row for row in films(600) for _ in (0, 1)]
+    source = TextSource(
+        write(tmp_path / "films.jsonl", rows), text_columns=["text"], max_texts=30, streaming=True, deduplicate=False
+    )
+    assert texts_of(load_texts(source)) == first_of_each(rows, source, {"fit": 30, "validation": 2, "test": 8})
+
+
 def test_names_of_classes_are_kept(tmp_path: Path) -> None:
     rows = [{**row, "label": ("bad", "good")[row["label"]]} for row in films(400)]
     source = TextSource(write(tmp_path / "films.jsonl", rows), text_columns=["text"], max_texts=30, streaming=True)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from datamodules.text import sources
 from datamodules.text.labels import known_labels, read_labels
 from datamodules.text.loading import load_texts
 from datamodules.text.sources import TextSource
-from datamodules.text.texts import Texts
+from datamodules.text.texts import Texts, words_on_copies, words_on_splits
+from reports.kinds import make_report
 
 WORDS = ("good", "bad", "long", "short", "bright", "dull")
 
@@ -85,6 +87,89 @@ def test_texts_of_an_official_split_leave_the_others(tmp_path: Path) -> None:
     assert texts.describe()["dropped_as_held_out"] == 20
     by_file = load_texts(TextSource(str(folder), held_out=str(folder / "test.csv")))
     assert texts_of(by_file) == found
+
+
+def test_official_splits_are_kept_whole_on_request_and_copies_are_said_either_way(tmp_path: Path) -> None:
+    held = [text.upper() for text in sentences(20)]
+    fit = write_csv(tmp_path / "fit.csv", text=sentences(100) + sentences(60)[30:])
+    source = TextSource(fit, held_out=write_csv(tmp_path / "test.csv", text=held + held[:5]))
+    texts = load_texts(source)
+    assert len(texts.fit) + len(texts.validation) == 80
+    assert texts_of(texts)["test"] == held
+    counted = "Of 130 texts 30 are copies of others and 20 are held out, too; of 25 held-out texts 5 are copies."
+    assert words_on_copies(texts.describe()) == [f"{counted} They were dropped: `text.deduplicate` false keeps them."]
+    whole = load_texts(replace(source, deduplicate=False, validation_share=0))
+    assert texts_of(whole) == {"fit": sentences(100) + sentences(60)[30:], "validation": [], "test": held + held[:5]}
+    kept = f"{counted} They were kept: `text.deduplicate` is false."
+    assert words_on_copies(whole.describe()) == [kept]
+    assert kept in make_report("similarity", {"text": whole.describe()}, [], layers=[], distances=[]).sentences
+
+
+def test_no_validation_texts_have_the_columns_of_the_others(tmp_path: Path) -> None:
+    source = write_csv(tmp_path / "pairs.csv", a=sentences(50), b=sentences(50), label=["no", "yes"] * 25)
+    texts = load_texts(TextSource(source, text_columns=["a", "b"], validation_share=0))
+    assert texts.validation.features == texts.fit.features
+    assert len(texts.validation) == 0
+    assert texts.classes == 2
+    assert len(texts.fitted("fit", "validation").keys) == len(texts.fitted("fit").keys)
+
+
+def test_sizes_are_said_and_copies_only_where_there_are(source: str) -> None:
+    described = load_texts(TextSource(source, max_held_out=10)).describe()
+    assert words_on_splits(described) == (
+        f"Texts of {source}: {described['n_texts']['fit']:,} to fit on, 10 to watch training on "
+        "(`text.validation_share` 0.05), 10 held out."
+    )
+    assert words_on_copies(described) == []
+
+
+def test_plain_text_is_a_text_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lines = [f"{text}, é" for text in sentences(100)]
+    (tmp_path / "films.txt").write_bytes("\r\n".join([*lines[:50], "", "  ", *lines[50:]]).encode("utf-8-sig"))
+    (tmp_path / "held.txt").write_text("\nthe last one")
+    source = TextSource(str(tmp_path / "films.txt"))
+    texts = load_texts(source)
+    assert sorted(chain(*texts_of(texts).values())) == sorted(lines)
+    assert set(texts.fit.column_names) == {"text", "id"}
+    assert f"2 blank lines of {tmp_path / 'films.txt'} are skipped." in caplog.messages
+    assert texts_of(load_texts(replace(source, held_out=str(tmp_path / "held.txt"))))["test"] == ["the last one"]
+    streamed = texts_of(load_texts(replace(source, streaming=True, max_texts=1000)))
+    assert streamed == texts_of(texts)
+
+
+def test_plain_text_beside_other_files_is_no_split(tmp_path: Path) -> None:
+    write_csv(tmp_path / "films.csv", text=sentences(100))
+    for name in ("README.txt", "train.txt"):
+        (tmp_path / name).write_text("About the films.")
+    assert sorted(chain(*texts_of(load_texts(TextSource(str(tmp_path)))).values())) == sorted(sentences(100))
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "json", "jsonl", "txt"])
+def test_files_without_texts_are_refused_by_name(tmp_path: Path, suffix: str, streaming: bool) -> None:
+    path = tmp_path / f"none.{suffix}"
+    for content in ("", "\n \n"):
+        path.write_text(content)
+        with pytest.raises(ValueError, match=rf"none\.{suffix}.*(it is empty|it has none|No columns)"):
+            load_texts(TextSource(str(path), streaming=streaming, max_texts=5))
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "json", "txt"])
+def test_another_encoding_is_refused_with_file_and_line(tmp_path: Path, suffix: str) -> None:
+    rows = ["text", *sentences(50), "café", "more"]
+    rows = [json.dumps({"text": row}, ensure_ascii=False) for row in rows] if suffix == "json" else rows
+    (tmp_path / f"old.{suffix}").write_bytes("\n".join(rows).encode("latin-1"))
+    with pytest.raises(ValueError, match=rf"in UTF-8, but .*old\.{suffix}:52 is not: .*0xe9.* Save the file as UTF-8"):
+        load_texts(TextSource(str(tmp_path / f"old.{suffix}")))
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "json"])
+def test_a_mark_of_byte_order_is_no_text(tmp_path: Path, suffix: str) -> None:
+    rows = ["text", *sentences(50)]
+    rows = [json.dumps({"text": row}) for row in rows[1:]] if suffix == "json" else rows
+    (tmp_path / f"marked.{suffix}").write_bytes("\n".join(rows).encode("utf-8-sig"))
+    texts = load_texts(TextSource(str(tmp_path / f"marked.{suffix}")))
+    assert sorted(chain(*texts_of(texts).values())) == sorted(sentences(50))
 
 
 def test_fewer_texts_are_part_of_more_in_any_order(source: str, tmp_path: Path) -> None:
@@ -219,6 +304,7 @@ def test_bad_data_is_refused(tmp_path: Path, change: dict[str, Any], columns: di
 @pytest.mark.parametrize(
     ("change", "says"),
     [
+        ({"validation_share": -0.1}, "`validation_share` of at least 0"),
         ({"test_share": 0.0}, "`test_share` above 0"),
         ({"test_share": float("nan")}, "`test_share` above 0"),
         ({"seed": 2**63}, "`seed` to be a number of 64 bits"),

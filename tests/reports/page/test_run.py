@@ -21,7 +21,7 @@ MODELS = {"x": {"name": "runs/deep/seed-0", "revision": None, "fingerprint": "f"
 META: Row = {
     "models": MODELS,
     "versions": {"torch": "2.8"},
-    "text": {"source": "/data/texts.csv", "n_texts": {"test": 9}},
+    "text": {"source": "/data/texts.csv", "n_texts": {"validation": 2, "test": 9}},
 }
 ROWS: list[Row] = [
     {
@@ -82,7 +82,7 @@ def test_a_page_needs_nothing_but_itself(tmp_path: Path) -> None:
 def test_a_page_holds_what_the_run_was(tmp_path: Path) -> None:
     text = page(tmp_path, report())
     assert "<h1>Fit: seed-0</h1>" in text
-    assert "texts of texts.csv (9 held out)" in text
+    assert "texts of texts.csv (2 to watch training on, 9 held out)" in text
     assert "It <code>holds</code> at 0.5." in text
     assert '<p class="said">Not &lt;there&gt;.</p>' in text  # a sentence a line, and nothing of it is HTML
     assert "<h2>FVU &lt;by&gt; site</h2>" in text

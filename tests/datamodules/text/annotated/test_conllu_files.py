@@ -58,6 +58,8 @@ def test_words_trees_and_labels_are_read_and_the_rest_is_counted(tmp_path: Path)
     ("old", "new", "says"),
     [
         ("\tobj\t_\t_", "\tobj", r"10 fields with tabs between them, but got 8: .*bank\.conllu:4\."),
+        ("2\tnos", "2\t", r"Expected a word in the second field, FORM, but it is empty: .*bank\.conllu:4\."),
+        ("2\tnos", "2\t \u00a0", r"FORM, but it is empty: .*bank\.conllu:4\."),
         ("PRON\t_\t_\t1", "PRON\t_\t_\tone", r"bank\.conllu:4 cannot be read: Failed parsing field 'head'"),
         ("2\tnos", "x\tnos", r"bank\.conllu:4 cannot be read: Failed parsing field 'id'"),
         ("2\tnos", "4\tnos", r"numbered 1, 2, \.\.\., but those at .*bank\.conllu:2 are not"),
@@ -76,3 +78,18 @@ def test_long_cycles_are_found_and_trees_are_not_taken_for_them() -> None:
         check_tree([0, 3, 4, 2, 2])
     check_tree([2, 0, 2, 3, 4])
     check_tree([0])
+
+
+def test_marks_of_byte_order_and_of_other_systems_are_no_part_of_the_lines(tmp_path: Path) -> None:
+    expected, path = list(read_conllu(write(tmp_path, TREEBANK))), tmp_path / "bank.conllu"
+    first = TREEBANK.split("\n", 1)[1]  # a word in the first line
+    for text in (TREEBANK, first):
+        path.write_bytes(text.replace("\n", "\r\n").encode("utf-8-sig"))
+        assert list(read_conllu(path)) == expected
+
+
+def test_another_encoding_is_refused_with_file_and_line(tmp_path: Path) -> None:
+    path = tmp_path / "bank.conllu"
+    path.write_bytes(TREEBANK.replace("vámonos", "vamonos", 1).encode("latin-1"))
+    with pytest.raises(ValueError, match=r"Expected text in UTF-8, but .*bank\.conllu:2 is not: .*0xe1"):
+        list(read_conllu(path))

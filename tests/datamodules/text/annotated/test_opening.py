@@ -43,6 +43,24 @@ def test_lines_with_spans_are_text_with_labels(tmp_path: Path) -> None:
     assert (target.task, target.labels) == ("np", ("NP",))
 
 
+def test_the_held_out_file_is_about_the_task_of_the_fitting_file(tmp_path: Path) -> None:
+    for name in "ab":
+        rows = [{"text": f"{name}{n} cat", "targets": [{"span1": [0, 1], "label": "N"}]} for n in range(40)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    texts = load_texts(TextSource(str(tmp_path / "a.jsonl"), held_out=str(tmp_path / "b.jsonl")))
+    found = {
+        target.task for row in (*texts.fit, *texts.test) for target in Sentence.of(row["text"], row[ANNOTATION]).targets
+    }
+    assert found == {"a"}
+
+
+@pytest.mark.parametrize("content", ["", "\n \n", "# only a comment\n\n"])
+def test_a_treebank_without_sentences_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "bank.conllu").write_text(content)
+    with pytest.raises(ValueError, match=r"Expected sentences in .*bank\.conllu, but there is none"):
+        load_texts(TextSource(str(tmp_path / "bank.conllu")))
+
+
 def test_annotations_decide_what_the_texts_are(tmp_path: Path) -> None:
     path, hashes = tmp_path / "bank.conllu", []
     treebank(path, 0, 60)
