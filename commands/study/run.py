@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import yaml
 from jsonargparse import ArgumentParser, Namespace
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from commands.cells.banks import choose_banks
 from commands.cells.checks import check_cells, model_sizes, not_injected
 from commands.cells.costs import Costs, plan_study
 from commands.cells.options import CellOptions
 from commands.cells.running import run_cell
+from commands.endings import goes_on_with
 from commands.options import add_traceback, options_of
 from commands.study.report import report_if_possible
 from reports.screen import screen
@@ -144,7 +142,7 @@ def _run(
         schedule.forget()
         print(f"\n{len(cells) - len(schedule.todo)} of {len(cells)} cells are done, in {folder.path}.", flush=True)
         if schedule.todo:
-            with _ended_cleanly():
+            with goes_on_with(""):
                 executor = make_executor(options.executor, workers, gpus, folder.path, dict(options.executor_options))
                 finished = False
                 try:
@@ -165,24 +163,6 @@ def _end(folder: StudyFolder) -> None:
         print("\n".join(failed))
         print(f"`study.py retry {folder.path}` runs them once more.")
         sys.exit(FAILED)
-
-
-@contextmanager
-def _ended_cleanly() -> Iterator[None]:
-    """Within it, SIGTERM and a closed terminal end the study as Ctrl-C does: its workers and jobs are ended, too."""
-
-    def end(number: int, _: Any) -> NoReturn:
-        raise SIGTERMException(128 + number)
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:  # as nohup does
-            signal.signal(number, end)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _check_files(words: Sequence[str]) -> None:
