@@ -74,8 +74,9 @@ def add_running(parser: ArgumentParser) -> None:
         "of Ray (address, num_cpus, num_gpus).",
     )  # fmt: skip
     parser.add_argument(
-        "--rate", type=float, default=1e13, help="FLOP a second of one worker, which the plan's times assume."
-    )
+        "--rate", type=float | None, default=None,
+        help="FLOP a second of one worker, for the plan's times. Default: measured on this machine, in about a second.",
+    )  # fmt: skip
 
 
 def run(parser: ArgumentParser, words: Sequence[str]) -> None:
@@ -113,7 +114,7 @@ def go(
     check_names(study.report or [])
     gpus = torch.cuda.device_count() if options.executor == "processes" else 0
     workers = options.workers or max(1, gpus)
-    if workers < 1 or options.rate <= 0:
+    if workers < 1 or (options.rate is not None and options.rate <= 0):
         raise ValueError(
             f"Expected `workers` of at least 1 and `rate` above 0, but got {options.workers} and {options.rate}."
         )
@@ -162,6 +163,10 @@ def _end(folder: StudyFolder) -> None:
     if failed:
         print("\n".join(failed))
         print(f"`study.py retry {folder.path}` runs them once more.")
+    written = folder.path / "report" / "report.html"
+    if written.is_file():
+        print(f"Report: {written}")
+    if failed:
         sys.exit(FAILED)
 
 
