@@ -153,7 +153,8 @@ class _Save(pl.Callback):
         trainer.save_checkpoint(path)
         self._saved_at = time.monotonic()
         if announce:
-            rank_zero_only(print)(f"Saved {path}")
+            words = f"The same command with `--ckpt_path {path}`, and another `--run`, goes on from there."
+            rank_zero_only(print)(f"Saved {path}\n{words}")
 
     def _path(self, trainer: pl.Trainer, name: str = "last.ckpt") -> Path:
         return (self.folder or Path(trainer.log_dir or trainer.default_root_dir)) / name

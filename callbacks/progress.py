@@ -1,18 +1,68 @@
-"""The progress bar of a run."""
+"""The progress of a run: a bar in a terminal, lines in a file."""
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.callbacks import RichProgressBar
+
+from reports.progress import Lines, in_terminal
 
 __all__ = ["ProgressBar"]
 
 
 class ProgressBar(RichProgressBar):
-    """Rich's progress bar without metrics: every site's curves do not fit on one line."""
+    """Rich's progress bar without metrics: every site's curves do not fit on one line. Lines where it cannot move."""
 
     def __init__(self) -> None:
         super().__init__(leave=False)
+        self._lines: Lines | None = None
+        self._in_file = not in_terminal()
+        if self._in_file:
+            self.disable()
+
+    @property
+    def total_train_batches(self) -> int | float:
+        """Batches of this epoch, but not beyond the steps that the module will take."""
+        return min(super().total_train_batches, self._steps(self.trainer) - self.trainer.global_step)
+
+    def _steps(self, trainer: pl.Trainer) -> float:
+        return getattr(trainer.lightning_module, "training_steps", math.inf)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Begin anew."""
+        super().on_train_start(trainer, pl_module)
+        self._lines = None
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Say in a file that training begins: only now the module knows for how many steps."""
+        super().on_train_epoch_start(trainer, pl_module)
+        if self._in_file and trainer.is_global_zero and self._lines is None:
+            steps = min(self._steps(trainer), trainer.estimated_stepping_batches)
+            self._lines = Lines("Training", steps, trainer.global_step)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *given: Any) -> None:
+        """Say in a file how far it is, with the mean of the losses that were logged last."""
+        super().on_train_batch_end(trainer, pl_module, *given)
+        if self._lines is not None:
+            self._lines.at(trainer.global_step, lambda: _loss(trainer))
+
+    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Say in a file that an evaluation begins."""
+        super().on_test_start(trainer, pl_module)
+        shown = self._in_file and trainer.is_global_zero
+        self._lines = Lines("Evaluating", math.fsum(trainer.num_test_batches)) if shown else None
+        self._tested = 0
+
+    def on_test_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *given: Any) -> None:
+        """Say in a file how far it is."""
+        super().on_test_batch_end(trainer, pl_module, *given)
+        if self._lines is not None:
+            self._tested += 1
+            self._lines.at(self._tested)
 
     def get_metrics(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule
@@ -25,3 +75,9 @@ class ProgressBar(RichProgressBar):
         epochs = self.trainer.max_epochs
         said = f"Epoch {current_epoch + 1} of {epochs}" if epochs and epochs > 0 else "Training"
         return said.ljust(len(self.validation_description))
+
+
+def _loss(trainer: pl.Trainer) -> str:
+    """The mean loss over maps, sites and models, as it was last logged; nothing if none was."""
+    losses = [value for name, value in trainer.callback_metrics.items() if name.endswith(("/loss", "/train_loss"))]
+    return f", loss {torch.stack(losses).nanmean():.3g}" if losses else ""

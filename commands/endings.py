@@ -5,23 +5,65 @@ from __future__ import annotations
 import dis
 import errno
 import os
+import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
-__all__ = ["MENDABLE", "early_endings", "what_to_mend"]
+__all__ = ["MENDABLE", "Terminated", "early_endings", "ended_by_signals", "goes_on_with", "what_to_mend"]
 
 MENDABLE, INTERRUPTED, TERMINATED = 2, 130, 143  # exit statuses: jsonargparse's for wrong options, and those of shells
+ENDING = (signal.SIGTERM, signal.SIGHUP)
 OURS = {
     *("aligners", "callbacks", "commands", "datamodules", "finetuning", "frozen", "probing", "reports", "similarity"),
     *("sharing", "storage", "studies"),
 }
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 PATIENCE = 10.0  # seconds; a first rank that fails in the same way has ended by then
+LONGEST_EXIT = 30.0  # seconds after a signal; W&B, stopped as it starts, waits for itself for ever
+
+
+class Terminated(SystemExit):
+    """SIGTERM, or a terminal that was closed, has ended what was running, wherever it was."""
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Within it, SIGTERM and a closed terminal raise `Terminated`, as Ctrl-C raises; a second one ends the process.
+
+    Every loop ends so, Lightning's and our own. Where a step must not be cut in two, `callbacks.interruption` holds
+    the signals back. A signal that is ignored (`nohup`), or that has another handler already, is left alone. In the
+    main thread alone; elsewhere nothing changes.
+    """
+
+    def end(number: int, _: Any) -> NoReturn:
+        signal.signal(number, signal.SIG_DFL)
+        raise Terminated(128 + number)
+
+    main = threading.current_thread() is threading.main_thread()
+    ours = [number for number in ENDING if main and signal.getsignal(number) is signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def goes_on_with(words: str) -> Iterator[None]:
+    """If what runs within it is stopped by a signal, say that the same command goes on, with these words."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        if _rank() == 0:
+            print(f"The same command{words} goes on with what is missing.", file=sys.stderr)
+        raise
 
 
 @contextmanager
@@ -36,9 +78,12 @@ def early_endings(*, traceback: bool = False) -> Iterator[None]:
     """
     parent = os.getppid()  # the first rank, if Lightning started this process
     try:
-        yield
+        with ended_by_signals():
+            yield
     except KeyboardInterrupt:
         _end("Stopped by Ctrl-C.", INTERRUPTED, parent)
+    except Terminated as end:
+        _end(f"Stopped by {signal.Signals(int(str(end)) - 128).name}.", int(str(end)), parent)
     except SystemExit as end:
         if isinstance(end.__context__, KeyboardInterrupt):  # how Lightning leaves on Ctrl-C
             _end("Stopped by Ctrl-C.", INTERRUPTED, parent)
@@ -79,6 +124,10 @@ def _raised_here(place: TracebackType | None) -> bool:
 
 
 def _end(message: str, status: int, parent: int) -> NoReturn:
+    if status != MENDABLE:
+        watch = threading.Timer(LONGEST_EXIT, os._exit, [status])
+        watch.daemon = True
+        watch.start()
     if _rank() == 0:
         _stop_further_ranks()
         print(message, file=sys.stderr)

@@ -8,7 +8,6 @@ from typing import Any, Literal, cast
 
 import lightning.pytorch as pl
 import torch
-from rich.progress import track
 
 from datamodules.layers import LayerActivations, LayerBatch
 from datamodules.protocol import stream_of
@@ -27,6 +26,7 @@ from probing.training import ProbeTraining
 from probing.trees.drawing import drawn_trees
 from probing.trees.task import STRUCTURAL, TreeTask
 from probing.words import Place, Source, Words, WordsBeingRead
+from reports.progress import track
 
 __all__ = ["ProbeExperiment"]
 

@@ -18,12 +18,16 @@ fit: both models read the texts once for moments, then for every row trained on;
   site, 12 where both directions are trained.
 attention: reading alone. recover: as a fit, of one model. identity: half of Y for each pair, at every block.
 inject: both models read the held-out texts; on average half of Y runs again for each method and site.
-similarity: each model reads the held-out texts; 2 × d_x × d_y FLOP a row, pair of models and pair of layers.
+similarity: each model reads the held-out texts; 2 × d_x × d_y FLOP a row, pair of models and pair of layers; with
+  controls its untrained twin does too, and each the fitting texts, and there are five times the products.
+fit and similarity: 30 d³ for each closed form and site, and for each fitted measure and pair of layers.
 probe: a model and its untrained twin read both splits; 6 FLOP for each weight of a probe, word and epoch.
 stitch: fronts, then forward and backward through half of Y, for each route, layer and site.
 finetune: 3 passes an epoch. surgery: a pass an epoch of the heads, and (L² - 1) / 6 for all spans that are skipped.
-Time: FLOP ÷ (rate × workers), at least that of the longest chain of cells. The rate is an assumption; the time that is
-  left, said as cells finish, is measured."""
+Time, an estimate: FLOP ÷ (rate × workers), and 5 s a cell to begin and to report; at least that of the longest
+  chain of cells. The rate, unless `--rate` gives it, is what this machine reaches in a block of the widest model; the
+  time that is left, said as cells finish, is measured."""
+START = 5.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ class Plan:
         stored_passes: passes over a model with such a store: each model once for each set of texts.
         stored_flops: what these take.
         assumed: what was assumed, in words.
+        rated: where the rate is from.
     """
 
     costs: Sequence[tuple[Cell, Cost]]
@@ -66,6 +71,7 @@ class Plan:
     stored_passes: int
     stored_flops: float
     assumed: Sequence[str]
+    rated: str = "`--rate`"
 
     def table(self) -> Table:
         """One line for each kind of cell, and one for all."""
@@ -82,7 +88,7 @@ class Plan:
             f"{len(costs):,}",
             f"{sum(cost.passes for cost in costs):,.0f}",
             f"{flops:.1e}",
-            duration(flops / self.rate),
+            duration(flops / self.rate + START * len(costs)),
             amount(sum(cost.disk for cost in costs)),
             amount(max((cost.memory for cost in costs), default=0)),
         ]
@@ -94,14 +100,15 @@ class Plan:
             workers: cells at a time.
             stored: whether states come from a store, which is written once.
         """
-        flops = {cell.id: cost.flops - (cost.reading if stored else 0.0) for cell, cost in self.costs}
-        total = sum(flops.values()) + (self.stored_flops if stored else 0.0)
-        return max(total / workers, self._longest(flops)) / self.rate
+        left = {cell.id: cost.flops - (cost.reading if stored else 0.0) for cell, cost in self.costs}
+        each = {cell: flops / self.rate + START for cell, flops in left.items()}
+        total = sum(each.values()) + (self.stored_flops / self.rate if stored else 0.0)
+        return max(total / workers, self._longest(each))
 
-    def _longest(self, flops: Mapping[str, float]) -> float:
+    def _longest(self, each: Mapping[str, float]) -> float:
         until: dict[str, float] = {}
         for cell, _ in self.costs:
-            until[cell.id] = flops[cell.id] + max((until.get(need, 0.0) for need in cell.needs), default=0.0)
+            until[cell.id] = each[cell.id] + max((until.get(need, 0.0) for need in cell.needs), default=0.0)
         return max(until.values(), default=0.0)
 
     def words(self) -> list[str]:
@@ -113,7 +120,8 @@ class Plan:
             for store in (False, True)
         )
         return [
-            f"At {self.rate:.1e} FLOP/s a worker (`--rate`): {times} worker{'s' if len(several) > 1 else ''}.",
+            f"An estimate, at {self.rate:.1e} FLOP/s a worker ({self.rated}): {times} "
+            f"worker{'s' if len(several) > 1 else ''}.",
             f"A store of all states that the cells read takes {amount(self.store)} in float32 and needs "
             f"{self.stored_passes:,} passes in place of {passes:,.0f}; with it: {stored}.",
             *self.assumed,

@@ -9,12 +9,19 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-__all__ = ["strike"]
+__all__ = ["WENT_ON", "strike"]
+
+WENT_ON = 99
 
 
 @contextmanager
-def strike(owner: type, method: str, call: int, number: signal.Signals = signal.SIGINT) -> Iterator[None]:
-    """Within it, this process gets a signal as a method of a class is called for the `call`-th time."""
+def strike(
+    owner: type, method: str, call: int, number: signal.Signals = signal.SIGINT, most: int | None = None
+) -> Iterator[None]:
+    """Within it, this process gets a signal as a method of a class is called for the `call`-th time.
+
+    If it is called more often than `most`, the process ends at once, with the status `WENT_ON`.
+    """
     real, calls = getattr(owner, method), 0
 
     def counted(*args: Any, **options: Any) -> Any:
@@ -22,6 +29,8 @@ def strike(owner: type, method: str, call: int, number: signal.Signals = signal.
         calls += 1
         if calls == call:
             os.kill(os.getpid(), number)
+        if most is not None and calls > most:
+            os._exit(WENT_ON)
         return real(*args, **options)
 
     with patch.object(owner, method, counted):

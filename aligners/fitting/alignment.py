@@ -248,9 +248,10 @@ class Alignment(pl.LightningModule):
             parameters = [p for p in fit.aligner.parameters() if p.requires_grad]
             self.divergence.watch(fit.key, loss, step)
             norms = gradient_norms(parameters)
-            clip_per_site(parameters, self.gradient_clip, norms, self.divergence.watch_gradient(fit.key, norms, step))
-            if (step - 1) % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
-                self.log_dict(self._keys("step", fit, "loss", loss), rank_zero_only=True)
+            training = self.divergence.watch_gradient(fit.key, norms, step)
+            clip_per_site(parameters, self.gradient_clip, norms, training)
+            if step % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]  # as Lightning, who writes then
+                self.log_dict(self._keys("step", fit, "loss", loss.where(training, torch.nan)), rank_zero_only=True)
 
     def _over_ranks(self, share: Tensor | float, losses: dict[Fit, Tensor]) -> dict[Fit, Tensor]:
         """The losses over the rows of all ranks."""
@@ -291,16 +292,27 @@ class Alignment(pl.LightningModule):
     def on_validation_epoch_end(self) -> None:
         """Log all figures of all aligners and sites, and keep those of the validation texts."""
         self._stream.reader.check.flush()
-        self.validated_at = self.global_step
+        before, self.validated_at = self.validated_at, self.global_step
+        fitting = self.trainer.state.fn == "fit"
         self.validation_figures: dict[Fit, dict[str, Tensor]] = {}
         for (split, fit), errors in self._errors.items():
             # torchmetrics makes a scalar of a bank of one site.
             figures = {name: values.reshape(-1) for name, values in errors.compute().items()}
             if split == "validation":
                 self.validation_figures[fit] = figures
+            known = self._known(fit, before) if fitting else []
             for figure, values in figures.items():
                 if not values.isnan().all():
-                    self.log_dict(self._keys(split, fit, figure, values.float()), rank_zero_only=True)  # of all ranks
+                    keys = self._keys(split, fit, figure, values.float())
+                    shown = {key: value for s, (key, value) in enumerate(keys.items()) if s not in known}
+                    self.log_dict(shown, rank_zero_only=True)  # of all ranks
+
+    def _known(self, fit: Fit, before: int | None) -> list[int]:
+        """Sites whose figures an earlier validation of this fit has logged: they no longer train, or never have."""
+        if before is None or fit.aligner.closed_form:
+            return [] if before is None else list(range(len(self.places)))
+        steps = self.divergence.step.get(fit.key, torch.zeros(len(self.places)))
+        return [s for s, step in enumerate(steps.tolist()) if 0 < step <= before]
 
     def banks(self) -> dict[str, Aligner]:
         """The trained banks by their keys."""

@@ -9,13 +9,13 @@ from typing import Any, Self, cast
 
 import lightning.pytorch as pl
 import torch
-from rich.progress import track
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from aligners.fitting.kept_moments import KeptMoments
 from datamodules.batches import LengthBatches
 from frozen.finite import FiniteCheck
+from reports.progress import track
 from similarity.algebra.moments import Moments
 from similarity.moments import MomentsMetric
 

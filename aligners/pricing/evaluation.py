@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, cast
 
 import lightning.pytorch as pl
 import torch
-from rich.progress import track
 from torch import Tensor
 
 from aligners.fitting.alignment import Alignment
@@ -27,6 +26,7 @@ from datamodules.paired import PairedActivations
 from datamodules.protocol import stream_of
 from datamodules.rows.reading import PairedBatch, Plan
 from datamodules.text.sources import TextSource
+from reports.progress import track
 from similarity.algebra.moments import Moments, moments_of
 
 __all__ = ["BijectionPrice"]

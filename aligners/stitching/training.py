@@ -243,7 +243,7 @@ class Stitching(pl.LightningModule):
         return counts[0], counts[1]
 
     def _watch(self, losses: dict[tuple[Route, str], Tensor], batch_idx: int) -> None:
-        log = (self.global_step - 1) % self.trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
+        log = self.global_step % self.trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
         for (route, name), loss in losses.items():
             names = [f"{name}, {route.name}, site pair {site}" for site in route.site_names()]
             self._check.watch(loss, names, "training loss", batch_idx)

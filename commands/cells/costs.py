@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any, NamedTuple
 
+import torch
 from jsonargparse import Namespace
 
 from aligners.fitting.parts import bytes_a_site
@@ -13,16 +15,19 @@ from aligners.maps.base import Aligner
 from commands.cells.options import CellOptions
 from datamodules.rows.policies import most_rows
 from datamodules.rows.sites import parse_layers, parse_sites
+from similarity.catalogue import catalogue
 from studies.cells import Cell, merged
 from studies.kinds import KINDS
 from studies.plan import Cost, Plan
 from studies.sizes import Size
 from studies.spec import Study
+from studies.speed import measured_rate
 
 __all__ = ["Costs", "plan_study"]
 
 FLOOR_METHODS = 3  # mean, identity, random_embedding
-CLOSED = 6  # the closed forms that `inject` adds by default
+DECOMPOSED = 30.0  # × d³: FLOP of a singular value decomposition and what goes with it
+CONTROLS = 5  # times the products of a comparison alone
 FLOAT, DOUBLE = 4, 8
 
 
@@ -32,6 +37,7 @@ class Maps(NamedTuple):
     trained: int  # weights, those that train in both directions twice
     stored: int  # bytes
     memory: int  # bytes
+    closed: int  # closed forms
 
 
 @dataclass
@@ -111,7 +117,7 @@ class Costs:
         reading = passes * sum(self._pass(size, texts) for size in sizes)
         return Cost(
             passes=len(sizes) * passes,
-            flops=reading + 6.0 * maps.trained * trained * places,
+            flops=reading + places * (6.0 * maps.trained * trained + maps.closed * _decomposed(x, y)),
             reading=reading,
             disk=0.0 if self.study.keep == "results" else places * maps.stored,
             memory=FLOAT * sum(size.weights for size in sizes) + places * maps.memory,
@@ -146,6 +152,7 @@ class Costs:
                 sum(_weights(each) * (2 if each.both_ways else 1) for each in aligners if not each.closed_form),
                 moments + sum(_bytes(each) for each in aligners),
                 bytes_a_site(made.model, x.width, y.width, rows),
+                sum(each.closed_form for each in aligners),
             )
         return self._maps[key]
 
@@ -158,20 +165,27 @@ class Costs:
         methods = len({*fitted, *parsed.closed_form}) + FLOOR_METHODS
         targets = [y, x] if parsed.both_directions else [y]
         tails = sum(self._pass(target, held_out) for target in targets) * methods * sites / 2
-        fronts = self._pass(x, held_out) + self._pass(y, held_out)
-        return Cost(passes=2, flops=fronts + tails, reading=fronts, memory=FLOAT * (x.weights + y.weights))
+        times = 2 if parsed.fitting_errors else 1  # as many fitting texts as are held out
+        fronts = times * (self._pass(x, held_out) + self._pass(y, held_out))
+        return Cost(passes=2 * times, flops=fronts + tails, reading=fronts, memory=FLOAT * (x.weights + y.weights))
 
     def _similarity(self, cell: Cell, parsed: Namespace, made: Namespace) -> Cost:
         sizes = self.size(cell)
-        _, held_out = self.texts(cell)
-        layers = [len(parse_layers(parsed.data.layers, size.layers)) * size.width for size in sizes]
+        texts, held_out = self.texts(cell)
+        depths = [len(parse_layers(parsed.data.layers, size.layers)) for size in sizes]
+        layers = [depth * size.width for depth, size in zip(depths, sizes, strict=True)]
         products = sum(a * b for i, a in enumerate(layers) for b in layers[i:])
         rows = self.rows(parsed.data, held_out)
-        reading = sum(self._pass(size, held_out) for size in sizes)
+        known = catalogue()
+        fitted = sum(known[name].chance is not None for name in _names(parsed.measures, known))
+        pairs = list(combinations(range(len(sizes)), 2))
+        solved = fitted * sum(depths[i] * depths[j] * _decomposed(sizes[i], sizes[j]) for i, j in pairs)
+        times, read = (CONTROLS, 2 * held_out + texts) if parsed.controls else (1, held_out)
+        reading = sum(self._pass(size, read) for size in sizes)
         limit = parsed.get("memory")
         return Cost(
-            passes=len(sizes),
-            flops=reading + 2.0 * rows * products,
+            passes=len(sizes) * (3 if parsed.controls else 1),
+            flops=reading + times * (2.0 * rows * products + solved),
             reading=reading,
             memory=min(DOUBLE * products, DOUBLE * products if limit is None else limit * 1e9),
         )
@@ -233,15 +247,23 @@ class Costs:
         return Cost(passes=len(sizes) * (epochs + 1), flops=reading + spans, memory=weights)
 
 
-def plan_study(costs: Costs, cells: Sequence[Cell], rate: float, workers: int) -> Plan:
+def plan_study(costs: Costs, cells: Sequence[Cell], rate: float | None, workers: int) -> Plan:
     """Plan the cells of a study.
 
     Args:
         costs: estimates them.
         cells: of the study.
-        rate: FLOP a second of one worker.
+        rate: FLOP a second of one worker; None: measured on this machine, at the widest model.
         workers: cells at a time.
     """
+    rated = "`--rate`"
+    if rate is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        width = max(size.width for size in costs.sizes.values())
+        rate, rated = (
+            measured_rate(width, costs.study.assume.tokens, workers, device),
+            f"measured here, {device}; `--rate`",
+        )
     assume, unknown = costs.study.assume, [name for name, size in costs.sizes.items() if not size.known]
     said = [f"Texts without a limit in the study file are taken to be {assume.texts:,} to fit on and "
             f"{assume.held_out:,} held out; a text has {assume.tokens} tokens (`assume`)."]  # fmt: skip
@@ -259,7 +281,7 @@ def plan_study(costs: Costs, cells: Sequence[Cell], rate: float, workers: int) -
     store = sum(FLOAT * (size.layers + 1) * size.width * n * assume.tokens for size, n in texts.values())
     once = sum(2.0 * size.layers * size.block * n * assume.tokens for size, n in texts.values())
     passes = 2 * len(texts) + sum(cost.passes for _, cost in each if not cost.reading)
-    return Plan(each, rate, workers, float(store), round(passes), once, said)
+    return Plan(each, rate, workers, float(store), round(passes), once, said, rated)
 
 
 def trained_rows(parsed: Namespace, read: int, a_step: int) -> float:
@@ -272,12 +294,22 @@ def trained_rows(parsed: Namespace, read: int, a_step: int) -> float:
     """
     trainer: Any = parsed.trainer
     limit = trainer.limit_train_batches
-    epoch = read if limit is None else limit * a_step if isinstance(limit, int) else limit * read
+    epoch = read if limit is None else min(read, limit * a_step) if isinstance(limit, int) else limit * read
     if trainer.max_epochs not in (None, -1):
         return float(trainer.max_epochs * epoch)
     if trainer.max_steps not in (None, -1):
         return float(trainer.max_steps * a_step)
     return float(min(parsed.model.rows, parsed.model.most_steps * a_step))
+
+
+def _names(measures: str | list[str], known: Mapping[str, Any]) -> list[str]:
+    """The names of measures, as `evaluate.py similarity` takes them."""
+    return list(known) if measures == "all" else [measures] if isinstance(measures, str) else measures
+
+
+def _decomposed(x: Size, y: Size) -> float:
+    """FLOP of what is solved between two widths."""
+    return DECOMPOSED * max(x.width, y.width) ** 3
 
 
 def _weights(aligner: Aligner) -> int:

@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from commands import table
+from commands.endings import ended_by_signals
 from commands.folders import RANKS_SHARE, release
 from similarity.passes.saved import PASSES
 from storage.whole import remove, write_text
@@ -51,7 +52,7 @@ def run_cell(study: str, number: str) -> str:
         if (place / RESULT).is_file():
             return "done"
         try:
-            with _logged(place / LOG):
+            with ended_by_signals(), _logged(place / LOG):
                 result = _run(folder, cell, place)
         except Exception:
             write_text(place / ERROR, traceback.format_exc())

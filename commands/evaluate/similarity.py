@@ -8,6 +8,7 @@ from pathlib import Path
 import yaml
 from jsonargparse import ArgumentParser
 
+from commands.endings import goes_on_with
 from commands.folders import is_begun, rank
 from commands.options import add_data_and_trainer, check_begun, command_parser, options_of
 from commands.run import start
@@ -46,7 +47,8 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
         check_begun(options.run, yaml.safe_load(parser.dump(options)))
     this = start("similarity", parser, options, begun=begun)
     saved = evaluation.keep_passes(this.folder / PASSES)
-    this.test(evaluation, "similarity", each_pair=options.each_pair)
+    with goes_on_with(f" with `--run {this.folder}`"):
+        this.test(evaluation, "similarity", each_pair=options.each_pair)
     if rank() == 0:
         saved.remove()
 

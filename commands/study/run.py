@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import yaml
 from jsonargparse import ArgumentParser, Namespace
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from commands.cells.banks import choose_banks
 from commands.cells.checks import check_cells, model_sizes, not_injected
 from commands.cells.costs import Costs, plan_study
 from commands.cells.options import CellOptions
 from commands.cells.running import run_cell
+from commands.endings import goes_on_with
 from commands.options import add_traceback, options_of
 from commands.study.report import report_if_possible
 from reports.screen import screen
@@ -76,8 +74,9 @@ def add_running(parser: ArgumentParser) -> None:
         "of Ray (address, num_cpus, num_gpus).",
     )  # fmt: skip
     parser.add_argument(
-        "--rate", type=float, default=1e13, help="FLOP a second of one worker, which the plan's times assume."
-    )
+        "--rate", type=float | None, default=None,
+        help="FLOP a second of one worker, for the plan's times. Default: measured on this machine, in about a second.",
+    )  # fmt: skip
 
 
 def run(parser: ArgumentParser, words: Sequence[str]) -> None:
@@ -115,7 +114,7 @@ def go(
     check_names(study.report or [])
     gpus = torch.cuda.device_count() if options.executor == "processes" else 0
     workers = options.workers or max(1, gpus)
-    if workers < 1 or options.rate <= 0:
+    if workers < 1 or (options.rate is not None and options.rate <= 0):
         raise ValueError(
             f"Expected `workers` of at least 1 and `rate` above 0, but got {options.workers} and {options.rate}."
         )
@@ -144,7 +143,7 @@ def _run(
         schedule.forget()
         print(f"\n{len(cells) - len(schedule.todo)} of {len(cells)} cells are done, in {folder.path}.", flush=True)
         if schedule.todo:
-            with _ended_cleanly():
+            with goes_on_with(""):
                 executor = make_executor(options.executor, workers, gpus, folder.path, dict(options.executor_options))
                 finished = False
                 try:
@@ -164,25 +163,11 @@ def _end(folder: StudyFolder) -> None:
     if failed:
         print("\n".join(failed))
         print(f"`study.py retry {folder.path}` runs them once more.")
+    written = folder.path / "report" / "report.html"
+    if written.is_file():
+        print(f"Report: {written}")
+    if failed:
         sys.exit(FAILED)
-
-
-@contextmanager
-def _ended_cleanly() -> Iterator[None]:
-    """Within it, SIGTERM and a closed terminal end the study as Ctrl-C does: its workers and jobs are ended, too."""
-
-    def end(number: int, _: Any) -> NoReturn:
-        raise SIGTERMException(128 + number)
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:  # as nohup does
-            signal.signal(number, end)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _check_files(words: Sequence[str]) -> None:

@@ -8,9 +8,9 @@ from datetime import datetime
 from pathlib import Path
 
 from jsonargparse import ArgumentParser
-from rich.progress import track
 
 from datamodules.store.keeping import Kept, damages, kept_in, remove, remove_down_to
+from reports.progress import track
 from reports.screen import TitledTable, say, screen
 from storage.room import in_words
 

@@ -10,6 +10,7 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from aligners.scoring.task_scores import choose_score, task_score
+from commands.endings import goes_on_with
 from commands.folders import is_begun, rank, try_run_folder
 from commands.options import add_data_and_trainer, check_begun, check_trains, command_parser, options_of
 from commands.run import instantiate, start
@@ -84,9 +85,9 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     meta = {**data.describe(), **asdict(recipe), "score": score, "majority_score": majority}
     rows: list[Row] = []
     for job in jobs:
-        rows.append(
-            _finished(job, data, recipe, run.folder) or train(job, data, recipe, score, run.trainer(), run.folder)
-        )
+        with goes_on_with(f" with `--run {run.folder}`"):
+            done = _finished(job, data, recipe, run.folder)
+            rows.append(done or train(job, data, recipe, score, run.trainer(), run.folder))
         if rank() == 0:
             write(make_report("finetuning", meta, rows), run.folder)
     trainer = run.trainer()

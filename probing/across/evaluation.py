@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import torch
-from rich.progress import track
 from torch import Tensor
 
 from aligners.injection.behaviour import Behaviour
@@ -33,6 +32,7 @@ from probing.reading import check_annotated, check_room, sentences_of
 from probing.training import ProbeTraining
 from probing.trees.task import STRUCTURAL, TreeTask
 from probing.words import Place, Words
+from reports.progress import track
 
 __all__ = ["ProbesAcrossMaps"]
 

@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import itertools
 import re
+from functools import partial
 
+import lightning.pytorch as pl
 import pytest
 from lightning.pytorch.demos.boring_classes import BoringModel
 
+from aligners.fitting.alignment import Alignment
+from aligners.maps.mlp import MLP
 from callbacks.progress import ProgressBar
-from tests.runs import quiet_trainer
+from tests.runs import activations, quiet_trainer
+from tests.world import World
 
 
 @pytest.mark.parametrize(("limit", "said"), [({"max_epochs": 2}, "Epoch 2 of 2"), ({"max_steps": 3}, "Training")])
@@ -20,3 +26,37 @@ def test_the_bar_says_what_ends_the_training(
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capfd.readouterr().out)
     assert said in shown
     assert "-2" not in shown
+
+
+def test_the_bar_ends_where_training_does(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    totals: list[float] = []
+
+    class Bar(ProgressBar):
+        def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            super().on_train_epoch_start(trainer, pl_module)
+            totals.append(self.total_train_batches)
+
+    module = Alignment({"mlp": partial(MLP, hidden=[8])}, most_steps=16)
+    trainer = quiet_trainer(callbacks=[Bar()], enable_progress_bar=True, max_epochs=-1)
+    trainer.fit(module, datamodule=activations(world, sites=[1]))
+    assert trainer.num_training_batches < 16 == trainer.global_step
+    assert totals == [trainer.num_training_batches, 16 - trainer.num_training_batches]
+
+
+def test_a_file_gets_lines_and_a_terminal_gets_none(
+    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    now = itertools.count(step=7.0)  # seconds pass from one look at the clock to the next
+    monkeypatch.setattr("reports.progress.time.monotonic", lambda: next(now))
+    module = Alignment({"mlp": partial(MLP, hidden=[8])}, most_steps=16)
+    options = {"max_epochs": -1, "log_every_n_steps": 1, "enable_progress_bar": True}
+    quiet_trainer(callbacks=[ProgressBar()], **options).fit(module, datamodule=activations(world, sites=[1]))
+    lines = [line for line in capsys.readouterr().out.splitlines() if line]
+    assert "Training: 16 steps." in lines
+    (*said,) = [line for line in lines if line.startswith("Training: step")]
+    assert [int(line.split()[2]) for line in said] == [5, 10, 15]  # 30 s apart, at the least
+    assert re.fullmatch(r"Training: step 10 of 16, loss \d\.\d+, about 0\.7 min left", said[1])
+    assert any(line.startswith("Reading moments: ") for line in lines)

@@ -62,7 +62,9 @@ def test_a_study_of_every_stage(world: World, tmp_path: Path, capsys: pytest.Cap
     assert "What it will cost" in shown
     assert "0 of 7 cells are done" in shown
     study(["run", file])
-    assert "7 of 7 cells are done" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "7 of 7 cells are done" in shown
+    assert shown.splitlines()[-1] == f"Report: {Path('runs', 'small', 'report', 'report.html')}"
 
 
 def test_the_papers_study_on_tiny_models(world: World, tmp_path: Path) -> None:
@@ -157,7 +159,7 @@ def test_an_interrupted_fit_goes_on_from_its_checkpoint(world: World, tmp_path: 
 def test_the_plan_alone_writes_nothing(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study(["run", study_file(world, tmp_path), "--plan", "true", "--rate", "2e12", "--workers", "4"])
     shown = capsys.readouterr().out
-    assert "At 2.0e+12 FLOP/s a worker" in shown
+    assert "An estimate, at 2.0e+12 FLOP/s a worker (`--rate`)" in shown
     assert "FLOP a token" in shown
     assert "on 8 workers" in shown
     assert not (tmp_path / "runs").exists()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import csv
 import math
 import re
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 
 from aligners.fitting.alignment import Alignment
@@ -45,7 +47,7 @@ def fit(world: World, aligners: dict[str, Any], *, epochs: int = 1, callbacks: A
     names = ("both_directions", "optimizer", "schedule", "warmup", "gradient_clip", "seed")
     module = Alignment(aligners, **{name: options.pop(name) for name in names if name in options})
     data = activations(world, **{"sites": SITES} | options)
-    quiet_trainer(max_epochs=epochs, callbacks=callbacks).fit(module, datamodule=data)
+    quiet_trainer(max_epochs=epochs, callbacks=callbacks, log_every_n_steps=5).fit(module, datamodule=data)
     return module
 
 
@@ -250,6 +252,30 @@ def test_a_site_that_diverges_is_set_back_and_the_others_go_on(
     assert record["diverged_step"] == [0, step, 0]
     assert record["best_step"][1] == 0  # the only validation before
     assert sound.training_record["forward.mlp"]["diverged_step"] == [0, 0, 0]
+
+
+def test_what_is_logged_is_of_its_step_and_of_what_still_trains(world: World, tmp_path: Path) -> None:
+    """Every 4 steps as every step: no value is written twice, nor that of a site that no longer trains."""
+    found = {}
+    for often in (1, 4):
+        module = Alignment({"linear": Linear, "mlp": partial(Explodes, hidden=[8], skip=False)}, seed=0)
+        logger = CSVLogger(tmp_path, name=str(often), version="")
+        trainer = quiet_trainer(max_epochs=4, log_every_n_steps=often, callbacks=[BestPerSite()], logger=logger)
+        trainer.fit(module, datamodule=activations(world, sites=SITES))
+        with (tmp_path / str(often) / "metrics.csv").open() as file:
+            found[often] = list(csv.DictReader(file))
+
+    def logged(often: int, name: str) -> dict[int, float]:
+        return {int(r["step"]): float(r[name]) for r in found[often] if r.get(name) and r[name] != "nan"}
+
+    diverged = module.training_record["forward.mlp"]["diverged_step"][1]
+    for site in ("0-0", "1-2"):
+        every, some = (logged(often, f"step/mlp/{site}/loss") for often in (1, 4))
+        assert some == {step: every[step] for step in some}
+        assert all((step + 1) % 4 == 0 for step in some)
+    assert max(logged(1, "step/mlp/0-0/loss")) > diverged > max(logged(1, "step/mlp/1-2/loss"))
+    assert len(logged(1, "validation/mlp/0-0/fvu")) > len(logged(1, "validation/mlp/1-2/fvu"))
+    assert len(logged(1, "validation/linear/0-0/fvu")) == 1
 
 
 def test_a_run_in_which_every_site_diverges_ends(world: World) -> None:

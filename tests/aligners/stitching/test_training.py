@@ -48,7 +48,7 @@ def penalties(module: Stitching, **where: Any) -> dict[int, list[float]]:
 @pytest.fixture(scope="module")
 def together(world: World) -> Stitching:
     """Both layers along all routes, clipped hard."""
-    return train(world, gradient_clip=0.05, trainer={"max_steps": 6})
+    return train(world, gradient_clip=0.05, trainer={"max_steps": 6, "log_every_n_steps": 2})
 
 
 # ---------------------------------------------------------------------- each site by itself

@@ -14,7 +14,7 @@ from commands.cells.checks import model_sizes
 from commands.cells.costs import Costs, plan_study
 from commands.cells.options import CellOptions
 from studies.cells import Cell, expand
-from studies.plan import Plan
+from studies.plan import START, Plan
 from studies.spec import Study, read_study
 from tests.shell import ROOT
 from tests.world import World
@@ -98,7 +98,8 @@ def test_the_plan_counts_passes(world: World) -> None:
     _, plan = planned(study)
     costs = {cell.kind: cost for cell, cost in plan.costs}
     assert costs["fit"].passes == 2  # a closed form needs the moments alone
-    assert costs["fit"].flops == 2 * (2 * 3 * 12 * 16**2) * 320 * 10
+    reading, solving = 2 * (2 * 3 * 12 * 16**2) * 320 * 10, 4 * 30 * 16**3  # one closed form at four sites
+    assert (costs["fit"].flops, costs["fit"].reading) == (reading + solving, reading)
     assert costs["inject"].passes == 2
     assert plan.stored_passes == 4
     assert plan.stored_flops == 2 * (2 * 3 * 12 * 16**2) * 420 * 10
@@ -108,6 +109,42 @@ def test_the_plan_counts_passes(world: World) -> None:
     _, plan = planned(study_of(world, data={"rows": "mean"}, fit={"options": trained}))
     assert {cell.kind: cost for cell, cost in plan.costs}["fit"].passes == 2 * 4
     assert plan.seconds(1) > plan.seconds(2) >= plan.seconds(100) > 0
+
+
+def test_the_plan_counts_what_controls_and_decompositions_take(world: World) -> None:
+    """Untrained twins, the fitting texts, five times the products, and 30 d³ for each fitted measure and layer pair."""
+    costs = {}
+    for name, options in {"alone": {}, "controls": {"controls": True}, "cca": {"measures": ["cka", "cca"]}}.items():
+        study = study_of(
+            world, models={"names": [world.model_x, world.model_y]}, fit=None, inject=None,
+            similarity={"options": {"measures": ["cka"], **options}}, assume={"texts": 320, "held_out": 100},
+        )  # fmt: skip
+        ((_, costs[name]),) = planned(study)[1].costs
+    alone, controls, cca = costs.values()
+    assert controls.passes == 3 * alone.passes
+    assert controls.reading == pytest.approx(alone.reading * (2 * 100 + 320) / 100)
+    assert controls.flops - controls.reading == pytest.approx(5 * (alone.flops - alone.reading))
+    assert cca.flops - alone.flops == pytest.approx(4 * 4 * 30 * 16**3)
+
+
+def test_an_epoch_has_no_more_rows_than_the_texts(world: World) -> None:
+    mlp = {"model": {"aligners": {"mlp": "MLP"}}}
+    flops = []
+    for trainer in ({"max_epochs": 3}, {"max_epochs": 3, "limit_train_batches": 10_000}):
+        _, plan = planned(study_of(world, fit={"options": {**mlp, "trainer": trainer}}, inject=None))
+        flops.append(sum(cost.flops for _, cost in plan.costs))
+    assert flops[0] == flops[1]
+
+
+def test_the_rate_is_that_of_this_machine_unless_it_is_given(world: World) -> None:
+    study = study_of(world)
+    cells, given = planned(study)
+    costs = Costs(study, COMMANDS, model_sizes(study, assume=True))
+    plan, again = (plan_study(costs, cells, None, 1) for _ in range(2))
+    assert plan.rate == again.rate > 0  # measured once
+    assert "measured on this machine's" in plan.words()[0]
+    assert "(`--rate`)" in given.words()[0]
+    assert plan.seconds(1) >= START * len(cells)  # each has to begin
 
 
 def chosen(world: World, **fit: Any) -> tuple[int | None, str]:
