@@ -13,12 +13,14 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from numpy.typing import NDArray
 
+from aligners.fitting.outcomes import is_trained
 from reports.names import site_name
 from reports.report import Row
 
 __all__ = [
     "ABREAST",
     "COLOURS",
+    "HOLLOW",
     "LINEAR_UP_TO",
     "MODEL_COLOURS",
     "PANEL",
@@ -26,6 +28,7 @@ __all__ = [
     "SitePanel",
     "dress",
     "heat_map",
+    "hollow_where_untrained",
     "layer_grid",
     "line_look",
     "lines_by_site",
@@ -61,6 +64,7 @@ LETTERS = 46  # that fit below a panel
 FEWEST_ACROSS = 3  # places that a panel has room for: fewer stay in the middle
 LEGEND_BESIDE = 28  # letters of a legend's longest name, above which it stands below the panels
 LEGEND_WIDTH = 1.6  # inches that it takes beside them
+HOLLOW = "hollow: untrained start, or diverged"  # what `hollow_where_untrained` draws
 WRITTEN = 48  # cells, above which a figure has no room for numbers
 
 
@@ -126,6 +130,24 @@ def method_looks(names: Iterable[str]) -> dict[str, Look]:
             looks[name] = line_look(others, others + others // len(COLOURS) + 3, "-.")
             others += 1
     return looks
+
+
+def hollow_where_untrained(
+    axis: Axes, across: Sequence[float], heights: Sequence[float], rows: Sequence[Row], look: Look
+) -> bool:
+    """Draw the points of maps that are not trained hollow, and tell whether there are any.
+
+    Args:
+        axis: the panel.
+        across: the place of each row.
+        heights: of the points.
+        rows: what the points are of.
+        look: of their line.
+    """
+    places = [place for place, row in enumerate(rows) if not is_trained(row)]
+    hollow = {**look, "linestyle": "none", "markerfacecolor": "white", "markersize": 8}
+    axis.plot([across[place] for place in places], [heights[place] for place in places], **hollow)
+    return bool(places)
 
 
 def shown_lines(axes: Iterable[Axes]) -> tuple[list[Any], list[str]]:
@@ -195,7 +217,9 @@ def lines_by_site(axis: Axes, lines: Sequence[tuple[str, Look, Cells]], column: 
         )
         if here:  # a percentile interval may miss the estimate; the bar then ends there
             bars = np.maximum([middle - low, high - middle], 0)
-            axis.errorbar([place + aside for place, _ in here], middle, bars, label=name, elinewidth=0.8, **look)
+            across = [place + aside for place, _ in here]
+            axis.errorbar(across, middle, bars, label=name, elinewidth=0.8, **look)
+            hollow_where_untrained(axis, across, list(middle), [row for _, row in here], look)
 
 
 class SitePanel(NamedTuple):
@@ -235,6 +259,8 @@ def site_figure(
         name_sites(axis, panel.title, panel.pairs)
     if column == "penalty":
         penalty_scale(axes)
+    if not all(row is None or is_trained(row) for panel in shown for _, _, cells in panel.lines for row in cells):
+        note = f"{note}\n{HOLLOW}".strip()
     dress(figure, axes, across, up, note)
     return figure
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from aligners.fitting.errors import MapErrors
 from aligners.fitting.moments import read_moments
-from aligners.fitting.outcomes import outcomes
+from aligners.fitting.outcomes import is_trained, outcomes
 from aligners.maps.base import Aligner
 from aligners.storage.bank import BACKWARD, FORWARD, StoredBank
 from aligners.universe.directions import directions
@@ -183,14 +183,17 @@ class UniverseEvaluation(pl.LightningModule):
                     target, site = divmod(place, len(self.stored.data["sites"]))
                     pair = ((target + shift) % self.models, target)
                     worst = {column: None if each is None else each[place] for column, each in trips.items()}
-                    yield self._row(name, pair, site, found, place, _size(universe.maps), trained[place], **worst)
+                    ends = [trained[model * len(self.stored.data["sites"]) + site] for model in pair]
+                    outcome = next((end for end in ends if not is_trained({"training": end})), ends[1])
+                    yield self._row(name, pair, site, found, place, _size(universe.maps), outcome, **worst)
 
     def _pair_rows(self) -> Iterator[dict[str, Any]]:
         for p, ((i, j), bank) in enumerate(self.pairs):
             for name, (source, target), _ in _ways(bank, i, j):
                 found = self._figures(f"pair/{p}/{name}/{source}")
-                maps = bank.maps[FORWARD].get(name) or bank.maps[BACKWARD][name]
-                trained = outcomes(bank.training.get(f"{FORWARD}.{name}"), maps.sites)
+                route = BACKWARD if source == j and name in bank.maps.get(BACKWARD, {}) else FORWARD
+                maps = bank.maps[route][name]
+                trained = outcomes(bank.training.get(f"{route}.{name}"), maps.sites)
                 for site in range(maps.sites):
                     told = {"round_trip": None, "cycle": None}
                     yield self._row(

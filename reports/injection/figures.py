@@ -9,12 +9,13 @@ from itertools import product
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from aligners.fitting.outcomes import TRAINED_WELL
 from reports.drawing import (
+    HOLLOW,
     PANEL,
     Look,
     SitePanel,
     dress,
+    hollow_where_untrained,
     method_looks,
     name_sites,
     number,
@@ -69,7 +70,7 @@ def fvu_figure(rows: Sequence[Row]) -> Figure:
         if part is parts[0]:
             axis.set_ylabel(FVU_LABELS[height])
     notes = [f"above {FVU_TOP:g}, off the scale: {', '.join(beyond)}"] if beyond else []
-    notes += [f"hollow: untrained start, or set back ({', '.join(sorted(starts))})"] if starts else []
+    notes += [f"{HOLLOW} ({', '.join(sorted(starts))})"] if starts else []
     dress(figure, axes, "\n".join(["site (layer)", *notes]), "")
     return figure
 
@@ -79,10 +80,7 @@ def _fvu_line(axis: Axes, name: str, style: Look, line: list[Row], height: str) 
     values = [number(row.get(height)) for row in line]
     shown = [value if value < FVU_TOP else math.nan for value in values]
     axis.plot(range(len(line)), shown, label=name if any(map(math.isfinite, shown)) else None, **style)
-    untrained = [s for s, row in enumerate(line) if row.get("training") not in (None, TRAINED_WELL)]
-    hollow = {"linestyle": "none", "markerfacecolor": "white", "markersize": 8}
-    axis.plot(untrained, [shown[s] for s in untrained], **{**style, **hollow})
-    return shown, bool(untrained)
+    return shown, hollow_where_untrained(axis, range(len(line)), shown, line, style)
 
 
 def penalty_figure(rows: Sequence[Row]) -> Figure:
