@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from aligners.fitting.outcomes import is_trained, mark, what_did_not_train
-from reports.drawing import PANEL, Look, dress, hollow_where_untrained, method_looks, number, panels
+from aligners.fitting.outcomes import is_trained, mark, what_did_not_train, worst_of
+from reports.drawing import PANEL, Look, dress, hollow_where_untrained, log_scale, method_looks, number, panels
 from reports.names import with_short_names
 from reports.report import Report, Row
 from reports.screen import TitledTable, site_table
@@ -81,7 +81,7 @@ def _last(rows: Sequence[Row], size: int, method: str, direction: str) -> list[R
 
 
 def _price(rows: Sequence[Row], size: int, method: str, direction: str, column: str = "fvu") -> float:
-    """The FVU, or another column, of a map after the most steps over that of the free network, both means over sites and seeds.
+    """The FVU of a map after the most steps over that of the free network, both means over sites and seeds.
 
     NaN where one of the two is not trained.
     """
@@ -173,21 +173,14 @@ def _curves(axis: Axes, rows: Sequence[Row], across: str) -> None:
             least, said = min(np.mean(each) for each in values), "below the floor of maps\nthat are good both ways"
             axis.axhspan(1e-6, float(least), color="0.9", zorder=0, label=said)
         else:
-            _curve(axis, method, places, values, own, across)
+            _curve(axis, method, own, across, values)
     _scales(axis, sorted({row[across] for row in rows if row["method"] != "linear"}))
 
 
-def _curve(
-    axis: Axes,
-    method: str,
-    places: Sequence[int],
-    values: Sequence[Sequence[float]],
-    rows: Sequence[Row],
-    across: str,
-) -> None:
+def _curve(axis: Axes, method: str, rows: Sequence[Row], across: str, values: Sequence[Sequence[float]]) -> None:
     """Draw one map's FVU as far as it is on the scale, and say so where none of it is."""
-    middle = np.array([np.mean(each) for each in values])
-    worst = [min((row for row in rows if row[across] == place), key=is_trained) for place in places]
+    places, middle = sorted({row[across] for row in rows}), np.array([np.mean(each) for each in values])
+    worst = [worst_of(row for row in rows if row[across] == place) for place in places]
     bars = [middle - [min(each) for each in values], [max(each) for each in values] - middle]
     shown = np.where(middle <= LARGEST, middle, np.nan)
     axis.errorbar(places, shown, bars, label=WORDS[method], elinewidth=0.8, **_look(method))
@@ -199,15 +192,9 @@ def _curve(
 
 def _scales(axis: Axes, places: Sequence[int]) -> None:
     """Make both scales logarithmic, with round numbers at the ticks and room for every line."""
-    heights = np.concatenate([np.asarray(line.get_ydata(), float) for line in axis.lines])
-    low, high = np.nanmin(heights), np.nanmax(heights)
     axis.set_xscale("log")
-    axis.set_yscale("log")
-    axis.set_ylim(0.8 * low, 1.2 * high)
+    log_scale([axis])
     axis.set_xticks(places, [f"{place:,}" for place in places])
-    axis.minorticks_off()
-    ticks = [tick for tick in (0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2) if 0.8 * low <= tick <= 1.2 * high]
-    axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
 
 
 def _prices(axis: Axes, rows: Sequence[Row], size: int) -> None:

@@ -8,7 +8,7 @@ from statistics import median
 
 from rich.table import Table
 
-from aligners.fitting.outcomes import is_trained, mark, what_did_not_train
+from aligners.fitting.outcomes import mark, what_did_not_train, worst_of
 from reports.injection.figures import fvu_figure
 from reports.names import site_name, with_short_names
 from reports.report import Report, Row
@@ -53,10 +53,7 @@ def _few_panels(rows: Sequence[Row]) -> Sequence[Row]:
         place = row["method"], row.get("direction"), row["site_x"], row["site_y"]
         places.setdefault(place, []).append(row)
     ends = {"model_x": "X", "model_y": f"Y, median of {len(pairs)} pairs"}
-    return [
-        {**min(own, key=is_trained), **ends, **{name: _median(own, name) for name in MEDIANS}}
-        for own in places.values()
-    ]
+    return [{**worst_of(own), **ends, **{name: _median(own, name) for name in MEDIANS}} for own in places.values()]
 
 
 def _median(rows: Sequence[Row], name: str) -> float | None:

@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from aligners.fitting.outcomes import is_trained, mark, trained_methods, what_did_not_train
-from reports.drawing import HOLLOW, PANEL, dress, hollow_where_untrained, method_looks, panels
+from aligners.fitting.outcomes import mark, trained_methods, what_did_not_train, worst_of
+from reports.drawing import HOLLOW, PANEL, dress, hollow_where_untrained, log_scale, method_looks, panels
 from reports.names import with_short_names
 from reports.report import Report, Row
 
@@ -41,7 +41,7 @@ def _means(rows: Sequence[Row], column: str) -> dict[str, dict[float, float]]:
 
 def _worst(rows: Sequence[Row], method: str, strength: float) -> Row:
     """A row of a method at a strength: one that is not trained, if there is any."""
-    return min((row for row in rows if (row["method"], row["strength"]) == (method, strength)), key=is_trained)
+    return worst_of(row for row in rows if (row["method"], row["strength"]) == (method, strength))
 
 
 def _table(rows: Sequence[Row]) -> Table:
@@ -65,7 +65,7 @@ def _figure(rows: Sequence[Row]) -> Figure:
         axis.plot(list(values), list(values.values()), label=name, **looks[name])
         worst = [_worst(rows, name, strength) for strength in values]
         untrained |= hollow_where_untrained(axis, list(values), list(values.values()), worst, looks[name])
-    axis.set_yscale("log")
+    log_scale([axis])
     axis.set_ylabel("FVU: share of variance left unexplained")
     axis.set_title(f"random INNs of {rows[0]['model_x']}")
     dress(figure, [axis], "strength of the non-linearity", "", HOLLOW if untrained else "")

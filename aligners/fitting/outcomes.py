@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["MARK", "TRAINED_WELL", "is_trained", "mark", "outcomes", "trained_methods", "what_did_not_train"]
+__all__ = [
+    "MARK",
+    "TRAINED_WELL",
+    "is_trained",
+    "mark",
+    "outcomes",
+    "trained_methods",
+    "what_did_not_train",
+    "worst_of",
+]
 
 TRAINED_WELL = "trained"
 MARK = "*"
@@ -41,6 +50,11 @@ def mark(row: Mapping[str, Any]) -> str:
     return "" if is_trained(row) else MARK
 
 
+def worst_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """One of the rows: one that is not trained, if there is any."""
+    return min((dict(row) for row in rows), key=is_trained)
+
+
 def trained_methods(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """The methods whose maps are trained in all of their rows: those that a report may compare."""
     found: dict[str, bool] = {}
@@ -63,23 +77,13 @@ def what_did_not_train(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             sites[str(i) if i == j else f"{i}→{j}"] = None
     routes, said = list(dict.fromkeys(_route(row) for row in rows)), []
     for (method, outcome), own in places.items():
-        for sites, where in _by_sites(own).items():
-            of = "" if where == routes else f", {_routes_said(where, len(routes))}"
-            said.append(f"{MARK} {method} at site{'s' * (len(sites) > 1)} {', '.join(sites)}{of}: {outcome}.")
+        for named in dict.fromkeys(tuple(sites) for sites in own.values()):
+            where = [route for route, sites in own.items() if tuple(sites) == named]
+            told = "; ".join(where) if len(where) <= MOST_ROUTES else f"{len(where)} of {len(routes)} pairs"
+            of = "" if where == routes else f", {told}"
+            said.append(f"{MARK} {method} at site{'s' * (len(named) > 1)} {', '.join(named)}{of}: {outcome}.")
     return [MEANING, *said] if said else []
 
 
 def _route(row: Mapping[str, Any]) -> str:
     return f"{row.get('model_x')} → {row.get('model_y')}"
-
-
-def _by_sites(places: Mapping[str, Mapping[str, None]]) -> dict[tuple[str, ...], list[str]]:
-    """Sites -> the routes at which it is these."""
-    found: dict[tuple[str, ...], list[str]] = {}
-    for route, sites in places.items():
-        found.setdefault(tuple(sites), []).append(route)
-    return found
-
-
-def _routes_said(routes: Sequence[str], every: int) -> str:
-    return "; ".join(routes) if len(routes) <= MOST_ROUTES else f"{len(routes)} of {every} pairs"

@@ -147,7 +147,9 @@ def take_sites(bank: StoredBank, sites: Sequence[int]) -> StoredBank:
         pairs={route: [pairs[s] for s in chosen] for route, pairs in bank.pairs.items()},
         moments=None if moments is None else Moments(moments.n, *(value[chosen] for value in moments[1:])),
         training={
-            key: {name: [value[s] for s in chosen] if isinstance(value, list) else value for name, value in record.items()}
+            key: {
+                name: [value[s] for s in chosen] if isinstance(value, list) else value for name, value in record.items()
+            }
             for key, record in bank.training.items()
         },
     )

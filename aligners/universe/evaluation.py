@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from aligners.fitting.errors import MapErrors
 from aligners.fitting.moments import read_moments
-from aligners.fitting.outcomes import is_trained, outcomes
+from aligners.fitting.outcomes import outcomes, worst_of
 from aligners.fitting.parts import take_sites
 from aligners.maps.base import Aligner
 from aligners.storage.bank import BACKWARD, FORWARD, StoredBank
@@ -185,7 +185,7 @@ class UniverseEvaluation(pl.LightningModule):
                     pair = ((target + shift) % self.models, target)
                     worst = {column: None if each is None else each[place] for column, each in trips.items()}
                     ends = [trained[model * len(self.stored.data["sites"]) + site] for model in pair]
-                    outcome = next((end for end in ends if not is_trained({"training": end})), ends[1])
+                    outcome = worst_of({"training": end} for end in ends)["training"]
                     yield self._row(name, pair, site, found, place, _size(universe.maps), outcome, **worst)
 
     def _pair_rows(self) -> Iterator[dict[str, Any]]:

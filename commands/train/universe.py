@@ -30,7 +30,7 @@ def parser() -> ArgumentParser:
     )
     made.add_argument(
         "--against", type=list[Path], default=[],
-        help="Files aligners.ckpt of `fit` or `fit_pairs` between models of the universe, to measure beside it at its sites.",
+        help="Files aligners.ckpt of `fit` or `fit_pairs` between models of the universe, to measure beside it.",
     )  # fmt: skip
     add_training(made, UniverseAlignment, UniverseStates, SaveUniverse, num_sanity_val_steps=0)
     return made

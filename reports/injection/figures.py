@@ -16,6 +16,7 @@ from reports.drawing import (
     SitePanel,
     dress,
     hollow_where_untrained,
+    log_scale,
     method_looks,
     name_sites,
     number,
@@ -65,10 +66,10 @@ def fvu_figure(rows: Sequence[Row]) -> Figure:
             if not all(map(math.isfinite, shown)):
                 beyond[f"{name} into {line[0]['model_y']}"] = None
         axis.axhline(1, color="0.6", linewidth=0.8, zorder=0)
-        axis.set_yscale("log")
         name_sites(axis, part.title if height == "fvu" else "", part.pairs)
         if part is parts[0]:
             axis.set_ylabel(FVU_LABELS[height])
+    log_scale(axes)
     notes = [f"above {FVU_TOP:g}, off the scale: {', '.join(beyond)}"] if beyond else []
     notes += [f"{HOLLOW} ({', '.join(sorted(starts))})"] if starts else []
     dress(figure, axes, "\n".join(["site (layer)", *notes]), "")

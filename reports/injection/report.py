@@ -36,7 +36,7 @@ COLUMN_GROUPS = {
 MOST_NUMBERS_ABREAST = 12
 MARKDOWN_COLUMNS = {
     "model_x": "from", "model_y": "into", "rows": "rows", "site_x": "site", "method": "method",
-    "parameters": "parameters",
+    "training": "training", "parameters": "parameters",
     "fvu": "FVU", "fvu_seen": "FVU of seen types", "fvu_unseen": "FVU of unseen types",
     "fvu_other": "FVU on other text", "fvu_inverse": "FVU of the inverse", "mse": "mse", "cosine": "cosine",
     "round_trip": "round trip", "accuracy": "accuracy", "score_name": "score", "score": "value", "score_low": "low",

@@ -149,7 +149,16 @@ def test_maps_to_compare_with_are_checked_before_training(
     save_bank(replace(bank, pairs={FORWARD: [(2, 2), (4, 4)]}), other)
     more = str(tiny_folder(tmp_path / "w", seed=3))
     words = {
-        "universe": ["--data.models", json.dumps(models), "--data.sites", "[1,3]", "--data.text.source", world.fit, "--data.max_length", "64"],
+        "universe": [
+            "--data.models",
+            json.dumps(models),
+            "--data.sites",
+            "[1,3]",
+            "--data.text.source",
+            world.fit,
+            "--data.max_length",
+            "64",
+        ],
         "join": ["--data.models", json.dumps([more]), "--universe", str(whole / "universe.ckpt")],
     }
     run = tmp_path / "run"
