@@ -112,7 +112,6 @@ class BestPerSite(pl.Callback):
             for key, bank in pl_module.banks().items():
                 if key in self._kept:
                     bank.load_state_dict(self._kept[key])
-        if isinstance(pl_module, Alignment):
             pl_module.training_record = {
                 key: {
                     "best_step": self._step[key].tolist(),
@@ -123,6 +122,7 @@ class BestPerSite(pl.Callback):
                 for key, bank in pl_module.banks().items()
                 if key in self._kept
             }
+        if isinstance(pl_module, Alignment):
             warn_of_untrained(pl_module)
 
     def state_dict(self) -> dict[str, Any]:

@@ -143,7 +143,7 @@ class ManyPairs(PairedActivations):
         models = [model.identity() for model in self.reader.models]
         return {**super().describe(), "models": models, "pairs": [list(pair) for pair in self.numbers]}
 
-    def described_pairs(self) -> list[tuple[slice, dict[str, Any], dict[str, Any]]]:
+    def described_pairs(self) -> list[tuple[range, dict[str, Any], dict[str, Any]]]:
         """For each pair its places along the leading axis, and what a `PairedActivations` of it would say of itself.
 
         Returns:
@@ -157,7 +157,7 @@ class ManyPairs(PairedActivations):
             own["sites"] = described["sites"][first : first + count]
             chosen = {"model_x": names[a], "model_y": names[b], "labels": None}
             chosen |= {"revision_x": revisions[a], "revision_y": revisions[b]}
-            place = slice(first, first + count)
+            place = range(first, first + count)
             found.append((place, _without(own, "pairs"), {**_without(config, "pairs"), **chosen}))
             first += count
         return found

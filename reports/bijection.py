@@ -9,7 +9,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from reports.drawing import PANEL, Look, dress, method_looks, number, panels
+from aligners.fitting.outcomes import is_trained, mark, what_did_not_train, worst_of
+from reports.drawing import PANEL, Look, dress, hollow_where_untrained, log_scale, method_looks, number, panels
 from reports.names import with_short_names
 from reports.report import Report, Row
 from reports.screen import TitledTable, site_table
@@ -47,8 +48,15 @@ def report(meta: Row, rows: Sequence[Row]) -> Report:
         note="One way: trained from X to Y alone. Tied: trained to be inverses as well. Floor: the least error of a "
         "map that is good both ways. Ranges go over the seeds of fitting. Price: FVU over that of the MLP of this "
         "size. Stretch: singular values of the Jacobian between spaces of unit variance, 5 % to 95 %.",
-        sentences=_sentences(shown, sizes[-1]),
+        sentences=[*_sentences(shown, sizes[-1]), *what_did_not_train([*map(_named, shown)])],
     )
+
+
+def _named(row: Row) -> Row:
+    """A row with the size, steps and seed of its training as part of the map's name."""
+    return row | {
+        "method": f"{WORDS[row['method']]} ({row['size']:,} parameters, {row['steps']:,} steps, seed {row['seed']})"
+    }
 
 
 def _of(rows: Iterable[Row], size: int, **wanted: object) -> list[Row]:
@@ -72,10 +80,16 @@ def _last(rows: Sequence[Row], size: int, method: str, direction: str) -> list[R
     return [row for row in own if row["steps"] == max(each["steps"] for each in own)]
 
 
-def _price(rows: Sequence[Row], size: int, method: str, direction: str) -> float:
-    """The FVU of a map after the most steps over that of the free network, both means over sites and seeds."""
-    ends = [_by_seed(_last(rows, size, name, direction), "fvu") for name in (method, FREE)]
-    return float(np.mean(ends[0]) / np.mean(ends[1]))
+def _price(rows: Sequence[Row], size: int, method: str, direction: str, column: str = "fvu") -> float:
+    """The FVU of a map after the most steps over that of the free network, both means over sites and seeds.
+
+    NaN where one of the two is not trained.
+    """
+    ends = [_last(rows, size, name, direction) for name in (method, FREE)]
+    if not all(map(is_trained, [*ends[0], *ends[1]])):
+        return float("nan")
+    means = [np.mean(_by_seed(end, column)) for end in ends]
+    return float(means[0] / means[1])
 
 
 def _methods(rows: Iterable[Row]) -> list[str]:
@@ -95,7 +109,7 @@ def _table(rows: Sequence[Row], size: int) -> TitledTable:
     table = site_table(title, ["map", "direction"], columns, {})
     for method in _methods(rows):
         for direction in DIRECTIONS:
-            price = f"{_price(rows, size, method, direction):.3g}"
+            price = f"{_price(rows, size, method, direction):.3g}".replace("nan", "")
             table.add_row(WORDS[method], direction, *_cells(_last(rows, size, method, direction), price))
     return table
 
@@ -106,7 +120,7 @@ def _cells(rows: Sequence[Row], price: str) -> list[str]:
     trips = [number(row["round_trip"]) for row in rows]
     low, high = _mean(rows, "stretch_low"), _mean(rows, "stretch_high")
     return [
-        _short(float(np.mean(fvu))),
+        _short(float(np.mean(fvu))) + max(map(mark, rows)),
         f"{_short(min(fvu))} to {_short(max(fvu))}" if len(fvu) > 1 else "",
         price,
         _short(_mean(rows, "fvu_seen")),
@@ -159,16 +173,18 @@ def _curves(axis: Axes, rows: Sequence[Row], across: str) -> None:
             least, said = min(np.mean(each) for each in values), "below the floor of maps\nthat are good both ways"
             axis.axhspan(1e-6, float(least), color="0.9", zorder=0, label=said)
         else:
-            _curve(axis, method, places, values)
+            _curve(axis, method, own, across, values)
     _scales(axis, sorted({row[across] for row in rows if row["method"] != "linear"}))
 
 
-def _curve(axis: Axes, method: str, places: Sequence[int], values: Sequence[Sequence[float]]) -> None:
+def _curve(axis: Axes, method: str, rows: Sequence[Row], across: str, values: Sequence[Sequence[float]]) -> None:
     """Draw one map's FVU as far as it is on the scale, and say so where none of it is."""
-    middle = np.array([np.mean(each) for each in values])
+    places, middle = sorted({row[across] for row in rows}), np.array([np.mean(each) for each in values])
+    worst = [worst_of(row for row in rows if row[across] == place) for place in places]
     bars = [middle - [min(each) for each in values], [max(each) for each in values] - middle]
     shown = np.where(middle <= LARGEST, middle, np.nan)
     axis.errorbar(places, shown, bars, label=WORDS[method], elinewidth=0.8, **_look(method))
+    hollow_where_untrained(axis, places, list(shown), worst, _look(method))
     if np.isnan(shown).all():
         said, color = f"{WORDS[method]}: off the scale ({middle[-1]:.0e})", _look(method)["color"]
         axis.annotate(said, (0.03, 0.97), xycoords="axes fraction", color=color, fontsize=7, va="top")
@@ -176,15 +192,9 @@ def _curve(axis: Axes, method: str, places: Sequence[int], values: Sequence[Sequ
 
 def _scales(axis: Axes, places: Sequence[int]) -> None:
     """Make both scales logarithmic, with round numbers at the ticks and room for every line."""
-    heights = np.concatenate([np.asarray(line.get_ydata(), float) for line in axis.lines])
-    low, high = np.nanmin(heights), np.nanmax(heights)
     axis.set_xscale("log")
-    axis.set_yscale("log")
-    axis.set_ylim(0.8 * low, 1.2 * high)
+    log_scale([axis])
     axis.set_xticks(places, [f"{place:,}" for place in places])
-    axis.minorticks_off()
-    ticks = [tick for tick in (0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2) if 0.8 * low <= tick <= 1.2 * high]
-    axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
 
 
 def _prices(axis: Axes, rows: Sequence[Row], size: int) -> None:
@@ -196,7 +206,9 @@ def _prices(axis: Axes, rows: Sequence[Row], size: int) -> None:
         for at, value in enumerate(values):
             left = at + 0.8 * (place / len(methods) - 0.5)
             color = "0.7" if name == FLOOR else _look(name)["color"]
-            height = min(value, top) if np.isfinite(value) else top
+            if np.isnan(value):  # one of the two did not train
+                continue
+            height = min(value, top)
             axis.bar(left, height, 0.8 / len(methods), color=color)
             said = f"{value:.2f}" if value <= top else f"{value:.0e}"
             axis.text(left, min(height, 0.98 * top), said, ha="center", va="bottom" if value <= top else "top",
@@ -227,14 +239,18 @@ def _sentences(rows: Sequence[Row], size: int) -> list[str]:
     for method in _methods(rows):
         if method.startswith("inn"):
             there, back = (_price(rows, size, method, direction) for direction in DIRECTIONS)
+            if np.isnan([there, back]).any():
+                continue
             said.append(
                 f"{WORDS[method]}: {_times(there)} the FVU of an MLP of equal size and steps, {_times(back)} backwards."
             )
     floors = [_price(rows, size, FLOOR, direction) for direction in DIRECTIONS]
-    said.append(
-        f"Floor of maps that are good both ways: {floors[0]:.2f} and {floors[1]:.2f} times. It is what the MLP leaves, "
-        "plus what it costs to restore the target's covariance; a better prediction than the MLP's would lower it."
-    )
+    if not np.isnan(floors).any():
+        said.append(
+            f"Floor of maps that are good both ways: {floors[0]:.2f} and {floors[1]:.2f} times. It is what the MLP "
+            "leaves, plus what it costs to restore the target's covariance; a better prediction than the MLP's would "
+            "lower it."
+        )
     said += _elsewhere(rows, size)
     return said
 
@@ -247,13 +263,9 @@ def _elsewhere(rows: Sequence[Row], size: int) -> list[str]:
     """Compare prices on rows of unseen token types and on the other text, where there are any."""
     said = []
     for where, column in ELSEWHERE.items():
-        free = _mean(_last(rows, size, FREE, DIRECTIONS[0]), column)
-        if np.isnan(free):
-            continue
-        ratios = (
-            f"{WORDS[name]} {_mean(_last(rows, size, name, DIRECTIONS[0]), column) / free:.2f}"
-            for name in _methods(rows)
-            if name not in (FREE, FLOOR)
-        )
-        said.append(f"On {where} the same ratios are, X to Y: {', '.join(ratios)}.")
+        names = [name for name in _methods(rows) if name not in (FREE, FLOOR)]
+        prices = {WORDS[name]: _price(rows, size, name, DIRECTIONS[0], column) for name in names}
+        ratios = [f"{name} {price:.2f}" for name, price in prices.items() if not np.isnan(price)]
+        if ratios:
+            said.append(f"On {where} the same ratios are, X to Y: {', '.join(ratios)}.")
     return said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from aligners.fitting.outcomes import mark, what_did_not_train
 from reports.report import Row
 
 __all__ = ["demo_words"]
@@ -28,11 +29,13 @@ def demo_words(language: Sequence[Row], classifiers: Sequence[Row]) -> list[str]
         f"that it was fitted on, {_span(language, 'inn', 'fvu_unseen', '{:z.2f}')} on others.",
         f"A classifier is right on {right:.0%} of the texts by itself; {_span(classifiers, 'identity', 'accuracy')} "
         f"with another's states as they are, {_span(classifiers, 'linear', 'accuracy')} mapped linearly.",
+        *what_did_not_train([row for row in language if row["method"] == "inn"]),
     ]
 
 
 def _span(rows: Sequence[Row], method: str, column: str, form: str = "{:.0%}") -> str:
-    """The least and the largest value of a method at any site."""
-    values = [row[column] for row in rows if row["method"] == method and row[column] is not None]
+    """The least and the largest value of a method at any site, marked if it is not trained at one of them."""
+    own = [row for row in rows if row["method"] == method]
+    values = [row[column] for row in own if row[column] is not None]
     ends = [form.format(end) for end in (min(values), max(values))] if values else ["not known"]
-    return " to ".join(dict.fromkeys(ends))
+    return " to ".join(dict.fromkeys(ends)) + max(map(mark, own), default="")

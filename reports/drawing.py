@@ -11,14 +11,17 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from aligners.fitting.outcomes import is_trained
 from reports.names import site_name
 from reports.report import Row
 
 __all__ = [
     "ABREAST",
     "COLOURS",
+    "HOLLOW",
     "LINEAR_UP_TO",
     "MODEL_COLOURS",
     "PANEL",
@@ -26,9 +29,11 @@ __all__ = [
     "SitePanel",
     "dress",
     "heat_map",
+    "hollow_where_untrained",
     "layer_grid",
     "line_look",
     "lines_by_site",
+    "log_scale",
     "method_looks",
     "name_sites",
     "number",
@@ -50,8 +55,9 @@ MODEL_COLOURS = ("#332288", "#CC6677", "#117733", "#999933", "#AA4499", "#44AA99
 MARKERS = "osD^vPX*h"  # one more than there are colours, so that pairs of both repeat late
 METHODS = (  # each has one colour and marker in all figures
     "permutation", "procrustes", "cca", "linear", "mlp_paper", "mlp", "inn_paper", "inn",
-    "svcca", "inn_one_way", "free_form", "gcca", "pwcca",  # in this order no colour comes twice where they meet
+    "svcca", "inn_one_way", "free_form", "gcca", "pwcca",
 )  # fmt: skip
+METHOD_COLOURS = (*COLOURS, "#6A3D9A", "#B2182B", "#66A61E", "#17BECF", "#BCBD22")  # one for each of them
 FLOORS = {"mean": "0.75", "identity": "0.35", "random_embedding": "0.55"}  # greys
 ABREAST, PANEL = 4, (3.6, 2.9)  # of figures by site: most panels in a row, and their size in inches
 LINEAR_UP_TO = 0.01  # nats: what stitching a model to itself costs at most
@@ -61,6 +67,9 @@ LETTERS = 46  # that fit below a panel
 FEWEST_ACROSS = 3  # places that a panel has room for: fewer stay in the middle
 LEGEND_BESIDE = 28  # letters of a legend's longest name, above which it stands below the panels
 LEGEND_WIDTH = 1.6  # inches that it takes beside them
+HOLLOW = "hollow: untrained start, or diverged"  # what `hollow_where_untrained` draws
+TICKS = (1,), (1, 3), (1, 2, 5), range(1, 10)  # first digits, on a logarithmic scale
+FEWEST_TICKS = 4
 WRITTEN = 48  # cells, above which a figure has no room for numbers
 
 
@@ -121,11 +130,29 @@ def method_looks(names: Iterable[str]) -> dict[str, Look]:
             looks[name] = {**line_look(0, list(FLOORS).index(name) + 6, ":"), "color": FLOORS[name]}
         elif name in METHODS:
             place = METHODS.index(name)
-            looks[name] = line_look(place, place, "-")
+            looks[name] = line_look(place, place, "-", METHOD_COLOURS)
         else:
             looks[name] = line_look(others, others + others // len(COLOURS) + 3, "-.")
             others += 1
     return looks
+
+
+def hollow_where_untrained(
+    axis: Axes, across: Sequence[float], heights: Sequence[float], rows: Sequence[Row], look: Look
+) -> bool:
+    """Draw the points of maps that are not trained hollow, and tell whether there are any.
+
+    Args:
+        axis: the panel.
+        across: the place of each row.
+        heights: of the points.
+        rows: what the points are of.
+        look: of their line.
+    """
+    places = [place for place, row in enumerate(rows) if not is_trained(row)]
+    hollow = {**look, "linestyle": "none", "markerfacecolor": "white", "markersize": 8}
+    axis.plot([across[place] for place in places], [heights[place] for place in places], **hollow)
+    return bool(places)
 
 
 def shown_lines(axes: Iterable[Axes]) -> tuple[list[Any], list[str]]:
@@ -195,7 +222,9 @@ def lines_by_site(axis: Axes, lines: Sequence[tuple[str, Look, Cells]], column: 
         )
         if here:  # a percentile interval may miss the estimate; the bar then ends there
             bars = np.maximum([middle - low, high - middle], 0)
-            axis.errorbar([place + aside for place, _ in here], middle, bars, label=name, elinewidth=0.8, **look)
+            across = [place + aside for place, _ in here]
+            axis.errorbar(across, middle, bars, label=name, elinewidth=0.8, **look)
+            hollow_where_untrained(axis, across, list(middle), [row for _, row in here], look)
 
 
 class SitePanel(NamedTuple):
@@ -235,6 +264,8 @@ def site_figure(
         name_sites(axis, panel.title, panel.pairs)
     if column == "penalty":
         penalty_scale(axes)
+    if not all(row is None or is_trained(row) for panel in shown for _, _, cells in panel.lines for row in cells):
+        note = f"{note}\n{HOLLOW}".strip()
     dress(figure, axes, across, up, note)
     return figure
 
@@ -292,6 +323,33 @@ def _legend_below(figure: Figure, names: Sequence[str]) -> int:
     return abreast
 
 
+def log_scale(axes: Sequence[Axes]) -> None:
+    """Make the shared vertical scale of panels logarithmic, with plain numbers at its ticks, up to above all lines.
+
+    Draw all lines first: the scale does not adapt to later ones.
+    """
+    drawn = np.concatenate([np.asarray(line.get_ydata(), float) for axis in axes for line in axis.lines])
+    drawn = drawn[np.isfinite(drawn) & (drawn > 0)]
+    ticks = _log_ticks(float(drawn.min()), float(drawn.max()))
+    for axis in axes:
+        axis.set_yscale("log")
+        axis.minorticks_off()
+        axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+        axis.set_ylim(min(0.9 * drawn.min(), ticks[0]), 1.03 * max(ticks))
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    """Round numbers that cover a range, as few for each power of ten as there have to be; even steps of a short one."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 2)
+    for digits in TICKS:
+        every = [float(f"{digit}e{power}") for power in powers for digit in digits]
+        top = min(tick for tick in every if tick >= high)
+        found = [tick for tick in every if 0.9 * low <= tick <= top]
+        if len(found) >= FEWEST_TICKS:
+            return found
+    return [float(f"{tick:.6g}") for tick in MaxNLocator(FEWEST_TICKS).tick_values(low, high)]
+
+
 def penalty_scale(axes: Sequence[Axes]) -> None:
     """Make the shared scale of panels linear up to `LINEAR_UP_TO` nats and logarithmic beyond.
 
@@ -313,7 +371,7 @@ def number(value: float | None) -> float:
 def short(value: float) -> str:
     """Write a value into a cell: .48, 1.0, 48.0, 100, 5e+03."""
     if abs(value) < 0.995:
-        return f"{value:.2f}".replace("0.", ".", 1)
+        return f"{value:z.2f}".replace("0.", ".", 1)
     if abs(value) < 99.95:
         return f"{value:.1f}"
     return f"{value:.0f}" if abs(value) < 999.5 else f"{value:.0e}"

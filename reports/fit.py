@@ -8,7 +8,7 @@ from statistics import median
 
 from rich.table import Table
 
-from aligners.fitting.outcomes import TRAINED_WELL, what_did_not_train
+from aligners.fitting.outcomes import mark, what_did_not_train, worst_of
 from reports.injection.figures import fvu_figure
 from reports.names import site_name, with_short_names
 from reports.report import Report, Row
@@ -52,8 +52,8 @@ def _few_panels(rows: Sequence[Row]) -> Sequence[Row]:
     for row in rows:
         place = row["method"], row.get("direction"), row["site_x"], row["site_y"]
         places.setdefault(place, []).append(row)
-    ends = {"model_x": "X", "model_y": f"Y, median of {len(pairs)} pairs", "training": None}
-    return [{**own[0], **ends, **{name: _median(own, name) for name in MEDIANS}} for own in places.values()]
+    ends = {"model_x": "X", "model_y": f"Y, median of {len(pairs)} pairs"}
+    return [{**worst_of(own), **ends, **{name: _median(own, name) for name in MEDIANS}} for own in places.values()]
 
 
 def _median(rows: Sequence[Row], name: str) -> float | None:
@@ -69,6 +69,5 @@ def _table(rows: Sequence[Row], column: str, said: str) -> Table:
     sites = [site_name((row["site_x"], row["site_y"])) for row in next(iter(lines.values()))]
     table = site_table(f"FVU {said}, by site pair", ["aligner"], [], {"": sites})
     for name, line in lines.items():
-        stars = ("" if row["training"] in (None, TRAINED_WELL) else "*" for row in line)
-        table.add_row(name, *(f"{row[column]:.3f}{star}" for row, star in zip(line, stars, strict=True)))
+        table.add_row(name, *(f"{row[column]:.3f}{mark(row)}" for row in line))
     return table

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from aligners.fitting.outcomes import what_did_not_train
+from aligners.fitting.outcomes import is_trained, mark, what_did_not_train
 from aligners.universe.universe import NETWORK
 from reports.drawing import COLOURS, heat_map, layer_grid, panels, short
 from reports.names import short_names, with_short_names
@@ -78,19 +78,19 @@ def _table(rows: Sequence[Row]) -> Table:
         own = _of(rows, method=name)
         values = [_mean(own, column) for column in FIGURES]
         texts = ["" if value is None else f"{value:.3g}" for value in values]
-        table.add_row(name, f"{own[0]['parameters']:,}" if own[0]["parameters"] else "", *texts)
+        table.add_row(_marked(name, own), f"{own[0]['parameters']:,}" if own[0]["parameters"] else "", *texts)
     return table
 
 
 def _means_in_words(rows: Sequence[Row]) -> list[str]:
+    """Compare the universe with maps of pairs where both are trained, and say how exact its ways back are."""
     own = _of(rows, method=NETWORK)
     models, said = len({row["model_x"] for row in own}), []
     for name in _methods(rows):
         if name.startswith("pairwise_"):
-            others = _of(rows, method=name)
-            places = {(row["model_x"], row["model_y"], row["site_x"]) for row in others}
-            same = [row for row in own if (row["model_x"], row["model_y"], row["site_x"]) in places]
-            ours, theirs = _mean(same, "fvu"), _mean(others, "fvu")
+            each = [{_place(row): row for row in part if is_trained(row)} for part in (own, _of(rows, method=name))]
+            places = [place for place in each[0] if place in each[1]]
+            ours, theirs = (_mean([part[place] for place in places], "fvu") for part in each)
             if ours is not None and theirs:
                 said.append(
                     f"{models} maps into one space leave {ours:.3f} of the variance where {name} leaves {theirs:.3f}, "
@@ -104,6 +104,15 @@ def _means_in_words(rows: Sequence[Row]) -> list[str]:
             f"into the space and back by {trip:.1e}."
         )
     return said
+
+
+def _place(row: Row) -> tuple[str, str, int]:
+    return row["model_x"], row["model_y"], row["site_x"]
+
+
+def _marked(name: str, rows: Sequence[Row]) -> str:
+    """The name of maps, marked where one of them is not trained."""
+    return name + max(map(mark, rows))
 
 
 def _shared(directions: Sequence[Row]) -> list[str]:
@@ -136,7 +145,8 @@ def _heat_maps(rows: Sequence[Row]) -> Figure:
         )
         image = heat_map(axis, grid, range(len(names)), range(len(names)), high=top)
         mean = _mean(own, "fvu")
-        axis.set_title(name if mean is None else f"{name}, mean {short(mean)}", fontsize=9)
+        title = _marked(name, own)
+        axis.set_title(title if mean is None else f"{title}, mean {short(mean)}", fontsize=9)
         axis.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize=7)
         axis.set_yticks(range(len(names)), names, fontsize=7)
     figure.colorbar(image, ax=axes, label="FVU", shrink=0.8, extend="max")

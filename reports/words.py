@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from reports.report import Row
 
-__all__ = ["floor_words", "listed", "score_heading", "score_name", "score_words", "value_range"]
+__all__ = [
+    "fixed",
+    "floor_words",
+    "held_out_name",
+    "listed",
+    "score_heading",
+    "score_name",
+    "score_words",
+    "value_range",
+]
 
 WORDS = {
     "accuracy": "accuracy in %",
@@ -38,9 +48,21 @@ def floor_words(rows: Sequence[Row]) -> str:
     return "mean number" if score_name(rows) in ("pearson", "spearman") else "majority class"
 
 
+def held_out_name(text: Row) -> str | None:
+    """The file or the split that the held-out texts of a report are, where they are not drawn from those to fit on."""
+    found = re.match("test: (.*?)(;|$)", str(text.get("split", "")))
+    return found and found[1]
+
+
+def fixed(value: float, form: str) -> str:
+    """Format a number, whose rounding to zero has no sign: 0.000, not -0.000."""
+    sign = form[: len(form) - len(form.lstrip("+- "))]
+    return format(value, form if form == "d" or "z" in form else f"{sign}z{form.removeprefix(sign)}")
+
+
 def value_range(values: Sequence[float], form: str) -> str:
     """`0.100 to 0.200`, or one number if both ends read the same."""
-    low, high = format(min(values), form), format(max(values), form)
+    low, high = fixed(min(values), form), fixed(max(values), form)
     return low if low == high else f"{low} to {high}"
 
 

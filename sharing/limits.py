@@ -7,6 +7,7 @@ from typing import Any
 
 from aligners.fitting.outcomes import what_did_not_train
 from reports.report import Report, Row
+from reports.words import held_out_name
 
 __all__ = ["fitted_on", "limits", "measured_on"]
 
@@ -63,7 +64,7 @@ def fitted_on(data: Mapping[str, Any], about: Mapping[str, Any]) -> list[str]:
 def measured_on(kind: str, meta: Row) -> str:
     """On which texts the numbers were measured, and whether these were held out."""
     text = meta.get("text", {})
-    source, counts = text.get("source"), text.get("n_texts", {})
+    source, counts, held_out = text.get("source"), text.get("n_texts", {}), held_out_name(text)
     if kind in VALIDATION:
         return (
             "**Not held out:** on the validation texts, by which the best step of each trained map was chosen. Measure "
@@ -72,7 +73,8 @@ def measured_on(kind: str, meta: Row) -> str:
     count = f"{counts['test']:,} held-out texts" if counts.get("test") else "held-out texts"
     dropped = text.get("left_out", {}).get("texts") or 0
     dropped_said = f" Another {dropped:,} were dropped because something here was fitted on them." if dropped else ""
-    return f"On {count} of `{source}`, none of which was fitted on.{dropped_said}"
+    where = f"`{held_out}`, beside `{source}`" if held_out else f"`{source}`"
+    return f"On {count} of {where}, none of which was fitted on.{dropped_said}"
 
 
 def limits(kind: str, report: Report | None) -> list[str]:
@@ -88,7 +90,7 @@ def limits(kind: str, report: Report | None) -> list[str]:
 def _as_numbers_say(rows: Sequence[Row], meta: Row) -> list[str]:
     """Name what failed, what is partly a vocabulary, and what could not be measured."""
     maps = [row for row in rows if row.get("role") == "method"]
-    said = [f"Did not train: {line.removeprefix('* ')}" for line in what_did_not_train(maps)]
+    said = [f"Did not train: {line.removeprefix('* ')}" for line in what_did_not_train(maps)[1:]]
     said += [f"{name}: partly a vocabulary: on words that it has not seen its error is at least "
              f"{VOCABULARY:g} times as high." for name in _vocabularies(maps)]  # fmt: skip
     worse = dict.fromkeys(row["method"] for row in maps if (row.get("fvu") or 0) >= 1)

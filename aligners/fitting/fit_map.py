@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from aligners.maps.base import Aligner
+from aligners.maps.base import MORE_ROWS, Aligner
 from aligners.maps.linear import deviations
 from similarity.algebra.moments import Moments
 
 __all__ = ["fit_map"]
 
 
-ADVICE = "Give more texts, or use `rows` 'tokens'."
-
-
-def fit_map(name: str, aligner: Aligner, moments: Moments, advice: str = ADVICE) -> None:
+def fit_map(name: str, aligner: Aligner, moments: Moments, advice: str = MORE_ROWS) -> None:
     """Fit a closed form, or set the scaling and the start of a map that will be trained.
 
     Args:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["TRAINED_WELL", "outcomes", "what_did_not_train"]
+__all__ = [
+    "MARK",
+    "TRAINED_WELL",
+    "is_trained",
+    "mark",
+    "outcomes",
+    "trained_methods",
+    "what_did_not_train",
+    "worst_of",
+]
 
 TRAINED_WELL = "trained"
+MARK = "*"
+MEANING = f"{MARK}: it kept its untrained start, or diverged. Such a map is not compared with others."
+MOST_ROUTES = 3  # that are named; of more, their number is
 
 
 def outcomes(record: Mapping[str, Any] | None, sites: int) -> list[str | None]:
@@ -27,19 +39,51 @@ def outcomes(record: Mapping[str, Any] | None, sites: int) -> list[str | None]:
     return found
 
 
+def is_trained(row: Mapping[str, Any]) -> bool:
+    """Tell whether the map of a row is what its fit was to make of it, and not its start or what it was set back to."""
+    outcome = row.get("training")
+    return not isinstance(outcome, str) or outcome == TRAINED_WELL  # in a table, a missing value is NaN
+
+
+def mark(row: Mapping[str, Any]) -> str:
+    """What stands beside the numbers of a map that is not trained; `what_did_not_train` says what it means."""
+    return "" if is_trained(row) else MARK
+
+
+def worst_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """One of the rows: one that is not trained, if there is any."""
+    return min((dict(row) for row in rows), key=is_trained)
+
+
+def trained_methods(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The methods whose maps are trained in all of their rows: those that a report may compare."""
+    found: dict[str, bool] = {}
+    for row in rows:
+        found[row["method"]] = found.get(row["method"], True) and is_trained(row)
+    return [method for method, trained in found.items() if trained]
+
+
 def what_did_not_train(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A sentence for each method and outcome of a report's rows that is not "trained".
+    """What the mark means, then a sentence for each method, outcome and set of sites; nothing if all maps are trained.
 
     Args:
-        rows: rows with method, site_x, site_y and training.
+        rows: rows with method, model_x, model_y, site_x, site_y and training.
     """
-    places: dict[tuple[str, str], list[str]] = {}
+    places: dict[tuple[str, str], dict[str, dict[str, None]]] = {}
     for row in rows:
-        outcome = row.get("training")
-        if outcome not in (None, TRAINED_WELL):
+        if not is_trained(row):
             i, j = row["site_x"], row["site_y"]
-            places.setdefault((row["method"], outcome), []).append(str(i) if i == j else f"{i}→{j}")
-    return [
-        f"* {method} at {'site' if len(sites) == 1 else 'sites'} {', '.join(sites)}: {outcome}."
-        for (method, outcome), sites in places.items()
-    ]
+            sites = places.setdefault((row["method"], row["training"]), {}).setdefault(_route(row), {})
+            sites[str(i) if i == j else f"{i}→{j}"] = None
+    routes, said = list(dict.fromkeys(_route(row) for row in rows)), []
+    for (method, outcome), own in places.items():
+        for named in dict.fromkeys(tuple(sites) for sites in own.values()):
+            where = [route for route, sites in own.items() if tuple(sites) == named]
+            told = "; ".join(where) if len(where) <= MOST_ROUTES else f"{len(where)} of {len(routes)} pairs"
+            of = "" if where == routes else f", {told}"
+            said.append(f"{MARK} {method} at site{'s' * (len(named) > 1)} {', '.join(named)}{of}: {outcome}.")
+    return [MEANING, *said] if said else []
+
+
+def _route(row: Mapping[str, Any]) -> str:
+    return f"{row.get('model_x')} → {row.get('model_y')}"

@@ -136,26 +136,28 @@ def join_parts(files: Sequence[Path], folder: Path) -> StoredBank:
     return joined
 
 
-def take_sites(bank: StoredBank, sites: slice) -> StoredBank:
-    """Some neighbouring sites of a bank as a bank of their own."""
-    moments = cast(Moments, bank.moments)
+def take_sites(bank: StoredBank, sites: Sequence[int]) -> StoredBank:
+    """Some sites of a bank, by their numbers, as a bank of their own."""
+    chosen, moments = list(sites), bank.moments
     return replace(
         bank,
         maps={
-            route: {name: _take(aligner, sites) for name, aligner in maps.items()} for route, maps in bank.maps.items()
+            route: {name: _take(aligner, chosen) for name, aligner in maps.items()} for route, maps in bank.maps.items()
         },
-        pairs={route: pairs[sites] for route, pairs in bank.pairs.items()},
-        moments=Moments(moments.n, *(value[sites] for value in moments[1:])),
+        pairs={route: [pairs[s] for s in chosen] for route, pairs in bank.pairs.items()},
+        moments=None if moments is None else Moments(moments.n, *(value[chosen] for value in moments[1:])),
         training={
-            key: {name: value[sites] if isinstance(value, list) else value for name, value in record.items()}
+            key: {
+                name: [value[s] for s in chosen] if isinstance(value, list) else value for name, value in record.items()
+            }
             for key, record in bank.training.items()
         },
     )
 
 
-def _take(bank: Aligner, sites: slice) -> Aligner:
+def _take(bank: Aligner, sites: list[int]) -> Aligner:
     state = {name: value[sites] for name, value in bank.state_dict().items()}
-    taken = build_aligner({**describe_aligner(bank), "sites": len(range(bank.sites)[sites])})
+    taken = build_aligner({**describe_aligner(bank), "sites": len(sites)})
     taken.load_state_dict(state)
     return taken.requires_grad_(False).eval()
 

@@ -90,6 +90,11 @@ class Method(NamedTuple):
     about: dict[str, Any]
     aligner: Aligner | None = None
 
+    def outcome(self, site: int) -> str | None:
+        """What came of its training at a site pair; None for what was not trained."""
+        told = self.about.get("training")
+        return None if told is None else told[site]
+
 
 def route_methods(
     route: Route, stored: Sequence[StoredBank], closed_form: Sequence[str]

@@ -210,7 +210,7 @@ class Panel(nn.Module):
                     "site_x": site_x,
                     "site_y": site_y,
                     **{name: about.get(name) for name in METHOD_COLUMNS},
-                    "training": about["training"][s] if "training" in about else None,
+                    "training": method.outcome(s),
                     **missing,
                     **_take(columns, place, s),
                     "mse_reduced": reduced[s],

@@ -13,7 +13,11 @@ from torch import Tensor, nn
 from aligners.fitting.training.products import bank_product
 from similarity.algebra.moments import Moments
 
-__all__ = ["Aligner", "BankLinear", "Scaling"]
+__all__ = ["MORE_ROWS", "Aligner", "BankLinear", "Scaling"]
+
+MORE_ROWS = (  # advice where there are too few
+    "Give more texts, or more rows of each: `rows` 'words', or 'tokens' where both models read the same tokens."
+)
 
 
 class Aligner(nn.Module, ABC):

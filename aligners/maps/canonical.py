@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from aligners.maps.base import MORE_ROWS
 from aligners.maps.linear import Affine, deviations
 from similarity.algebra.moments import Moments
 from similarity.functional.canonical import canonical, whitening
@@ -296,7 +297,7 @@ def _solve(moments: Moments, share: float, tolerance: float) -> _Solved:
         raise ValueError(
             f"Expected at least {int(together[site]) + 1} fitting rows, one more than X and Y have directions at site "
             f"pair number {site}, but got {int(moments.n)}: {int(surplus[site])} canonical correlations would be 1 "
-            "whatever the states are. Give more texts, use `rows` 'tokens', or SVCCA with a smaller `share`."
+            f"whatever the states are. {MORE_ROWS} SVCCA with a smaller `share` needs fewer."
         )
     found = canonical(white_x, white_y, moments.xy)
     exists = torch.arange(found.rho.shape[-1], device=found.rho.device) < found.rank[:, None]

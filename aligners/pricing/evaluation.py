@@ -16,6 +16,7 @@ from aligners.fitting.alignment import Alignment
 from aligners.fitting.fit_map import fit_map
 from aligners.fitting.fits import Fit, seeded
 from aligners.fitting.in_memory import train_on_rows
+from aligners.fitting.outcomes import TRAINED_WELL
 from aligners.fitting.training.optimisation import describe_optimizer
 from aligners.maps.inn import INN
 from aligners.pricing.contestants import DEFAULT, FREE, check_names, factory, one_way, parameters_of
@@ -50,6 +51,11 @@ class Trained(NamedTuple):
     steps: int
     seed: int
     diverged: Tensor
+
+    def outcome(self, site: int) -> str | None:
+        """What came of the training at a site; None for a closed form."""
+        diverged = int(self.diverged[site])
+        return f"diverged at step {diverged}" if diverged else TRAINED_WELL if self.steps else None
 
 
 class BijectionPrice(pl.LightningModule):
@@ -222,6 +228,7 @@ class BijectionPrice(pl.LightningModule):
                 "steps": trained.steps,
                 "seed": trained.seed,
                 "diverged_step": int(trained.diverged[s]),
+                "training": trained.outcome(s),
                 **{name: _number(found[name][s]) if name in found else None for name in MEASURED},
             }
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aligners.fitting.outcomes import worst_of
 from similarity.controls import jackknife_interval
 
 __all__ = ["OVER_MODELS", "RANGE", "check_groups", "interval_over_models", "over_pairs"]
@@ -105,6 +106,7 @@ def _summary(rows: list[Row], kinds: Mapping[str, str], quantities: Sequence[str
         "n_models": len({row[f"model_{side}"] for row in rows for side in "xy"}),
         "n_routes": len({(row["model_x"], row["model_y"]) for row in rows}),
         "interval": RANGE if ends is None else OVER_MODELS,
+        "training": worst_of(rows).get("training"),
     }
     for name, whole, *figures in zip(quantities, known, values.mean(-1), low, high, strict=True):
         for suffix, figure in zip(("", "_low", "_high"), figures, strict=True):

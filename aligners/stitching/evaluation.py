@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
+from aligners.fitting.outcomes import outcomes
 from aligners.injection.behaviour import Behaviour
 from aligners.injection.evaluation import Evaluation
 from aligners.injection.forward import read_all
@@ -128,9 +129,11 @@ class StitchingEvaluation(Evaluation):
             same = Identity(len(route.pairs), route.source.width, route.target.width)
             methods.append(make_method("identity", same, "floor", {**describe_map(same), "fit": "none"}))
         methods += [make_method(name, layer, "method", describe_map(layer)) for name, layer in fitted.items()]
-        trained = self.stored.maps[route.key] if self.stored is not None else {}
-        for name, layer in trained.items():
-            methods.append(make_method(name, layer, "method", {**describe_map(layer), "fit": TASK_LOSS}))
+        if self.stored is not None:
+            for name, layer in self.stored.maps[route.key].items():
+                outcome = outcomes(self.stored.training.get(f"{route.key}.{name}"), layer.sites)
+                about = {**describe_map(layer), "fit": TASK_LOSS, "training": outcome}
+                methods.append(make_method(name, layer, "method", about))
         if not methods:
             widths = f"widths {route.source.width} and {route.target.width} differ, so the identity does not apply"
             raise ValueError(

@@ -112,6 +112,7 @@ class Stitching(pl.LightningModule):
         self.maps = nn.ModuleDict()
         self.spread: dict[str, dict[str, Tensor]] = {}
         self.curves: list[dict[str, Any]] = []
+        self.training_record: dict[str, dict[str, Any]] = {}
         self._losses: dict[tuple[Route, str], Tensor] = {}
         self._started_from: FittedTexts | None = None
         self._check = FiniteCheck()
@@ -327,6 +328,7 @@ class Stitching(pl.LightningModule):
             spread=self.spread,
             curves=self.curves,
             loss=asdict(self.weights),
+            training=self.training_record,
         )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from aligners.maps.base import MORE_ROWS
 from aligners.maps.linear import determined_svd
 from aligners.universe.joint import JointMoments
 
@@ -65,8 +66,7 @@ def maxvar(joint: JointMoments) -> tuple[Tensor, Tensor]:
     if joint.n <= models * width:
         raise ValueError(
             f"MAXVAR expects more fitting rows than the {models} models have dimensions together, "
-            f"{models * width}, but got {int(joint.n)}: it would find agreement in any states. Give more texts, or use "
-            "`rows` 'tokens'."
+            f"{models * width}, but got {int(joint.n)}: it would find agreement in any states. {MORE_ROWS}"
         )
     covariance = joint.scatter / joint.n
     own = covariance.diagonal(dim1=0, dim2=1).movedim(-1, 0)

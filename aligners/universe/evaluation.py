@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from aligners.fitting.errors import MapErrors
 from aligners.fitting.moments import read_moments
-from aligners.fitting.outcomes import outcomes
+from aligners.fitting.outcomes import outcomes, worst_of
+from aligners.fitting.parts import take_sites
 from aligners.maps.base import Aligner
 from aligners.storage.bank import BACKWARD, FORWARD, StoredBank
 from aligners.universe.directions import directions
@@ -27,7 +28,7 @@ from datamodules.rows.reading import PairedBatch, Plan
 from datamodules.universe import UniverseStates
 from similarity.moments import MomentsMetric
 
-__all__ = ["UniverseEvaluation"]
+__all__ = ["UniverseEvaluation", "between_members"]
 
 FIGURES = ("mse", "relative_error", "fvu", "fvu_unseen")
 
@@ -60,10 +61,10 @@ class UniverseEvaluation(pl.LightningModule):
 
     Args:
         stored: the universe.
-        against: maps of pairs of its models, of `train.py fit` or `fit_pairs`, at the same sites.
+        against: maps of pairs of its models, of `train.py fit` or `fit_pairs`, at its sites among others.
 
     Raises:
-        ValueError: a file in `against` has other models or sites.
+        ValueError: as `between_members`.
     """
 
     def __init__(self, stored: StoredBank, against: Sequence[StoredBank] = ()) -> None:
@@ -71,7 +72,7 @@ class UniverseEvaluation(pl.LightningModule):
         self.stored = stored
         self.universes = nn.ModuleDict(universes_of(stored))
         self.models = len(stored.data["models"])
-        self.pairs = [(pair, bank) for bank in against for pair in [_numbers(bank, stored)]]
+        self.pairs = between_members(against, stored.data)
         self.pair_maps = nn.ModuleList(maps for _, bank in self.pairs for maps in _maps(bank))
         self.rows: list[dict[str, Any]] = []
         self.meta: dict[str, Any] = {}
@@ -183,14 +184,17 @@ class UniverseEvaluation(pl.LightningModule):
                     target, site = divmod(place, len(self.stored.data["sites"]))
                     pair = ((target + shift) % self.models, target)
                     worst = {column: None if each is None else each[place] for column, each in trips.items()}
-                    yield self._row(name, pair, site, found, place, _size(universe.maps), trained[place], **worst)
+                    ends = [trained[model * len(self.stored.data["sites"]) + site] for model in pair]
+                    outcome = worst_of({"training": end} for end in ends)["training"]
+                    yield self._row(name, pair, site, found, place, _size(universe.maps), outcome, **worst)
 
     def _pair_rows(self) -> Iterator[dict[str, Any]]:
         for p, ((i, j), bank) in enumerate(self.pairs):
             for name, (source, target), _ in _ways(bank, i, j):
                 found = self._figures(f"pair/{p}/{name}/{source}")
-                maps = bank.maps[FORWARD].get(name) or bank.maps[BACKWARD][name]
-                trained = outcomes(bank.training.get(f"{FORWARD}.{name}"), maps.sites)
+                route = BACKWARD if source == j and name in bank.maps.get(BACKWARD, {}) else FORWARD
+                maps = bank.maps[route][name]
+                trained = outcomes(bank.training.get(f"{route}.{name}"), maps.sites)
                 for site in range(maps.sites):
                     told = {"round_trip": None, "cycle": None}
                     yield self._row(
@@ -231,18 +235,31 @@ def _from_embedded(universe: Universe, embedded: Tensor, shift: int, _: Tensor) 
     return universe.predicted(embedded, shift)
 
 
-def _numbers(bank: StoredBank, universe: StoredBank) -> tuple[int, int]:
-    """The numbers of a bank's two models among those of a universe."""
-    own = [model["fingerprint"] for model in universe.data["models"]]
-    models = bank.data["models"]
-    pair = [own.index(models[side]["fingerprint"]) if models[side]["fingerprint"] in own else None for side in "xy"]
-    sites = [tuple(site) for site in universe.data["sites"]]
-    if None in pair or bank.pairs[FORWARD] != sites:
-        raise ValueError(
-            f"Expected `against` to name maps between two models of the universe at its sites {sites}, but "
-            f"{bank.path} is of {models['x']['name']} and {models['y']['name']} at {bank.pairs[FORWARD]}."
-        )
-    return cast(int, pair[0]), cast(int, pair[1])
+def between_members(
+    against: Sequence[StoredBank], described: Mapping[str, Any]
+) -> list[tuple[tuple[int, int], StoredBank]]:
+    """Maps between two models of a universe, cut to its sites, with the numbers of their models.
+
+    Args:
+        against: of `train.py fit` or `fit_pairs`.
+        described: `UniverseStates.describe()`.
+
+    Raises:
+        ValueError: one is of other models, or lacks a site.
+    """
+    own = [model["fingerprint"] for model in described["models"]]
+    sites, found = [tuple(site) for site in described["sites"]], []
+    for bank in against:
+        there = bank.pairs.get(FORWARD, [])
+        models = [bank.data["models"][side] for side in "xy"] if "x" in bank.data["models"] else bank.data["models"]
+        if not {model["fingerprint"] for model in models} <= set(own) or not set(sites) <= set(there):
+            raise ValueError(
+                f"Expected `against` to name maps between two models of the universe at its sites {sites}, but "
+                f"{bank.path} is of {' and '.join(model['name'] for model in models)} at {there}."
+            )
+        i, j = (own.index(model["fingerprint"]) for model in models)
+        found.append(((i, j), take_sites(bank, [there.index(site) for site in sites])))
+    return found
 
 
 def _maps(bank: StoredBank) -> Iterator[Aligner]:

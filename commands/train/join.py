@@ -17,6 +17,7 @@ from aligners.universe.universe import NETWORK
 from callbacks.checkpoint import SaveNewcomer, SaveUniverse, save_universe
 from commands.options import add_training, check_goes_on, check_trains, command_parser, parse_with_data
 from commands.run import instantiate, start
+from commands.train.universe import check_against
 from datamodules.universe import NewcomerStates, check_widths
 
 __all__ = ["parser", "run"]
@@ -49,6 +50,7 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     made = instantiate(parser, options)
     model, data = made.model, made.data
     check_widths(list(zip(data.models, data.pipeline.models.widths(), strict=True)))
+    check_against(against, data)
     begun = start("join", parser, options, made)
     data.prepare_data()
     model.refuse_other_members(stored, data)

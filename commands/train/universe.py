@@ -10,14 +10,14 @@ from jsonargparse import ArgumentParser
 
 from aligners.storage.bank import StoredBank, load_bank
 from aligners.storage.earlier import ALIGNMENT
-from aligners.universe.evaluation import UniverseEvaluation
+from aligners.universe.evaluation import UniverseEvaluation, between_members
 from aligners.universe.fitting import UniverseAlignment
 from callbacks.checkpoint import SaveUniverse
 from commands.options import add_training, check_goes_on, check_trains, command_parser
-from commands.run import Run, instantiate, start
+from commands.run import instantiate, start
 from datamodules.universe import UniverseStates, check_widths
 
-__all__ = ["parser", "run"]
+__all__ = ["check_against", "parser", "run"]
 
 
 def parser() -> ArgumentParser:
@@ -45,12 +45,20 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     made = instantiate(parser, options)
     check_widths(list(zip(made.data.models, made.data.pipeline.models.widths(), strict=True)))
     made.model.check(made.data.pipeline.models.widths()[0])
+    check_against(against, made.data)
     begun = start("universe", parser, options, made)
     trainer = begun.trainer(made.early_stopping, made.checkpoint.inside(begun.folder))
     trainer.fit(made.model, datamodule=made.data, ckpt_path=options.ckpt_path, weights_only=True)
-    measure(begun, replace(made.model.stored().freeze(), path=begun.folder / SaveUniverse.final), against)
-
-
-def measure(begun: Run, universe: StoredBank, against: Sequence[StoredBank]) -> None:
-    """Measure every map of a universe on the held-out texts, and report."""
+    universe = replace(made.model.stored().freeze(), path=begun.folder / SaveUniverse.final)
     begun.test(UniverseEvaluation(universe, against), "universe")
+
+
+def check_against(against: Sequence[StoredBank], data: UniverseStates) -> None:
+    """Raise before anything is trained unless maps of pairs can be measured beside a universe of these states.
+
+    Raises:
+        ValueError: as `between_members`.
+    """
+    if against:
+        data.prepare_data()
+        between_members(against, data.describe())

@@ -50,7 +50,7 @@ def compared(x: Fitted, y: Fitted, held: PairedWords, methods: Sequence[Method],
         seed: of the resampling of sentences.
     """
     mapped = {method.name: held.mapped(_rows_alone(method)) for method in methods}
-    roles = {method.name: method.role for method in methods} | {"native_y": "ceiling", "native_x": "ceiling"}
+    known = {method.name: method for method in methods}
     for s, (site_x, site_y) in enumerate(held.pairs):
         found = {"native_y": y.at(site_y, held.y, seed), "native_x": x.at(site_x, held.x, seed)}
         found |= {name: y.at(site_y, words[s], seed) for name, words in mapped.items()}
@@ -58,7 +58,8 @@ def compared(x: Fitted, y: Fitted, held: PairedWords, methods: Sequence[Method],
         for measured in found["native_y"]:
             for name, each in found.items():
                 own, floor = found["native_y"][measured], found[MEAN][measured]
-                about = {"task": y.task.name, "measure": measured, "method": name, "role": roles[name]}
+                role, outcome = (known[name].role, known[name].outcome(s)) if name in known else ("ceiling", None)
+                about = {"task": y.task.name, "measure": measured, "method": name, "role": role, "training": outcome}
                 yield {**about, **place, **_columns(each[measured], own, floor)}
 
 

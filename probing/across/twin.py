@@ -101,6 +101,7 @@ class Twin(nn.Module):
                     "site_x": site_x,
                     "site_y": site_y,
                     "method": method.name,
+                    "training": method.outcome(s),
                     "part": part.name,
                     "dimensions": route.target.width if subspace is None else subspace.shape[-1],
                     "n_texts": len(native["units"]),

@@ -9,12 +9,14 @@ from itertools import product
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from aligners.fitting.outcomes import TRAINED_WELL
 from reports.drawing import (
+    HOLLOW,
     PANEL,
     Look,
     SitePanel,
     dress,
+    hollow_where_untrained,
+    log_scale,
     method_looks,
     name_sites,
     number,
@@ -64,12 +66,12 @@ def fvu_figure(rows: Sequence[Row]) -> Figure:
             if not all(map(math.isfinite, shown)):
                 beyond[f"{name} into {line[0]['model_y']}"] = None
         axis.axhline(1, color="0.6", linewidth=0.8, zorder=0)
-        axis.set_yscale("log")
         name_sites(axis, part.title if height == "fvu" else "", part.pairs)
         if part is parts[0]:
             axis.set_ylabel(FVU_LABELS[height])
+    log_scale(axes)
     notes = [f"above {FVU_TOP:g}, off the scale: {', '.join(beyond)}"] if beyond else []
-    notes += [f"hollow: untrained start, or set back ({', '.join(sorted(starts))})"] if starts else []
+    notes += [f"{HOLLOW} ({', '.join(sorted(starts))})"] if starts else []
     dress(figure, axes, "\n".join(["site (layer)", *notes]), "")
     return figure
 
@@ -79,10 +81,7 @@ def _fvu_line(axis: Axes, name: str, style: Look, line: list[Row], height: str) 
     values = [number(row.get(height)) for row in line]
     shown = [value if value < FVU_TOP else math.nan for value in values]
     axis.plot(range(len(line)), shown, label=name if any(map(math.isfinite, shown)) else None, **style)
-    untrained = [s for s, row in enumerate(line) if row.get("training") not in (None, TRAINED_WELL)]
-    hollow = {"linestyle": "none", "markerfacecolor": "white", "markersize": 8}
-    axis.plot(untrained, [shown[s] for s in untrained], **{**style, **hollow})
-    return shown, bool(untrained)
+    return shown, hollow_where_untrained(axis, range(len(line)), shown, line, style)
 
 
 def penalty_figure(rows: Sequence[Row]) -> Figure:

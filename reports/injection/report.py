@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 from rich.table import Table
 
-from aligners.fitting.outcomes import TRAINED_WELL
+from aligners.fitting.outcomes import mark
 from reports.injection.figures import accuracy_figure, fvu_figure, penalty_figure
 from reports.injection.words import (
     below_chance,
@@ -36,7 +36,7 @@ COLUMN_GROUPS = {
 MOST_NUMBERS_ABREAST = 12
 MARKDOWN_COLUMNS = {
     "model_x": "from", "model_y": "into", "rows": "rows", "site_x": "site", "method": "method",
-    "parameters": "parameters",
+    "training": "training", "parameters": "parameters",
     "fvu": "FVU", "fvu_seen": "FVU of seen types", "fvu_unseen": "FVU of unseen types",
     "fvu_other": "FVU on other text", "fvu_inverse": "FVU of the inverse", "mse": "mse", "cosine": "cosine",
     "round_trip": "round trip", "accuracy": "accuracy", "score_name": "score", "score": "value", "score_low": "low",
@@ -91,18 +91,13 @@ def _table(panel: list[Row], pairs: list[tuple[int, int]], title: str, groups: l
         line = {(row["site_x"], row["site_y"]): row for row in panel if row["method"] == name}
         first = next(iter(line.values()))
         cells = [
-            _short(line.get(pair, first)[group], COLUMN_GROUPS[group][1]) + _mark(line.get(pair, first))
+            _short(line.get(pair, first)[group], COLUMN_GROUPS[group][1]) + mark(line.get(pair, first))
             for group in groups
             for pair in pairs
         ]
         parameters = f"{first['parameters']:,}" if first["parameters"] else ""
         table.add_row(name, parameters, *cells, style={"ceiling": "green", "floor": "dim"}.get(first["role"]))
     return table
-
-
-def _mark(row: Row) -> str:
-    """Mark a map that training did not improve; the sentences below the table say what it is."""
-    return "" if row.get("training") in (None, TRAINED_WELL) else "*"
 
 
 def _short(value: float | None, percent: bool) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from aligners.fitting.outcomes import what_did_not_train
+from aligners.fitting.outcomes import is_trained, trained_methods, what_did_not_train
 from aligners.injection.methods import BOTH_WAYS, TRAINED
 from reports.report import Row
 from reports.words import listed, score_name, score_words, value_range
@@ -25,6 +25,7 @@ def price_of_bijectivity(rows: Sequence[Row]) -> list[Row]:
     ratio of 1 means that being invertible costs nothing.
     """
     place = ("model_x", "model_y", "direction", "rows", "site_x", "site_y")
+    rows = [row for row in rows if is_trained(row)]
     free = [row for row in rows if row["fit"] == TRAINED and not row["bijective"]]
     return [
         {
@@ -58,7 +59,7 @@ def below_chance(rows: Sequence[Row]) -> list[Row]:
 
 def reading(rows: Sequence[Row]) -> str:
     """Say of each panel whether Y still does its task, how exact the maps are, and whether they are vocabularies."""
-    said = [line for panel in panels_of(rows) for line in (_reading(panel), *what_did_not_train(panel))]
+    said = [*map(_reading, panels_of(rows)), *what_did_not_train(rows)]
     return "\n".join([*said, *map(_warning, below_chance(rows))])
 
 
@@ -114,12 +115,18 @@ def _behaviour(panel: list[Row], methods: dict[str, list[Row]]) -> str:
     if "identity" in kept:
         behaviour += f" and {value_range(kept['identity'], form)} when {source}'s states are put in as they are"
     gaps = {name: min(kept[name]) - native for name in kept if methods[name][0]["role"] == "method"}
-    good = [name for name, gap in gaps.items() if gap >= -KEPT]
-    worse = [f"{name} {100 * gap:.1f}" for name, gap in gaps.items() if gap < -KEPT]
+    most = {name: max(kept[name]) - native for name in gaps}
+    good = [name for name, gap in gaps.items() if gap >= -KEPT and most[name] <= KEPT]
+    better = [
+        f"{100 * most[name]:.1f} points with {name}" for name, gap in gaps.items() if gap >= -KEPT and most[name] > KEPT
+    ]
+    worse = [f"{-100 * gap:.1f} points with {name}" for name, gap in gaps.items() if gap < -KEPT]
     if good:
         behaviour += f"; mapped by {listed(good)} they keep it within {100 * KEPT:g} points of that at every site"
+    if better:
+        behaviour += f"; the best site gains {listed(better)}"
     if worse:
-        behaviour += f"; in points, the worst site loses with {listed(worse)}"
+        behaviour += f"; the worst site loses {listed(worse)}"
     lost = [name for name in accuracies if name not in kept]
     return behaviour + (f"; {listed(lost)} overflowed at some site" if lost else "")
 
@@ -156,10 +163,10 @@ def _nats(line: list[Row]) -> str:
 
 
 def _exactness(rows: list[Row], methods: dict[str, list[Row]]) -> str:
-    """Say how much variance the closest map and the linear one leave, and the price of bijectivity."""
+    """Say how much variance the closest trained map and the linear one leave, and the price of bijectivity."""
     mapped = _measured(methods, "fvu")
     if not mapped:
-        return "No map was evaluated."
+        return "No map that is trained at every site was evaluated."
     best = _closest(mapped, "fvu")
     said = f"The closest map, {best}, leaves {_percentages(mapped[best], 'fvu')} of the variance unexplained"
     if "linear" in mapped and best != "linear":
@@ -217,5 +224,6 @@ def _percentages(line: list[Row], column: str) -> str:
 
 
 def _by_method(rows: list[Row]) -> dict[str, list[Row]]:
-    names = dict.fromkeys(row["method"] for row in rows if row["site_x"] is not None)
+    """The rows of each method that has sites, without those of maps that are not trained at all of them."""
+    names = trained_methods([row for row in rows if row["site_x"] is not None])
     return {name: [row for row in rows if row["method"] == name] for name in names}

@@ -14,6 +14,7 @@ from reports.page.images import alt_text, size
 from reports.page.tables import page_tables
 from reports.page.templates import rendered
 from reports.report import Report, Row
+from reports.words import held_out_name
 from storage.whole import write_text
 
 __all__ = ["CONFIG", "PAGE", "models_of", "write_page"]
@@ -84,13 +85,15 @@ def _about(report: Report, folder: Path) -> str:
     text = report.meta.get("text", {})
     counts = text.get("n_texts", {})
     said = [f"Run {folder.name}"]
-    said += [f"texts of {Path(str(text['source'])).name}" + _counted(counts)] if text.get("source") else []
+    source = f"texts of {Path(str(text.get('source'))).name}{_counted(counts, held_out_name(text))}"
+    said += [source] if text.get("source") else []
     said += [str(report.meta["device"])] if report.meta.get("device") else []
     return "; ".join(said) + "."
 
 
-def _counted(counts: Mapping[str, int]) -> str:
-    parts = {"fit": "to fit on", "validation": "to watch training on", "test": "held out"}
+def _counted(counts: Mapping[str, int], held_out: str | None) -> str:
+    of_another = f" from {Path(held_out).name}" if held_out else ""
+    parts = {"fit": "to fit on", "validation": "to watch training on", "test": f"held out{of_another}"}
     said = [f"{counts[split]:,} {words}" for split, words in parts.items() if counts.get(split)]
     return f" ({', '.join(said)})" if said else ""
 

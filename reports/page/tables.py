@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from rich.table import Table
 from rich.text import Text
 
+from aligners.fitting.outcomes import MARK
 from reports.names import with_short_names
 from reports.report import Report, Row
 from reports.screen import title_of
@@ -61,6 +62,8 @@ def _of_screen(table: Table, number: int, one_of_several: bool) -> PageTable:
     ]
     roles = {line.role for line in rows}
     caption = "Sort with the headings." + (" Bold: ceilings. Grey: floors." if "ceiling" in roles else "")
+    if any(cell.value.endswith(MARK) for line in rows for cell in line.cells):
+        caption += f" {MARK}: untrained start, or diverged (see the findings)."
     headers = [_plain(column.header) for column in table.columns]
     title = title_of(table) or f"Table {number}"
     groups = dict.fromkeys(above for header in headers if (above := header.partition("\n")[0].strip()))

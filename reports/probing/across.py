@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from aligners.fitting.outcomes import mark, trained_methods, what_did_not_train
 from probing.across.twin import PRINCIPAL, RANDOM, WHOLE
 from reports.drawing import MODEL_COLOURS, Look, SitePanel, line_look, method_looks, number, site_figure
 from reports.names import site_name, with_short_names
@@ -47,7 +48,7 @@ def report(meta: Row, rows: Sequence[Row], twin: Sequence[Row] = ()) -> Report:
         screen=[_table(shown), *([_twin_table(swaps)] if twin else [])],
         note="Kept: what Y's probe reads in g(X), above states that are all equal, as a share of what it reads in Y's "
         "own; mean over sites.",
-        sentences=[*_kept_in_words(shown), *_twin_in_words(swaps), *_left_out(meta)],
+        sentences=[*_kept_in_words(shown), *_twin_in_words(swaps), *_left_out(meta), *what_did_not_train(shown)],
     )
 
 
@@ -92,7 +93,7 @@ def _table(rows: Sequence[Row]) -> TitledTable:
         own = _of(rows, task=task, measure=measure, method=method)
         kept = "" if own[0]["role"] != "method" else _percent(_mean(own, "kept"))
         style = {"ceiling": "green", "floor": "dim"}.get(own[0]["role"])
-        cells = [_percent(number(row["score"])) for row in own]
+        cells = [_percent(number(row["score"])) + mark(row) for row in own]
         table.add_row(f"{task}, {measure}", _said(method, rows), kept, *cells, style=style)
     return table
 
@@ -104,7 +105,7 @@ def _twin_table(rows: Sequence[Row]) -> TitledTable:
     table = site_table(title, ["for", "what a probe reads, or other dimensions"], ["dimensions"], sites)
     for method, part, dimensions in _each(rows, "method", "part", "dimensions"):
         own = _of(rows, method=method, part=part, dimensions=dimensions)
-        cells = ["" if row["penalty"] is None else f"{row['penalty']:.3f}" for row in own]
+        cells = ["" if row["penalty"] is None else f"{row['penalty']:z.3f}{mark(row)}" for row in own]
         table.add_row(method, part, str(dimensions), *cells)
     return table
 
@@ -152,7 +153,7 @@ def _kept_in_words(rows: Sequence[Row]) -> list[str]:
     for task, measure in _each(rows, "task", "measure"):
         own = _of(rows, task=task, measure=measure)
         native, other = (_mean(_of(own, method=name), "score") for name in NATIVE)
-        maps = {name: _of(own, method=name) for (name,) in _each(_of(own, role="method"), "method")}
+        maps = {name: _of(own, method=name) for name in trained_methods(_of(own, role="method"))}
         if maps:
             best = max(maps, key=lambda name: number(_mean(maps[name], "score")))
             score, kept = (_mean(maps[best], column) for column in ("score", "kept"))
@@ -172,16 +173,16 @@ def _twin_in_words(rows: Sequence[Row]) -> list[str]:
         if part in (RANDOM, PRINCIPAL, WHOLE):
             continue
         own = _of(rows, part=part)
-        maps = {name: _mean(_of(own, method=name), "penalty") for (name,) in _each(own, "method")}
+        maps = {name: _mean(_of(own, method=name), "penalty") for name in trained_methods(own)}
         best = min((name for name in maps if name != ERASED), key=lambda name: number(maps[name]), default=None)
-        through = "" if best is None else f"; with g(X) there, at best {maps[best]:.3f} ({best})"
+        through = "" if best is None else f"; with g(X) there, at best {maps[best]:z.3f} ({best})"
         others = [
             _mean(_of(erased, part=name, **same), "penalty")
             for name, same in ((RANDOM, {"dimensions": k}), (PRINCIPAL, {"dimensions": k}), (WHOLE, {}))
         ]
         said.append(
-            f"Erasing what the {part} probe reads, {k} dimensions, costs {maps[ERASED]:.3f} nats, mean over sites; "
-            "random dimensions {:.3f}, principal ones {:.3f}, the whole state {:.3f}{}.".format(*others, through)
+            f"Erasing what the {part} probe reads, {k} dimensions, costs {maps[ERASED]:z.3f} nats, mean over sites; "
+            "random dimensions {:z.3f}, principal ones {:z.3f}, the whole state {:z.3f}{}.".format(*others, through)
         )
     return said
 

@@ -8,8 +8,9 @@ from functools import partial
 from matplotlib.figure import Figure
 from rich.table import Table
 
+from aligners.fitting.outcomes import mark, what_did_not_train
 from aligners.scoring.pair_intervals import over_pairs
-from reports.names import site_name
+from reports.names import site_name, with_short_names
 from reports.report import Report, Row
 from reports.screen import site_table
 from reports.stitching.figures import accuracy_figure, curve_figure, penalty_figure, penalty_map
@@ -49,7 +50,7 @@ def report(meta: Row, rows: Sequence[Row], curves: Sequence[Row] = (), groups: G
         figures=_figures(rows, curves, groups),
         screen=stitching_tables(rows, groups),
         note=f"±: half of the {what_intervals_are(rows, groups)}",
-        sentences=findings(rows, groups),
+        sentences=[*findings(rows, groups), *what_did_not_train(with_short_names(rows))],
     )
 
 
@@ -117,6 +118,7 @@ def _cell(row: Row | None, column: str) -> str:
         if row["penalty"] is None:
             return "overflow"
         digits = 3 if abs(row["penalty"]) < 1 else 2
-        return f"{row['penalty']:.{digits}f} ±{(row['penalty_high'] - row['penalty_low']) / 2:.{digits}f}"
+        half = (row["penalty_high"] - row["penalty_low"]) / 2
+        return f"{row['penalty']:z.{digits}f}{mark(row)} ±{half:.{digits}f}"
     value = row["score_penalty" if column == LOST else "score"]
-    return "" if value is None else f"{100 * value:.1f}"
+    return "" if value is None else f"{100 * value:z.1f}{mark(row)}"

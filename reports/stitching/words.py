@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from aligners.fitting.outcomes import is_trained
 from aligners.scoring.pair_intervals import OVER_MODELS
 from reports.names import short_names, site_name
 from reports.report import Row
@@ -19,7 +20,8 @@ def findings(rows: Sequence[Row], groups: Mapping[str, Sequence[str]] | None = N
     """Write a sentence for each finding on each method.
 
     They say which direction costs more, whether models stitched to themselves lose anything, how much of the targets'
-    score is kept and, with groups, which routes cost more. Of a route that overflows they say only that it does.
+    score is kept and, with groups, which routes cost more. Of a route that overflows they say only that it does, and
+    nothing of a layer that is not trained.
 
     Args:
         rows: of all routes.
@@ -27,7 +29,9 @@ def findings(rows: Sequence[Row], groups: Mapping[str, Sequence[str]] | None = N
     """
     found = []
     for method in methods_of(rows):
-        own = [row for row in rows if row["method"] == method]
+        own = [row for row in rows if row["method"] == method and is_trained(row)]
+        if not own:
+            continue
         sound = [row for row in own if row["penalty"] is not None]
         sentences = [_overflow(own)]
         if sound and own[0]["role"] == "floor":

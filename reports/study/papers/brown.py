@@ -14,7 +14,7 @@ from reports.study.contents import BoxPanel, Cell, Column, Figure, LinePanel, Mi
 from reports.study.differences import Difference, group_test
 from reports.study.estimates import WHAT_INTERVALS_ARE, over_models, pair_means
 from reports.study.frames import Frames, by, place_words, stage_words
-from reports.study.papers.choosing import COUNTS, PLACE, between_models, counts, known
+from reports.study.papers.choosing import COUNTS, PLACE, between_models, counts, known, untrained_said
 from reports.study.papers.ren_figures import estimates_line
 from similarity.functional.summaries import angular_distance
 
@@ -85,6 +85,7 @@ def stitching_by_layer(frames: Frames) -> Figure:
         "penalty, nats",
         across="site",
         values=values,
+        notes=untrained_said(frame),
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from aligners.fitting.outcomes import MARK, is_trained
 from reports.study.contents import Cell, Column, Meaning, Missing, Series
 from reports.study.estimates import Estimate
 from reports.study.frames import LEAST_SITE
@@ -20,8 +21,11 @@ __all__ = [
     "counts",
     "is_last",
     "known",
+    "map_cells",
     "matching",
     "scores_line",
+    "trained",
+    "untrained_said",
 ]
 
 PLACE = [Column("task", "task"), Column("stage", "stage")]
@@ -71,6 +75,27 @@ def is_last(own: pd.DataFrame) -> pd.Series:
     """The last site of every pair, or rows without a site."""
     last = own.groupby(["model_x", "model_y"])["site_y"].transform("max")
     return own["site_y"].isna() | (own["site_y"] == last)
+
+
+def trained(frame: pd.DataFrame) -> pd.Series:
+    """Whether the map of each row is trained; closed forms and floors are."""
+    if "training" not in frame.columns:
+        return pd.Series(True, index=frame.index)
+    return frame["training"].map(lambda outcome: is_trained({"training": outcome})).astype(bool)
+
+
+def map_cells(method: str | None, own: pd.DataFrame) -> dict[str, Cell]:
+    """The cells of a map: its name, marked where it is not trained everywhere, and whether findings may compare it."""
+    sound = bool(trained(own).all())
+    return {"method": f"{method}{'' if sound else MARK}", "compared": sound}
+
+
+def untrained_said(frame: pd.DataFrame) -> list[str]:
+    """What the mark means, method by method; nothing if all maps are trained."""
+    found = trained(frame).groupby(frame["method"], sort=False).agg(["sum", "size"])
+    counted = [f"{name} {size - sound} of {size}" for name, sound, size in found.itertuples() if sound < size]
+    said = f"{MARK}: maps that kept their untrained start or diverged, which no finding and no test counts: "
+    return [f"{said}{', '.join(counted)}."] if counted else []
 
 
 def counts(estimate: Estimate | None) -> dict[str, Cell]:

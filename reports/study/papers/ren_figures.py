@@ -8,12 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from aligners.fitting.outcomes import MARK
 from reports.names import site_name
 from reports.report import Row
 from reports.study.contents import BoxPanel, Figure, HeatPanel, LinePanel, Meaning, Missing, Series
 from reports.study.estimates import Estimate, over_models, pair_means
 from reports.study.frames import ATTENTION, STATES, Frames, by, in_order, kind_words, place_words, stage_words
-from reports.study.papers.choosing import HELD_OUT, between_models, blocks
+from reports.study.papers.choosing import HELD_OUT, between_models, blocks, map_cells, trained, untrained_said
 from reports.study.papers.numbers import paper_note
 
 __all__ = ["attention_by_layer", "errors_by_layer", "layer_maps", "nuclear_norms"]
@@ -44,23 +45,24 @@ def errors_by_layer(
         errors = errors.assign(rows=None)  # of one kind, which the title names
     panels, values = [], []
     for (task, kind), own in by(errors[errors["site_x"].notna()], "task", "rows"):
-        for method in shown_methods(own):
+        for method in shown_methods(own, column):
             line = own[own["method"] == method]
-            panels.append(_boxes(line, column, place_words(task, kind_words(kind), method)))
-            values += _box_values(line, column, {"task": task, "rows": kind, "method": method})
+            cells = map_cells(method, line)
+            panels.append(_boxes(line, column, place_words(task, kind_words(kind), str(cells["method"]))))
+            values += _box_values(line, column, {"task": task, "rows": kind, **cells})
     if not panels:
         raise Missing("no map was fitted between models at the same site")
     said, what = _trend(values, column), WORDS[column]
     return Figure(
         name,
         f"{what[:1].upper()}{what[1:]} by layer, of {component} (Ren et al., {FIGURES[paper]})",
-        _boxes_caption(errors, column),
-        f"Box plots of the {what} at each layer, one panel for each task and map. {said}",
+        _boxes_caption(errors, column) + _left_out(errors, values),
+        f"Box plots of the {what} at each layer, one panel for each task and map. {said}".strip(),
         panels,
         what,
         values=values,
-        notes=[HELD_OUT[bool(errors["held_out"].all())], paper_note(paper)],
-        findings=[said],
+        notes=[HELD_OUT[bool(errors["held_out"].all())], *untrained_said(errors), paper_note(paper)],
+        findings=[said] if said else [],
     )
 
 
@@ -88,9 +90,9 @@ def layer_maps(frames: Frames, *, within: bool) -> Figure:
     errors, whom = _layer_errors(frames, within=within)
     panels, values = [], []
     for (task, stage, kind), own in by(errors, "task", "stage", "rows"):
-        for method in shown_methods(own)[:2]:
+        for method in shown_methods(own, "fvu", 2):
             line = own[own["method"] == method]
-            title = place_words(task, stage, kind_words(kind), method)
+            title = place_words(task, stage, kind_words(kind), str(map_cells(method, line)["method"]))
             panels.append(_layer_map(line, title))
             values += [{"panel": title, "layer_x": a, "layer_y": b, "fvu": value} for a, b, value in _cells(line)]
     models = len(set(errors["model_x"]) | set(errors["model_y"]))
@@ -105,7 +107,7 @@ def layer_maps(frames: Frames, *, within: bool) -> Figure:
         "FVU",
         limits=(1.0, 0.0),
         values=values,
-        notes=[HELD_OUT[bool(errors["held_out"].all())]],
+        notes=[HELD_OUT[bool(errors["held_out"].all())], *untrained_said(errors)],
     )
 
 
@@ -159,11 +161,27 @@ def estimates_line(name: str, meaning: Meaning, each: Sequence[Estimate | None])
     return Series(name, meaning, [[value] for value in ends["mean"]], low=ends["low"], high=ends["high"])
 
 
-def shown_methods(frame: pd.DataFrame) -> list[str]:
-    """The maps that figures show: an invertible network, linear, a free network; else the first that there is."""
-    there = list(dict.fromkeys(frame.loc[frame["role"] == "method", "method"]))
-    found = [next(name for name in names if name in there) for names in SHOWN if set(names) & set(there)]
-    return found or there[:1]
+def shown_methods(frame: pd.DataFrame, column: str, most: int = len(SHOWN)) -> list[str]:
+    """The maps that figures show: an invertible network, linear, a free network, and whatever trained map is closest.
+
+    Args:
+        frame: errors.
+        column: the error by which a map is close.
+        most: so many of the first three at most.
+    """
+    maps = frame[frame["role"] == "method"]
+    there = list(dict.fromkeys(maps["method"]))
+    found = [next(name for name in names if name in there) for names in SHOWN if set(names) & set(there)][:most]
+    sound = maps[trained(maps).groupby(maps["method"]).transform("all")]
+    closest = sound.groupby("method", sort=False)[column].mean().nsmallest(1).index
+    return list(dict.fromkeys([*(found or there[:1]), *closest]))
+
+
+def _left_out(errors: pd.DataFrame, values: list[Row]) -> str:
+    """Say which maps a figure does not show."""
+    shown = {str(row["method"]).rstrip(MARK) for row in values}
+    left = [name for name in dict.fromkeys(errors.loc[errors["role"] == "method", "method"]) if name not in shown]
+    return f" The closest map is among them; not shown: {', '.join(left)}." if left else ""
 
 
 def _boxes(line: pd.DataFrame, column: str, title: str) -> BoxPanel:
@@ -189,7 +207,10 @@ def _box_values(line: pd.DataFrame, column: str, place: Row) -> list[Row]:
 
 
 def _trend(values: list[Row], column: str) -> str:
-    """Say of the first map how its error goes from the first layer to the last, stage by stage."""
+    """Say of the first map that is trained how its error goes from the first layer to the last, stage by stage."""
+    values = [row for row in values if row["compared"]]
+    if not values:
+        return ""
     first = {key: values[0][key] for key in ("task", "rows", "method")}
     said = []
     for stage in dict.fromkeys(row["stage"] for row in values):

@@ -20,7 +20,10 @@ from reports.study.papers.choosing import (
     counts,
     is_last,
     known,
+    map_cells,
     matching,
+    trained,
+    untrained_said,
 )
 from reports.study.papers.numbers import paper_note, paper_value
 from reports.study.papers.ren_words import closest_maps, differences_said, kept_scores
@@ -104,7 +107,7 @@ def recovery(frames: Frames) -> Table:
         quantities = ("mse_fit", "mse_reduced", "mse", "relative_error", "fvu")
         found = {name: over_models(own, name) for name in quantities if name in own}
         paper = paper_value("ren_table_3", "mse", present, method=method)
-        rows.append({"strength": strength, "method": method, **found, "paper": paper, **counts(found["mse"])})
+        rows.append({"strength": strength, **map_cells(method, own), **found, "paper": paper, **counts(found["mse"])})
     errors = {
         "mse_fit": "mse, fitting rows",
         "mse_reduced": REDUCED,
@@ -120,7 +123,7 @@ def recovery(frames: Frames) -> Table:
         RECOVERY,
         known(columns, rows),
         rows,
-        notes=[HELD_OUT[True], *_reduced_said(rows), paper_note("ren_table_3")],
+        notes=[HELD_OUT[True], *untrained_said(frame), *_reduced_said(rows), paper_note("ren_table_3")],
         findings=closest_maps(rows, "mse", ("strength",)),
     )
 
@@ -141,7 +144,11 @@ def alignment(frames: Frames) -> Table:
         ALIGNMENT,
         known([*PLACE, KIND, MAP, ROLE, *columns], rows),
         rows,
-        notes=[HELD_OUT[bool(errors["held_out"].all())], *fitting, *_reduced_said(rows), paper_note("ren_table_4")],
+        notes=[
+            HELD_OUT[bool(errors["held_out"].all())],
+            *(*untrained_said(blocks(errors)), *fitting, *_reduced_said(rows)),
+            paper_note("ren_table_4"),
+        ],
         findings=closest_maps(rows, "mse", ("task", "stage", "rows")),
     )
 
@@ -153,7 +160,8 @@ def _alignment_rows(errors: pd.DataFrame) -> Iterator[dict[str, Cell]]:
         found = {name: over_models(own, name) for name in quantities if name in own}
         paper = partial(paper_value, "ren_table_4", present=present, task=task, method=method)
         yield {
-            **{"task": task, "stage": stage_words(stage), "rows": kind, "method": method, "role": own["role"].iloc[0]},
+            **{"task": task, "stage": stage_words(stage), "rows": kind, "role": own["role"].iloc[0]},
+            **map_cells(method, own),
             **found,
             **{f"paper_{end}": paper(end) for end in ("train", "test")},
             **counts(found["mse"]),
@@ -168,6 +176,7 @@ def _reduced_said(rows: Rows) -> list[str]:
 def alignment_tests(frames: Frames) -> Table:
     """Test of every map of Table 4 against the invertible network, or the linear map where there is none."""
     errors = blocks(between_models(frames.errors()))
+    errors = errors.assign(mse=errors["mse"].where(trained(errors)))  # a pair without a value is not tested
     rows = list(_tested(errors[errors["role"] == "method"]))
     if not rows:
         raise Missing("no two maps were measured on pairs of at least three models")
@@ -188,7 +197,7 @@ def alignment_tests(frames: Frames) -> Table:
 
 def _tested(errors: pd.DataFrame) -> Iterator[dict[str, Cell]]:
     for (task, stage, kind), own in by(errors, "task", "stage", "rows"):
-        means = {str(method): pair_means(part, "mse") for (method,), part in by(own, "method")}
+        means = {str(method): pair_means(part, "mse") for (method,), part in by(own, "method") if part["mse"].any()}
         reference = next((name for name in ("inn", "inn_paper", "linear") if name in means), None)
         for method in means:
             if reference is None or method == reference:
@@ -201,7 +210,8 @@ def _tested(errors: pd.DataFrame) -> Iterator[dict[str, Cell]]:
 
 def injection(frames: Frames) -> Table:
     """Ren et al., Table 5: the task's score after injection, between all ceilings and floors."""
-    rows = list(_injection_rows(between_models(frames.of("inject", "score"))))
+    frame = between_models(frames.of("inject", "score"))
+    rows = list(_injection_rows(frame))
     score = partial(Column, form=".1f", scale=100)
     columns = [score("score", "score, last site"), score("everywhere", "score, mean over sites")]
     columns += [score("agreement", "agreement with Y"), Column("penalty", "penalty, nats", ".3f")]
@@ -211,7 +221,7 @@ def injection(frames: Frames) -> Table:
         INJECTION,
         known([*PLACE, Column("method", "method"), ROLE, *columns, Column("paper", "paper", ".1f"), *COUNTS], rows),
         rows,
-        notes=[HELD_OUT[True], paper_note("ren_table_5")],
+        notes=[HELD_OUT[True], *untrained_said(frame), paper_note("ren_table_5")],
         findings=kept_scores(rows),
     )
 
@@ -223,7 +233,8 @@ def _injection_rows(frame: pd.DataFrame) -> Iterator[dict[str, Cell]]:
         last = own[is_last(own)]
         found = {name: over_models(last, name) for name in ("score", "agreement", "penalty")}
         yield {
-            **{"task": task, "stage": stage_words(stage), "method": method, "role": own["role"].iloc[0]},
+            **{"task": task, "stage": stage_words(stage), "role": own["role"].iloc[0]},
+            **map_cells(method, own),
             **found,
             "everywhere": over_models(blocks(own), "score"),
             "paper": paper_value("ren_table_5", "score", present, task=task, method=method),

@@ -13,11 +13,11 @@ __all__ = ["closest_maps", "differences_said", "kept_scores"]
 
 
 def closest_maps(rows: Sequence[dict[str, Cell]], column: str, keys: Sequence[str]) -> list[str]:
-    """Say at each place which map is closest, and where linear stands."""
+    """Say at each place which map is closest of those that are trained, and where linear stands."""
     said = []
     for place in dict.fromkeys(tuple(row.get(key) for key in keys) for row in rows):
         here = [row for row in rows if tuple(row.get(key) for key in keys) == place and row.get("role") != "floor"]
-        cells = [(str(row["method"]), row[column]) for row in here]
+        cells = [(str(row["method"]), row[column]) for row in here if row["compared"]]
         means = {method: cell for method, cell in cells if isinstance(cell, Estimate)}
         if not means:
             continue
@@ -50,11 +50,11 @@ def differences_said(rows: Sequence[dict[str, Cell]]) -> str:
 
 
 def kept_scores(rows: Sequence[dict[str, Cell]]) -> list[str]:
-    """Say for each task which map keeps the most of Y's score."""
+    """Say for each task which trained map keeps the most of Y's score."""
     said = []
     for place in dict.fromkeys((row["task"], row["stage"]) for row in rows):
         own = {str(row["method"]): row for row in rows if (row["task"], row["stage"]) == place}
-        maps = {name: row["score"] for name, row in own.items() if row["role"] == "method"}
+        maps = {name: row["score"] for name, row in own.items() if row["role"] == "method" and row["compared"]}
         scores = {name: value.mean for name, value in maps.items() if isinstance(value, Estimate)}
         native = own.get("native_y", {}).get("score")
         if scores and isinstance(native, Estimate):

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from reports.study.contents import Cell, Column, Table
 from reports.study.estimates import Estimate
+from reports.words import fixed
 
 __all__ = ["Written", "plain_cell", "plain_rows", "written"]
 
@@ -36,7 +37,7 @@ def written(cell: Cell, column: Column) -> Written:
         return _estimate(cell, column)
     if isinstance(cell, str):
         return Written(cell, key=cell)
-    return Written(format(cell if column.form == "d" else column.scale * cell, column.form), key=float(cell))
+    return Written(fixed(cell if column.form == "d" else column.scale * cell, column.form), key=float(cell))
 
 
 def plain_cell(cell: Cell, column: Column) -> str:
@@ -51,7 +52,7 @@ def plain_rows(table: Table) -> list[list[str]]:
 
 def _estimate(cell: Estimate, column: Column) -> Written:
     def number(value: float) -> str:
-        return format(column.scale * value, column.form)
+        return fixed(column.scale * value, column.form)
 
     interval = ""
     if cell.low is not None and cell.high is not None:

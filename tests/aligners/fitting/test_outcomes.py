@@ -1,6 +1,10 @@
 from __future__ import annotations
 
-from aligners.fitting.outcomes import TRAINED_WELL, outcomes, what_did_not_train
+from typing import Any
+
+import pytest
+
+from aligners.fitting.outcomes import MEANING, TRAINED_WELL, is_trained, outcomes, trained_methods, what_did_not_train
 
 RECORD = {
     "best_step": [40, 0, 20, 0],
@@ -28,8 +32,32 @@ def test_only_what_did_not_train_is_said_and_where() -> None:
         for (i, j), training in zip(sites, outcomes(record, 4), strict=True)
     ]
     rows.append({"method": "inn", "site_x": 6, "site_y": 6, "training": "untrained start (procrustes)"})
+    assert trained_methods(rows) == ["linear"]
     assert what_did_not_train(rows) == [
+        MEANING,
         "* inn at sites 2, 6: untrained start (procrustes).",
         "* inn at site 3→5: diverged at step 33, set back to step 20.",
         "* inn at site 4: diverged at step 3, set back to the untrained start (identity).",
     ]
+
+
+def test_each_site_is_named_once_and_routes_where_they_differ() -> None:
+    """Two directions with the same sites, rows of two kinds, and a third route with another site."""
+    routes = [("a", "b", 3), ("a", "b", 6), ("b", "a", 3), ("b", "a", 6)]
+    rows = [
+        {"method": "mlp", "model_x": x, "model_y": y, "site_x": s, "site_y": s, "rows": kind, "training": "untrained"}
+        for x, y, s in routes
+        for kind in ("words", "tokens")
+    ]
+    assert what_did_not_train(rows)[1:] == ["* mlp at sites 3, 6: untrained."]
+    other = {**rows[0], "model_x": "c", "site_x": 2, "site_y": 2}
+    assert what_did_not_train([*rows, other])[1:] == [
+        "* mlp at sites 3, 6, a → b; b → a: untrained.",
+        "* mlp at site 2, c → b: untrained.",
+    ]
+
+
+@pytest.mark.parametrize("outcome", [None, float("nan"), TRAINED_WELL])
+def test_closed_forms_and_trained_maps_may_be_compared(outcome: Any) -> None:
+    assert is_trained({"training": outcome})
+    assert is_trained({})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from aligners.maps.inn import INN
-from aligners.storage.bank import FORWARD
+from aligners.storage.bank import FORWARD, load_bank, save_bank
 from aligners.universe.fitting import UniverseAlignment
 from aligners.universe.storage import load_universe
 from callbacks.best import BestPerSite
@@ -136,3 +137,31 @@ def test_an_embedded_model_joins_embedded_models(tmp_path: Path) -> None:
 def test_too_few_rows_for_a_closed_form_are_refused_before_training(world: World, models: list[str]) -> None:
     with pytest.raises(ValueError, match="rows than the 3 models have dimensions together, 48, but got 18"):
         fitted(world, models, rows="mean", batch_size=20, on={"limit_train_batches": 1})
+
+
+@pytest.mark.parametrize("command", ["universe", "join"])
+def test_maps_to_compare_with_are_checked_before_training(
+    command: str, world: World, models: list[str], whole: Path, tmp_path: Path
+) -> None:
+    """Maps at site 2, which is none of the universe's."""
+    bank = load_bank(whole / "pairs" / "x--y" / "aligners.ckpt")
+    other = tmp_path / "other.ckpt"
+    save_bank(replace(bank, pairs={FORWARD: [(2, 2), (4, 4)]}), other)
+    more = str(tiny_folder(tmp_path / "w", seed=3))
+    words = {
+        "universe": [
+            "--data.models",
+            json.dumps(models),
+            "--data.sites",
+            "[1,3]",
+            "--data.text.source",
+            world.fit,
+            "--data.max_length",
+            "64",
+        ],
+        "join": ["--data.models", json.dumps([more]), "--universe", str(whole / "universe.ckpt")],
+    }
+    run = tmp_path / "run"
+    with pytest.raises(ValueError, match="Expected `against` to name maps between two models of the universe"):
+        train([command, *words[command], "--against", f"[{other}]", "--run", str(run), "--trainer.logger", "false"])
+    assert not run.exists()

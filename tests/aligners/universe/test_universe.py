@@ -184,6 +184,20 @@ def test_a_file_of_all_models_is_none_of_two(found: Found) -> None:
         load_universe(found[3] / "pairs" / "x--y" / "aligners.ckpt")
 
 
+def test_maps_at_more_sites_are_measured_at_those_of_the_universe(found: Found, world: World) -> None:
+    """Site 3 alone of a universe, beside maps that were fitted at sites 1 and 3."""
+    data, _, whole, folder = found
+    one = states(world, data.models, sites=[3])
+    module = UniverseAlignment(SMALL)
+    quiet_trainer(max_epochs=1).fit(module, datamodule=one)
+    evaluation = UniverseEvaluation(module.stored().freeze(), [load_bank(folder / "pairs" / "x--y" / "aligners.ckpt")])
+    quiet_trainer().test(evaluation, datamodule=one, verbose=False)
+    cut, both = ([r for r in each.rows if r["method"] == "pairwise_universe"] for each in (evaluation, whole))
+    assert {row["site_x"] for row in cut} == {3}
+    expected = {(r["model_x"], r["model_y"]): r["fvu"] for r in both if r["site_x"] == 3}
+    assert {(r["model_x"], r["model_y"]): r["fvu"] for r in cut} == pytest.approx(expected, rel=1e-4)
+
+
 def test_maps_of_other_models_or_sites_are_refused(found: Found, world: World, tmp_path: Path) -> None:
     stored: StoredBank = load_universe(found[3] / "universe.ckpt")
     other = load_bank(found[3] / "pairs" / "x--y" / "aligners.ckpt")

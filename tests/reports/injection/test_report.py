@@ -16,6 +16,7 @@ from reports.drawing import FLOORS, METHODS, method_looks
 from reports.injection.figures import fvu_figure
 from reports.injection.report import FIGURES, console_tables, report
 from reports.injection.words import below_chance, price_of_bijectivity, reading
+from reports.page.run import write_page
 from reports.publishing import write
 
 Row = dict[str, Any]
@@ -39,6 +40,7 @@ def row(method: str, site: int | None, fvu: float | None, accuracy: float | None
         "fit": None,
         "bijective": None,
         "fitted_on": None,
+        "training": None,
         **dict.fromkeys(BEHAVIOUR_COLUMNS),
         "accuracy": accuracy,
         "accuracy_low": None if accuracy is None else accuracy - 0.05,
@@ -167,14 +169,61 @@ def test_reading_says_what_the_numbers_say() -> None:
         "second answers 80.0% of the held-out texts rightly on its own",
         "50.0% to 60.0% when first's states are put in as they are",
         "mapped by linear, inn and mlp they keep it within 1.5 points",
-        "the worst site loses with procrustes -5.0 and mlp_wide -10.0",
+        "the worst site loses 5.0 points with procrustes and 10.0 points with mlp_wide",
         "The closest map, mlp_wide, leaves 10.0% of the variance unexplained",
         "where linear leaves 40.0% to 50.0%",
         "inn 1.25 to 1.50 times mlp",
     ):
         assert part in reading(forward())
     assert reading(two_ways()).count("answers") == 2
-    assert "No map was evaluated" in reading([r for r in forward() if r["role"] != "method"])
+    assert "No map that is trained at every site was evaluated" in reading(
+        [r for r in forward() if r["role"] != "method"]
+    )
+
+
+def test_a_gain_is_not_said_to_be_kept_within_a_margin() -> None:
+    rows = [r | {"score": 0.85} if r["method"] == "linear" and r["site_x"] == 2 else r for r in forward()]
+    said = reading(rows)
+    assert "mapped by inn and mlp they keep it within 1.5 points of that at every site" in said
+    assert "the best site gains 5.0 points with linear" in said
+
+
+@pytest.mark.parametrize("outcome", ["untrained start (linear)", "diverged at step 3, set back to step 2"])
+def test_a_map_that_is_not_trained_is_marked_and_compared_with_none(outcome: str, tmp_path: Path) -> None:
+    """The MLPs, which are closest, and at one site only."""
+    rows = [r | {"training": outcome} if r["method"].startswith("mlp") and r["site_x"] == 2 else r for r in forward()]
+    assert not price_of_bijectivity([r for r in rows if r["site_x"] == 2])
+    headline, *marks = reading(rows).splitlines()
+    assert "The closest map, inn, leaves 25.0% to 30.0%" in headline
+    assert headline.count("mlp") == 1  # the price at site 1, where both are trained
+    assert marks[1:] == [f"* {name} at site 2: {outcome}." for name in ("mlp", "mlp_wide")]
+    write(report({}, rows), tmp_path)
+    assert (tmp_path / "report.md").read_text().count(f"| {outcome} |") == 2
+    page = write_page(report({}, rows), tmp_path).read_text()
+    assert "*: untrained start, or diverged (see the findings)." in page
+    for draw in FIGURES.values():
+        if draw is not FIGURES["penalty"]:
+            assert any(line.get_markerfacecolor() == "white" for axis in draw(rows).axes for line in axis.lines)
+
+
+def test_ticks_are_plain_numbers_and_reach_above_the_floors() -> None:
+    for top in (1.06, 1.8, 2.3, 9.0):
+        rows = [r | {"fvu": top} if r["method"] == "identity" else r for r in forward()]
+        (axis,) = fvu_figure(rows).axes
+        ticks, (_, end) = list(axis.get_yticks()), axis.get_ylim()
+        assert len(ticks) >= 4
+        assert any(tick > 1 and tick >= top for tick in ticks if tick <= end)
+        assert [label.get_text() for label in axis.get_yticklabels()] == [f"{tick:g}" for tick in ticks]
+        assert not axis.get_yticklabels(minor=True)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.713, 0.714), (0.65, 1.06), (1e-9, 2.0), (1.0, 1.0)])
+def test_ticks_cover_any_range(low: float, high: float) -> None:
+    rows = [row("linear", 1, low, 0.7, fit=CLOSED), row("procrustes", 1, high, 0.7, fit=CLOSED)]
+    (axis,) = fvu_figure(rows).axes
+    bottom, top = axis.get_ylim()
+    assert bottom <= low <= high <= top
+    assert 3 <= sum(bottom <= tick <= top for tick in axis.get_yticks()) <= 13
 
 
 def test_unseen_types_and_other_text_are_shown_where_they_are_known() -> None:
@@ -217,6 +266,7 @@ def test_a_method_looks_the_same_in_every_figure_whatever_else_is_drawn() -> Non
 def test_methods_and_floors_can_be_told_apart() -> None:
     looks = method_looks([*METHODS, *FLOORS, "mine", "yours"])
     assert len({(look["color"], look["marker"], look["linestyle"]) for look in looks.values()}) == len(looks)
+    assert len({looks[name]["color"] for name in (*METHODS, *FLOORS)}) == len(METHODS) + len(FLOORS)
 
 
 def test_no_panel_has_more_lines_than_can_be_told_apart() -> None:

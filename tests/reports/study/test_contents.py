@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
@@ -98,6 +99,57 @@ def test_maps_are_compared_with_the_invertible_one_by_one_family_of_tests(made: 
     assert [entry["method"] for entry in found.rows] == ["linear − inn", "mlp − inn"] * 2
     assert all(entry["p"] == 2 / 2**8 and entry["holm"] == pytest.approx(4 * 2 / 2**8) for entry in found.rows)
     assert found.findings[0].startswith("4 of 4 differences between maps are significant at .05: ")
+
+
+def not_trained(frames: dict[str, pd.DataFrame], chosen: Callable[[pd.DataFrame], pd.Series]) -> Frames:
+    """The rows of maps with the INN set back in some."""
+    rows = {kind: frames[kind].assign(training=None) for kind in ("inject", "recover")}
+    for frame in rows.values():
+        frame.loc[(frame["method"] == "inn") & chosen(frame), "training"] = "diverged at step 3, set back to step 2"
+    return Frames(rows)
+
+
+def test_maps_that_are_not_trained_are_marked_and_in_no_finding_and_no_test(frames: dict[str, pd.DataFrame]) -> None:
+    inn = frames["inject"]["method"] == "inn"
+    better = {**frames, "inject": frames["inject"].assign(mse=frames["inject"]["mse"].where(~inn, 0.0))}
+    names = ["ren_table_3", "ren_table_4", "ren_table_4_tests", "ren_table_5", "ren_figure_2"]
+    made = make(not_trained(better, lambda rows: rows["site_x"] == 2), names)
+    for name in ("ren_table_3", "ren_table_4", "ren_table_5"):
+        found = table(made, name)
+        assert "inn*" in {entry["method"] for entry in found.rows}
+        assert any(note.startswith("*: maps that kept their untrained start or diverged") for note in found.notes)
+        assert found.findings
+        assert not any("inn" in said for said in found.findings)
+    assert all("the closest map is mlp" in said for said in table(made, "ren_table_4").findings)
+    tested = {entry["method"] for entry in table(made, "ren_table_4_tests").rows}
+    assert tested == {"mlp − linear"}  # there is no INN to compare with
+    drawn = figure(made, "ren_figure_2")
+    assert [panel.title for panel in drawn.panels] == [
+        f"sst2, token rows, {name}" for name in ("inn*", "linear", "mlp")
+    ]
+    assert "of linear" in drawn.findings[0]
+
+
+def test_a_pair_that_is_not_trained_is_left_out_of_the_tests_alone(frames: dict[str, pd.DataFrame]) -> None:
+    one = not_trained(frames, lambda rows: (rows["model_x"] == "a:0") & (rows.get("model_y") == "b:3"))
+    tested, whole = (
+        table(make(each, ["ren_table_4_tests"]), "ren_table_4_tests").rows[0] for each in (one, Frames(frames))
+    )
+    assert tested["method"] == whole["method"] == "linear − inn"
+    assert tested["difference"] != whole["difference"]
+
+
+def test_the_closest_map_is_drawn_and_what_is_not_drawn_is_named(frames: dict[str, pd.DataFrame]) -> None:
+    own = frames["inject"]
+    others = [
+        own[own["method"] == "inn"].assign(method=name, mse=factor * own["mse"], fvu=factor * own["fvu"])
+        for name, factor in (("procrustes", 0.1), ("cca", 3.0))
+    ]
+    made = make(Frames({"inject": pd.concat([own, *others])}), ["ren_figure_2", "ren_figure_3"])
+    drawn = figure(made, "ren_figure_2")
+    assert [panel.title.split(", ")[-1] for panel in drawn.panels] == ["inn", "linear", "mlp", "procrustes"]
+    assert drawn.caption.endswith("not shown: cca.")
+    assert any(panel.title.endswith("procrustes") for panel in figure(made, "ren_figure_3").panels)
 
 
 def test_injection_is_shown_at_the_last_site_between_ceilings_and_floors(made: Made) -> None:
