@@ -17,6 +17,7 @@ from aligners.fitting.moments import Reading, read_moments
 from aligners.fitting.training.divergence import Divergence
 from aligners.fitting.training.length import training_steps
 from aligners.fitting.training.optimisation import (
+    LEAST_RISE,
     Schedule,
     clip_per_site,
     describe_optimizer,
@@ -223,7 +224,7 @@ class Alignment(pl.LightningModule):
         if complete:
             self.trainer.should_stop = True
             return
-        course = schedule_factor(self.schedule, self.training_steps, self.warmup)
+        course = schedule_factor(self.schedule, self.training_steps, self.warmup, LEAST_RISE)
         # Built here, where the number of steps is known, at the next step: no checkpoint needs to hold it.
         self._rate = torch.optim.lr_scheduler.LambdaLR(self.trainer.optimizers[0], course, self.global_step - 1)
 

@@ -11,6 +11,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
 __all__ = [
+    "LEAST_RISE",
     "REFERENCE_WIDTH",
     "Schedule",
     "Trained",
@@ -24,6 +25,9 @@ __all__ = [
 Schedule = Literal["constant", "linear", "cosine", "one_cycle"]
 
 REFERENCE_WIDTH = 64
+# Steps over which the rate of trained maps rises at least, if need be beyond the end. The first steps of Adam change
+# every entry by the rate, whatever its gradient says, until the averages know how far to trust it.
+LEAST_RISE = 100
 
 
 class Trained(Protocol):
@@ -79,20 +83,21 @@ def describe_optimizer(factory: OptimizerCallable) -> dict[str, Any]:
     return {"class": type(made).__name__, **{name: v for name, v in made.defaults.items() if name not in speed}}
 
 
-def schedule_factor(schedule: Schedule, steps: int, warmup: float) -> Callable[[int], float]:
+def schedule_factor(schedule: Schedule, steps: int, warmup: float, least_rise: int = 0) -> Callable[[int], float]:
     """Return the factor of the learning rate as a function of the step.
 
     Args:
         schedule: after a linear warm-up, `constant` stays, `linear` and `cosine` fall to zero; `one_cycle` rises
             and falls along a cosine (Smith and Topin 2017), its momentum left alone.
         steps: all training steps.
-        warmup: share of them over which the factor rises to 1.
+        warmup: share of them over which the factor rises to 1; 0: it does not rise.
+        least_rise: number of steps over which the factor rises at least, along a line that ends a shorter run below 1.
     """
     if schedule not in get_args(Schedule):
         raise ValueError(f"Expected `schedule` to be one of {', '.join(get_args(Schedule))}, but got {schedule!r}.")
     rising = warmup * steps
 
-    def factor(step: int) -> float:
+    def course(step: int) -> float:
         if step < rising:
             risen = (step + 1) / (rising + 1)
             return (1 - math.cos(math.pi * risen)) / 2 if schedule == "one_cycle" else risen
@@ -101,7 +106,9 @@ def schedule_factor(schedule: Schedule, steps: int, warmup: float) -> Callable[[
             return 1.0
         return 1 - done if schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
 
-    return factor
+    if not (least_rise and warmup):
+        return course
+    return lambda step: min(course(step), (step + 1) / least_rise)
 
 
 @torch.no_grad()

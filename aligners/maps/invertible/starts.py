@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
+import numpy as np
 import torch
+from scipy.stats import wishart
 from torch import Tensor
 
 from aligners.maps.linear import determined_svd, least_squares, procrustes_rotation
 from aligners.maps.solving import batch_inverse
 from similarity.algebra.moments import Moments
 
-__all__ = ["START_NAMES", "Start", "invertible_start"]
+__all__ = ["START_NAMES", "Start", "invertible_start", "thinned"]
 
 Start = Literal["identity", "procrustes", "linear", "covariance", "best"]
 
@@ -21,14 +23,15 @@ RIDGE = 1e-4
 SMALLEST_SINGULAR_VALUE = 0.03
 # States after a LayerNorm do not vary in one direction: without a floor their covariance has no inverse square root.
 SMALLEST_VARIANCE = 1e-4
+JUDGED = 0.1  # share of the rows that judge the candidates
 
 
 def invertible_start(moments: Moments, start: Start, both_ways: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Find each site's starting map, between centred states divided by their model's root mean variance.
 
-    `best` takes, site by site, the candidate with the least expected error on other rows: its FVU, plus that of its
-    inverse under `both_ways`. Each is the FVU on the fitting rows, from moments, times (n / (n − p))², the correction
-    of generalised cross-validation (Golub, Heath and Wahba 1979) for p fitted numbers per output.
+    `best` takes, site by site, the candidate with the least error on rows that it was not solved on: its FVU, plus that
+    of its inverse under `both_ways`, where each is solved on nine tenths of the rows and judged on a tenth. What is
+    returned is solved on all of them. See `thinned` for how moments, which have no rows any more, are parted.
 
     Args:
         moments: moments of the fitting rows; the widths are equal.
@@ -44,15 +47,57 @@ def invertible_start(moments: Moments, start: Start, both_ways: bool) -> tuple[T
     inverses = batch_inverse(maps)
     chosen = torch.zeros(maps.shape[1], dtype=torch.long, device=maps.device)
     if start == "best":
-        chosen = torch.stack(
-            [
-                _expected(moments, there, back, name, both_ways)
-                for name, there, back in zip(names, maps, inverses, strict=True)
-            ]
-        ).argmin(0)
+        solved, judged = thinned(moments, JUDGED)
+        chosen = torch.stack([_error(_MAPS[name](solved), judged, both_ways) for name in names]).argmin(0)
     sites = torch.arange(maps.shape[1], device=maps.device)
     known = torch.tensor([START_NAMES.index(name) for name in names], device=maps.device)
     return maps[chosen, sites], inverses[chosen, sites], known[chosen]
+
+
+def thinned(moments: Moments, share: float) -> tuple[Moments, Moments]:
+    """Part the moments of n rows in two, as if those of some rows had been gathered apart.
+
+    The scatter of n normal rows is a Wishart matrix with n − 1 degrees of freedom, T = L Lᵀ. For B from the matrix beta
+    distribution, L B Lᵀ and T − L B Lᵀ are independent Wishart matrices (Muirhead 1982, "Aspects of Multivariate
+    Statistical Theory", section 3.3): just what two sets of rows would give. The draw is the same at every site and in
+    every run. Where rows are alike, as neighbours in a text are, so are the two sets, as after a random split.
+
+    Args:
+        moments: of n rows, at least 2.
+        share: of the rows in the second set.
+
+    Returns:
+        The moments of the two sets, with the means of all rows.
+    """
+    d, rows = moments.xx.shape[-1], int(moments.n) - 1
+    rank = min(d + moments.yy.shape[-1], rows)
+    second = max(1, round(share * rows))
+    first = max(1, rows - second)
+    draw = np.random.default_rng(0)
+    of_first, of_second = (torch.from_numpy(_scatter(n, rank, draw)).to(moments.xx) for n in (first, second))
+    joint = torch.cat((torch.cat((moments.xx, moments.xy), 2), torch.cat((moments.xy.mT, moments.yy), 2)), 1)
+    values, vectors = torch.linalg.eigh(joint)
+    # signs of eigenvectors are rounding's to choose: fix them
+    fixed = torch.arange(1.0, 1 + values.shape[-1], dtype=values.dtype, device=values.device).cos()
+    vectors = vectors * (fixed @ vectors).sign()[:, None]
+    root = vectors[..., -rank:] * values[..., -rank:].clamp(min=0).sqrt()[:, None]
+    factor = torch.linalg.cholesky(of_first + of_second)
+    parts = []
+    for n, scatter in ((first, of_first), (second, of_second)):
+        half = torch.linalg.solve_triangular(factor, scatter, upper=False)
+        beta = torch.linalg.solve_triangular(factor, half.mT, upper=False)
+        part = root @ beta @ root.mT
+        count = torch.full_like(moments.n, n + 1)
+        parts.append(moments._replace(n=count, xx=part[:, :d, :d], yy=part[:, d:, d:], xy=part[:, :d, d:]))
+    return parts[0], parts[1]
+
+
+def _scatter(rows: int, width: int, draw: np.random.Generator) -> np.ndarray:
+    """The sum of z zᵀ over so many standard normal rows z, (width, width)."""
+    if rows < width:
+        drawn = draw.standard_normal((rows, width))
+        return drawn.T @ drawn
+    return np.reshape(wishart(rows, np.eye(width)).rvs(random_state=draw), (width, width))
 
 
 def _scaled(moments: Moments) -> Moments:
@@ -106,16 +151,14 @@ _MAPS: dict[Start, Callable[[Moments], Tensor]] = {
     "covariance": _covariance,
 }
 START_NAMES: tuple[Start, ...] = tuple(_MAPS)
-_FITTED = {"identity": 0.0, "procrustes": 0.5, "linear": 1.0, "covariance": 1.0}  # numbers per output, as shares of d
 
 
-def _expected(moments: Moments, there: Tensor, back: Tensor, name: Start, both_ways: bool) -> Tensor:
-    """The criterion of `invertible_start`, (S,); infinite where there are no more rows than fitted numbers."""
-    left = moments.n - 1 - _FITTED[name] * moments.xx.shape[-1]
-    error = _fvu(there, moments.xx, moments.yy, moments.xy)
+def _error(weight: Tensor, moments: Moments, both_ways: bool) -> Tensor:
+    """The criterion of `invertible_start`, (S,)."""
+    error = _fvu(weight, moments.xx, moments.yy, moments.xy)
     if both_ways:
-        error = error + _fvu(back, moments.yy, moments.xx, moments.xy.mT)
-    return torch.where(left > 0, error * (moments.n / left).square(), torch.inf)
+        error = error + _fvu(batch_inverse(weight), moments.yy, moments.xx, moments.xy.mT)
+    return error
 
 
 def _fvu(weight: Tensor, xx: Tensor, yy: Tensor, xy: Tensor) -> Tensor:
