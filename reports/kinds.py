@@ -42,4 +42,4 @@ def make_report(kind: str, meta: Row, rows: Sequence[Row], **more: Any) -> Repor
     """
     report: Report = import_module(KINDS[kind]).report(meta, rows, **more)
     left_out = [words for texts in ("text", "other_text") for words in words_on_left_out(meta.get(texts, {}))]
-    return replace(report, sentences=[*report.sentences, *left_out])
+    return replace(report, sentences=[*meta.get("cautions", ()), *report.sentences, *left_out])

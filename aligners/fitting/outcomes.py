@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["TRAINED_WELL", "outcomes", "what_did_not_train"]
+__all__ = ["TRAINED_WELL", "no_better_than_the_mean", "outcomes", "what_did_not_train"]
 
 TRAINED_WELL = "trained"
 
@@ -43,3 +43,17 @@ def what_did_not_train(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         f"* {method} at {'site' if len(sites) == 1 else 'sites'} {', '.join(sites)}: {outcome}."
         for (method, outcome), sites in places.items()
     ]
+
+
+def no_better_than_the_mean(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A sentence on the maps of a report's rows that leave all of the variance, or more, at some site; none if none do.
+
+    Args:
+        rows: rows with method, role and fvu.
+    """
+    worst: dict[str, float] = {}
+    for row in rows:
+        if row["role"] == "method" and row["fvu"] is not None and row["fvu"] >= 1:
+            worst[row["method"]] = max(row["fvu"], worst.get(row["method"], 0.0))
+    said = ", ".join(f"{name} {fvu:.3g}" for name, fvu in worst.items())
+    return [f"No better than the mean of the target's states at some site, by its largest FVU: {said}."] if said else []

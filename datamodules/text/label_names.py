@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 
-__all__ = ["ClassMap", "GivenMap", "LabelsOption", "class_map", "in_words", "numbered"]
+__all__ = ["ClassMap", "GivenMap", "LabelsOption", "by_number", "class_map", "in_words", "numbered"]
 
 ClassMap = tuple[tuple[int, ...], ...]  # for each class of the texts the head's classes that answer it
 GivenMap = dict[str, int | str | list[int | str]]  # class of the texts -> class or classes of the head, as written
@@ -75,6 +75,29 @@ def in_words(groups: ClassMap | None, head: Sequence[str], names: Sequence[str] 
     """A map for a report: name of each class of the texts -> names of the head's classes that answer it."""
     groups = groups or tuple((k,) for k in range(len(head)))
     return {names[k] if names else str(k): [head[place] for place in group] for k, group in enumerate(groups)}
+
+
+def by_number(head: Sequence[str], names: Sequence[str] | None, classes: int, *, model: str, source: str) -> str | None:
+    """A caution where only one side names its classes, so that mere numbers match them; None where there is no doubt.
+
+    Args:
+        head: as for `class_map`, as are the others; no map is given.
+        names: of the texts' classes.
+        classes: how many the texts have.
+        model: whose head it is.
+        source: where the texts come from.
+    """
+    sides = {f"the head of {model}": numbered(head, classes), f"the texts of {source!r}": numbered(names, classes)}
+    nameless = [side for side, numbers in sides.items() if numbers is not None]
+    if len(nameless) != 1:
+        return None
+    order = _order(head, names, classes) or range(classes)
+    taken = {names[k] if names else str(k): head[place] for k, place in enumerate(order)}
+    return (
+        f"Caution: the classes of {' and of '.join(sides)} were matched by number alone, for want of names in "
+        f"{nameless[0]}: {', '.join(f'{key} is {value}' for key, value in taken.items())}. If that is wrong, so is "
+        f"every score of this model; if it is right, say so: --data.labels '{json.dumps(taken)}'."
+    )
 
 
 def _order(head: Sequence[str], names: Sequence[str] | None, classes: int) -> list[int] | None:
