@@ -87,16 +87,16 @@ def by_number(head: Sequence[str], names: Sequence[str] | None, classes: int, *,
         model: whose head it is.
         source: where the texts come from.
     """
-    sides = {f"the head of {model}": numbered(head, classes), f"the texts of {source!r}": numbered(names, classes)}
-    nameless = [side for side, numbers in sides.items() if numbers is not None]
-    if len(nameless) != 1:
+    sides = {"the head names": numbered(head, classes), "the texts name": numbered(names, classes)}
+    named = [side for side, numbers in sides.items() if numbers is None]
+    if len(named) != 1:
         return None
     order = _order(head, names, classes) or range(classes)
     taken = {names[k] if names else str(k): head[place] for k, place in enumerate(order)}
     return (
-        f"Caution: the classes of {' and of '.join(sides)} were matched by number alone, for want of names in "
-        f"{nameless[0]}: {', '.join(f'{key} is {value}' for key, value in taken.items())}. If that is wrong, so is "
-        f"every score of this model; if it is right, say so: --data.labels '{json.dumps(taken)}'."
+        f"Caution: the classes of the texts of {source!r} and of the head of {model} were matched by number, as only "
+        f"{named[0]} them: {', '.join(f'{key} is {value}' for key, value in taken.items())}. If that is wrong, "
+        f"so is every score of this model; if it is right, say so: --data.labels '{json.dumps(taken)}'."
     )
 
 
