@@ -11,7 +11,7 @@ from aligners.maps.base import Aligner
 from aligners.maps.canonical import CCA, PWCCA, SVCCA
 from aligners.maps.free_form import FreeForm
 from aligners.maps.inn import INN
-from aligners.maps.linear import Identity, Linear, Mean, Procrustes
+from aligners.maps.linear import Identity, Linear, Mean, Procrustes, Ridge
 from aligners.maps.mlp import MLP
 from aligners.maps.permutation import Permutation
 from aligners.storage.bank import load_bank
@@ -19,7 +19,7 @@ from aligners.universe.through import ThroughSpace
 
 __all__ = [
     "CCA", "INN", "MLP", "PWCCA", "SVCCA", "AffineLayer", "Aligner", "FreeForm", "Identity", "Linear", "LowRank",
-    "Mean", "Orthogonal", "Permutation", "Procrustes", "ThroughSpace", "load_bank",
+    "Mean", "Orthogonal", "Permutation", "Procrustes", "Ridge", "ThroughSpace", "load_bank",
 ]  # fmt: skip
 
 try:

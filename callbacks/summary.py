@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lightning.pytorch as pl
 
 from aligners.fitting.alignment import Alignment
+from aligners.fitting.cautions import few_rows
 from aligners.fitting.outcomes import outcomes
 from reports.kinds import make_report
 from reports.publishing import environment, publish
+from similarity.algebra.moments import Moments
 
 __all__ = ["FitSummary"]
 
@@ -30,7 +32,8 @@ class FitSummary(pl.Callback):
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Show, draw and log each aligner's figures at each site."""
         if trainer.state.fn == "validate" and isinstance(pl_module, Alignment) and trainer.is_global_zero:
-            meta = {**pl_module.data, **environment(trainer)}
+            cautions = few_rows(cast(Moments, pl_module.moments))
+            meta = {**pl_module.data, "cautions": cautions, **environment(trainer)}
             publish(make_report("fit", meta, _rows(pl_module)), self.folder, trainer)
 
 

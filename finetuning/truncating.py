@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from aligners.fitting.training.ranks import mean_over_ranks
-from aligners.scoring.answers import in_data_order, match_heads, one_after_another
+from aligners.scoring.answers import in_data_order, match_heads, matched_by_number, one_after_another
 from aligners.scoring.scores import TextScores, UnitMeans, bootstrap_interval, percentile_interval
 from aligners.scoring.task_scores import choose_score, resampled_scores, task_score
 from aligners.scoring.tasks import check_labels, unit_answers, unit_scores
@@ -241,6 +241,7 @@ class SurgeryEvaluation(pl.LightningModule):
         self.meta = {
             **data.describe(),
             "labels": {model.name: words for model, words in self.matched.items()},
+            "cautions": matched_by_number(data, list(self.matched)),
             "score": self.score,
             "majority_score": float(task_score(self.score, data.constant_answers(), data.answers("test"))),
             "seed": self.seed,

@@ -8,7 +8,7 @@ from statistics import median
 
 from rich.table import Table
 
-from aligners.fitting.outcomes import mark, what_did_not_train, worst_of
+from aligners.fitting.outcomes import mark, no_better_than_the_mean, what_did_not_train, worst_of
 from reports.injection.figures import fvu_figure
 from reports.names import site_name, with_short_names
 from reports.report import Report, Row
@@ -38,7 +38,7 @@ def report(meta: Row, rows: Sequence[Row], measured: str = "on the validation te
         screen=[
             _table(shown, name, said) for name, said in tables.items() if any(row[name] is not None for row in shown)
         ],
-        sentences=what_did_not_train(shown),
+        sentences=[*no_better_than_the_mean(rows), *what_did_not_train(shown)],
         files="Figures of the fit",
     )
 

@@ -44,4 +44,4 @@ def make_report(kind: str, meta: Row, rows: Sequence[Row], **more: Any) -> Repor
     report: Report = import_module(KINDS[kind]).report(meta, rows, **more)
     described = [meta.get(texts, {}) for texts in ("text", "other_text")]
     said = [words for texts in described for words in (*words_on_copies(texts), *words_on_left_out(texts))]
-    return replace(report, sentences=[*report.sentences, *said])
+    return replace(report, sentences=[*meta.get("cautions", ()), *report.sentences, *said])

@@ -16,6 +16,7 @@ from aligners.api.maps import (
     Mean,
     Permutation,
     Procrustes,
+    Ridge,
     TrainedMap,
 )
 from aligners.api.measures import (
@@ -38,6 +39,6 @@ from aligners.api.models import Injected, inject, load, states
 
 __all__ = [
     "CCA", "INN", "MLP", "PWCCA", "SVCCA", "ArrayMap", "Identity", "Injected", "Linear", "Mean", "Permutation",
-    "Procrustes", "TrainedMap", "cca", "cka", "inject", "load", "measure", "minibatch_cka", "mixedsim", "neuronsim",
-    "pwcca", "r2", "r2_cca", "r2_svcca", "rbf_cka", "rsa", "states", "svcca", "unbiased_cka",
+    "Procrustes", "Ridge", "TrainedMap", "cca", "cka", "inject", "load", "measure", "minibatch_cka", "mixedsim",
+    "neuronsim", "pwcca", "r2", "r2_cca", "r2_svcca", "rbf_cka", "rsa", "states", "svcca", "unbiased_cka",
 ]  # fmt: skip

@@ -12,11 +12,11 @@ import aligners
 from aligners.api.arrays import Array, as_given, rows, rows_of_both
 from aligners.fitting.fit_map import fit_map
 from aligners.maps.base import Aligner
-from similarity.algebra.moments import moments_of
+from similarity.algebra.moments import Moments, moments_of
 
 __all__ = [
     "CCA", "INN", "MLP", "PWCCA", "SVCCA", "ArrayMap", "Identity", "Linear", "Mean", "Permutation", "Procrustes",
-    "TrainedMap",
+    "Ridge", "TrainedMap",
 ]  # fmt: skip
 
 
@@ -57,10 +57,10 @@ class ArrayMap:
         """
         of_x, of_y = rows_of_both(x, y)
         bank = self._made(of_x.shape[1], of_y.shape[1]).to(of_x)
-        moments = moments_of(of_x[None], of_y[None])
-        fit_map(self.aligner.__name__, bank, moments, advice="Give more rows.")
+        moments = self._moments(of_x[None], of_y[None])
+        fit_map(self.aligner.__name__, bank, *moments, advice="Give more rows.")
         self._train(bank, of_x[None], of_y[None])
-        self.bank, self._mean_y = bank.requires_grad_(False).eval(), moments.mean_y
+        self.bank, self._mean_y = bank.requires_grad_(False).eval(), moments[0].mean_y
         return self
 
     def transform(self, x: Array) -> Array:
@@ -104,6 +104,10 @@ class ArrayMap:
 
     def _made(self, d_x: int, d_y: int) -> Aligner:
         return self.aligner(1, d_x, d_y, **self.options)
+
+    def _moments(self, x: Tensor, y: Tensor) -> list[Moments]:
+        """Moments of the fitting rows and, for a map that chooses a strength on them, of others."""
+        return [moments_of(x, y)]
 
     def _train(self, bank: Aligner, x: Tensor, y: Tensor) -> None:
         if not bank.closed_form:
@@ -182,6 +186,20 @@ class Linear(ArrayMap):
 
     def __init__(self, *, ridge: float = 1e-6) -> None:
         super().__init__(aligners.Linear, ridge=ridge)
+
+
+class Ridge(ArrayMap):
+    """Ridge regression, fitted on the first nine tenths of the rows, its strength chosen on the rest.
+
+    Rows of one text are alike: leave them next to each other, so that the rest is of other texts. See `aligners.Ridge`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(aligners.Ridge)
+
+    def _moments(self, x: Tensor, y: Tensor) -> list[Moments]:
+        first = x.shape[1] * 9 // 10
+        return [moments_of(x[:, rows], y[:, rows]) for rows in (slice(first), slice(first, None))]
 
 
 class Procrustes(ArrayMap):

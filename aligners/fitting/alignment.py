@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
+from aligners.fitting.cautions import warn_of_few_rows
 from aligners.fitting.errors import MapErrors
 from aligners.fitting.fit_map import fit_map
 from aligners.fitting.fits import AlignerFactory, Direction, Fit, seeded
@@ -30,7 +31,7 @@ from aligners.fitting.training.ranks import mean_over_ranks
 from aligners.fitting.training.validating import let_end, validate_if_due
 from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
-from aligners.maps.linear import Linear, Procrustes
+from aligners.maps.linear import Linear, Procrustes, Ridge
 from aligners.storage.bank import BACKWARD, FORWARD, StoredBank
 from aligners.storage.describing import check_names, describe_aligner
 from aligners.storage.earlier import ALIGNMENT, FORMAT
@@ -43,7 +44,7 @@ from similarity.algebra.moments import Moments
 
 __all__ = ["Alignment"]
 
-DEFAULT_ALIGNERS: dict[str, AlignerFactory] = {"linear": Linear, "procrustes": Procrustes, "inn": INN}
+DEFAULT_ALIGNERS: dict[str, AlignerFactory] = {"linear": Linear, "ridge": Ridge, "procrustes": Procrustes, "inn": INN}
 
 
 class Alignment(pl.LightningModule):
@@ -192,21 +193,34 @@ class Alignment(pl.LightningModule):
             batches = limited(len(loader), self.trainer, "train")
             about = {"data": self.data, "config": self.data_config}
             found = read_moments(self.trainer, loader, self._read, data.reader.check, batches, self.reading, about)
-            self.fit_moments(found["maps"])
+            self.fit_moments(found["maps"], self._validation_moments(about))
+            warn_of_few_rows(found["maps"])
+
+    def _validation_moments(self, about: dict[str, Any]) -> Moments | None:
+        """Read the moments of the validation texts, if a map chooses its strength on them."""
+        if not any(isinstance(fit.aligner, Ridge) for fit in self.fits()):
+            return None
+        loader, about = self._stream.loader("validation"), {**about, "split": "validation"}
+        check = self._stream.reader.check
+        return read_moments(self.trainer, loader, self._read, check, len(loader), about=about)["maps"]
 
     def _read(self, texts: Any) -> dict[str, tuple[Tensor, Tensor]]:
         # as the Trainer does: the data module's hooks choose the rows, move the texts and read both models
         batch = self.trainer.strategy.batch_to_device(self._stream.on_before_batch_transfer(texts, 0))
         return {"maps": (batch.x, batch.y)}
 
-    def fit_moments(self, moments: Moments) -> None:
+    def fit_moments(self, moments: Moments, validation: Moments | None = None) -> None:
         """Solve the closed-form aligners and start the trained ones from the moments of all fitting rows.
+
+        Args:
+            moments: of the fitting rows.
+            validation: of the validation rows; None: no map asks for them.
 
         Raises:
             ValueError: there are fewer rows than an aligner needs, or the states of a site are constant.
         """
         for fit in self.fits():
-            fit_map(fit.name, fit.aligner, moments if fit.direction == "forward" else moments.swap())
+            fit_map(fit.name, fit.aligner, *fit.moments(moments, validation))
         self.moments = moments
 
     # ------------------------------------------------------------------ second phase: gradient steps

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from aligners.fitting.alignment import Alignment
+from aligners.fitting.cautions import few_rows
 from aligners.fitting.errors import MapErrors
 from aligners.fitting.fits import Fit
 from aligners.fitting.outcomes import outcomes
@@ -71,7 +72,8 @@ class ErrorsEvaluation(pl.LightningModule):
     def on_test_epoch_end(self) -> None:
         """One row for every map and place."""
         self._data.reader.check.flush()
-        self.meta = {**self._data.describe(), "split": "test"}
+        cautions = few_rows(cast(Moments, self.fitted.moments))
+        self.meta = {**self._data.describe(), "split": "test", "cautions": cautions}
         self.rows = [row for fit in self._fits() for row in self._rows(fit)]
 
     def _rows(self, fit: Fit) -> list[dict[str, Any]]:

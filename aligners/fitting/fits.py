@@ -9,6 +9,7 @@ import torch
 
 from aligners.maps.base import Aligner
 from aligners.storage.bank import BACKWARD, FORWARD
+from similarity.algebra.moments import Moments
 
 __all__ = ["AlignerFactory", "Direction", "Fit", "seeded"]
 
@@ -41,6 +42,10 @@ class Fit(NamedTuple):
     def orient(self, x: Any, y: Any) -> tuple[Any, Any]:
         """(source, target) of this fit."""
         return (x, y) if self.direction == "forward" else (y, x)
+
+    def moments(self, *each: Moments | None) -> list[Any]:
+        """Moments of pairs (x, y) as those of (source, target) of this fit."""
+        return [found if found is None or self.direction == "forward" else found.swap() for found in each]
 
 
 def seeded(factory: AlignerFactory, seed: int, sites: int, d_x: int, d_y: int) -> Aligner:

@@ -10,6 +10,7 @@ __all__ = [
     "TRAINED_WELL",
     "is_trained",
     "mark",
+    "no_better_than_the_mean",
     "outcomes",
     "trained_methods",
     "what_did_not_train",
@@ -87,3 +88,17 @@ def what_did_not_train(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _route(row: Mapping[str, Any]) -> str:
     return f"{row.get('model_x')} → {row.get('model_y')}"
+
+
+def no_better_than_the_mean(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A sentence on the maps of a report's rows that leave all of the variance, or more, at some site; none if none do.
+
+    Args:
+        rows: rows with method, role and fvu.
+    """
+    worst: dict[str, float] = {}
+    for row in rows:
+        if row["role"] == "method" and row["fvu"] is not None and row["fvu"] >= 1:
+            worst[row["method"]] = max(row["fvu"], worst.get(row["method"], 0.0))
+    said = ", ".join(f"{name} {fvu:.3g}" for name, fvu in worst.items())
+    return [f"No better than the mean of the target's states at some site, by its largest FVU: {said}."] if said else []

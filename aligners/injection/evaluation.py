@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
 import lightning.pytorch as pl
 from torch import Tensor, nn
 
+from aligners.fitting.cautions import few_rows
 from aligners.fitting.moments import read_moments
 from aligners.injection.behaviour import OF_LABELS, OF_TOKENS, Answered, Behaviour
 from aligners.injection.forward import own_logits, read_all
@@ -17,6 +19,8 @@ from aligners.injection.panels import Panel, Read
 from aligners.injection.routes import Route
 from aligners.injection.seen import fitted_texts, seen_by_any
 from aligners.injection.task import DIRECTIONS, InjectedTask, paired_routes
+from aligners.maps.linear import Ridge
+from aligners.scoring.answers import matched_by_number
 from aligners.scoring.asked import Asked
 from aligners.storage.bank import FORWARD, StoredBank
 from aligners.storage.refusals import refuse_other_component, refuse_other_models
@@ -199,6 +203,7 @@ class InjectionEvaluation(Evaluation):
             "methods": {f"{ways[route]}.{m.name}": m.about for route in self.routes for m in self.methods[route]},
             "refusals": {f"{ways[route]}.{n}": why for route in self.routes for n, why in self.refusals[route].items()},
             "labels": {model.name: words for model, words in labels.items()},
+            "cautions": matched_by_number(self.stream, list(labels)) + few_rows(*self.fitted.values()),
             "task": None if self.asked is None else self.asked.task,
             "unit": None if self.asked is None else self.asked.unit,
             "score": None if self.asked is None else self.asked.score,
@@ -210,16 +215,18 @@ class InjectionEvaluation(Evaluation):
         """Run the self-test, and make the panels once the moments of all rows are known."""
         super().on_test_start()
         moments = {str(kind): moments for kind, moments in self.fitted.items()}
-        if any(kind not in self.fitted for kind in self.kinds):
+        lacking = [kind for kind in self.kinds if kind not in self.fitted]
+        if lacking:
             data, trainer = self.stream, self.trainer
             loader = data.loader("fit")
             batches = limited(len(loader), trainer, "test")
-            lacking = [str(kind) for kind in self.kinds if kind not in self.fitted]
-            about = {"data": data.describe(), "config": data.config(), "kinds": lacking}
+            about = {"data": data.describe(), "config": data.config(), "kinds": list(map(str, lacking))}
+            read = partial(self._rows_of, lacking)
             moments = {
-                **read_moments(trainer, loader, self._lacking, data.reader.check, batches, about=about),
+                **read_moments(trainer, loader, read, data.reader.check, batches, about=about),
                 **moments,
             }
+        self._choose_ridges()
         for route in self.routes:
             for kind in self.kinds:
                 injects = kind == TOKENS and self.not_injected[route] is None
@@ -227,11 +234,31 @@ class InjectionEvaluation(Evaluation):
                     self.panels.append(self._panel(route, kind, moments[str(kind)], injects))
         self.panels.to(self.device)
 
-    def _lacking(self, texts: TextBatch) -> dict[str, tuple[Tensor, Tensor]]:
-        """The rows of the kinds whose moments no checkpoint holds."""
+    def _choose_ridges(self) -> None:
+        """Choose the strengths of the ridges that no checkpoint holds on validation rows, as a fit does."""
+        solved = [
+            (route, method.aligner, method.about)
+            for route in self.routes
+            for method in self.methods[route]
+            if isinstance(method.aligner, Ridge) and method.about["checkpoint"] is None
+        ]
+        if not solved:
+            return
+        first, data = next(each for each in self.stored if each.moments is not None), self.stream
+        moments, kind, loader = cast(Moments, first.moments), stored_kind(first), data.loader("validation")
+        about = {"data": data.describe(), "config": data.config(), "kinds": [str(kind)], "split": "validation"}
+        read = partial(self._rows_of, [kind])
+        found = read_moments(self.trainer, loader, read, data.reader.check, len(loader), about=about)
+        validation = Moments(*(part.to(moments.n.device) for part in found[str(kind)]))
+        for route, ridge, said in solved:
+            ridge.fit(*(each if route.key == FORWARD else each.swap() for each in (moments, validation)))
+            said.update(ridge.findings())
+
+    def _rows_of(self, kinds: Sequence[RowKind], texts: TextBatch) -> dict[str, tuple[Tensor, Tensor]]:
+        """The rows of some of the kinds that are read."""
         batch = self.trainer.strategy.batch_to_device(self.stream.on_before_batch_transfer(texts, 0))
         each = zip(self.kinds, (batch, *batch.others), strict=True)
-        return {str(kind): (rows.x, rows.y) for kind, rows in each if kind not in self.fitted}
+        return {str(kind): (rows.x, rows.y) for kind, rows in each if kind in kinds}
 
     def _panel(self, route: Route, kind: RowKind, moments: Moments, injects: bool) -> Panel:
         moments = moments if route.key == FORWARD else moments.swap()

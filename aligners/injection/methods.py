@@ -18,7 +18,7 @@ from aligners.injection.stitched import TASK_LOSS
 from aligners.maps.base import Aligner
 from aligners.maps.baselines import GaussianStates
 from aligners.maps.canonical import CCA, PWCCA, SVCCA
-from aligners.maps.linear import Identity, Linear, Mean, Procrustes
+from aligners.maps.linear import Identity, Linear, Mean, Procrustes, Ridge
 from aligners.maps.permutation import Permutation
 from aligners.storage.bank import BACKWARD, FORWARD, StoredBank
 from datamodules.rows.policies import RowKind
@@ -42,6 +42,7 @@ __all__ = [
 
 CLOSED_FORMS: dict[str, Callable[[int, int, int], Aligner]] = {
     "linear": Linear,
+    "ridge": Ridge,
     "procrustes": Procrustes,
     "permutation": Permutation,
     "cca": CCA,
@@ -70,14 +71,14 @@ class ClosedForms(Alignment):
     `route_methods` asks for them once more, and then says why they are not there.
     """
 
-    def fit_moments(self, moments: Moments) -> None:
+    def fit_moments(self, moments: Moments, validation: Moments | None = None) -> None:
         """Fit what can be fitted."""
         self.moments = moments
-        for name, direction, aligner in self.fits():
+        for fit in self.fits():
             try:
-                fit_map(name, aligner, moments if direction == "forward" else moments.swap())
+                fit_map(fit.name, fit.aligner, *fit.moments(moments, validation))
             except ValueError:
-                del self._maps()[direction][name]
+                del self._maps()[fit.direction][fit.name]
 
 
 class Method(NamedTuple):

@@ -1,7 +1,8 @@
-"""Maps with a closed form: identity, mean, least squares, orthogonal Procrustes."""
+"""Maps with a closed form: identity, mean, least squares, ridge regression, orthogonal Procrustes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,11 +17,13 @@ __all__ = [
     "Linear",
     "Mean",
     "Procrustes",
+    "Ridge",
     "determined_svd",
     "deviations",
     "least_squares",
     "predictive_least_squares",
     "procrustes_rotation",
+    "ridge_regression",
 ]
 
 # A neuron whose deviation is below this share of its mean's size is constant but for rounding; a residual below this
@@ -29,6 +32,7 @@ ROUNDING = 1e-12
 # Singular values below this share of the largest are zero but for rounding.
 NULL = 1e-10
 RIDGES = (1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
+STRENGTHS = (1e-6, 1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 
 def least_squares(moments: Moments, ridge: float) -> Tensor:
@@ -51,27 +55,69 @@ def least_squares(moments: Moments, ridge: float) -> Tensor:
 
 
 def predictive_least_squares(moments: Moments) -> Tensor:
-    """Least squares under the ridge with the least expected error on other rows, (S, d_x, d_y), however few the rows.
+    """Least squares under the ridge with the least expected error on other rows, (S, d_x, d_y)."""
+    return ridge_regression(moments, RIDGES)[0]
 
-    Each site gets the ridge out of `RIDGES`, relative to tr(XᵀX)/d_x, with the smallest residual / (n − 1 − degrees of
-    freedom)²: the criterion of generalised cross-validation (Golub, Heath and Wahba 1979).
+
+def ridge_regression(
+    moments: Moments, ridges: Sequence[float], validation: Moments | None = None
+) -> tuple[Tensor, Tensor]:
+    """Least squares of each site under the ridge with the least error on other rows, however few the fitting rows.
+
+    One eigendecomposition of XᵀX serves all ridges, and the error on validation rows follows from their moments.
+    Without these the criterion is that of generalised cross-validation (Golub, Heath and Wahba 1979): residual / (n − 1
+    − degrees of freedom)². It takes rows for independent, and chooses too small a ridge where those of one text are
+    alike.
+
+    Args:
+        moments: of the fitting rows.
+        ridges: to choose from, relative to tr(XᵀX)/d_x.
+        validation: moments of other rows, of the same sites.
+
+    Returns:
+        W (S, d_x, d_y), and the ridge of each site, (S,).
     """
     values, vectors = torch.linalg.eigh(moments.xx)
     level = values.mean(-1, keepdim=True)
     varies = values > 1e-12 * level
     values = torch.where(varies, values, level)
     projected = vectors.mT @ moments.xy * varies[..., None]
-    explained = projected.square().sum(-1) / values
-    total = moments.yy.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True)
-    outside = total - explained.sum(-1, keepdim=True)
-    outside = torch.where(outside > ROUNDING * total, outside, 0.0)  # fewer rows than directions explain everything
-    ridges = torch.tensor(RIDGES, dtype=values.dtype, device=values.device)[:, None, None] * level
-    kept, lost = values / (values + ridges), ridges / (values + ridges)
-    residual = outside + (explained * lost.square()).sum(-1, keepdim=True)
-    left = moments.n - 1 - varies.sum(-1, keepdim=True) + (lost * varies).sum(-1, keepdim=True)
-    criterion = torch.where(left > 0, residual / left.square(), torch.inf)
-    kept = kept.take_along_dim(criterion.argmin(0, keepdim=True), 0)[0]
-    return vectors @ (projected * (kept / values)[..., None])
+    choice = torch.tensor(list(ridges), dtype=values.dtype, device=values.device)
+    added = choice[:, None, None] * level
+    kept, lost = values / (values + added), added / (values + added)
+    if validation is not None:
+        error = _validation_error(moments, validation, vectors, projected, kept / values)
+    else:
+        explained = projected.square().sum(-1) / values
+        total = moments.yy.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True)
+        outside = total - explained.sum(-1, keepdim=True)
+        outside = torch.where(outside > ROUNDING * total, outside, 0.0)  # fewer rows than directions explain everything
+        residual = outside + (explained * lost.square()).sum(-1, keepdim=True)
+        left = moments.n - 1 - varies.sum(-1, keepdim=True) + (lost * varies).sum(-1, keepdim=True)
+        error = torch.where(left > 0, residual / left.square(), torch.inf)[..., 0]
+    best = error.argmin(0)
+    kept = kept[best, torch.arange(len(best), device=best.device)]
+    return vectors @ (projected * (kept / values)[..., None]), choice[best]
+
+
+def _validation_error(
+    moments: Moments, validation: Moments, vectors: Tensor, projected: Tensor, factors: Tensor
+) -> Tensor:
+    """‖Y − X W‖² on validation rows about the fitting rows' means, less what all W share, (R, S).
+
+    Args:
+        moments: of the fitting rows.
+        validation: of the validation rows.
+        vectors: (S, d_x, d_x) V.
+        projected: (S, d_x, d_y) P.
+        factors: (R, S, d_x) f of R maps W = V diag(f) P.
+    """
+    shift_x, shift_y = validation.mean_x - moments.mean_x, validation.mean_y - moments.mean_y
+    xx = validation.xx + validation.n * shift_x[:, :, None] * shift_x[:, None]
+    xy = validation.xy + validation.n * shift_x[:, :, None] * shift_y[:, None]
+    squares = vectors.mT @ xx @ vectors * (projected @ projected.mT)
+    products = (vectors.mT @ xy * projected).sum(-1)
+    return ((factors[..., None, :] @ squares)[..., 0, :] * factors - 2 * products * factors).sum(-1)
 
 
 def procrustes_rotation(moments: Moments) -> tuple[Tensor, Tensor]:
@@ -228,6 +274,58 @@ class Linear(Affine):
     def options(self) -> dict[str, Any]:
         """Ridge and the inverse's tolerance."""
         return {"ridge": self.ridge, "inverse_tolerance": self.inverse_tolerance}
+
+
+class Ridge(Affine):
+    """Ridge regression with an intercept: least squares that shrinks, by as much as other rows ask for.
+
+    The baseline where rows are few: least squares itself is worthless at as many rows as dimensions. The strength
+    of each site is chosen by the error on validation rows, or, without any, by generalised cross-validation: see
+    `ridge_regression`. It is a regression, and the way back is a different regression: the map has no inverse.
+
+    Args:
+        sites: S, the number of site pairs.
+        d_x: width of X's states.
+        d_y: width of Y's states.
+        ridges: the strengths to choose from: λ relative to the mean variance of X, tr(XᵀX)/d_x.
+
+    Attributes:
+        ridge: (S,) the strength that was chosen.
+        validation_rows: (S,) the number of rows that chose it; 0: generalised cross-validation.
+    """
+
+    ridge: Tensor
+    validation_rows: Tensor
+
+    def __init__(self, sites: int, d_x: int, d_y: int, *, ridges: Sequence[float] = STRENGTHS) -> None:
+        super().__init__(sites, d_x, d_y)
+        if not ridges or min(ridges) <= 0:
+            raise ValueError(f"Expected `ridges` to be one or more numbers above 0, but got {list(ridges)}.")
+        self.ridges = tuple(ridges)
+        self.register_buffer("ridge", torch.full((sites,), float("nan")))
+        self.register_buffer("validation_rows", torch.zeros(sites))
+
+    def fit(self, moments: Moments, validation: Moments | None = None) -> None:
+        """Solve from the moments of the fitting rows, and of validation rows if there are any, in float64.
+
+        Raises:
+            ValueError: the states of a site are constant or not finite.
+        """
+        deviations(moments, constant_neurons=True)
+        weight, ridge = ridge_regression(moments, self.ridges, validation)
+        self.ridge.copy_(ridge)
+        self.validation_rows.fill_(0 if validation is None else int(validation.n))
+        self.set_map(moments, weight)
+
+    def findings(self) -> dict[str, Any]:
+        """The strength at each site, and what chose it."""
+        rows = int(self.validation_rows.max())
+        chosen = f"{rows} validation rows" if rows else "generalised cross-validation on the fitting rows"
+        return {"ridge": [float(f"{value:.3g}") for value in self.ridge.tolist()], "ridge_chosen_by": chosen}
+
+    def options(self) -> dict[str, Any]:
+        """The strengths to choose from."""
+        return {"ridges": list(self.ridges)}
 
 
 class Procrustes(Affine):

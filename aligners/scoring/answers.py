@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from datamodules.text.label_names import ClassMap, GivenMap, class_map, in_words, numbered
+from datamodules.text.label_names import ClassMap, GivenMap, by_number, class_map, in_words, numbered
+from frozen.embedded.recipes import EMBEDDED
 
 if TYPE_CHECKING:
     from datamodules.protocol import HeadData
     from frozen.model import FrozenModel
 
-__all__ = ["in_data_order", "match_heads", "one_after_another"]
+__all__ = ["in_data_order", "match_heads", "matched_by_number", "one_after_another"]
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +87,24 @@ def match_heads(
         found[model] = in_words(model.class_map, head, names)
     if numbered(names, classes) is not None:
         _check_agreement([model for model in found if _given(data, model) is None], classes)
+    for caution in matched_by_number(data, list(found)):
+        logger.warning(caution)
     return found
+
+
+def matched_by_number(data: HeadData, models: Sequence[FrozenModel]) -> list[str]:
+    """Cautions about models whose classes were matched with the texts' by number, because only one side names them.
+
+    Embedded models number theirs, and were trained on the texts' own.
+    """
+    names, classes = data.texts.label_names, data.texts.classes
+    doubtful = [
+        model
+        for model in models
+        if not model.regression and _given(data, model) is None and not model.name.startswith(EMBEDDED)
+    ]
+    each = [by_number(m.label_names, names, classes, model=m.name, source=data.text.source) for m in doubtful]
+    return [caution for caution in each if caution is not None]
 
 
 def _given(data: HeadData, model: FrozenModel) -> GivenMap | None:

@@ -18,7 +18,7 @@ from aligners.injection.routes import Route, Routes, build_routes, check_routes
 from aligners.injection.stitched import TASK_LOSS
 from aligners.maps.base import Aligner
 from aligners.maps.linear import Identity
-from aligners.scoring.answers import match_heads
+from aligners.scoring.answers import match_heads, matched_by_number
 from aligners.scoring.asked import Asked
 from aligners.stitching.fitted import fitted_maps
 from aligners.storage.bank import StoredBank, load_bank
@@ -102,6 +102,7 @@ class StitchingEvaluation(Evaluation):
             ],
             "loss": self.stored.loss if self.stored is not None else None,
             "labels": {model.name: words for model, words in heads.items()},
+            "cautions": matched_by_number(data, list(heads)),
             "score": self.asked.score,
             "constant_score": None if self.asked.scored is None else self.asked.scored.constant_score(),
             "bytes_per_token": self.asked.bytes_per_token,

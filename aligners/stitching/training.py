@@ -169,7 +169,7 @@ class Stitching(pl.LightningModule):
             self.spread[route.key] = {"mean": moments.mean_y.cpu(), "variance": variance.cpu()}
             for name, layer in self.layers_of(route).items():
                 if name in self.factories:
-                    fit_map(f"{name} from {route.name}", layer, moments, MORE_ROWS)
+                    fit_map(f"{name} from {route.name}", layer, moments, advice=MORE_ROWS)
 
     def _read(self, texts: TextBatch) -> dict[str, tuple[Tensor, Tensor]]:
         batch = self._stream.prepare(texts).to(self.device)

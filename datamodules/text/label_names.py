@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 
-__all__ = ["ClassMap", "GivenMap", "LabelsOption", "class_map", "in_words", "numbered"]
+__all__ = ["ClassMap", "GivenMap", "LabelsOption", "by_number", "class_map", "in_words", "numbered"]
 
 ClassMap = tuple[tuple[int, ...], ...]  # for each class of the texts the head's classes that answer it
 GivenMap = dict[str, int | str | list[int | str]]  # class of the texts -> class or classes of the head, as written
@@ -75,6 +75,29 @@ def in_words(groups: ClassMap | None, head: Sequence[str], names: Sequence[str] 
     """A map for a report: name of each class of the texts -> names of the head's classes that answer it."""
     groups = groups or tuple((k,) for k in range(len(head)))
     return {names[k] if names else str(k): [head[place] for place in group] for k, group in enumerate(groups)}
+
+
+def by_number(head: Sequence[str], names: Sequence[str] | None, classes: int, *, model: str, source: str) -> str | None:
+    """A caution where only one side names its classes, so that mere numbers match them; None where there is no doubt.
+
+    Args:
+        head: as for `class_map`, as are the others; no map is given.
+        names: of the texts' classes.
+        classes: how many the texts have.
+        model: whose head it is.
+        source: where the texts come from.
+    """
+    sides = {"the head names": numbered(head, classes), "the texts name": numbered(names, classes)}
+    named = [side for side, numbers in sides.items() if numbers is None]
+    if len(named) != 1:
+        return None
+    order = _order(head, names, classes) or range(classes)
+    taken = {names[k] if names else str(k): head[place] for k, place in enumerate(order)}
+    return (
+        f"Caution: the classes of the texts of {source!r} and of the head of {model} were matched by number, as only "
+        f"{named[0]} them: {', '.join(f'{key} is {value}' for key, value in taken.items())}. If that is wrong, "
+        f"so is every score of this model; if it is right, say so: --data.labels '{json.dumps(taken)}'."
+    )
 
 
 def _order(head: Sequence[str], names: Sequence[str] | None, classes: int) -> list[int] | None:

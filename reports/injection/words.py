@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from aligners.fitting.outcomes import is_trained, trained_methods, what_did_not_train
+from aligners.fitting.outcomes import is_trained, no_better_than_the_mean, trained_methods, what_did_not_train
 from aligners.injection.methods import BOTH_WAYS, TRAINED
 from reports.report import Row
 from reports.words import listed, score_name, score_words, value_range
@@ -15,6 +15,7 @@ __all__ = ["below_chance", "of_tokens", "panel_title", "panels_of", "price_of_bi
 ALIKE = 0.05  # numbers of parameters within this share count as equal
 KEPT = 0.015  # an accuracy that loses no more than this counts as kept
 VOCABULARY = 2.0  # a map whose FVU is this many times higher on unseen types is called partly a vocabulary
+PLAIN = ("linear", "ridge")  # baselines, of which the closer is named
 ALL_TOKENS = "tokens"
 
 
@@ -60,7 +61,7 @@ def below_chance(rows: Sequence[Row]) -> list[Row]:
 def reading(rows: Sequence[Row]) -> str:
     """Say of each panel whether Y still does its task, how exact the maps are, and whether they are vocabularies."""
     said = [*map(_reading, panels_of(rows)), *what_did_not_train(rows)]
-    return "\n".join([*said, *map(_warning, below_chance(rows))])
+    return "\n".join([*map(_warning, below_chance(rows)), *said])
 
 
 def _warning(entry: Row) -> str:
@@ -163,21 +164,30 @@ def _nats(line: list[Row]) -> str:
 
 
 def _exactness(rows: list[Row], methods: dict[str, list[Row]]) -> str:
-    """Say how much variance the closest trained map and the linear one leave, and the price of bijectivity."""
+    """Say how much variance the closest trained map and the plain one leave, and the price of bijectivity."""
     mapped = _measured(methods, "fvu")
     if not mapped:
         return "No map that is trained at every site was evaluated."
     best = _closest(mapped, "fvu")
-    said = f"The closest map, {best}, leaves {_percentages(mapped[best], 'fvu')} of the variance unexplained"
-    if "linear" in mapped and best != "linear":
-        said += f", where linear leaves {_percentages(mapped['linear'], 'fvu')}"
+    said = f"The closest map, {best}, {_leaves(mapped[best], 'fvu', ' of the variance unexplained')}"
+    plain = {name: mapped[name] for name in PLAIN if name in mapped}
+    if plain and best not in PLAIN:
+        baseline = _closest(plain, "fvu")
+        said += f", where {baseline} {_leaves(plain[baseline], 'fvu')}"
     prices: dict[tuple[str, str], list[float]] = {}
     for entry in price_of_bijectivity(rows):
         prices.setdefault((entry["method"], entry["against"]), []).append(entry["ratio"])
     if prices:
         each = [f"{name} {value_range(ratios, '.2f')} times {against}" for (name, against), ratios in prices.items()]
         said += f"; the price of bijectivity, FVU against a free network of the same size, is {listed(each)}"
-    return said + "."
+    return " ".join([f"{said}.", *no_better_than_the_mean(rows)])
+
+
+def _leaves(line: list[Row], column: str, of: str = "") -> str:
+    """Say what share of the variance a map leaves, or that the mean would do no worse."""
+    if min(row[column] for row in line) >= 1:
+        return f"is no better than the mean: its FVU is {value_range([row[column] for row in line], '.3g')}"
+    return f"leaves {_percentages(line, column)}{of}"
 
 
 def _elsewhere(methods: dict[str, list[Row]]) -> str:
@@ -187,8 +197,8 @@ def _elsewhere(methods: dict[str, list[Row]]) -> str:
         best = _closest(known, "fvu_unseen")
         share = known[best][0]["n_unseen"] / known[best][0]["n_rows"]
         said += (
-            f" On types that no map saw, {share:.1%} of the rows, {best} is closest and leaves "
-            f"{_percentages(known[best], 'fvu_unseen')}."
+            f" On types that no map saw, {share:.1%} of the rows, {best} is closest and "
+            f"{_leaves(known[best], 'fvu_unseen')}."
         )
         words = [
             f"{name}, {_percentages(line, 'fvu_unseen')} there and {_percentages(line, 'fvu_seen')} on types it saw"
@@ -198,7 +208,7 @@ def _elsewhere(methods: dict[str, list[Row]]) -> str:
         said += f" Partly a vocabulary: {'; '.join(words)}." if words else ""
     if known := _measured(methods, "fvu_other"):
         best = _closest(known, "fvu_other")
-        said += f" On the other text {best} is closest and leaves {_percentages(known[best], 'fvu_other')}."
+        said += f" On the other text {best} is closest and {_leaves(known[best], 'fvu_other')}."
     return said
 
 

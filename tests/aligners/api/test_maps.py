@@ -43,6 +43,15 @@ def test_a_closed_form_is_its_bank(name: str) -> None:
     assert found.score(x[0], y[0]) == pytest.approx(1 - float(fvu))
 
 
+def test_ridge_is_chosen_on_the_last_tenth_of_the_rows() -> None:
+    x, y = related_rows(1, 80, 5, 5)
+    bank = aligners.Ridge(1, 5, 5).double()
+    bank.fit(moments_of(x[:, :72], y[:, :72]), moments_of(x[:, 72:], y[:, 72:]))
+    found = api.Ridge().fit(x[0], y[0])
+    torch.testing.assert_close(found.transform(x[0]), bank(x)[0])
+    assert found.bank.findings()["ridge_chosen_by"] == "8 validation rows"
+
+
 @pytest.mark.parametrize("kind", [np.float32, np.float64, np.float16, ">f8"])
 def test_numpy_comes_back_as_numpy(kind: str) -> None:
     x, y = (part[0].numpy().astype(kind) for part in related_rows(1, 60, 4, 3))

@@ -14,8 +14,9 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 
 from aligners.fitting.alignment import Alignment
+from aligners.fitting.cautions import few_rows
 from aligners.maps.inn import INN
-from aligners.maps.linear import Identity, Linear, Mean, Procrustes
+from aligners.maps.linear import Identity, Linear, Mean, Procrustes, Ridge
 from aligners.maps.mlp import MLP
 from callbacks.best import BestPerSite
 from datamodules.rows.reading import PairedBatch
@@ -55,6 +56,33 @@ def fit(world: World, aligners: dict[str, Any], *, epochs: int = 1, callbacks: A
 def bank(world: World) -> Alignment:
     """Three sites, every trained aligner, clipped hard, and closed forms beside them."""
     return fit(world, TRAINED | {"linear": Linear}, epochs=3, gradient_clip=0.05, **FAST)
+
+
+def test_ridge_is_chosen_on_the_validation_texts_in_both_directions(world: World) -> None:
+    module = fit(world, {"ridge": Ridge}, both_directions=True)
+    (x, y), (x_out, y_out) = (split_rows(world, split, sites=SITES) for split in ("fit", "validation"))
+    for found in module.fits():
+        ours = Ridge(3, 16, 16).double()
+        ours.fit(moments_of(*found.orient(x, y)), moments_of(*found.orient(x_out, y_out)))
+        torch.testing.assert_close(found.aligner.weight, ours.weight.float(), atol=1e-5, rtol=1e-4)
+        assert found.aligner.findings() == ours.findings()
+        assert ours.findings()["ridge_chosen_by"] == f"{x_out.shape[1]} validation rows"
+        assert ours.ridge[1] > min(ours.ridges)
+
+
+def test_few_rows_for_the_dimensions_are_a_caution(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    fit(world, {"linear": Linear})
+    assert "fitting rows for" not in caplog.text
+    few = TextSource(world.fit, held_out=world.test, max_texts=120)
+    module = fit(world, {"linear": Linear}, rows="mean", text=few)
+    rows = int(module.moments.n)  # type: ignore[union-attr]
+    assert f"{rows} fitting rows for 16 dimensions" in caplog.text
+    assert few_rows(module.moments) == [caplog.records[-1].message]  # type: ignore[arg-type]
+    wide = moments_of(torch.randn(1, 2292, 3), torch.randn(1, 2292, 3))
+    wide = wide._replace(mean_y=torch.zeros(1, 768))
+    assert "explain 34% of the variance of independent data" in few_rows(wide)[0]
+    assert "or give 7,681 rows or more" in few_rows(wide)[0]
+    assert few_rows(wide._replace(n=torch.tensor(7681.0))) == []
 
 
 def test_closed_forms_are_solved_in_one_pass_in_both_directions(world: World) -> None:

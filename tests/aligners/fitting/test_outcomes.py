@@ -4,7 +4,15 @@ from typing import Any
 
 import pytest
 
-from aligners.fitting.outcomes import MEANING, TRAINED_WELL, is_trained, outcomes, trained_methods, what_did_not_train
+from aligners.fitting.outcomes import (
+    MEANING,
+    TRAINED_WELL,
+    is_trained,
+    no_better_than_the_mean,
+    outcomes,
+    trained_methods,
+    what_did_not_train,
+)
 
 RECORD = {
     "best_step": [40, 0, 20, 0],
@@ -22,6 +30,18 @@ def test_each_site_is_called_what_it_is() -> None:
         "diverged at step 3, set back to the untrained start (identity)",
     ]
     assert outcomes(None, 2) == [None, None]
+
+
+def test_maps_that_leave_all_of_the_variance_are_named() -> None:
+    fvu = {"linear": (0.9, 1.06, 1.01), "ridge": (0.4, 0.5, 0.999), "cca": (None, 1.0, 2.5), "identity": (4, 4, 4)}
+    rows = [
+        {"method": name, "role": "floor" if name == "identity" else "method", "fvu": value}
+        for name, values in fvu.items()
+        for value in values
+    ]
+    said = "No better than the mean of the target's states at some site, by its largest FVU: linear 1.06, cca 2.5."
+    assert no_better_than_the_mean(rows) == [said]
+    assert no_better_than_the_mean(rows[3:6]) == []
 
 
 def test_only_what_did_not_train_is_said_and_where() -> None:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aligners.maps.linear import Identity, Linear, Mean, Procrustes
+from aligners.maps.linear import Identity, Linear, Mean, Procrustes, Ridge
 from similarity.algebra.moments import moments_of
 from tests.references.maps import fvu, procrustes, ridge_regression
 from tests.runs import related_rows
@@ -38,6 +38,26 @@ def test_linear_is_ridge_regression(n: int, d_x: int, d_y: int, ridge: float) ->
         np.testing.assert_allclose(mapped[site], a @ weight + bias, atol=1e-7)
         if n == d_x + 1:
             np.testing.assert_allclose(mapped[site], b, atol=1e-6)
+
+
+@pytest.mark.parametrize(("n", "d_x", "d_y"), [(9, 12, 12), (14, 12, 5), (60, 5, 12)])
+def test_ridge_takes_the_strength_with_the_least_error_on_validation_rows(n: int, d_x: int, d_y: int) -> None:
+    x, y = related_rows(SITES, n + 40, d_x, d_y)
+    y = y + 0.5 * y.std() * torch.randn(y.shape, generator=torch.Generator().manual_seed(2), dtype=y.dtype)
+    y[1, n:] += 3  # other means than those of the fitting rows
+    aligner = Ridge(SITES, d_x, d_y).double()
+    aligner.fit(moments_of(x[:, :n], y[:, :n]), moments_of(x[:, n:], y[:, n:]))
+    mapped = aligner(x).numpy()
+    for site, (a, b) in enumerate(numpy_rows(x, y)):
+        fits = {ridge: ridge_regression(a[:n], b[:n], ridge) for ridge in aligner.ridges}
+        errors = {ridge: np.square(a[n:] @ w + bias - b[n:]).sum() for ridge, (w, bias) in fits.items()}
+        best = min(errors, key=lambda ridge: errors[ridge])
+        assert aligner.ridge[site].item() == pytest.approx(best)
+        np.testing.assert_allclose(mapped[site], a @ fits[best][0] + fits[best][1], atol=1e-7)
+    assert len({*aligner.ridge.tolist()} - {min(aligner.ridges), max(aligner.ridges)}) > 0  # a choice was made
+    assert aligner.findings() == {"ridge": aligner.ridge.tolist(), "ridge_chosen_by": "40 validation rows"}
+    aligner.fit(moments_of(x[:, :n], y[:, :n]))
+    assert aligner.findings()["ridge_chosen_by"] == "generalised cross-validation on the fitting rows"
 
 
 def test_linear_on_a_hyperplane_maps_as_the_smallest_solution_does() -> None:
@@ -114,6 +134,10 @@ def test_what_cannot_be_solved_is_refused() -> None:
     x[1] = 2.0
     with pytest.raises(ValueError, match=r"number 1 is singular at ridge 0\.01.*`ridge`"):
         Linear(SITES, 6, 6, ridge=1e-2).fit(moments_of(x, y))
+    with pytest.raises(ValueError, match=r"neurons are constant or not finite at site pair number 1"):
+        Ridge(SITES, 6, 6).fit(moments_of(x, y))
+    with pytest.raises(ValueError, match=r"`ridges` to be one or more numbers above 0, but got \[0\.0\]"):
+        Ridge(1, 6, 6, ridges=[0.0])
     with pytest.raises(ValueError, match=r"`ridge`.*-1"):
         Linear(1, 6, 6, ridge=-1.0)
     with pytest.raises(ValueError, match=r"equal widths.*`d_x` is 6 and `d_y` is 5"):

@@ -17,6 +17,7 @@ from callbacks.checkpoint import SaveAligners
 from datamodules.text.sources import TextSource
 from finetuning.truncating import SurgeryEvaluation
 from frozen.loading.models import load_frozen
+from reports.kinds import make_report
 from tests.datamodules.test_labelled import labelled
 from tests.runs import activations, quiet_trainer
 from tests.stitches import evaluate as stitch
@@ -159,6 +160,28 @@ def test_heads_that_differ_need_texts_with_names(tmp_path: Path, worlds: tuple[W
     swapped.labels = {"0": "negative", "1": "positive"}
     match_heads(swapped, swapped.frozen)
     assert [model.class_map for model in swapped.frozen] == [None, ((1,), (0,))]
+
+
+@pytest.mark.parametrize("names", [NAMES, NLI])
+def test_named_heads_on_numbered_texts_are_a_caution_in_every_report(
+    tmp_path: Path, names: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    world = named_world(tmp_path / "named", names)
+    for path in (world.fit, world.test):
+        texts = [line.rsplit(",", 1)[0] for line in Path(path).read_text().splitlines()[1:]]
+        write_texts(Path(path), texts, [k % len(names) for k in range(len(texts))])
+    surgery = SurgeryEvaluation(heads=False)
+    quiet_trainer().test(surgery, datamodule=labelled(world))
+    kinds = {"injection": inject(world, tmp_path / "maps"), "stitching": stitch(world), "surgery": surgery}
+    for kind, found in kinds.items():
+        said = [line for line in make_report(kind, found.meta, found.rows).sentences if "matched by number" in line]
+        assert len(said) == len(found.meta["labels"])
+        assert all(any(f"the head of {model} " in line for line in said) for model in found.meta["labels"])
+        assert all(f"0 is {names[0]}, 1 is {names[1]}" in line and line in caplog.text for line in said)
+    caplog.clear()
+    data = activations(world, labels={str(k): name for k, name in enumerate(names)})
+    assert len(match_heads(data, data.frozen)) == 2
+    assert "by number" not in caplog.text
 
 
 def test_stitching_by_matthews_correlation(world: World) -> None:
