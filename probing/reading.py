@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
 from datamodules.module import TextModule
 from datamodules.text.annotated.sentence import ANNOTATION, Sentence
 from datamodules.tokens.splits import Split
+from probing.edges.targets import Labels, tasks_of
+from probing.trees.asked import LEAST
+from probing.trees.task import STRUCTURAL
 from storage.room import free_memory, in_words
 
-__all__ = ["check_annotated", "check_room", "sentences_of"]
+__all__ = ["check_annotated", "check_room", "check_tasks", "sentences_of"]
+
+
+SAID: dict[Split, str] = {"fit": "fitting", "validation": "validation", "test": "held-out"}
 
 
 def check_annotated(data: TextModule, processes: int) -> None:
@@ -33,6 +39,24 @@ def sentences_of(data: TextModule, split: Split) -> list[Sentence]:
     """The annotated sentences of a split, in the order of its text numbers."""
     texts = getattr(data.texts, split)
     return [Sentence.of(text, made) for text, made in zip(texts["text"], texts[ANNOTATION], strict=True)]
+
+
+def check_tasks(tasks: Iterable[str], sentences: Mapping[Split, Sequence[Sentence]]) -> None:
+    """Raise unless the sentences of every split say something of each task.
+
+    Raises:
+        ValueError: naming task and split; or as `Labels.of`.
+    """
+    for split, own in sentences.items():
+        there = {*tasks_of(own), *(STRUCTURAL if any(len(each.heads) >= LEAST for each in own) else ())}
+        for task in tasks:
+            if split == "fit" and task not in STRUCTURAL:
+                Labels.of(task, own)
+            elif task not in there:
+                raise ValueError(
+                    f"Expected {SAID[split]} sentences to have what {task!r} of `tasks` asks for, but none of {len(own):,} "
+                    "has. Leave it out, or give more sentences."
+                )
 
 
 def check_room(sentences: Iterable[Sequence[Sentence]], numbers: int, device: torch.device) -> None:

@@ -68,7 +68,7 @@ def data_of(world: dict[str, str], models: tuple[str, ...] = ("model_0",), **opt
 
 
 def experiment(**options: Any) -> ProbeExperiment:
-    training = ProbeTraining(epochs=1, least_steps=5)
+    training = ProbeTraining(max_epochs=1, least_steps=5)
     return ProbeExperiment(**{"training": training, "seeds": 1, "projection": 4, "hidden": 4} | options)
 
 
@@ -84,7 +84,7 @@ def test_the_command_writes_a_report_and_probes_that_answer_as_it_says(
     train(
         [
             *("probe", "--run", str(run), "--seeds", "2", "--ranks", "[2,4]", "--training.least_steps", "5"),
-            *("--training.epochs", "1", "--projection", "4", "--hidden", "4", "--data.models", f"[{world['model_0']}]"),
+            *("--training.max_epochs", "1", "--projection", "4", "--hidden", "4", "--data.models", f"[{world['model_0']}]"),
             *("--data.text.source", world["trees"], "--data.max_length", "32", "--trainer.logger", "false"),
             *("--trainer.enable_progress_bar", "false"),
         ]
