@@ -22,7 +22,7 @@ class Arm(NamedTuple):
         source: the model, or its untrained twin.
         layer: that it reads; None: a learned mix of all.
         control: whether it is asked the control task.
-        rank: of a structural probe; None: as high as the states are wide.
+        rank: of a structural probe; None: the usual one of the bank.
     """
 
     source: Source
@@ -48,7 +48,7 @@ def needed(arms: Sequence[Arm], places: Sequence[Place]) -> tuple[Place, ...]:
 
 
 class Readings(nn.Module):
-    """What the arms of a bank read: each a layer, centred and at unit scale, or a learned mix of such layers.
+    """What the arms of a bank read: each a layer at unit scale, mostly centred, or a learned mix of such layers.
 
     The mix is γ Σ_l softmax(a)_l h_l. One number scales a layer, so that one learning rate suits all layers and
     widths.
@@ -78,12 +78,12 @@ class Readings(nn.Module):
         self.mix = nn.Parameter(torch.zeros(len(arms), len(places)))
         self.gamma = nn.Parameter(torch.ones(len(arms), 1))
 
-    def fit(self, words: Words, places: Sequence[Place]) -> None:
-        """Take centres and scales from words, in double precision."""
+    def fit(self, words: Words, places: Sequence[Place], *, centred: bool) -> None:
+        """Take scales, and centres if they are wanted, from words, in double precision."""
         for number, place in enumerate(places):
             states = words.states[words.places.index(place)].double()
             mean = states.mean(0, keepdim=True)
-            self.mean[number] = mean
+            self.mean[number] = mean if centred else 0
             self.scale[number] = (states - mean).square().mean().sqrt().clamp(min=1e-12)
 
     def weights(self) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from probing.arms import Arm, Readings, needed
 from probing.words import Place, Words
 
-__all__ = ["Asked", "Bank", "Probes", "answers", "fresh_bank"]
+__all__ = ["Asked", "Bank", "Examples", "Probes", "answers", "fresh_bank", "losses"]
 
 AT_ONCE = 128  # sentences that are asked together
 
@@ -30,6 +30,13 @@ class Asked(Protocol):
         ...
 
 
+class Examples(NamedTuple):
+    """Words, and what is asked of them."""
+
+    words: Words
+    asked: Asked
+
+
 class Probes(nn.Module, ABC):
     """The networks of a bank, one for each arm. Every parameter has the arms on its first axis.
 
@@ -39,9 +46,11 @@ class Probes(nn.Module, ABC):
 
     Attributes:
         kinds: every class of probes by its name, which is how a file refers to it.
+        centred: whether the states that they read have a mean of zero.
     """
 
     kinds: ClassVar[dict[str, type[Probes]]] = {}
+    centred: ClassVar[bool] = True
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -56,8 +65,8 @@ class Probes(nn.Module, ABC):
         """Answer what is asked: (A, n, d) and a part of `Asked` -> (A, ...)."""
 
     @abstractmethod
-    def loss(self, read: Tensor, part: Any) -> Tensor:
-        """Training loss of each arm, (A,)."""
+    def losses(self, read: Tensor, part: Any) -> Tensor:
+        """Loss of each arm on each of the n targets or sentences that are asked, (A, n)."""
 
     def options(self) -> dict[str, Any]:
         """The constructor's arguments after arms and width, as plain values."""
@@ -70,6 +79,7 @@ class Bank(nn.Module):
     Attributes:
         arms: A of them.
         places: L, where the states are read that it takes, in this order.
+        unfinished: those of its arms that were still learning when their training reached its limit.
 
     Args:
         probes: the networks.
@@ -81,18 +91,15 @@ class Bank(nn.Module):
         self.arms, self.places = probes.arms, needed(probes.arms, places)
         self.readings = Readings(self.arms, self.places, probes.width)
         self.probes = probes
+        self.unfinished: list[Arm] = []
 
     def forward(self, states: Tensor, part: Any) -> Tensor:
         """Answer: states (L, n, d) and a part of what is asked -> (A, ...)."""
         return self.probes(self.readings(states), part)
 
-    def loss(self, states: Tensor, part: Any) -> Tensor:
-        """Training loss of each arm, (A,)."""
-        return self.probes.loss(self.readings(states), part)
-
-    def fan_in(self, name: str, parameter: Tensor) -> int:
-        """Number of inputs that a parameter sums over: see `make_optimizer`."""
-        return parameter.shape[-2] if parameter.ndim > 2 else 1
+    def losses(self, states: Tensor, part: Any) -> Tensor:
+        """Loss of each arm on each of the n targets or sentences that are asked, (A, n)."""
+        return self.probes.losses(self.readings(states), part)
 
     def only(self, chosen: Sequence[int]) -> Bank:
         """Some of the arms, as a bank of their own."""
@@ -124,7 +131,7 @@ def fresh_bank(kind: type[Probes], arms: Sequence[Arm], words: Words, seed: int,
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         bank = Bank(kind(arms, words.states.shape[-1], **options), words.places)
-    bank.readings.fit(words, bank.places)
+    bank.readings.fit(words, bank.places, centred=kind.centred)
     return bank.to(words.states.device)
 
 
@@ -135,8 +142,18 @@ def answers(bank: Bank, words: Words, asked: Asked) -> Iterator[tuple[Any, Tenso
     Yields:
         A part of what is asked, and the answers (A, ...) to it.
     """
+    for states, part in _parts(bank, words, asked):
+        yield part, bank(states, part)
+
+
+@torch.no_grad()
+def losses(bank: Bank, examples: Examples) -> Tensor:
+    """Mean loss of each arm over all that is asked, (A,)."""
+    return torch.cat([bank.losses(states, part) for states, part in _parts(bank, *examples)], 1).mean(1)
+
+
+def _parts(bank: Bank, words: Words, asked: Asked) -> Iterator[tuple[Tensor, Any]]:
     every = asked.sentences
     for first in range(0, len(every), AT_ONCE):
         chosen = every[first : first + AT_ONCE]
-        part = asked.part(words, chosen)
-        yield part, bank(words.read(bank.places, chosen), part)
+        yield words.read(bank.places, chosen), asked.part(words, chosen)

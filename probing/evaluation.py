@@ -22,7 +22,7 @@ from probing.online.rows import code_rows, portion_rows, send
 from probing.reading import check_annotated, check_room, sentences_of
 from probing.rows import Row
 from probing.storing import save_banks
-from probing.training import ProbeTraining
+from probing.training import ProbeTraining, ended
 from probing.trees.drawing import drawn_trees
 from probing.trees.task import STRUCTURAL, TreeTask
 from probing.words import Place, Source, Words, WordsBeingRead
@@ -30,7 +30,7 @@ from reports.progress import track
 
 __all__ = ["ProbeExperiment"]
 
-SPLITS: tuple[Split, ...] = ("fit", "test")
+SPLITS: tuple[Split, ...] = ("fit", "validation", "test")
 
 
 class ProbeExperiment(pl.LightningModule):
@@ -38,7 +38,7 @@ class ProbeExperiment(pl.LightningModule):
 
     A task's probes of all layers are one bank, with those of the controls: the same probe on the untrained twin, and
     on a control task, in which every word has a label drawn for it, wherever it stands. Layer 0 is the lexical
-    control. Nothing is chosen on the held-out sentences: probes are trained for a fixed number of epochs.
+    control. Nothing is chosen on the held-out sentences: the validation sentences say when a probe has learned enough.
 
     Attributes:
         rows: of the report, after the evaluation.
@@ -51,7 +51,7 @@ class ProbeExperiment(pl.LightningModule):
         tasks: what is probed: `distance` and `depth` for structural probes, and any tasks of labelled spans that the
             sentences have: for CoNLL-U pos, morphology and dependencies, for JSON lines the name of the file without
             train, dev or test, or the `task` of its lines.
-        ranks: of the structural probes. Default: the width of the states.
+        ranks: of the structural probes. Default: 64, or the width of narrower states.
         mix: whether there is also an edge probe over a learned mix of all layers.
         controls: whether the untrained twin and the control task are probed as well.
         seeds: trainings of each probe, from seeds 0, 1, ...
@@ -153,6 +153,7 @@ class ProbeExperiment(pl.LightningModule):
         for m, task, seed in track(planned, "Training", transient=True, disable=not self._shown):
             with torch.enable_grad():
                 self.banks[self._name(m), task.name, seed] = task.train(self.how, seed)
+        self._ended = ended(self.banks.values())
         self._about = {(self._name(m), task.name): task.about() for m, task in tasks}
         self.rows = [row for m, task in tasks for row in self._asked(m, task)]
         self.meta = {
@@ -161,6 +162,7 @@ class ProbeExperiment(pl.LightningModule):
             "sentences_dropped": {split: self.words[0, split].cut for split in SPLITS},
         }  # fmt: skip
         self.report_tables = {"mixes": self._mixes(), "trees": self._trees(), **self._sent(tasks)}
+        self.meta["unfinished"] = dict(self._ended)
 
     @property
     def _shown(self) -> bool:
@@ -171,16 +173,18 @@ class ProbeExperiment(pl.LightningModule):
 
     def _tasks(self, m: int) -> list[EdgeTask | TreeTask]:
         """What is asked of a model's words. All tasks are made, and checked, before any training."""
-        words, seed = self.words[m, "fit"], self._data.seed
+        words, watched, seed = self.words[m, "fit"], self.words[m, "validation"], self._data.seed
         places = self._places(m)
         ranks: list[int] | list[None] = self.ranks or [None]
         made: list[EdgeTask | TreeTask] = []
         for name in self.tasks:
             if name in STRUCTURAL:
                 arms = [Arm(*place, rank=rank) for place in places for rank in ranks]
-                made.append(TreeTask(cast(Any, name), words, arms, seed))
+                made.append(TreeTask(cast(Any, name), words, watched, arms, seed))
             else:
-                made.append(EdgeTask(name, words, edge_arms(places, self.mix, self.controls), self.sizes, seed))
+                made.append(
+                    EdgeTask(name, words, watched, edge_arms(places, self.mix, self.controls), self.sizes, seed)
+                )
         return made
 
     def _asked(self, m: int, task: EdgeTask | TreeTask) -> Iterator[Row]:
@@ -208,6 +212,10 @@ class ProbeExperiment(pl.LightningModule):
         for m, task in track(edges, "Sending", transient=True, disable=not self._shown):
             with torch.enable_grad():
                 codes = [send(task, self.how, seed, self.portions) for seed in range(self.seeds)]
+            self._ended.update(
+                probes=sum(code.unfinished for code in codes),
+                of=sum(len(code.bits) * (len(code.ends) - 1) for code in codes),
+            )
             codelengths += [{"model": self._name(m), **row} for row in code_rows(task, codes)]
             portions += [{"model": self._name(m), **row} for row in portion_rows(task, codes)]
         return {"codelengths": codelengths, "portions": portions}

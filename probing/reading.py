@@ -9,15 +9,23 @@ import torch
 from datamodules.module import TextModule
 from datamodules.text.annotated.sentence import ANNOTATION, Sentence
 from datamodules.tokens.splits import Split
-from probing.edges.targets import tasks_of
+from probing.edges.targets import Labels, tasks_of
+from probing.trees.asked import LEAST
 from probing.trees.task import STRUCTURAL
 from storage.room import free_memory, in_words
 
 __all__ = ["check_annotated", "check_room", "sentences_of"]
 
 
+SPLITS: dict[Split, str] = {"fit": "fitting", "validation": "validation", "test": "held-out"}
+MENDING = {
+    "validation": ": `text.validation_share` says how many",
+    "test": ": a `text.held_out` with the same tasks. In JSON lines, the entry `task` of a line names its task",
+}
+
+
 def check_annotated(data: TextModule, tasks: Sequence[str], processes: int = 1) -> None:
-    """Raise unless the texts are annotated sentences, held-out ones for the same tasks, read by one process.
+    """Raise unless the texts are annotated sentences, those of every split for every task, read by one process.
 
     No model is needed for that.
 
@@ -27,7 +35,7 @@ def check_annotated(data: TextModule, tasks: Sequence[str], processes: int = 1) 
         processes: of the run.
 
     Raises:
-        ValueError: saying which is not so.
+        ValueError: saying which is not so, naming task and split; or as `Labels.of`.
     """
     if processes > 1:
         raise ValueError(f"Probes are trained by one process, but `trainer.devices` makes {processes}. Set it to 1.")
@@ -36,19 +44,17 @@ def check_annotated(data: TextModule, tasks: Sequence[str], processes: int = 1) 
             f"Expected annotated sentences, but `data.text.source` {data.text.source!r} has none. Name a CoNLL-U file "
             "(.conllu), JSON lines with labelled spans (.jsonl), or grammar."
         )
-    fitting, held = (_asked(sentences_of(data, split)) for split in ("fit", "test"))
-    unscored = [task for task in tasks if task in fitting and task not in held]
-    if unscored:
-        raise ValueError(
-            f"Expected held-out sentences with targets of every task, but they have none of {', '.join(unscored)}; "
-            f"they have: {', '.join(held) or 'none'}. Name a `text.held_out` with the same `tasks`; in JSON lines, the "
-            "entry `task` of a line names its task."
-        )
-
-
-def _asked(sentences: Sequence[Sentence]) -> list[str]:
-    """The tasks that can be asked of sentences."""
-    return [*tasks_of(sentences), *(STRUCTURAL if any(sentence.heads for sentence in sentences) else ())]
+    for split, said in SPLITS.items():
+        own = sentences_of(data, split)
+        there = [*tasks_of(own), *(STRUCTURAL if any(len(each.heads) >= LEAST for each in own) else ())]
+        for task in tasks:
+            if split == "fit" and task not in STRUCTURAL:
+                Labels.of(task, own)
+            elif task not in there:
+                raise ValueError(
+                    f"Expected {said} sentences to have what {task!r} of `tasks` asks for, but none of {len(own):,} "
+                    f"has; they have: {', '.join(there) or 'nothing'}. Leave it out, or give others{MENDING.get(split, '')}."
+                )
 
 
 def sentences_of(data: TextModule, split: Split) -> list[Sentence]:

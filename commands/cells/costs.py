@@ -15,6 +15,7 @@ from aligners.maps.base import Aligner
 from commands.cells.options import CellOptions
 from datamodules.rows.policies import most_rows
 from datamodules.rows.sites import parse_layers, parse_sites
+from probing.trees.task import USUAL_RANK
 from similarity.catalogue import catalogue
 from studies.cells import Cell, merged
 from studies.kinds import KINDS
@@ -191,15 +192,15 @@ class Costs:
         )
 
     def _probe(self, cell: Cell, parsed: Namespace, made: Namespace) -> Cost:
-        """Every probe trains on all words, with about a matrix of weights each; description lengths double that."""
+        """Every probe trains on all words, for a third of the limit, with about a matrix of weights; codes double that."""
         (size,) = self.size(cell)
         texts, held_out = self.texts(cell)
         rows = self.rows(parsed.data, texts)
         sources = 2 if parsed.controls else 1  # the model, and its untrained twin
         layers = len(parse_layers(parsed.data.layers, size.layers))
         probes = layers * (sources + int(parsed.controls)) * len(parsed.tasks) * parsed.seeds
-        weights = size.width * max(parsed.projection, parsed.hidden, *(parsed.ranks or [size.width]))
-        trained = 6.0 * rows * parsed.training.epochs * probes * weights * (2 if parsed.portions else 1)
+        weights = size.width * max(parsed.projection, parsed.hidden, *(parsed.ranks or [min(USUAL_RANK, size.width)]))
+        trained = 6.0 * rows * parsed.training.max_epochs / 3 * probes * weights * (2 if parsed.portions else 1)
         reading = sources * self._pass(size, texts + held_out)
         memory = FLOAT * (size.weights + 2 * rows * layers * sources * size.width)
         return Cost(passes=sources, flops=reading + trained, reading=reading, memory=memory)

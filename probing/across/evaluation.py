@@ -23,20 +23,20 @@ from datamodules.tokens.splits import Split
 from frozen.loading.precision import check_precision
 from frozen.model import FrozenModel
 from probing.across.comparing import Fitted, Row, compared
-from probing.across.pairs import PairsBeingRead
+from probing.across.pairs import PairedWords, PairsBeingRead
 from probing.across.subspaces import principal_subspaces, random_subspaces, read_subspaces
 from probing.across.twin import PRINCIPAL, RANDOM, WHOLE, Part, Twin
 from probing.arms import Arm
 from probing.edges.task import EdgeTask
 from probing.reading import check_annotated, check_room, sentences_of
-from probing.training import ProbeTraining
+from probing.training import ProbeTraining, ended
 from probing.trees.task import STRUCTURAL, TreeTask
 from probing.words import Place, Words
 from reports.progress import track
 
 __all__ = ["ProbesAcrossMaps"]
 
-SPLITS: tuple[Split, ...] = ("fit", "test")
+SPLITS: tuple[Split, ...] = ("fit", "validation", "test")
 
 
 class ProbesAcrossMaps(Evaluation):
@@ -159,34 +159,40 @@ class ProbesAcrossMaps(Evaluation):
     def on_test_start(self) -> None:
         """Run the self-test, read the fitting words, and train the probes."""
         super().on_test_start()
-        data, pairs = self.stream, self.stream.reader.sites
-        words = PairsBeingRead(self.sentences["fit"], pairs)
-        for batch in data.paired("fit"):
-            words.add(batch)
-        fitting = words.whole()
+        pairs = self.stream.reader.sites
+        fitting, watched = self._read("fit"), self._read("validation")
         self.reading = PairsBeingRead(self.sentences["test"], pairs)
-        planned = [(name, side) for name in self.tasks for side in (fitting.x, fitting.y)]
+        planned = [(name, *side) for name in self.tasks for side in ((fitting.x, watched.x), (fitting.y, watched.y))]
         with torch.enable_grad():
             shown = track(planned, "Training", transient=True, disable=self.trainer.progress_bar_callback is None)
-            trained = [self._trained(name, side) for name, side in shown]
+            trained = [self._trained(*each) for each in shown]
             self.fitted = list(zip(trained[::2], trained[1::2], strict=True))
-            self.twin = None if self.asked is None else self._twin(self.asked, fitting.y)
+            self.narrow: list[Fitted] = []
+            self.twin = None if self.asked is None else self._twin(self.asked, fitting.y, watched.y)
+        self.meta["unfinished"] = dict(ended(each.bank for each in (*trained, *self.narrow)))
 
-    def _trained(self, name: str, words: Words, dimensions: int | None = None) -> Fitted:
+    def _read(self, split: Split) -> PairedWords:
+        """The words of a split."""
+        words = PairsBeingRead(self.sentences[split], self.stream.reader.sites)
+        for batch in self.stream.paired(split):
+            words.add(batch)
+        return words.whole()
+
+    def _trained(self, name: str, words: Words, watched: Words, dimensions: int | None = None) -> Fitted:
         """Train the probes of a task at all places of words, or narrow ones."""
         arms = [Arm(*place, rank=dimensions if name in STRUCTURAL else None) for place in words.places]
         sizes = self.sizes if dimensions is None else {**self.sizes, "projection": dimensions}
         task = (
-            TreeTask(cast(Any, name), words, arms, self.seed)
+            TreeTask(cast(Any, name), words, watched, arms, self.seed)
             if name in STRUCTURAL
-            else EdgeTask(name, words, arms, sizes, self.seed)
+            else EdgeTask(name, words, watched, arms, sizes, self.seed)
         )
         return Fitted(task, task.train(self.how, self.seed))
 
-    def _twin(self, asked: Asked, words: Words) -> Twin:
+    def _twin(self, asked: Asked, words: Words, watched: Words) -> Twin:
         """The swaps: for each task what a narrow probe reads, then other dimensions, then everything."""
         places = [words.places.index(Place("model", j)) for _, j in self.route.pairs]
-        self.narrow = [self._trained(name, words, self.dimensions) for name in self.tasks]
+        self.narrow = [self._trained(name, words, watched, self.dimensions) for name in self.tasks]
         read = {each.task.name: read_subspaces(each.bank)[places] for each in self.narrow}
         states, parts = words.states[places], [Part(name, [subspace]) for name, subspace in read.items()]
         for like in {subspace.shape: subspace for subspace in read.values()}.values():

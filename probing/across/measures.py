@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from aligners.scoring.scores import percentile_interval
 from probing.bank import Bank
-from probing.edges.scores import counts, f1
+from probing.edges.scores import counts, f1, majority
 from probing.edges.targets import targets_of
 from probing.edges.task import EdgeTask
 from probing.rows import draws
 from probing.trees.asked import Trees
-from probing.trees.scores import by_length, depth_scores, distance_scores, predictions
+from probing.trees.scores import by_length, chain, predictions
 from probing.trees.task import TreeTask
 from probing.words import Words
 
@@ -41,12 +41,12 @@ class Measured(NamedTuple):
         return {key: float(value) if value.isfinite() else None for key, value in found.items()}
 
 
-def measure(task: EdgeTask | TreeTask, bank: Bank, held: Words, seed: int) -> dict[str, Measured]:
+def measure(task: EdgeTask | TreeTask, bank: Bank | None, held: Words, seed: int) -> dict[str, Measured]:
     """Ask the probes of a task about held-out words.
 
     Args:
         task: as it was fitted.
-        bank: A trained probes.
+        bank: A trained probes; None: the task's trivial baseline, the most frequent labels or a chain of the words.
         held: the words, with states at the bank's places.
         seed: of the resampling.
 
@@ -56,15 +56,16 @@ def measure(task: EdgeTask | TreeTask, bank: Bank, held: Words, seed: int) -> di
     return _labels(task, bank, held, seed) if isinstance(task, EdgeTask) else _trees(task, bank, held, seed)
 
 
-def _labels(task: EdgeTask, bank: Bank, held: Words, seed: int) -> dict[str, Measured]:
+def _labels(task: EdgeTask, bank: Bank | None, held: Words, seed: int) -> dict[str, Measured]:
     targets = targets_of(task.labels, held, task.seed)
-    return {"F1": Measured(f1(_weights(targets.count, seed) @ counts(bank, held, targets)))}
+    found = majority(task.labels, targets) if bank is None else counts(bank, held, targets)
+    return {"F1": Measured(f1(_weights(targets.count, seed) @ found))}
 
 
-def _trees(task: TreeTask, bank: Bank, held: Words, seed: int) -> dict[str, Measured]:
+def _trees(task: TreeTask, bank: Bank | None, held: Words, seed: int) -> dict[str, Measured]:
     trees = Trees.of(held)
-    score: Any = distance_scores if task.name == "distance" else depth_scores
-    found = score(predictions(bank, held, trees), held.sentences, trees)
+    given = chain(trees, task.name == "depth") if bank is None else predictions(bank, held, trees)
+    found = task.scores(given, held, trees)
     weights = _weights(len(trees.sentences), seed)
     edges = (found.hits @ weights.T) / (found.asked @ weights.T)
     spearman = by_length(found.spearman, found.lengths, weights)

@@ -73,9 +73,9 @@ class EdgeProbes(Probes):
         """The labels that each arm is asked for, (A, T, K) bool: those of the task, or of its control task."""
         return part.labels[self.control]
 
-    def loss(self, read: Tensor, part: TargetsPart) -> Tensor:
-        """Mean over targets of the negative log-likelihood of their labels, in nats, (A,)."""
-        return self.surprise(self(read, part), part).mean(1)
+    def losses(self, read: Tensor, part: TargetsPart) -> Tensor:
+        """Negative log-likelihood of the labels of each target, in nats, (A, T)."""
+        return self.surprise(self(read, part), part)
 
     def surprise(self, logits: Tensor, part: TargetsPart) -> Tensor:
         """Negative log-likelihood of the labels of each target, in nats.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from probing.arms import Arm
-from probing.bank import Bank
+from probing.bank import Bank, Examples
 from probing.edges.probes import edge_bank
 from probing.edges.scores import accuracy, counts, f1, majority
 from probing.edges.targets import Labels, Targets, targets_of
@@ -28,6 +28,7 @@ class EdgeTask:
     Args:
         name: of the task.
         words: the fitting words.
+        watched: the validation words.
         arms: of the bank.
         sizes: `projection` and `hidden` of the probes.
         seed: of the control task.
@@ -35,6 +36,7 @@ class EdgeTask:
 
     name: str
     words: Words
+    watched: Words
     arms: Sequence[Arm]
     sizes: dict[str, int]
     seed: int
@@ -48,8 +50,13 @@ class EdgeTask:
     def train(self, how: ProbeTraining, seed: int) -> Bank:
         """Train a fresh bank on all fitting words."""
         bank = edge_bank(self.arms, self.words, self.labels, seed, **self.sizes)
-        train_bank(bank, self.words, self.targets, how, seed)
+        train_bank(bank, Examples(self.words, self.targets), self.validation(), how, seed)
         return bank
+
+    def validation(self) -> Examples:
+        """The targets of the validation words whose labels fitting has seen."""
+        targets = targets_of(self.labels, self.watched, self.seed)
+        return Examples(self.watched, targets.only(targets.unknown == 0))
 
     def about(self) -> dict[str, Any]:
         """What is kept beside a bank, as plain values."""

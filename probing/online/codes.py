@@ -80,6 +80,7 @@ class OnlineCode:
         bits: (A, U) of each.
         uniform: (U,) bits of each by the uniform code.
         targets: (U,) how many targets each has.
+        unfinished: how many of all probes were still learning at the limit of their training.
 
     Reference: Voita and Titov 2020, "Information-theoretic probing with minimum description length", EMNLP, §2.2,
     eq. 3; the codelength of Blier and Ollivier 2018, "The description length of deep learning models", NeurIPS.
@@ -90,10 +91,17 @@ class OnlineCode:
     bits: Tensor
     uniform: Tensor
     targets: Tensor
+    unfinished: int = 0
 
     @classmethod
     def of(
-        cls, ends: Sequence[int], units: Tensor, sent: Sequence[Tensor], uniform: Tensor, targets: Tensor
+        cls,
+        ends: Sequence[int],
+        units: Tensor,
+        sent: Sequence[Tensor],
+        uniform: Tensor,
+        targets: Tensor,
+        unfinished: int = 0,
     ) -> OnlineCode:
         """Put the portions together.
 
@@ -103,10 +111,11 @@ class OnlineCode:
             sent: of each portion but the first, the bits (A, units) of its units.
             uniform: (U,) bits of each unit by the uniform code.
             targets: (U,) of each unit.
+            unfinished: see above.
         """
         uniform = uniform.double()
         first = uniform[: ends[0]].expand(len(sent[0]), -1)
-        return cls(ends, units, torch.cat((first, *(bits.double() for bits in sent)), 1), uniform, targets)
+        return cls(ends, units, torch.cat((first, *(bits.double() for bits in sent)), 1), uniform, targets, unfinished)
 
     @property
     def codelength(self) -> Tensor:

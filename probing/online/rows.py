@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from probing.bank import Examples
 from probing.edges.probes import edge_bank
 from probing.edges.task import EdgeTask
 from probing.online.codes import OnlineCode, compressions
@@ -23,7 +24,8 @@ def send(task: EdgeTask, how: ProbeTraining, seed: int, portions: Sequence[float
     def fresh(own: int) -> Any:
         return edge_bank(task.arms, task.words, task.labels, own, **task.sizes)
 
-    return send_labels(fresh, task.words, task.targets, task.labels, how, seed, portions)
+    fitting = Examples(task.words, task.targets)
+    return send_labels(fresh, fitting, task.validation(), task.labels, how, seed, portions)
 
 
 def code_rows(task: EdgeTask, codes: Sequence[OnlineCode]) -> Iterator[Row]:

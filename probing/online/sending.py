@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from probing.bank import Asked, Bank
+from probing.bank import Asked, Bank, Examples
 from probing.edges.scores import codelengths
 from probing.edges.targets import Labels, Targets
 from probing.online.codes import PORTIONS, OnlineCode, frequency_bits, portion_ends, uniform_bits
@@ -39,8 +39,8 @@ class OfSome:
 
 def send_labels(
     fresh: Callable[[int], Bank],
-    words: Words,
-    targets: Targets,
+    fitting: Examples,
+    watched: Examples,
     labels: Labels,
     how: ProbeTraining,
     seed: int,
@@ -48,13 +48,14 @@ def send_labels(
 ) -> OnlineCode:
     """Send the labels of all targets, a sentence at a time in an order that the seed draws.
 
-    The number of labels and the sentences themselves are known to the receiver. All probes of a bank are trained on,
+    The number of labels and the sentences themselves are known to the receiver, as are the labels that are watched. All probes of a bank are trained on,
     and send, the same sentences; an arm with a control task sends its labels.
 
     Args:
         fresh: makes an untrained bank from a seed.
-        words: of the sentences.
-        targets: of the task, all of whose labels are known.
+        fitting: words, and the `Targets` that are sent, all of whose labels are known.
+        watched: those of other sentences, which both sides know and nobody trains on: they say when a probe has
+            learned enough.
         labels: of the task.
         how: each bank is trained.
         seed: of the order, the weights and the training.
@@ -63,18 +64,21 @@ def send_labels(
     Raises:
         ValueError: too few sentences, or as `train_bank` does.
     """
+    words, targets = fitting.words, cast(Targets, fitting.asked)
     draw = torch.Generator().manual_seed(seed)
     found = torch.tensor(targets.sentences)
     order = found[torch.randperm(len(found), generator=draw)].tolist()
     ends = portion_ends(len(order), portions)
-    sent = []
+    sent, unfinished = [], 0
     for first, end in pairwise(ends):
         bank = fresh(seed)
-        train_bank(bank, words, OfSome(targets, sorted(order[:first])), how, seed)
+        train_bank(bank, Examples(words, OfSome(targets, sorted(order[:first]))), watched, how, seed)
+        unfinished += len(bank.unfinished)
         sent.append(_bits(bank, words, targets, order[first:end]))
     counts = targets.first.diff()[order]
     units = torch.tensor(order)
-    return OnlineCode.of(ends, units, sent, counts * uniform_bits(len(labels.names), several=labels.several), counts)
+    uniform = counts * uniform_bits(len(labels.names), several=labels.several)
+    return OnlineCode.of(ends, units, sent, uniform, counts, unfinished)
 
 
 def _bits(bank: Bank, words: Words, targets: Targets, sentences: list[int]) -> Tensor:

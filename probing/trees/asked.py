@@ -14,7 +14,7 @@ from datamodules.text.annotated.sentence import check_tree
 from probing.trees.shapes import tree_depths, tree_distances
 from probing.words import Words, numbers_within, relative
 
-__all__ = ["Trees", "TreesPart"]
+__all__ = ["LEAST", "Trees", "TreesPart"]
 
 LEAST = 2  # words of a tree: one word has no distances
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from probing.bank import Bank
 from probing.trees.asked import Trees
-from probing.trees.scores import predictions, punctuation, spanning_edges
+from probing.trees.scores import counted_edges, predictions, punctuation, spanning_edges
 from probing.trees.shapes import Edge, tree_edges
 from probing.words import Words
 
@@ -25,7 +25,7 @@ def drawn_trees(bank: Bank, words: Words, count: int, model: str) -> list[dict[s
         model: its name.
 
     Returns:
-        Rows with the words, and edges as `0-1 1-3`.
+        Rows with the words, and edges as `0-1 1-3`; `counted` are those of the tree that UUAS counts.
     """
     trees = Trees.of(words)
     chosen = [number for number, own in trees.depths.items() if len(own) in WORDS][:count]
@@ -36,6 +36,7 @@ def drawn_trees(bank: Bank, words: Words, count: int, model: str) -> list[dict[s
             "layer": bank.arms[0].layer,
             "words": words.sentences[number].text,
             "edges": _written(tree_edges(words.sentences[number].heads)),
+            "counted": _written(counted_edges(words.sentences[number])),
             "found": _written(spanning_edges(predicted[0], ~punctuation(words.sentences[number]))),
         }
         for number, predicted in predictions(bank, words, few)

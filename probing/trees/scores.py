@@ -20,9 +20,11 @@ from probing.words import Words
 
 __all__ = [
     "LENGTHS",
+    "Numbers",
     "TreeScores",
     "by_length",
     "chain",
+    "counted_edges",
     "depth_scores",
     "distance_scores",
     "most_spearman",
@@ -126,6 +128,12 @@ def punctuation(sentence: Sentence) -> NDArray[np.bool_]:
     return found
 
 
+def counted_edges(sentence: Sentence) -> set[Edge]:
+    """The edges of a sentence's tree that UUAS asks for: those between words that are no punctuation."""
+    kept = ~punctuation(sentence)
+    return {pair for pair in tree_edges(sentence.heads) if kept[list(pair)].all()}
+
+
 def predictions(bank: Bank, words: Words, trees: Trees) -> Iterator[tuple[int, Numbers]]:
     """What structural probes predict of each tree.
 
@@ -154,11 +162,11 @@ def distance_scores(found: Iterator[tuple[int, Numbers]], sentences: Sequence[Se
     """
     spearman, hits, asked, lengths = [], [], [], []
     for number, predicted in found:
-        kept = ~punctuation(sentences[number])
-        edges = {pair for pair in tree_edges(sentences[number].heads) if kept[list(pair)].all()}
+        kept, edges = ~punctuation(sentences[number]), counted_edges(sentences[number])
         true = trees.distances[number].double().numpy()
-        with np.errstate(invalid="ignore"):
-            spearman.append(np.nanmean(rank_correlations(predicted, true), -1))
+        each = rank_correlations(predicted, true)
+        with np.errstate(invalid="ignore"):  # a prediction that is constant has no correlation
+            spearman.append(np.nansum(each, -1) / np.isfinite(each).sum(-1))
         hits.append([len(edges & spanning_edges(own, kept)) if edges else 0 for own in predicted])
         asked.append(len(edges))
         lengths.append(len(true))

@@ -10,17 +10,18 @@ import torch
 from torch import Tensor
 
 from probing.arms import Arm
-from probing.bank import Bank, fresh_bank
+from probing.bank import Bank, Examples, fresh_bank
 from probing.rows import Row, draws, pooled_ratio, row_of, score_columns
 from probing.training import ProbeTraining, train_bank
 from probing.trees.asked import Trees
 from probing.trees.probes import DepthProbes, DistanceProbes
-from probing.trees.scores import TreeScores, by_length, chain, depth_scores, distance_scores, predictions
+from probing.trees.scores import Numbers, TreeScores, by_length, chain, depth_scores, distance_scores, predictions
 from probing.words import Words
 
 __all__ = ["STRUCTURAL", "TreeTask"]
 
 STRUCTURAL = ("distance", "depth")
+USUAL_RANK = 64  # more adds nothing (Hewitt and Manning 2019, §4.2 and Figure 5), and takes longer
 
 
 @dataclass
@@ -30,12 +31,14 @@ class TreeTask:
     Args:
         name: which of them.
         words: the fitting words.
-        arms: of the bank.
+        watched: the validation words.
+        arms: of the bank; without a rank: that of 64, or the width of narrower states.
         seed: of the intervals.
     """
 
     name: Literal["distance", "depth"]
     words: Words
+    watched: Words
     arms: Sequence[Arm]
     seed: int
     trees: Trees = field(init=False)
@@ -46,9 +49,14 @@ class TreeTask:
     def train(self, how: ProbeTraining, seed: int) -> Bank:
         """Train a fresh bank on all fitting words."""
         kind = DistanceProbes if self.name == "distance" else DepthProbes
-        bank = fresh_bank(kind, self.arms, self.words, seed)
-        train_bank(bank, self.words, self.trees, how, seed)
+        bank = fresh_bank(kind, self.arms, self.words, seed, usual=self._usual)
+        watched = Examples(self.watched, Trees.of(self.watched))
+        train_bank(bank, Examples(self.words, self.trees), watched, how, seed)
         return bank
+
+    @property
+    def _usual(self) -> int:
+        return min(USUAL_RANK, self.words.states.shape[-1])
 
     def about(self) -> dict[str, Any]:
         """What is kept beside a bank, as plain values."""
@@ -62,9 +70,8 @@ class TreeTask:
             held: held-out words.
         """
         trees = Trees.of(held)
-        score = distance_scores if self.name == "distance" else depth_scores
-        least = score(chain(trees, self.name == "depth"), held.sentences, trees)
-        found = [score(predictions(bank, held, trees), held.sentences, trees) for bank in banks]
+        least = self.scores(chain(trees, self.name == "depth"), held, trees)
+        found = [self.scores(predictions(bank, held, trees), held, trees) for bank in banks]
         weights = draws(len(trees.sentences), self.seed)
         about: dict[str, Any] = {
             "task": self.name,
@@ -74,8 +81,13 @@ class TreeTask:
         }
         yield row_of("word order", None, **about, **self._scored([least], 0, weights))
         for a, arm in enumerate(self.arms):
-            size = (arm.rank or self.words.states.shape[-1]) * self.words.states.shape[-1]
+            size = (arm.rank or self._usual) * self.words.states.shape[-1]
             yield row_of(arm.source, arm, **about, **self._scored(found, a, weights), parameters=size)
+
+    def scores(self, found: Iterator[tuple[int, Numbers]], held: Words, trees: Trees) -> TreeScores:
+        """Score predictions about held-out words."""
+        score = distance_scores if self.name == "distance" else depth_scores
+        return score(found, held.sentences, trees)
 
     def _scored(self, found: Sequence[TreeScores], a: int, weights: Tensor) -> dict[str, Tensor]:
         """Spearman's correlation, and the share of edges or roots that are found, of an arm over all seeds."""

@@ -13,6 +13,7 @@ from aligners.fitting.outcomes import mark, trained_methods, what_did_not_train
 from probing.across.twin import PRINCIPAL, RANDOM, WHOLE
 from reports.drawing import MODEL_COLOURS, Look, SitePanel, line_look, method_looks, number, site_figure
 from reports.names import site_name, with_short_names
+from reports.probing.lines import unfinished_in_words
 from reports.report import Report, Row
 from reports.screen import TitledTable, site_table
 
@@ -23,7 +24,7 @@ NATIVE: dict[str, Look] = {
     "native_x": {**line_look(1, 6, "--", MODEL_COLOURS), "markersize": 3.5},
 }
 SAID = {"native_y": "{y}, its own", "native_x": "{x}, its own probe"}
-ERASED = "mean"
+ERASED, BASELINE = "mean", "baseline"
 Pair = tuple[int, int]
 
 
@@ -47,8 +48,15 @@ def report(meta: Row, rows: Sequence[Row], twin: Sequence[Row] = ()) -> Report:
         figures=figures,
         screen=[_table(shown), *([_twin_table(swaps)] if twin else [])],
         note="Kept: what Y's probe reads in g(X), above states that are all equal, as a share of what it reads in Y's "
-        "own; mean over sites.",
-        sentences=[*_kept_in_words(shown), *_twin_in_words(swaps), *_left_out(meta), *what_did_not_train(shown)],
+        "own; mean over the sites where Y's own probe beats those, and the baseline: the most frequent label, or a chain "
+        "of the words in their order.",
+        sentences=[
+            *_kept_in_words(shown),
+            *_twin_in_words(swaps),
+            *unfinished_in_words(meta),
+            *_left_out(meta),
+            *what_did_not_train(shown),
+        ],
     )
 
 
@@ -115,7 +123,8 @@ def _twin_table(rows: Sequence[Row]) -> TitledTable:
 
 def _figure(rows: Sequence[Row]) -> Figure:
     """Draw scores by site, a panel for each task and measure."""
-    looks = {**NATIVE, **method_looks([name for (name,) in _each(rows, "method") if name not in NATIVE])}
+    looks = {**NATIVE, **method_looks([name for (name,) in _each(rows, "method") if name not in (*NATIVE, BASELINE)])}
+    looks[BASELINE] = {"color": "0.6", "linestyle": ":", "zorder": 0}
     shown = []
     for task, measure in _each(rows, "task", "measure"):
         own = _of(rows, task=task, measure=measure)
@@ -157,10 +166,18 @@ def _kept_in_words(rows: Sequence[Row]) -> list[str]:
         if maps:
             best = max(maps, key=lambda name: number(_mean(maps[name], "score")))
             score, kept = (_mean(maps[best], column) for column in ("score", "kept"))
+            share = "" if np.isnan(kept) else f" ({_percent(kept)} % kept)"
             said.append(
                 f"{task}, {measure}, mean over sites: {_percent(native)} in {_said('native_y', rows)} states, "
-                f"{_percent(score)} through {best} ({_percent(kept)} % kept); {rows[0]['model_x']} under its own probe "
-                f"{_percent(other)}."
+                f"{_percent(score)} through {best}{share}; {rows[0]['model_x']} under its own probe {_percent(other)}."
+            )
+        low = [row for row in _of(own, method="native_y") if row["kept"] is None]
+        if low:
+            places = ", ".join(f"{site_name((row['site_x'], row['site_y']))} ({_percent(row['score'])})" for row in low)
+            least = _percent(_mean(_of(own, method=BASELINE), "score"))
+            said.append(
+                f"{task}, {measure}: in its own states the probe of {rows[0]['model_y']} is no better than the baseline "
+                f"({least}) or equal states at {places}: of that no share can be kept."
             )
     return said
 

@@ -95,23 +95,27 @@ def trees_figure(trees: Sequence[Row]) -> Figure:
     for axis, row in zip(axes, trees, strict=True):
         _tree(axis, row)
         axis.set_xlim(-0.7, longest - 0.3)
-    figure.supxlabel("above: the tree; below: what the probe finds, right edges green", fontsize=9)
+    said = "above: the tree, pale where punctuation does not count; below: what the probe finds, right edges green"
+    figure.supxlabel(said, fontsize=9)
     return figure
 
 
 def _tree(axis: Axes, row: Row) -> None:
-    words, true, found = row["words"].split(), _edges(row["edges"]), _edges(row["found"])
+    words, counted, found = row["words"].split(), _edges(row["counted"]), _edges(row["found"])
+    punctuated = _edges(row["edges"]) - counted
     for place, word in enumerate(words):
         axis.text(place, 0, word, ha="center", va="center", fontsize=8)
-    for edges, side, colour in ((true, 1, "0.3"), (found & true, -1, RIGHT), (found - true, -1, WRONG)):
+    for edges, side, colour in (
+        (counted, 1, "0.3"), (punctuated, 1, "0.8"), (found & counted, -1, RIGHT), (found - counted, -1, WRONG),
+    ):  # fmt: skip
         for first, last in edges:
             start, end = (0, 180) if side > 0 else (180, 360)
             arc = Arc(((first + last) / 2, side * 0.35), last - first, 1.1 * (last - first) ** 0.8, color=colour)
             arc.theta1, arc.theta2 = start, end
             axis.add_patch(arc)
-    tall = max(0.35 + 0.6 * (last - first) ** 0.8 for first, last in true | found)
+    tall = max(0.35 + 0.6 * (last - first) ** 0.8 for first, last in counted | punctuated | found)
     axis.set_ylim(-tall, tall)
-    axis.set_title(f"{row['model']}, site {row['layer']}: {len(true & found)} of {len(true)} edges", fontsize=9)
+    axis.set_title(f"{row['model']}, site {row['layer']}: {len(counted & found)} of {len(counted)} edges", fontsize=9)
     axis.set_axis_off()
 
 

@@ -10,7 +10,16 @@ from matplotlib.figure import Figure
 from reports.names import short_names, with_short_names
 from reports.probing.codes import codes_figure, codes_in_words, codes_tables
 from reports.probing.figures import layers_figure, ranks_figure, trees_figure
-from reports.probing.lines import BASELINES, MEASURES, Line, lines_of, ranks_of, sites_of, tasks_of
+from reports.probing.lines import (
+    BASELINES,
+    MEASURES,
+    Line,
+    lines_of,
+    ranks_of,
+    sites_of,
+    tasks_of,
+    unfinished_in_words,
+)
 from reports.report import Report, Row
 from reports.screen import TitledTable, site_table
 
@@ -61,7 +70,9 @@ def report(
         "frequent label, or a chain of the words in their order.",
         sentences=[
             *_read(meta),
+            *unfinished_in_words(meta),
             *(said for model in models for said in _found(shown, model, len(models) > 1)),
+            *(said for model in models for said in _below(shown, model, len(models) > 1)),
             *codes_in_words(with_short_names(codelengths), shown),
         ],
     )
@@ -101,7 +112,9 @@ def _read(meta: Row) -> list[str]:
     kept, dropped = (meta.get(name, {}) for name in ("sentences", "sentences_dropped"))
     said = []
     if kept:
-        said.append(f"Probes were trained on {kept['fit']:,} sentences and asked of {kept['test']:,} held-out ones.")
+        watched = f"stopped on {kept['validation']:,} validation sentences, " if "validation" in kept else ""
+        asked = f"asked of {kept['test']:,} held-out ones"
+        said.append(f"Probes were trained on {kept['fit']:,} sentences, {watched}and {asked}.")
     if sum(dropped.values()):
         said.append(
             f"{sum(dropped.values()):,} sentences were left out, because a model does not read all of their words."
@@ -123,6 +136,30 @@ def _found(rows: Sequence[Row], model: str, several: bool) -> Iterator[str]:
         if row["model"] == model and row["centre_of_gravity"] is not None:
             centre = row["centre_of_gravity"]
             yield f"{begins}{row['task']}: the learned mix has its centre of gravity at layer {centre:.2f}."
+
+
+def _below(rows: Sequence[Row], model: str, several: bool) -> Iterator[str]:
+    """Name the probes that are no better than what is said without any state."""
+    begins = f"{model}: " if several else ""
+    for task, probe in tasks_of(rows):
+        own = [row for row in rows if (row["model"], row["task"]) == (model, task)]
+        floor = next(row for row in own if row["source"] in BASELINES)
+        read = [row for row in own if row["source"] == "model"]
+        for column, measure in MEASURES[probe].items():
+            known = [row for row in read if row[column] is not None and floor[column] is not None]
+            low = [row for row in known if row[column] <= floor[column]]
+            if low:
+                places = ", ".join(_place(row, len(ranks_of(read)) > 1, column) for row in low)
+                yield (
+                    f"{begins}{task}: no better than the baseline ({floor['source']}, {measure} "
+                    f"{_hundredths(floor[column])}): {places}. Of these states the probe has found out nothing."
+                )
+
+
+def _place(row: Row, ranks: bool, column: str) -> str:
+    where = "the mix" if row["site"] is None else f"site {row['site']}"
+    rank = f", rank {row['rank']}," if ranks else ""
+    return f"{where}{rank} with {_hundredths(row[column])}"
 
 
 def _best(best: Row, own: Sequence[Row], task: str, measure: str) -> str:

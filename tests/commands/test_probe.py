@@ -33,7 +33,7 @@ def test_base_and_fine_tuned_models_stand_side_by_side(
     train([
         "probe", "--config", str(ROOT / "configs" / "probe" / "merchant.yaml"), f"--data.models={json.dumps(masked)}",
         f"--data.text.source={treebank.source}", f"--data.text.held_out={treebank.held_out}", "--tasks=[pos,distance]",
-        "--data.max_length=64", "--projection=4", "--hidden=4", "--seeds=1", "--training.epochs=1", "--drawn=0",
+        "--data.max_length=64", "--projection=4", "--hidden=4", "--seeds=1", "--training.max_epochs=1", "--drawn=0",
         "--training.least_steps=5", "--portions=[0.5,1]", "--trainer.logger=false", "--trainer.accelerator=cpu",
         f"--run={tmp_path / 'run'}",
     ])  # fmt: skip
@@ -54,7 +54,7 @@ def test_a_study_of_probes_before_and_after_fine_tuning(
     config["data"] = {"max_length": 60}
     config["finetune"]["options"]["trainer"] = {"max_epochs": 1}
     config["probe"]["options"] |= {
-        "tasks": ["pos", "depth"], "projection": 4, "hidden": 4, "drawn": 0, "training": {"epochs": 1, "least_steps": 5}
+        "tasks": ["pos", "depth"], "projection": 4, "hidden": 4, "drawn": 0, "training": {"max_epochs": 1, "least_steps": 5}
     }  # fmt: skip
     config["similarity"]["options"]["measures"] = ["rsa"]
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(config))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from datamodules.text.annotated.sentence import Sentence, Target
 from probing.arms import Arm
-from probing.bank import Bank, answers
+from probing.bank import Bank, Examples, answers
 from probing.edges.probes import EdgeProbes, edge_bank
 from probing.edges.scores import accuracy, codelengths, counts, f1, majority
 from probing.edges.targets import Labels, Targets, targets_of
@@ -21,7 +21,7 @@ from tests.probing.worlds import FORMS, PLACES, made_words
 
 ARMS = [Arm(*PLACES[1]), Arm("untrained", 0), Arm("model", None), Arm("model", None, control=True)]
 SIZES = {"projection": 5, "hidden": 4}
-HOW = ProbeTraining(epochs=2, batch=2, learning_rate=1e-2, least_steps=12)
+HOW = ProbeTraining(max_epochs=3, batch=2, learning_rate=1e-2, least_steps=4)
 
 
 def bank_of(task: str, words: Words, arms: list[Arm] = ARMS, seed: int = 0) -> tuple[Bank, Targets]:
@@ -106,12 +106,13 @@ def test_f1_of_single_labels_is_accuracy_and_a_probe_of_nothing_needs_log_k_bits
 def test_a_bank_is_its_probes_one_after_another() -> None:
     words = made_words()
     labels = Labels.of("arc", words.sentences)
-    targets = targets_of(labels, words)
+    targets, other = targets_of(labels, words), made_words(seed=50)
+    asked = Examples(words, targets), Examples(other, targets_of(labels, other))
     together = edge_bank(ARMS, words, labels, 0, **SIZES)
-    train_bank(together, words, targets, HOW, 0)
+    train_bank(together, *asked, HOW, 0)
     for a, arm in enumerate(ARMS):
         alone = edge_bank([arm], words, labels, 0, **SIZES)
-        train_bank(alone, words, targets, HOW, 0)
+        train_bank(alone, *asked, HOW, 0)
         assert not any(weight.requires_grad for weight in alone.parameters())
         part = together.only([a])
         assert part.places == alone.places
@@ -126,10 +127,11 @@ def test_training_lowers_the_loss_and_starts_differ_by_seed() -> None:
     words = made_words((5,) * 20)
     labels = Labels.of("kind", words.sentences)
     targets, before, after = targets_of(labels, words), [], []
+    asked = Examples(words, targets), Examples(words, targets)
     for seed in range(2):
         bank = edge_bank(ARMS, words, labels, seed, **SIZES)
         before.append(codelengths(bank, words, targets).mean(1))
-        train_bank(bank, words, targets, ProbeTraining(epochs=20, batch=5, learning_rate=1e-2), seed)
+        train_bank(bank, *asked, ProbeTraining(max_epochs=4, batch=5, learning_rate=1e-2), seed)
         after.append(codelengths(bank, words, targets).mean(1))
     assert all((a < 0.95 * b).all() for a, b in zip(after, before, strict=True))
     assert not torch.equal(before[0], before[1])
@@ -145,8 +147,9 @@ def test_some_targets_alone_are_asked() -> None:
     torch.testing.assert_close(codelengths(bank, words, some), every[:, [0, 3, 7]], rtol=1e-5, atol=1e-5)
     assert some.sentences == sorted(set(targets.sentence[chosen].tolist()))
     hidden = targets.only(torch.arange(len(targets)) < 0)
-    with pytest.raises(ValueError, match="Expected sentences of which something is asked"):
-        train_bank(bank, words, hidden, HOW, 0)
+    for kind, asked in (("fitting", (hidden, targets)), ("validation", (targets, hidden))):
+        with pytest.raises(ValueError, match=f"Expected {kind} sentences of which something is asked"):
+            train_bank(bank, *(Examples(words, each) for each in asked), HOW, 0)
 
 
 def test_the_control_task_goes_by_the_word_alone() -> None:
@@ -224,7 +227,7 @@ def test_tasks_and_arms_that_there_are_not_are_refused() -> None:
 def test_rows_have_intervals_selectivity_and_the_centre_of_gravity() -> None:
     words = made_words((6,) * 30)
     arms = [Arm("model", 0), Arm("model", None), Arm("model", 0, control=True), Arm("model", None, control=True)]
-    task = EdgeTask("kind", words, arms, SIZES, seed=0)
+    task = EdgeTask("kind", words, made_words((6,) * 10, seed=70), arms, SIZES, seed=0)
     banks = [task.train(HOW, seed) for seed in range(2)]
     least, single, mixed = task.rows(banks, made_words((6,) * 40, seed=100))
     held = made_words((6,) * 40, seed=100)

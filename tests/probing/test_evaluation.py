@@ -68,7 +68,7 @@ def data_of(world: dict[str, str], models: tuple[str, ...] = ("model_0",), **opt
 
 
 def experiment(**options: Any) -> ProbeExperiment:
-    training = ProbeTraining(epochs=1, least_steps=5)
+    training = ProbeTraining(max_epochs=1, least_steps=5)
     return ProbeExperiment(**{"training": training, "seeds": 1, "projection": 4, "hidden": 4} | options)
 
 
@@ -84,7 +84,16 @@ def test_the_command_writes_a_report_and_probes_that_answer_as_it_says(
     train(
         [
             *("probe", "--run", str(run), "--seeds", "2", "--ranks", "[2,4]", "--training.least_steps", "5"),
-            *("--training.epochs", "1", "--projection", "4", "--hidden", "4", "--data.models", f"[{world['model_0']}]"),
+            *(
+                "--training.max_epochs",
+                "1",
+                "--projection",
+                "4",
+                "--hidden",
+                "4",
+                "--data.models",
+                f"[{world['model_0']}]",
+            ),
             *("--data.text.source", world["trees"], "--data.max_length", "32", "--trainer.logger", "false"),
             *("--trainer.enable_progress_bar", "false"),
         ]
@@ -162,7 +171,7 @@ def test_a_task_without_held_out_targets_is_refused_before_a_model_is_looked_for
     other = write_spans(tmp_path / "b.jsonl", 1, task="roles")
     run = tmp_path / "run"
     for source, task in ((named, "ner"), (world["trees"], "pos"), (world["trees"], "depth")):
-        says = f"held-out sentences with targets of every task, but they have none of {task}; they have: roles"
+        says = f"held-out sentences to have what '{task}' of `tasks` asks for, but none of 6 has; they have: roles"
         with pytest.raises(ValueError, match=says):
             run_on(data_of(world, text=TextSource(source, held_out=other)), experiment(tasks=[task]))
         options = {"run": run, "tasks": f"[{task}]", "data.models": "[no/such]", "data.text.source": source}

@@ -11,7 +11,7 @@ from scipy.stats import spearmanr
 
 from datamodules.text.annotated.sentence import Target
 from probing.arms import Arm
-from probing.bank import Bank, fresh_bank
+from probing.bank import Bank, Examples, fresh_bank
 from probing.training import ProbeTraining, train_bank
 from probing.trees.asked import Trees
 from probing.trees.probes import DepthProbes, DistanceProbes, StructuralProbes
@@ -29,7 +29,7 @@ from probing.trees.task import TreeTask
 from tests.probing.worlds import made_words
 
 ARMS = [Arm("model", 0, rank=2), Arm("model", 1), Arm("untrained", 1, rank=4)]
-HOW = ProbeTraining(epochs=2, batch=2, learning_rate=1e-2, least_steps=12)
+HOW = ProbeTraining(max_epochs=3, batch=2, learning_rate=1e-2, least_steps=4)
 
 
 def bank_of(kind: type[StructuralProbes]) -> Bank:
@@ -58,7 +58,8 @@ def test_predictions_and_losses_are_those_of_the_paper(kind: type[StructuralProb
     assert sorted(found) == trees.sentences == [b for b, own in enumerate(words.sentences) if len(own.words) > 1]
     for a, arm in enumerate(ARMS):
         states = words.states[words.places.index((arm.source, arm.layer))]
-        scaled = (states - states.mean(0)) / (states - states.mean(0)).square().mean().sqrt()
+        centre = states.mean(0)
+        scaled = (states - centre if kind is DistanceProbes else states) / (states - centre).square().mean().sqrt()
         matrix = bank.probes.weight[a, :, : arm.rank]
         for b in trees.sentences:
             own = (scaled[words.rows([b])] @ matrix).detach()
@@ -70,17 +71,18 @@ def test_predictions_and_losses_are_those_of_the_paper(kind: type[StructuralProb
             np.testing.assert_allclose(found[b][a], plain.numpy(), rtol=1e-4, atol=1e-4)
             losses[a] += (plain - true).abs().mean() / len(trees.sentences)
     part = trees.part(words, trees.sentences)
-    torch.testing.assert_close(bank.loss(words.read(bank.places, trees.sentences), part).detach(), losses)
+    torch.testing.assert_close(bank.losses(words.read(bank.places, trees.sentences), part).mean(1).detach(), losses)
 
 
 def test_a_bank_over_sites_and_ranks_is_its_probes_one_after_another() -> None:
     words = made_words()
-    trees = Trees.of(words)
+    trees, other = Trees.of(words), made_words(seed=50)
+    asked = Examples(words, trees), Examples(other, Trees.of(other))
     together = fresh_bank(DistanceProbes, ARMS, words, 0)
-    train_bank(together, words, trees, HOW, 0)
+    train_bank(together, *asked, HOW, 0)
     for a, arm in enumerate(ARMS):
         alone = fresh_bank(DistanceProbes, [arm], words, 0)
-        train_bank(alone, words, trees, HOW, 0)
+        train_bank(alone, *asked, HOW, 0)
         rank = arm.rank or 6
         torch.testing.assert_close(
             together.probes.weight[a, :, :rank], alone.probes.weight[0, :, :rank], rtol=1e-4, atol=1e-5
@@ -141,7 +143,7 @@ def test_a_chain_is_the_order_of_the_words() -> None:
 
 def test_rows_of_a_structural_probe() -> None:
     words = made_words((6,) * 20)
-    task = TreeTask("distance", words, ARMS, seed=0)
+    task = TreeTask("distance", words, made_words((6,) * 5, seed=60), ARMS, seed=0)
     least, *found = task.rows([task.train(HOW, seed) for seed in range(2)], made_words((7, 8) * 15, seed=30))
     assert least["source"] == "word order"
     assert [(row["site"], row["rank"], row["parameters"]) for row in found] == [(0, 2, 12), (1, None, 36), (1, 4, 24)]

@@ -20,8 +20,9 @@ def read_conllu(path: Path, counts: Counter[str] | None = None) -> Iterator[Sent
     """Read a treebank, a sentence at a time.
 
     A sentence has the tasks `pos` (universal parts of speech), `morphology` (features such as Number=Sing, any number
-    of a word) and `dependencies` (the relation of a word, span1, to its head, span2). Words with blanks inside get
-    underscores for them. Multiword tokens and empty nodes are left out: their parts are words.
+    of a word) and `dependencies` (the relation of a word, span1, to its head, span2; as in jiant's conversion, a root has
+    an arc to itself). Words with blanks inside get underscores for them. Multiword tokens and empty nodes are left out:
+    their parts are words.
 
     Args:
         path: the file.
@@ -92,5 +93,6 @@ def _targets(words: list[dict[str, Any]]) -> Iterator[Target]:
         yield Target(
             "morphology", span, labels=tuple(f"{name}={value}" for name, value in (word["feats"] or {}).items())
         )
-        if word["head"] and word["deprel"] not in (None, "_"):
-            yield Target("dependencies", span, (word["head"] - 1, word["head"]), (word["deprel"],))
+        if word["head"] is not None and word["deprel"] not in (None, "_"):
+            head = word["head"] - 1 if word["head"] else place
+            yield Target("dependencies", span, (head, head + 1), (word["deprel"],))

@@ -38,7 +38,7 @@ from tests.world import World
 
 Row = dict[str, Any]
 SITES, PAIRS = ["0", "1:2", "2:2"], [(0, 0), (1, 2), (2, 2)]
-QUICK = ProbeTraining(epochs=2, batch=16, learning_rate=5e-3, least_steps=60)
+QUICK = ProbeTraining(max_epochs=4, batch=16, learning_rate=5e-3)
 TASKS = ["pos", "distance", "depth"]
 
 
@@ -140,7 +140,7 @@ def of(rows: Sequence[Row], **wanted: Any) -> list[Row]:
 
 def test_every_map_is_read_at_every_site_pair(found: ProbesAcrossMaps) -> None:
     measures = [("pos", "F1"), ("distance", "Spearman"), ("distance", "UUAS"), ("depth", "Spearman"), ("depth", "root")]
-    methods = {"native_x", "native_y", "linear", "same", "procrustes", "mean", "identity"}
+    methods = {"native_x", "native_y", "linear", "same", "procrustes", "mean", "identity", "baseline"}
     seen = {(row["task"], row["measure"], row["method"], (row["site_x"], row["site_y"])) for row in found.rows}
     assert seen == {(*measure, method, pair) for measure in measures for method in methods for pair in PAIRS}
     assert len(seen) == len(found.rows)
@@ -272,7 +272,7 @@ def test_the_command_reads_the_words_of_a_checkpoint_of_tokens(
 ) -> None:
     evaluate([
         "probe", f"--checkpoints=[{stored.path}]", "--tasks=[pos]", "--dimensions=2", "--closed_form=[]",
-        "--training.least_steps=5", "--training.epochs=1", "--projection=4", "--hidden=4", "--trainer.logger=false",
+        "--training.least_steps=5", "--training.max_epochs=1", "--projection=4", "--hidden=4", "--trainer.logger=false",
         "--trainer.accelerator=cpu", f"--run={tmp_path / 'run'}",
     ])  # fmt: skip
     assert (tmp_path / "run" / "probes_across.json").exists()

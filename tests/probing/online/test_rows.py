@@ -22,7 +22,7 @@ SEEDS = 2
 
 @pytest.fixture(scope="module")
 def found(masked: list[str], treebank: TextSource) -> ProbeExperiment:
-    quick = ProbeTraining(epochs=1, batch=16, least_steps=30)
+    quick = ProbeTraining(max_epochs=2, batch=16)
     made = ProbeExperiment(
         ["pos", "distance"], seeds=SEEDS, projection=4, hidden=4, training=quick, drawn=0, portions=[0.1, 0.4, 1.0]
     )

@@ -8,6 +8,7 @@ import torch
 
 from aligners.scoring.scores import percentile_interval, resampled_counts
 from probing.arms import Arm
+from probing.bank import Examples
 from probing.edges.probes import edge_bank
 from probing.edges.targets import Labels, Targets, targets_of
 from probing.online.codes import OnlineCode, compressions, portion_ends
@@ -17,28 +18,36 @@ from probing.words import Words
 from tests.probing.made import kinds_of_words, made_words
 
 KINDS = 4
-QUICK = ProbeTraining(epochs=4, batch=16, learning_rate=5e-3, least_steps=40)
+QUICK = ProbeTraining(max_epochs=5, batch=16, learning_rate=5e-3, least_steps=20)
 SIZES = {"projection": 16, "hidden": 16}
+World = tuple[Words, Labels, Targets, Examples]
 
 
 @pytest.fixture(scope="module")
-def world() -> tuple[Words, Labels, Targets]:
+def world() -> World:
     """Layer 0 is noise, layer 1 half says the kind, layer 2 says it whole."""
-    sentences, kinds = kinds_of_words(300, KINDS, forms=40)
+    sentences, kinds = kinds_of_words(340, KINDS, forms=40)
     draw = torch.Generator().manual_seed(1)
     noise = torch.randn(3, len(kinds), 8, generator=draw)
     told = torch.nn.functional.one_hot(kinds, 8).float()
     words = made_words(sentences, noise[0], noise[1] + 2 * told, 0.1 * noise[2] + told)
     labels = Labels.of("kind", sentences)
-    return words, labels, targets_of(labels, words)
+    targets = targets_of(labels, words)
+    sent, watched = targets.only(targets.sentence < 300), targets.only(targets.sentence >= 300)
+    return words, labels, sent, Examples(words, watched)
 
 
 @pytest.fixture(scope="module")
-def sent(world: tuple[Words, Labels, Targets]) -> OnlineCode:
-    words, labels, targets = world
+def sent(world: World) -> OnlineCode:
+    words, labels, targets, watched = world
     arms = [Arm("model", layer) for layer in range(3)] + [Arm("model", 2, control=True)]
     return send_labels(
-        lambda seed: edge_bank(arms, words, labels, seed, **SIZES), words, targets, labels, QUICK, seed=0
+        lambda seed: edge_bank(arms, words, labels, seed, **SIZES),
+        Examples(words, targets),
+        watched,
+        labels,
+        QUICK,
+        seed=0,
     )
 
 
@@ -62,21 +71,21 @@ def test_a_random_control_task_has_a_longer_code(sent: OnlineCode) -> None:
     assert sent.codelength[3] > 1.5 * sent.codelength[2]
 
 
-def test_every_target_is_sent_once(world: tuple[Words, Labels, Targets], sent: OnlineCode) -> None:
-    _, _, targets = world
+def test_every_target_is_sent_once(world: World, sent: OnlineCode) -> None:
+    _, _, targets, _ = world
     assert int(sent.targets.sum()) == len(targets)
     assert sent.uniform.sum() == pytest.approx(len(targets) * math.log2(KINDS))
     assert list(sent.ends) == portion_ends(300)
     torch.testing.assert_close(sent.losses()[:, 0], torch.full((4,), 2.0, dtype=torch.float64))
 
 
-def test_a_portion_is_sent_by_probes_of_the_portions_before(world: tuple[Words, Labels, Targets]) -> None:
-    words, labels, targets = world
+def test_a_portion_is_sent_by_probes_of_the_portions_before(world: World) -> None:
+    words, labels, targets, watched = world
     fresh = partial(edge_bank, [Arm("model", 1)], words, labels, **SIZES)
-    found = send_labels(fresh, words, targets, labels, QUICK, 3, [0.1, 0.5, 1.0])
+    found = send_labels(fresh, Examples(words, targets), watched, labels, QUICK, 3, [0.1, 0.5, 1.0])
     order = torch.randperm(300, generator=torch.Generator().manual_seed(3)).tolist()
     bank = fresh(3)
-    train_bank(bank, words, OfSome(targets, sorted(order[:150])), QUICK, 3)
+    train_bank(bank, Examples(words, OfSome(targets, sorted(order[:150]))), watched, QUICK, 3)
     last = order[299]
     part = targets.part(words, [last])
     logits = bank(words.read(bank.places, [last]), part)[0].log_softmax(-1)
@@ -84,7 +93,7 @@ def test_a_portion_is_sent_by_probes_of_the_portions_before(world: tuple[Words, 
     assert found.bits[0, 299].item() == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_more_than_the_frequencies_is_needed_of_equal_kinds(world: tuple[Words, Labels, Targets]) -> None:
-    _, labels, targets = world
+def test_more_than_the_frequencies_is_needed_of_equal_kinds(world: World) -> None:
+    _, labels, targets, _ = world
     uniform = len(targets) * math.log2(KINDS)
     assert uniform < by_frequencies(targets, labels, control=False) < 1.02 * uniform

@@ -36,6 +36,7 @@ def test_words_trees_and_labels_are_read_and_the_rest_is_counted(tmp_path: Path)
     assert first.targets == (
         Target("pos", (0, 1), labels=("VERB",)),
         Target("morphology", (0, 1), labels=("Mood=Imp", "Number=Plur")),
+        Target("dependencies", (0, 1), (0, 1), ("root",)),
         Target("pos", (1, 2), labels=("PRON",)),
         Target("morphology", (1, 2)),
         Target("dependencies", (1, 2), (0, 1), ("obj",)),
