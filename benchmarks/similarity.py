@@ -37,14 +37,12 @@ from torch.utils.data import DataLoader, TensorDataset
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
 from benchmarks.harness import Figures, interleaved, parser, ratio
+from similarity.algebra.grid import GridSums
 from similarity.algebra.moments import GridMoments
 from similarity.algebra.pairs import upper_blocks
 from similarity.catalogue import catalogue
-from similarity.functional.hsic import minibatch_cka
-from similarity.minibatch import MinibatchCKA
-from similarity.moments import GridMomentsMetric
+from similarity.functional.hsic import HSIC, cka_from_hsic, minibatch_cka, unbiased_hsic
 from similarity.passes.contents import evaluate
-from similarity.sample import RowSample
 from similarity.shared import SharedMoments
 
 SHARE = 0.99  # of the variance that SVCCA and PWCCA keep
@@ -96,12 +94,23 @@ def by_torch_cka(x: Recorded, y: Recorded, loader: DataLoader, device: str) -> T
     return compared.export()["CKA"]
 
 
-def by_metric(x: Recorded, y: Recorded, loader: DataLoader, device: str) -> Tensor:
+class Batches:
+    """Sums of HSICs over batches, as a pass of `evaluate.py similarity` keeps them."""
+
+    def __init__(self, layers: int, device: str) -> None:
+        self.sums = HSIC.zeros(layers, layers, device)
+
+    def update(self, x: Tensor, y: Tensor) -> None:
+        """Add a batch, (L_x, N, d_x) and (L_y, N, d_y)."""
+        self.sums = HSIC(*(one + more for one, more in zip(self.sums, unbiased_hsic(x, y), strict=True)))
+
+
+def by_batches(x: Recorded, y: Recorded, loader: DataLoader, device: str) -> Tensor:
     """Ours over the same modules and loader."""
-    metric = MinibatchCKA(len(x.layers), len(y.layers)).to(device)
+    batches = Batches(len(x.layers), device)
     for (index,) in loader:
-        metric.update(torch.stack(x(index.to(device))), torch.stack(y(index.to(device))))
-    return metric.compute()
+        batches.update(torch.stack(x(index.to(device))), torch.stack(y(index.to(device))))
+    return cka_from_hsic(batches.sums)
 
 
 def _difference(a: Tensor, b: Tensor) -> float:
@@ -121,7 +130,7 @@ def gram_products(x: Tensor, y: Tensor) -> Callable[[], None]:
 
 
 def own_products(x: Tensor, y: Tensor) -> Callable[[], None]:
-    """The products that `MinibatchCKA.update` takes of one batch, and nothing between them."""
+    """The products that `unbiased_hsic` takes of one batch, and nothing between them."""
     blocks = upper_blocks(x.shape[1])
     size = blocks[0][0].stop
     pairs = [torch.rand(len(rows), size * size, device=x.device, dtype=torch.float64) for rows in (x, y)]
@@ -140,23 +149,23 @@ def minibatch(figures: Figures, layers: int, width: int, batch: int, rounds: int
     x, y = related(layers, 2 * batch, width, device)
     models = Recorded(x), Recorded(y)
     whole, first = (DataLoader(TensorDataset(torch.arange(rows)), batch_size=batch) for rows in (2 * batch, batch))
-    metric, a, b = MinibatchCKA(layers, layers).to(device), x[:, :batch].contiguous(), y[:, :batch].contiguous()
+    batches, a, b = Batches(layers, device), x[:, :batch].contiguous(), y[:, :batch].contiguous()
     runs: dict[str, Callable[[], object]] = {
-        "minibatch CKA": lambda: by_metric(*models, first, device),
-        "minibatch CKA, update": lambda: metric.update(a, b),
+        "minibatch CKA": lambda: by_batches(*models, first, device),
+        "minibatch CKA, update": lambda: batches.update(a, b),
         "matrix products": gram_products(a, b),
         "own products": own_products(a, b),
     }
     exact = minibatch_cka(x.double(), y.double(), batch)
     figures.add(
-        "minibatch CKA, difference from float64", _difference(by_metric(*models, whole, device), exact), bar=1e-5
+        "minibatch CKA, difference from float64", _difference(by_batches(*models, whole, device), exact), bar=1e-5
     )
     if find_spec("torch_cka"):
         figures.add(
             "torch_cka, difference from float64", _difference(by_torch_cka(*models, whole, device), exact), bar=1e-5
         )
         far, exact = (Recorded(x[:2] + 5), Recorded(y[:2] + 5)), exact[:2, :2]
-        figures.add("minibatch CKA, the same at a mean of 5", _difference(by_metric(*far, whole, device), exact))
+        figures.add("minibatch CKA, the same at a mean of 5", _difference(by_batches(*far, whole, device), exact))
         figures.add("torch_cka, the same at a mean of 5", _difference(by_torch_cka(*far, whole, device), exact))
         runs["torch_cka"] = lambda: by_torch_cka(*models, first, device)
     else:
@@ -251,10 +260,10 @@ def pairs(figures: Figures, layers: int, width: int, rows: int, rounds: int, dev
     timed = min(TIMED, layers)
 
     def ours(products: torch.dtype = torch.float64) -> dict[str, Tensor]:
-        metric = GridMomentsMetric(layers, width, layers, width, products=products).to(device)
+        sums = GridSums.zeros(layers, width, layers, width, device)
         for a, b in zip(x.split(1024, 1), y.split(1024, 1), strict=True):
-            metric.update(a, b)
-        return measures(metric.compute())
+            sums.add_(a, b, products)
+        return measures(sums.moments())
 
     def kept() -> list[list[Layer]]:
         return [[Layer(layer, keep=True) for layer in side[:timed]] for side in (x, y)]
@@ -295,17 +304,13 @@ def pairs(figures: Figures, layers: int, width: int, rows: int, rounds: int, dev
 def stream(layers: int, width: int, rows: int) -> None:
     """Stream rows through all accumulators, and print the peak memory of this process in MB."""
     draw = torch.Generator().manual_seed(0)
-    shape = (layers, layers, width, width)
-    moments, batches = GridMomentsMetric(layers, width, layers, width), MinibatchCKA(layers, layers)
-    sample = RowSample(2000, *shape)
-    for start in range(0, rows, 1000):
+    moments, batches = GridSums.zeros(layers, width, layers, width), Batches(layers, "cpu")
+    for _ in range(0, rows, 1000):
         x, y = torch.randn(2, layers, 1000, width, generator=draw)
-        moments.update(x, y)
+        moments.add_(x, y)
         batches.update(x, y)
-        sample.update(x, y, torch.full((1000,), start), torch.arange(1000))
-    batches.compute()
-    sample.compute()
-    measures(moments.compute())
+    cka_from_hsic(batches.sums)
+    measures(moments.moments())
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
@@ -323,11 +328,11 @@ def memory(figures: Figures, layers: int, width: int, rows: int, threads: int) -
 def rates(figures: Figures, layers: int, width: int, batch: int, rounds: int, device: str) -> None:
     """Minibatch CKA and moments as shares of what the machine's matrix products reach."""
     x, y = (rows.bfloat16() for rows in related(layers, batch, width, device))
-    cka, moments = MinibatchCKA(layers, layers).to(device), GridMomentsMetric(layers, width, layers, width).to(device)
+    cka, moments = Batches(layers, device), GridSums.zeros(layers, width, layers, width, device)
     large = {dtype: torch.randn(2, 8192, 8192, device=device, dtype=dtype) for dtype in (torch.float32, torch.float64)}
     runs: dict[str, Callable[[], object]] = {
         "minibatch CKA of bfloat16": lambda: cka.update(x, y),
-        "moments of bfloat16": lambda: moments.update(x, y),
+        "moments of bfloat16": lambda: moments.add_(x, y),
         "8192 x 8192 in float32": lambda: large[torch.float32][0] @ large[torch.float32][1],
         "8192 x 8192 in float64": lambda: large[torch.float64][0] @ large[torch.float64][1],
     }

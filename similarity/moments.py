@@ -6,16 +6,12 @@ from collections.abc import Callable, Sequence
 from functools import reduce, wraps
 from typing import Any, Self
 
-import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
-from torchmetrics.utilities.distributed import gather_all_tensors
 
-from similarity.algebra.grid import CrossSums, GridSums
-from similarity.algebra.moments import GridMoments, Moments, merge_moments, moments_of
-from similarity.algebra.sides import SideSums
+from similarity.algebra.moments import Moments, merge_moments, moments_of
 
-__all__ = ["DoubleMetric", "GridMomentsMetric", "MomentsMetric"]
+__all__ = ["DoubleMetric", "MomentsMetric"]
 
 
 class _Box:
@@ -108,109 +104,3 @@ class MomentsMetric(DoubleMetric):
     def _set(self, moments: Moments) -> None:
         for name, value in moments._asdict().items():
             setattr(self, name, value)
-
-
-class GridMomentsMetric(DoubleMetric):
-    """Moments of all rows seen at all layer pairs of two models, over batches and ranks, in one pass.
-
-    The state is `GridSums`: sums about a shift, added to in place, so that a batch costs its matrix products and
-    no copy of the grid. Before ranks are summed they agree on the mean of all rows as their shift, to which each
-    re-expresses its sums exactly; a rank without rows has no say in it. The result is the same for any split of
-    the rows to about 1e-12. Everything is float64, whatever precision the module around it is cast to.
-
-    The shift is a state like any other, so that the metrics of a `MetricCollection` which accumulate the same
-    rows share one set of sums.
-
-    Args:
-        layers_x: L_x.
-        d_x: width of X's states.
-        layers_y: L_y.
-        d_y: width of Y's states.
-        products: in which precision a batch's products of X with Y are taken; float64 by default. torch.float32 takes
-            half the time for them, and far less on a GPU that is slow in double precision; what it costs is some parts
-            in 10⁷ of each covariance. Sums, and products within a model, which decide on ranks, stay in float64.
-    """
-
-    full_state_update = True  # a batch alone has another shift than all rows: it is not merged by adding states
-    is_differentiable = False
-    xy: Tensor
-
-    def __init__(
-        self,
-        layers_x: int,
-        d_x: int,
-        layers_y: int,
-        d_y: int,
-        *,
-        products: torch.dtype = torch.float64,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        if products not in (torch.float32, torch.float64):
-            raise ValueError(f"Expected `products` torch.float64 or torch.float32, but got {products}.")
-        self.products = products
-        self.shape_x, self.shape_y = (layers_x, d_x), (layers_y, d_y)
-        for name, zeros in _named(GridSums.zeros(layers_x, d_x, layers_y, d_y)).items():
-            self.add_state(name, zeros, dist_reduce_fx=_first if name.startswith("shift") else "sum")
-
-    def update(self, x: Tensor, y: Tensor) -> None:
-        """Add paired rows: x (L_x, N, d_x), y (L_y, N, d_y).
-
-        Raises:
-            ValueError: other layers or widths than the metric was built for, or unpaired rows.
-        """
-        for name, rows, shape in (("x", x, self.shape_x), ("y", y, self.shape_y)):
-            if rows.ndim != 3 or rows.shape[::2] != shape or rows.shape[1] != x.shape[1]:
-                raise ValueError(
-                    f"Expected `{name}` of shape ({shape[0]}, N, {shape[1]}) with the same N for `x` and `y`, but got "
-                    f"x {tuple(x.shape)} and y {tuple(y.shape)}."
-                )
-        if self.xy.is_inference() and not torch.is_inference_mode_enabled():
-            for name, value in _named(self.sums()).items():
-                setattr(self, name, value.clone())  # such tensors cannot be added to in place
-        self.sums().add_(x.detach(), y.detach(), self.products)
-
-    def compute(self) -> Any:
-        """Moments of everything seen on all ranks."""
-        return self.moments()
-
-    def moments(self) -> GridMoments:
-        """Moments of the sums as they stand: of this rank's rows, or within `compute` of all ranks'."""
-        return self.sums().moments()
-
-    def sums(self) -> GridSums:
-        """The state, not a copy: sums of this rank's rows, which add to those of other rows with `+`."""
-        x, y = (SideSums(*(getattr(self, f"{name}_{side}") for name in SideSums._fields)) for side in ("x", "y"))
-        return GridSums(x, y, CrossSums(*(getattr(self, name) for name in CrossSums._fields)))
-
-    def sync(
-        self,
-        dist_sync_fn: Callable | None = None,
-        process_group: Any | None = None,
-        should_sync: bool = True,
-        distributed_available: Callable | None = None,
-    ) -> None:
-        """Re-express the sums of every rank about one shift, then sum them as torchmetrics does."""
-        available = distributed_available or self.distributed_available_fn
-        if should_sync and not self._is_synced and available is not None and available():
-            gather = dist_sync_fn or gather_all_tensors
-            sums = self.sums()
-            mean_x, mean_y = sums.means()
-            group = process_group or self.process_group
-            n, mean_x, mean_y = (torch.stack(gather(local, group)) for local in (sums.n, mean_x, mean_y))
-            weight = n / n.sum().clamp(min=1)
-            about = sums.about(torch.tensordot(weight, mean_x, 1), torch.tensordot(weight, mean_y, 1))
-            for name, value in _named(about).items():
-                setattr(self, name, value)
-        super().sync(dist_sync_fn, process_group, should_sync, distributed_available)
-
-
-def _named(sums: GridSums) -> dict[str, Tensor]:
-    """The parts of a grid's sums by the names of a metric's states."""
-    sides = {f"{name}_{side}": getattr(getattr(sums, side), name) for side in ("x", "y") for name in SideSums._fields}
-    return {**sides, **sums.cross._asdict()}
-
-
-def _first(shifts: Tensor) -> Tensor:
-    """The shift, which is the same on all ranks."""
-    return shifts[0]

@@ -14,7 +14,7 @@ from aligners.fitting.errors import MapErrors
 from aligners.maps.linear import Linear, Procrustes
 from aligners.scoring.scores import TextScores
 from similarity.algebra.moments import moments_of
-from similarity.moments import GridMomentsMetric, MomentsMetric
+from similarity.moments import MomentsMetric
 from tests.ranks import two_ranks
 from tests.runs import activations, quiet_trainer, related_rows
 from tests.world import World
@@ -39,21 +39,9 @@ def accumulate(rank: int, world: int) -> dict[str, Any]:
     scores.update(text, {"a": torch.stack([text, 10 * text])[None].double()})
     return {
         "moments": moments.compute()._asdict(),
-        "grid": grid(batches),
-        "grid of one rank": grid([(x + 1000, y)] if rank == 0 else []),
         "errors": errors.compute(),
         "scores": scores.compute(),
     }
-
-
-def grid(batches: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-    """Moments of all layer pairs, which are asked for between batches too: ranks agree on a shift and go on."""
-    metric = GridMomentsMetric(SITES, D_X, SITES, D_Y)
-    for x, y in batches:
-        metric.update(x, y)
-        if len(batches) > 1:
-            metric.compute()
-    return metric.compute()._asdict()
 
 
 def flat(found: dict[str, Any]) -> dict[str, Tensor]:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from frozen import FrozenModel
 from similarity.algebra.folding import fold, word_pairs
-from similarity.attention import AttentionSimilarity
 from similarity.functional import attention
 from similarity.functional.attention import AttentionSums, attention_sums, attnsim, attnsim_from_sums
 from similarity.functional.cka import linear_cka
@@ -116,14 +115,14 @@ def test_every_head_of_x_looks_for_its_own_best() -> None:
 @given(cuts=st.sets(st.integers(1, len(WORDS) - 1)), seed=st.integers(0, 5))
 def test_any_split_into_batches_gives_the_whole(cuts: set[int], seed: int) -> None:
     a, b = heads(2, 3, seed=seed), heads(3, 2, seed=seed + 10)
-    metric = AttentionSimilarity(2, 3, 3, 2)
+    sums = AttentionSums.zeros(2, 3, 3, 2)
     for start, end in pairwise([0, *sorted(cuts), len(WORDS)]):
         words = WORDS[start:end]
         width = int(words.max())  # as if the batch had been folded alone
-        metric.update(*(weights[:, :, start:end, :width, :width] for weights in (a, b)), words)
-    close(metric.compute(), attnsim(a, b, WORDS), 1e-12)
-    turned = attnsim_from_sums(metric.sums().swap())
-    close(turned, attnsim(b, a, WORDS), 1e-12)
+        part = attention_sums(*(weights[:, :, start:end, :width, :width] for weights in (a, b)), words)
+        sums = AttentionSums(*(one + more for one, more in zip(sums, part, strict=True)))
+    close(attnsim_from_sums(sums), attnsim(a, b, WORDS), 1e-12)
+    close(attnsim_from_sums(sums.swap()), attnsim(b, a, WORDS), 1e-12)
 
 
 def test_chunks_of_any_size_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,11 +157,10 @@ def test_a_head_that_always_spreads_evenly_is_an_error() -> None:
 
 def test_texts_of_one_word_say_nothing_and_alone_are_an_error() -> None:
     words = torch.tensor([1, 1])
-    metric = AttentionSimilarity(1, 2, 1, 2)
-    metric.update(heads(1, 2, words), heads(1, 2, words), words)
-    assert metric.texts == metric.words == 0
+    sums = attention_sums(heads(1, 2, words), heads(1, 2, words), words)
+    assert sums.texts == sums.words == 0
     with pytest.raises(ValueError, match="at least one text of two words"):
-        metric.compute()
+        attnsim_from_sums(sums)
 
 
 def test_what_is_no_distribution_over_words_is_refused() -> None:
@@ -189,16 +187,6 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         attention_sums(heads(1, 2), heads(1, 2, WORDS - (WORDS > 4).long()), WORDS)
     with pytest.raises(ValueError, match="`a` of shape"):
         attention_sums(heads(1, 2)[0], heads(1, 2), WORDS)
-    with pytest.raises(ValueError, match=r"\(1, 2, 1, 2\) layers and heads.*got \(1, 2, 1, 3\)"):
-        AttentionSimilarity(1, 2, 1, 2).update(heads(1, 2), heads(1, 3), WORDS)
-
-
-def test_half_precision_leaves_the_sums_alone() -> None:
-    a, b = heads(1, 2), heads(2, 2, seed=1)
-    metric = torch.nn.ModuleList([AttentionSimilarity(1, 2, 2, 2)]).half()[0]
-    metric.update(a, b, WORDS)
-    close(metric.half().compute(), attnsim(a, b, WORDS), 1e-12)
-    assert isinstance(metric.sums(), AttentionSums)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -213,9 +201,7 @@ def test_from_models_to_a_similarity(side: str) -> None:
         model.set_attn_implementation("eager")
         frozen = FrozenModel(model, name=architecture)
         folded.append(fold(frozen.attention(inputs)[0], word, words).weights)
-    metric = AttentionSimilarity(3, 2, 2, 2)
-    metric.update(*folded, words)
-    close(metric.compute(), expected(*folded, words), 1e-8)
+    close(attnsim(folded[0], folded[1], words), expected(*folded, words), 1e-8)
     rows = [word_pairs(weights, words) for weights in folded]
     found = linear_cka(*rows)
     assert found.shape == (3, 2)

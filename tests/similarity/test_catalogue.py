@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from similarity.algebra.grid import GridSums
 from similarity.catalogue import catalogue
 from similarity.functional import cca, cka, neurons, regression
-from similarity.moments import GridMomentsMetric
 from similarity.shared import SharedMoments
 from tests.rows import paired
 
@@ -29,10 +29,10 @@ FUNCTIONS = {
 
 def accumulated(x: Tensor, y: Tensor) -> SharedMoments:
     """What three batches of rows leave behind."""
-    metric = GridMomentsMetric(3, 6, 2, 5)
+    sums = GridSums.zeros(3, 6, 2, 5)
     for rows in zip(x.split(25, 1), y.split(25, 1), strict=True):
-        metric.update(*rows)
-    return SharedMoments(metric.compute())
+        sums.add_(*rows)
+    return SharedMoments(sums.moments())
 
 
 def test_every_measure_on_moments_has_a_function() -> None:

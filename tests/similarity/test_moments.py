@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from similarity.algebra.grid import GridSums, grid_moments
 from similarity.algebra.moments import GridMoments, Moments, merge_moments, moments_of
 from similarity.functional.cka import linear_cka_from_moments
-from similarity.minibatch import MinibatchCKA
-from similarity.moments import GridMomentsMetric, MomentsMetric
+from similarity.moments import MomentsMetric
 from tests.rows import CASES, paired, rows_of
 from tests.runs import related_rows
 
@@ -124,11 +123,11 @@ def test_those_of_the_grid_are_what_numpy_says(case: str) -> None:
 def test_sums_in_place_over_any_batches_give_the_whole(cuts: set[int], offset: float, seed: int) -> None:
     x, y = paired(ROWS, seed=seed)
     x, y = x + offset, y - offset
-    metric, parts = GridMomentsMetric(3, 6, 2, 5), GridSums.zeros(3, 6, 2, 5)
+    sums, parts = GridSums.zeros(3, 6, 2, 5), GridSums.zeros(3, 6, 2, 5)
     for start, end in pairwise([0, *sorted(cuts), ROWS]):  # some of them without rows
-        metric.update(x[:, start:end], y[:, start:end])
+        sums.add_(x[:, start:end], y[:, start:end])
         parts = parts + GridSums.zeros(3, 6, 2, 5).add_(x[:, start:end], y[:, start:end])
-    grid_close(metric.compute(), grid_moments(x, y), 1e-9)
+    grid_close(sums.moments(), grid_moments(x, y), 1e-9)
     grid_close(parts.moments(), grid_moments(x, y), 1e-9)
 
 
@@ -172,70 +171,23 @@ def test_rows_that_are_no_pairs_are_refused() -> None:
     y[1, 3, 2] = torch.nan
     with pytest.raises(ValueError, match=r"`y` holds NaN or infinite values in layers \[1\]"):
         grid_moments(x, y)
-    metric = GridMomentsMetric(3, 6, 2, 5)
-    with pytest.raises(ValueError, match=r"`y` of shape \(2, N, 5\)"):
-        metric.update(x, y[:, 1:])
-    metric.update(x, y)
     with pytest.raises(ValueError, match=r"`y` had NaN or infinite values in layers \[1\]"):
-        linear_cka_from_moments(metric.compute())
-
-
-def test_a_metric_of_the_grid_keeps_float64_and_its_shapes() -> None:
-    x, y = paired(ROWS)
-    metric = GridMomentsMetric(1, 1, 1, 1)
-    metric.update(x[:1, :, :1], y[:1, :, :1])
-    metric.half().to(torch.float16).set_dtype(torch.float16)
-    metric.update(x[:1, :, :1], y[:1, :, :1])
-    assert {part.dtype for sums in metric.sums() for part in sums} == {torch.float64}
-    twice = torch.cat([x, x], 1)[:1, :, :1], torch.cat([y, y], 1)[:1, :, :1]
-    grid_close(metric.compute(), grid_moments(*twice))
-    assert metric.to("meta").xy.device.type == "meta"
-
-
-def test_forward_gives_the_batch_and_adds_it() -> None:
-    x, y = paired(ROWS)
-    metric = GridMomentsMetric(3, 6, 2, 5)
-    for start, end in ((0, 20), (20, ROWS)):
-        grid_close(metric(x[:, start:end], y[:, start:end]), grid_moments(x[:, start:end], y[:, start:end]), 1e-9)
-    grid_close(metric.compute(), grid_moments(x, y), 1e-9)
-    metric.reset()
-    assert not metric.sums().cross.xy.any()
-    metric.update(x, y)
-    grid_close(metric.compute(), grid_moments(x, y))
-
-
-def test_sums_begun_in_inference_mode_go_on_outside_it() -> None:
-    x, y = paired(ROWS)
-    with torch.inference_mode():
-        metric = GridMomentsMetric(3, 6, 2, 5)
-        metric.update(x[:, :20], y[:, :20])
-    metric.update(x[:, 20:], y[:, 20:])
-    grid_close(metric.compute(), grid_moments(x, y), 1e-9)
+        linear_cka_from_moments(GridSums.zeros(3, 6, 2, 5).add_(x, y).moments())
 
 
 def test_a_pair_of_layers_is_what_its_rows_alone_give() -> None:
     x, y = paired(ROWS)
-    metric = GridMomentsMetric(3, 6, 2, 5)
-    metric.update(x, y)
-    grid_close(metric.sums().pair(2, 1).moments(), grid_moments(x[2:], y[1:]))
+    grid_close(GridSums.zeros(3, 6, 2, 5).add_(x, y).pair(2, 1).moments(), grid_moments(x[2:], y[1:]))
 
 
 def test_products_in_single_precision_keep_six_digits() -> None:
     x, y = paired(400)
-    exact, fast = GridMomentsMetric(3, 6, 2, 5), GridMomentsMetric(3, 6, 2, 5, products=torch.float32)
+    exact, fast = GridSums.zeros(3, 6, 2, 5), GridSums.zeros(3, 6, 2, 5)
     for rows in ((x[:, :150] + 1000, y[:, :150]), (x[:, 150:] + 1000, y[:, 150:])):
-        exact.update(*rows)
-        fast.update(*rows)
-    (a, b), scale = (exact.compute(), fast.compute()), grid_moments(x, y)
+        exact.add_(*rows)
+        fast.add_(*rows, torch.float32)
+    (a, b), scale = (exact.moments(), fast.moments()), grid_moments(x, y)
     assert torch.equal(a.xx, b.xx)
     norms = [scatter.diagonal(dim1=-2, dim2=-1).sqrt() for scatter in (scale.xx, scale.yy)]
     error = (a.xy - b.xy).abs() / (norms[0][:, None, :, None] * norms[1][None, :, None])
     assert 0 < error.max() < 1e-6
-    with pytest.raises(ValueError, match=r"`products`.*bfloat16"):
-        GridMomentsMetric(3, 6, 2, 5, products=torch.bfloat16)
-
-
-def test_a_single_pair_of_layers_keeps_its_axes() -> None:
-    metric = MinibatchCKA(1, 1)
-    metric.update(torch.randn(1, 20, 4), torch.randn(1, 20, 3))
-    assert metric.compute().shape == (1, 1)

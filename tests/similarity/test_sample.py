@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from similarity.sample import RowSample, Sample, row_keys
+from similarity.sample import FREE, Sample, admit_, row_keys, smallest
 from tests.runs import related_rows
 
 ROWS, PER_TEXT = 60, 5
@@ -18,14 +18,26 @@ def rows() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return x.float(), y[:2].float(), TEXT, TOKEN
 
 
-def sampler(budget: int = 20, seed: int = 0) -> RowSample:
-    return RowSample(budget, 3, 2, 5, 4, seed=seed)
+class Kept:
+    """A sample that takes rows as a pass over texts does."""
 
+    def __init__(self, budget: int = 20, seed: int = 0) -> None:
+        self.budget, self.seed = budget, seed
+        self.key, self.text = torch.full((budget,), FREE), torch.zeros(budget, dtype=torch.int64)
+        self.x, self.y = torch.zeros(3, budget, 5), torch.zeros(2, budget, 4)
 
-def offered(metric: RowSample, places: Tensor) -> RowSample:
-    x, y, text, token = rows()
-    metric.update(x[:, places], y[:, places], text[places], token[places])
-    return metric
+    def offer(self, places: Tensor) -> Kept:
+        x, y, text, token = (part[..., places, :] if part.ndim == 3 else part[places] for part in rows())
+        free, chosen = admit_(self.key, self.text, row_keys(self.seed, text, token), text)
+        self.x[:, free], self.y[:, free] = x[:, chosen], y[:, chosen]
+        return self
+
+    def sample(self, *others: Kept) -> Sample:
+        """What all ranks have kept."""
+        ranks = (self, *others)
+        _, order = smallest(torch.cat([rank.key for rank in ranks]), self.budget)
+        x, y = (torch.cat(parts, 1) for parts in ([rank.x for rank in ranks], [rank.y for rank in ranks]))
+        return Sample(x[:, order], y[:, order], torch.cat([rank.text for rank in ranks])[order])
 
 
 def splitmix(seed: int, text: int, token: int) -> int:
@@ -70,57 +82,30 @@ def test_keys_are_spread_evenly_and_unrelated_to_places() -> None:
 @settings(max_examples=40, deadline=None)
 @given(order=st.permutations(range(ROWS)), cuts=st.sets(st.integers(1, ROWS - 1), max_size=6))
 def test_any_batches_in_any_order_give_the_same_sample(order: list[int], cuts: set[int]) -> None:
-    metric = sampler()
+    kept = Kept()
     for batch in torch.tensor(order).tensor_split(sorted(cuts)):
-        offered(metric, batch)
-    same(metric.compute(), expected(20))
+        kept.offer(batch)
+    same(kept.sample(), expected(20))
 
 
 def test_a_row_that_comes_twice_is_kept_once() -> None:
-    metric = sampler()
+    kept = Kept()
     for places in (torch.arange(30).repeat(2), torch.arange(ROWS), torch.arange(10)):
-        offered(metric, places)
-    same(metric.compute(), expected(20))
+        kept.offer(places)
+    same(kept.sample(), expected(20))
 
 
 def test_a_row_that_two_ranks_have_seen_is_kept_once() -> None:
-    metric = offered(sampler(), torch.arange(40))
-    other = offered(sampler(), torch.arange(20, ROWS))
-    for name in ("key", "text", "x", "y"):
-        setattr(metric, name, torch.stack([getattr(metric, name), getattr(other, name)]))
-    same(RowSample.compute(metric), expected(20))
+    same(Kept().offer(torch.arange(40)).sample(Kept().offer(torch.arange(20, ROWS))), expected(20))
 
 
 def test_with_fewer_rows_than_the_budget_all_are_used() -> None:
-    metric = sampler(budget=100)
-    offered(metric, torch.arange(ROWS))
-    found = metric.compute()
+    found = Kept(budget=100).offer(torch.arange(ROWS)).sample()
     same(found, expected(ROWS))
     assert len(found.text) == ROWS
 
 
 def test_another_seed_is_another_sample() -> None:
-    first, second = (offered(sampler(seed=seed), torch.arange(ROWS)).compute() for seed in (0, 1))
+    first, second = (Kept(seed=seed).offer(torch.arange(ROWS)).sample() for seed in (0, 1))
     same(second, expected(20, seed=1))
     assert not torch.equal(first.x, second.x)
-
-
-def test_reset_and_reused_and_called() -> None:
-    metric = offered(sampler(), torch.arange(40))
-    with torch.inference_mode():
-        metric.reset()
-    same(offered(metric, torch.arange(ROWS)).compute(), expected(20))
-    metric.reset()
-    x, y, text, token = rows()
-    metric(x[:, :30], y[:, :30], text[:30], token[:30])
-    metric(x[:, 30:], y[:, 30:], text[30:], token[30:])
-    same(metric.compute(), expected(20))
-    assert torch.nn.ModuleList([metric]).to(torch.float16)[0].x.dtype == torch.float32
-
-
-def test_refusals() -> None:
-    x, y, text, token = rows()
-    with pytest.raises(ValueError, match=r"`budget`.*got 0"):
-        sampler(budget=0)
-    with pytest.raises(ValueError, match=r"as many rows, but got .*'text': 59, 'token': 60"):
-        sampler().update(x, y, text[1:], token)
