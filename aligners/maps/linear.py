@@ -12,6 +12,7 @@ from aligners.maps.base import Aligner
 from similarity.algebra.moments import Moments
 
 __all__ = [
+    "STRENGTHS",
     "Affine",
     "Identity",
     "Linear",
@@ -287,21 +288,17 @@ class Ridge(Affine):
         sites: S, the number of site pairs.
         d_x: width of X's states.
         d_y: width of Y's states.
-        ridges: the strengths to choose from: λ relative to the mean variance of X, tr(XᵀX)/d_x.
 
     Attributes:
-        ridge: (S,) the strength that was chosen.
+        ridge: (S,) the strength that was chosen out of `STRENGTHS`: λ relative to the mean variance of X, tr(XᵀX)/d_x.
         validation_rows: (S,) the number of rows that chose it; 0: generalised cross-validation.
     """
 
     ridge: Tensor
     validation_rows: Tensor
 
-    def __init__(self, sites: int, d_x: int, d_y: int, *, ridges: Sequence[float] = STRENGTHS) -> None:
+    def __init__(self, sites: int, d_x: int, d_y: int) -> None:
         super().__init__(sites, d_x, d_y)
-        if not ridges or min(ridges) <= 0:
-            raise ValueError(f"Expected `ridges` to be one or more numbers above 0, but got {list(ridges)}.")
-        self.ridges = tuple(ridges)
         self.register_buffer("ridge", torch.full((sites,), float("nan")))
         self.register_buffer("validation_rows", torch.zeros(sites))
 
@@ -312,7 +309,7 @@ class Ridge(Affine):
             ValueError: the states of a site are constant or not finite.
         """
         deviations(moments, constant_neurons=True)
-        weight, ridge = ridge_regression(moments, self.ridges, validation)
+        weight, ridge = ridge_regression(moments, STRENGTHS, validation)
         self.ridge.copy_(ridge)
         self.validation_rows.fill_(0 if validation is None else int(validation.n))
         self.set_map(moments, weight)
@@ -322,10 +319,6 @@ class Ridge(Affine):
         rows = int(self.validation_rows.max())
         chosen = f"{rows} validation rows" if rows else "generalised cross-validation on the fitting rows"
         return {"ridge": [float(f"{value:.3g}") for value in self.ridge.tolist()], "ridge_chosen_by": chosen}
-
-    def options(self) -> dict[str, Any]:
-        """The strengths to choose from."""
-        return {"ridges": list(self.ridges)}
 
 
 class Procrustes(Affine):

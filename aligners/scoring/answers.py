@@ -97,13 +97,13 @@ def matched_by_number(data: HeadData, models: Sequence[FrozenModel]) -> list[str
 
     Embedded models number theirs, and were trained on the texts' own.
     """
-    names, classes = data.texts.label_names, data.texts.classes
     doubtful = [
         model
         for model in models
         if not model.regression and _given(data, model) is None and not model.name.startswith(EMBEDDED)
     ]
-    each = [by_number(m.label_names, names, classes, model=m.name, source=data.text.source) for m in doubtful]
+    texts, source = data.texts, data.text.source
+    each = [by_number(m.label_names, texts.label_names, texts.classes, model=m.name, source=source) for m in doubtful]
     return [caution for caution in each if caution is not None]
 
 

@@ -19,6 +19,13 @@ def rows(models: int) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+def test_maps_no_better_than_the_mean_are_named() -> None:
+    few = [row | {"fvu": 50 * row["fvu"]} for row in rows(3)]
+    (said,) = report({}, few).sentences
+    assert said.endswith("by its largest FVU: linear 2.")
+    assert report({}, rows(3)).sentences == []
+
+
 @pytest.mark.parametrize(("models", "panels"), [(5, 10), (6, 1)])
 def test_more_than_a_dozen_pairs_are_drawn_as_their_median(models: int, panels: int) -> None:
     figure = report({}, rows(models)).figures["fvu"]()

@@ -87,12 +87,12 @@ def test_a_closed_form_that_few_rows_do_not_determine_costs_its_own_rows(
     main(["inject", *models, *options, *run])
     shown = " ".join(capsys.readouterr().out.split())
     assert f"Left out, forward.linear: linear expects at least {WIDTH + 1} fitting rows" in shown
-    assert set(load_bank(tmp_path / "spot" / "aligners.ckpt").maps["0_1"]) == {"procrustes", "permutation"}
+    assert set(load_bank(tmp_path / "spot" / "aligners.ckpt").maps["0_1"]) == {"ridge", "procrustes", "permutation"}
     for direction in ("forward", "backward"):
         methods = {
             row["method"] for row in evaluation.rows if row["role"] == "method" and row["direction"] == direction
         }
-        assert methods == {"procrustes", "permutation"}
+        assert methods == {"ridge", "procrustes", "permutation"}
     refused = {name for name in CLOSED_FORMS if name not in methods}
     assert set(evaluation.meta["refusals"]) == {f"{way}.{name}" for way in ("forward", "backward") for name in refused}
     assert f"but got {rows}" in evaluation.meta["refusals"]["backward.linear"]

@@ -16,6 +16,7 @@ from reports.drawing import FLOORS, METHODS, method_looks
 from reports.injection.figures import fvu_figure
 from reports.injection.report import FIGURES, console_tables, report
 from reports.injection.words import below_chance, price_of_bijectivity, reading
+from reports.kinds import make_report
 from reports.page.run import write_page
 from reports.publishing import write
 
@@ -83,12 +84,34 @@ def test_a_model_worse_than_random_labels_is_flagged() -> None:
     said = reading([*forward(), chance | {"score_low": 0.81}])
     assert "Caution: second by itself scores 80.0, below what random labels get (from 81.0)" in said
     assert "--data.labels" in said
+    assert said.startswith("Caution")
     assert "Caution" not in reading(forward())
 
 
 def two_ways() -> list[Row]:
     back = [r | {"model_x": "second", "model_y": "first", "direction": "backward"} for r in forward()]
     return forward() + back
+
+
+def test_a_map_no_better_than_the_mean_is_not_praised() -> None:
+    worse = [row("linear", 1, 1.06, 0.7, fit=CLOSED), row("native_y", None, None, 0.8)]
+    said = reading(worse)
+    assert "The closest map, linear, is no better than the mean: its FVU is 1.06. No better than the mean of" in said
+    assert "106" not in said
+    ridge = row("ridge", 1, 0.4, 0.7, fit=CLOSED, fvu_other=1.5)
+    said = reading([*worse, ridge])
+    assert "The closest map, ridge, leaves 40.0% of the variance unexplained. No better than the mean of the" in said
+    assert "at some site, by its largest FVU: linear 1.06." in said
+    assert "On the other text ridge is closest and is no better than the mean: its FVU is 1.5." in said
+    inn = row("inn", 1, 0.3, 0.7, fit=TRAINED, bijective=True, parameters=9)
+    assert "inn, leaves 30.0% of the variance unexplained, where ridge leaves 40.0%." in reading([*worse, ridge, inn])
+    assert "where linear is no better than the mean: its FVU is 1.06." in reading([*worse, inn])
+    assert "No better" not in reading(forward())
+
+
+def test_cautions_are_among_the_findings_of_every_report() -> None:
+    found = make_report("injection", {"cautions": ["Caution: few."]}, forward())
+    assert found.sentences[0] == "Caution: few."
 
 
 def test_files_hold_every_row_and_every_number(tmp_path: Path) -> None:
