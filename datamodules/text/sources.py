@@ -65,7 +65,7 @@ class TextSource:
         held_out: name of the official split, or a local file, that serves as the test texts. GLUE tasks have
             theirs. Without one, the test texts are drawn by `test_share`.
         validation_share: share of the texts on which training is watched, and by which its best step is chosen; 0 where
-            nothing is trained. They are neither fitted on nor held out.
+            nothing is fitted. They are neither fitted on nor held out.
         test_share: share of the texts that is held out for evaluation where there is no official split.
         max_texts: at most so many texts per split, drawn by `seed`.
         max_held_out: at most so many validation and so many test texts, drawn likewise.

@@ -67,7 +67,7 @@ class TokenisedSplits:
         if not len(texts):
             raise ValueError(
                 "Expected validation texts, on which training is watched and by which its best step is chosen, but "
-                "`text.validation_share` is 0. Set it above 0: 0 is for evaluations, which train nothing."
+                "`text.validation_share` is 0. Set it above 0: 0 is for commands that fit no map."
             )
         if not self.packed:
             return tokenise(texts, tokenizer, self.max_length, words=self.words)
