@@ -48,21 +48,19 @@ class ProgressBar(RichProgressBar):
         """Say in a file how far it is, with the mean of the losses that were logged last."""
         super().on_train_batch_end(trainer, pl_module, *given)
         if self._lines is not None:
-            self._lines.at(trainer.global_step, lambda: _loss(trainer))
+            self._lines.step(lambda: _loss(trainer))
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Say in a file that an evaluation begins."""
         super().on_test_start(trainer, pl_module)
         shown = self._in_file and trainer.is_global_zero
         self._lines = Lines("Evaluating", math.fsum(trainer.num_test_batches)) if shown else None
-        self._tested = 0
 
     def on_test_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *given: Any) -> None:
         """Say in a file how far it is."""
         super().on_test_batch_end(trainer, pl_module, *given)
         if self._lines is not None:
-            self._tested += 1
-            self._lines.at(self._tested)
+            self._lines.step()
 
     def get_metrics(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule
