@@ -32,37 +32,33 @@ class ProgressBar(RichProgressBar):
     def _steps(self, trainer: pl.Trainer) -> float:
         return getattr(trainer.lightning_module, "training_steps", math.inf)
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Begin anew."""
-        super().on_train_start(trainer, pl_module)
-        self._lines = None
-
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Say in a file that training begins: only now the module knows for how many steps."""
         super().on_train_epoch_start(trainer, pl_module)
-        if self._in_file and trainer.is_global_zero and self._lines is None:
-            steps = min(self._steps(trainer), trainer.estimated_stepping_batches)
-            self._lines = Lines("Training", steps, trainer.global_step)
+        if self._lines is None:
+            self._begin("Training", min(self._steps(trainer), trainer.estimated_stepping_batches))
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *given: Any) -> None:
         """Say in a file how far it is, with the mean of the losses that were logged last."""
         super().on_train_batch_end(trainer, pl_module, *given)
         if self._lines is not None:
-            self._lines.at(trainer.global_step, lambda: _loss(trainer))
+            self._lines.step(lambda: _loss(trainer))
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Say in a file that an evaluation begins."""
         super().on_test_start(trainer, pl_module)
-        shown = self._in_file and trainer.is_global_zero
-        self._lines = Lines("Evaluating", math.fsum(trainer.num_test_batches)) if shown else None
-        self._tested = 0
+        self._begin("Evaluating", math.fsum(trainer.num_test_batches))
 
     def on_test_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *given: Any) -> None:
         """Say in a file how far it is."""
         super().on_test_batch_end(trainer, pl_module, *given)
         if self._lines is not None:
-            self._tested += 1
-            self._lines.at(self._tested)
+            self._lines.step()
+
+    def _begin(self, what: str, total: float) -> None:
+        begin = self.trainer.global_step if what == "Training" else 0
+        shown = self._in_file and self.trainer.is_global_zero
+        self._lines = Lines(what, total, begin) if shown else None
 
     def get_metrics(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule

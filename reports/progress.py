@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator
+from operator import length_hint
 from typing import TypeVar
 
 import rich
@@ -27,40 +27,36 @@ class Lines:
 
     Args:
         what: is done: `Training`.
-        total: steps; infinite if they are not known.
+        total: steps.
         begin: steps that were done before.
     """
 
     def __init__(self, what: str, total: float, begin: int = 0) -> None:
-        self.what, self.total, self._begin = what, total, begin
+        self.what, self.total, self.done, self._begin = what, total, begin, begin
         self._began = self._said = time.monotonic()
-        print(f"{what}: {total:,.0f} steps." if math.isfinite(total) else f"{what}.", flush=True)
+        print(f"{what}: {total:,.0f} steps.", flush=True)
 
-    def at(self, done: int, words: Callable[[], str] = str) -> None:
-        """Say how far it is, if the last line is old enough.
+    def step(self, words: Callable[[], str] = str) -> None:
+        """Count a step, and say how far it is if the last line is old enough.
 
         Args:
-            done: steps, with those before.
             words: returns what is said besides; called only if something is said.
         """
-        now = time.monotonic()
-        if now - self._said < EVERY:
-            return
-        self._said = now
-        minutes = (now - self._began) / max(1, done - self._begin) * (self.total - done) / 60
-        known = math.isfinite(self.total)
-        of, left = (f" of {self.total:,.0f}", f", about {minutes:.1f} min left") if known else ("", "")
-        print(f"{self.what}: step {done:,}{of}{words()}{left}", flush=True)
+        self.done, now = self.done + 1, time.monotonic()
+        if now - self._said >= EVERY:
+            self._said = now
+            left = (now - self._began) / (self.done - self._begin) * (self.total - self.done) / 60
+            said = f"{self.what}: step {self.done:,} of {self.total:,.0f}{words()}"
+            print(f"{said}, about {left:.1f} min left", flush=True)
 
 
 def track(
     each: Iterable[T], what: str, total: float | None = None, *, transient: bool = False, disable: bool = False
 ) -> Iterator[T]:
     """Yield each, and show how far it is, as Rich's `track`; in a file by lines."""
-    if disable or in_terminal():
-        yield from rich.progress.track(each, what, total, transient=transient, disable=disable)
-        return
-    lines = Lines(what, total or (len(each) if isinstance(each, Sized) else math.inf))
-    for done, one in enumerate(each, start=1):
+    lines = None if disable or in_terminal() else Lines(what, length_hint(each) if total is None else total)
+    hidden = disable or lines is not None
+    for one in rich.progress.track(each, what, total, transient=transient, disable=hidden):
         yield one
-        lines.at(done)
+        if lines is not None:
+            lines.step()

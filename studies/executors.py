@@ -44,10 +44,10 @@ class Processes(Executor):
         """Run a function in the next free process; wait until there is one."""
         place = self._free.get()
         try:
-            future = self._pool(place).submit(fn, *args, **kwargs)
+            future = self._pool(place).submit(_in_worker, fn, *args, **kwargs)
         except BrokenExecutor:  # killed while it was idle
             self._drop(place)
-            future = self._pool(place).submit(fn, *args, **kwargs)
+            future = self._pool(place).submit(_in_worker, fn, *args, **kwargs)
         future.add_done_callback(lambda done: self._release(place, done))
         return future
 
@@ -94,6 +94,14 @@ def _begin_worker(gpu: int | None, threads: int) -> None:
     os.environ[THREADS] = str(threads)  # torch is not imported yet
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started it
     threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _in_worker(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call a function in a process of a pool; if it is stopped, so is the process, which would wait for another."""
+    try:
+        return fn(*args, **kwargs)
+    except SystemExit as end:
+        os._exit(end.code if isinstance(end.code, int) else 1)
 
 
 def _end_with_parent() -> None:

@@ -177,8 +177,8 @@ class Costs:
         layers = [depth * size.width for depth, size in zip(depths, sizes, strict=True)]
         products = sum(a * b for i, a in enumerate(layers) for b in layers[i:])
         rows = self.rows(parsed.data, held_out)
-        known = catalogue()
-        fitted = sum(known[name].chance is not None for name in _names(parsed.measures, known))
+        names = [parsed.measures] if isinstance(parsed.measures, str) else parsed.measures
+        fitted = sum(each.chance is not None for each in catalogue().values() if {each.name, "all"} & set(names))
         pairs = list(combinations(range(len(sizes)), 2))
         solved = fitted * sum(depths[i] * depths[j] * _decomposed(sizes[i], sizes[j]) for i, j in pairs)
         times, read = (CONTROLS, 2 * held_out + texts) if parsed.controls else (1, held_out)
@@ -301,11 +301,6 @@ def trained_rows(parsed: Namespace, read: int, a_step: int) -> float:
     if trainer.max_steps not in (None, -1):
         return float(trainer.max_steps * a_step)
     return float(min(parsed.model.rows, parsed.model.most_steps * a_step))
-
-
-def _names(measures: str | list[str], known: Mapping[str, Any]) -> list[str]:
-    """The names of measures, as `evaluate.py similarity` takes them."""
-    return list(known) if measures == "all" else [measures] if isinstance(measures, str) else measures
 
 
 def _decomposed(x: Size, y: Size) -> float:

@@ -36,7 +36,7 @@ STOPPED: dict[str, tuple[str, list[str]]] = {
     "train universe": (STEP, ["{three}", "{text}", "--data.sites=1", LONG]),
     "train validate": (
         "aligners.fitting.alignment:Alignment.validation_step",
-        ["{pair}", "{text}", "--data.sites=1", "--ckpt_path={fit}"],
+        ["{pair}", "{text}", "--data.batch_size=1", "--data.sites=1", "--ckpt_path={fit}"],
     ),
     "evaluate bijection": (STEP, ["{pair}", "{text}", "--steps=[100000]"]),
     "evaluate inject": ("aligners.injection.evaluation:InjectionEvaluation.test_step", ["{pair}", "{text}"]),

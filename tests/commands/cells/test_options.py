@@ -142,7 +142,7 @@ def test_the_rate_is_that_of_this_machine_unless_it_is_given(world: World) -> No
     costs = Costs(study, COMMANDS, model_sizes(study, assume=True))
     plan, again = (plan_study(costs, cells, None, 1) for _ in range(2))
     assert plan.rate == again.rate > 0  # measured once
-    assert "measured on this machine's" in plan.words()[0]
+    assert "(measured here, cpu; `--rate`)" in plan.words()[0]
     assert "(`--rate`)" in given.words()[0]
     assert plan.seconds(1) >= START * len(cells)  # each has to begin
 
