@@ -6,15 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 __all__ = [
-    "MARK",
-    "TRAINED_WELL",
-    "is_trained",
-    "mark",
-    "outcomes",
-    "trained_methods",
-    "what_did_not_train",
-    "worst_of",
-]
+    "MARK", "TRAINED_WELL", "is_trained", "mark", "outcomes", "trained_methods", "what_did_not_train", "worst_of",
+]  # fmt: skip
 
 TRAINED_WELL = "trained"
 MARK = "*"

@@ -20,7 +20,7 @@ Row = dict[str, Any]
 
 def row(method: str, site: int | None, **values: Any) -> Row:
     empty = dict.fromkeys(("loss", "penalty", "accuracy", "fvu_seen", "fvu_unseen"))
-    return {"method": method, "site_x": site, **empty, **values}
+    return {"method": method, "site_x": site, "site_y": site, **empty, **values}
 
 
 LANGUAGE = [
