@@ -120,7 +120,7 @@ def _cells(rows: Sequence[Row], price: str) -> list[str]:
     trips = [number(row["round_trip"]) for row in rows]
     low, high = _mean(rows, "stretch_low"), _mean(rows, "stretch_high")
     return [
-        _short(float(np.mean(fvu))) + max(map(mark, rows)),
+        mark(_short(float(np.mean(fvu))), worst_of(rows)),
         f"{_short(min(fvu))} to {_short(max(fvu))}" if len(fvu) > 1 else "",
         price,
         _short(_mean(rows, "fvu_seen")),

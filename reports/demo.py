@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aligners.fitting.outcomes import mark, what_did_not_train
+from aligners.fitting.outcomes import mark, what_did_not_train, worst_of
 from reports.report import Row
 
 __all__ = ["demo_words"]
@@ -38,4 +38,5 @@ def _span(rows: Sequence[Row], method: str, column: str, form: str = "{:.0%}") -
     own = [row for row in rows if row["method"] == method]
     values = [row[column] for row in own if row[column] is not None]
     ends = [form.format(end) for end in (min(values), max(values))] if values else ["not known"]
-    return " to ".join(dict.fromkeys(ends)) + max(map(mark, own), default="")
+    said = " to ".join(dict.fromkeys(ends))
+    return mark(said, worst_of(own)) if own else said

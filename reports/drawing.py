@@ -150,7 +150,7 @@ def hollow_where_untrained(
         look: of their line.
     """
     places = [place for place, row in enumerate(rows) if not is_trained(row)]
-    hollow = {**look, "linestyle": "none", "markerfacecolor": "white", "markersize": 8}
+    hollow = {**look, "linestyle": "none", "markerfacecolor": "white", "markersize": 8, "zorder": 3}
     axis.plot([across[place] for place in places], [heights[place] for place in places], **hollow)
     return bool(places)
 

@@ -69,5 +69,5 @@ def _table(rows: Sequence[Row], column: str, said: str) -> Table:
     sites = [site_name((row["site_x"], row["site_y"])) for row in next(iter(lines.values()))]
     table = site_table(f"FVU {said}, by site pair", ["aligner"], [], {"": sites})
     for name, line in lines.items():
-        table.add_row(name, *(f"{row[column]:.3f}{mark(row)}" for row in line))
+        table.add_row(name, *(mark(f"{row[column]:.3f}", row) for row in line))
     return table

@@ -16,6 +16,7 @@ import torch
 from lightning.pytorch.loggers import WandbLogger
 from rich.console import Console
 
+from aligners.fitting.outcomes import MARK
 from reports.names import names_in_full, with_short_names
 from reports.page.images import save_figure
 from reports.page.run import write_page
@@ -108,7 +109,8 @@ def _markdown(report: Report) -> str:
     """Write the table to four digits, the sentences, and the models' full names."""
     lines = [_line(report.columns.values()), "|" + "---|" * len(report.columns)]
     lines += [_line(_cells(row, report.columns)) for row in with_short_names(report.rows)]
-    said = "".join(f"- {sentence}\n" for sentence in report.sentences)
+    plain = (sentence.replace(MARK, f"\\{MARK}", sentence.startswith(MARK)) for sentence in report.sentences)
+    said = "".join(f"- {sentence}\n" for sentence in plain)
     return "\n".join(lines) + "\n" + (f"\n{said}" if said else "") + names_in_full(report.rows)
 
 

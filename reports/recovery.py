@@ -52,7 +52,7 @@ def _table(rows: Sequence[Row]) -> Table:
         table.add_column(f"strength {strength:g}", justify="right")
     for name, values in means.items():
         worst = [_worst(rows, name, strength) for strength in values]
-        table.add_row(name, *(f"{value:.4f}{mark(row)}" for value, row in zip(values.values(), worst, strict=True)))
+        table.add_row(name, *(mark(f"{value:.4f}", row) for value, row in zip(values.values(), worst, strict=True)))
     return table
 
 

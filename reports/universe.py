@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from aligners.fitting.outcomes import is_trained, mark, what_did_not_train
+from aligners.fitting.outcomes import is_trained, mark, what_did_not_train, worst_of
 from aligners.universe.universe import NETWORK
 from reports.drawing import COLOURS, heat_map, layer_grid, panels, short
 from reports.names import short_names, with_short_names
@@ -78,7 +78,7 @@ def _table(rows: Sequence[Row]) -> Table:
         own = _of(rows, method=name)
         values = [_mean(own, column) for column in FIGURES]
         texts = ["" if value is None else f"{value:.3g}" for value in values]
-        table.add_row(_marked(name, own), f"{own[0]['parameters']:,}" if own[0]["parameters"] else "", *texts)
+        table.add_row(mark(name, worst_of(own)), f"{own[0]['parameters']:,}" if own[0]["parameters"] else "", *texts)
     return table
 
 
@@ -108,11 +108,6 @@ def _means_in_words(rows: Sequence[Row]) -> list[str]:
 
 def _place(row: Row) -> tuple[str, str, int]:
     return row["model_x"], row["model_y"], row["site_x"]
-
-
-def _marked(name: str, rows: Sequence[Row]) -> str:
-    """The name of maps, marked where one of them is not trained."""
-    return name + max(map(mark, rows))
 
 
 def _shared(directions: Sequence[Row]) -> list[str]:
@@ -145,7 +140,7 @@ def _heat_maps(rows: Sequence[Row]) -> Figure:
         )
         image = heat_map(axis, grid, range(len(names)), range(len(names)), high=top)
         mean = _mean(own, "fvu")
-        title = _marked(name, own)
+        title = mark(name, worst_of(own))
         axis.set_title(title if mean is None else f"{title}, mean {short(mean)}", fontsize=9)
         axis.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize=7)
         axis.set_yticks(range(len(names)), names, fontsize=7)

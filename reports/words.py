@@ -8,15 +8,8 @@ from collections.abc import Sequence
 from reports.report import Row
 
 __all__ = [
-    "fixed",
-    "floor_words",
-    "held_out_name",
-    "listed",
-    "score_heading",
-    "score_name",
-    "score_words",
-    "value_range",
-]
+    "fixed", "floor_words", "held_out_name", "listed", "score_heading", "score_name", "score_words", "value_range",
+]  # fmt: skip
 
 WORDS = {
     "accuracy": "accuracy in %",

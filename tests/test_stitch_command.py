@@ -61,6 +61,16 @@ def close(found: list[dict[str, Any]], expected: list[dict[str, Any]], rel: floa
                 assert a[name] == value, (b, name)
 
 
+def test_a_layer_that_no_step_improves_is_called_untrained(world: World, tmp_path: Path) -> None:
+    """At a rate of almost nothing, validation sees no change."""
+    rate = ["--model.optimizer", "torch.optim.SGD", "--model.optimizer.lr", "1e-30"]
+    one = options(model__layers={"affine": "AffineLayer"})
+    run = command(tmp_path, "train.py", "stitch", *train_options(world), *one, *rate)
+    outcomes = {row["training"] for row in report(run)["rows"] if row["method"] == "affine"}
+    assert len(outcomes) == 1
+    assert outcomes.pop().startswith("untrained start (")
+
+
 def test_training_leaves_all_that_a_run_should(world: World, trained: Path) -> None:
     assert trained.name.startswith("stitch-")
     assert {path.name for path in trained.iterdir()} >= {

@@ -6,20 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 __all__ = [
-    "MARK",
-    "TRAINED_WELL",
-    "is_trained",
-    "mark",
-    "no_better_than_the_mean",
-    "outcomes",
-    "trained_methods",
-    "what_did_not_train",
-    "worst_of",
-]
+    "MARK", "TRAINED_WELL", "is_trained", "mark", "no_better_than_the_mean", "outcomes", "trained_methods",
+    "what_did_not_train", "worst_of",
+]  # fmt: skip
 
 TRAINED_WELL = "trained"
 MARK = "*"
-MEANING = f"{MARK}: it kept its untrained start, or diverged. Such a map is not compared with others."
+MEANING = f"{MARK}: a map that kept its untrained start or diverged. It is compared with no other."
 MOST_ROUTES = 3  # that are named; of more, their number is
 
 
@@ -46,9 +39,9 @@ def is_trained(row: Mapping[str, Any]) -> bool:
     return not isinstance(outcome, str) or outcome == TRAINED_WELL  # in a table, a missing value is NaN
 
 
-def mark(row: Mapping[str, Any]) -> str:
-    """What stands beside the numbers of a map that is not trained; `what_did_not_train` says what it means."""
-    return "" if is_trained(row) else MARK
+def mark(text: str, row: Mapping[str, Any]) -> str:
+    """A number of a row with the mark of a map that is not trained; nothing stays nothing. See `what_did_not_train`."""
+    return text if is_trained(row) or not text else text + MARK
 
 
 def worst_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def _table(panel: list[Row], pairs: list[tuple[int, int]], title: str, groups: l
         line = {(row["site_x"], row["site_y"]): row for row in panel if row["method"] == name}
         first = next(iter(line.values()))
         cells = [
-            _short(line.get(pair, first)[group], COLUMN_GROUPS[group][1]) + mark(line.get(pair, first))
+            mark(_short(line.get(pair, first)[group], COLUMN_GROUPS[group][1]), line.get(pair, first))
             for group in groups
             for pair in pairs
         ]

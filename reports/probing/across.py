@@ -101,7 +101,7 @@ def _table(rows: Sequence[Row]) -> TitledTable:
         own = _of(rows, task=task, measure=measure, method=method)
         kept = "" if own[0]["role"] != "method" else _percent(_mean(own, "kept"))
         style = {"ceiling": "green", "floor": "dim"}.get(own[0]["role"])
-        cells = [_percent(number(row["score"])) + mark(row) for row in own]
+        cells = [mark(_percent(number(row["score"])), row) for row in own]
         table.add_row(f"{task}, {measure}", _said(method, rows), kept, *cells, style=style)
     return table
 
@@ -113,7 +113,7 @@ def _twin_table(rows: Sequence[Row]) -> TitledTable:
     table = site_table(title, ["for", "what a probe reads, or other dimensions"], ["dimensions"], sites)
     for method, part, dimensions in _each(rows, "method", "part", "dimensions"):
         own = _of(rows, method=method, part=part, dimensions=dimensions)
-        cells = ["" if row["penalty"] is None else f"{row['penalty']:z.3f}{mark(row)}" for row in own]
+        cells = ["" if row["penalty"] is None else mark(f"{row['penalty']:z.3f}", row) for row in own]
         table.add_row(method, part, str(dimensions), *cells)
     return table
 

@@ -119,6 +119,6 @@ def _cell(row: Row | None, column: str) -> str:
             return "overflow"
         digits = 3 if abs(row["penalty"]) < 1 else 2
         half = (row["penalty_high"] - row["penalty_low"]) / 2
-        return f"{row['penalty']:z.{digits}f}{mark(row)} ±{half:.{digits}f}"
+        return mark(f"{row['penalty']:z.{digits}f}", row) + f" ±{half:.{digits}f}"
     value = row["score_penalty" if column == LOST else "score"]
-    return "" if value is None else f"{100 * value:z.1f}{mark(row)}"
+    return "" if value is None else mark(f"{100 * value:z.1f}", row)

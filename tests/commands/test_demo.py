@@ -20,7 +20,7 @@ Row = dict[str, Any]
 
 def row(method: str, site: int | None, **values: Any) -> Row:
     empty = dict.fromkeys(("loss", "penalty", "accuracy", "fvu_seen", "fvu_unseen"))
-    return {"method": method, "site_x": site, **empty, **values}
+    return {"method": method, "site_x": site, "site_y": site, **empty, **values}
 
 
 LANGUAGE = [
@@ -91,3 +91,10 @@ def test_the_demos_commands_and_files_are_there(tmp_path: Path) -> None:
         if "--config" in step.words:
             assert (ROOT / step.words[step.words.index("--config") + 1]).is_file()
     assert "-m commands.demo" in (ROOT / "Makefile").read_text()
+
+
+def test_a_network_that_is_not_trained_is_marked() -> None:
+    rows = [r | {"training": "untrained start (linear)"} if r["method"] == "inn" else r for r in LANGUAGE]
+    said = demo_words(rows, CLASSIFIERS)
+    assert any(line.endswith("0.07*") for line in said)
+    assert said[-1].endswith("untrained start (linear).")

@@ -276,3 +276,14 @@ def test_unequal_widths_are_refused_before_anything_is_read(world: World, tmp_pa
             ["bijection", "--data.model_x", world.model_x, "--data.model_y", wider, "--run", str(tmp_path / "run")]
         )
     assert not (tmp_path / "run").exists()
+
+
+def test_a_map_that_diverged_has_no_price(found: tuple[BijectionPrice, Any]) -> None:
+    rows = [r | {"training": "diverged at step 3"} if r["method"] == "inn" else r for r in found[0].rows]
+    said = report(found[0].meta, rows).sentences
+    assert not any(line.startswith("INN, both ways:") for line in said)
+    assert any(line.startswith("* INN, both ways (") and line.endswith("diverged at step 3.") for line in said)
+    free = [r | {"training": "diverged at step 3"} if r["method"] in ("mlp", "floor") else r for r in found[0].rows]
+    made = report(found[0].meta, free)
+    assert not any(" times" in line for line in made.sentences)
+    made.figures["bijection"]()

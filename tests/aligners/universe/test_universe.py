@@ -269,3 +269,11 @@ def test_matrices_between_couplings_learn_at_a_quarter_of_the_rate() -> None:
     rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
     for name, parameter in space.named_parameters():
         assert rates[id(parameter)] == (0.25 if ".pairs." in name else 1.0), name
+
+
+def test_a_universe_that_is_not_trained_is_compared_with_no_pair(found: Found) -> None:
+    evaluation = found[2]
+    rows = [r | {"training": "diverged at step 3"} if r["method"] == "universe" else r for r in evaluation.rows]
+    made = make_report("universe", evaluation.meta, rows, **evaluation.report_tables)
+    assert not any("times as much" in sentence for sentence in made.sentences)
+    assert any(sentence.startswith("* universe at sites 1, 3: diverged") for sentence in made.sentences)

@@ -283,3 +283,15 @@ def test_the_command_reads_the_words_of_a_checkpoint_of_tokens(
 def test_a_checkpoint_is_needed(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="`checkpoints`"):
         evaluate(["probe", "--checkpoints=[]", f"--run={tmp_path / 'run'}"])
+
+
+def test_a_map_that_is_not_trained_is_compared_with_none(found: ProbesAcrossMaps) -> None:
+    whole = report(found.meta, found.rows, **found.report_tables)
+    best = {said.split(" through ")[1].split(" ")[0] for said in whole.sentences if " through " in said}
+    told = [r | {"training": "diverged at step 3" if r["method"] in best else None} for r in found.rows]
+    twin = [r | {"training": "diverged at step 3"} for r in found.report_tables["twin"] if r["method"] != "mean"]
+    erased = [r for r in found.report_tables["twin"] if r["method"] == "mean"]
+    made = report(found.meta, told, [*erased, *twin])
+    assert not any(f" through {name} (" in said for name in best for said in made.sentences)
+    assert not any("at best" in said for said in made.sentences)
+    assert any(said.endswith("diverged at step 3.") for said in made.sentences)

@@ -221,7 +221,12 @@ def test_a_map_that_is_not_trained_is_marked_and_compared_with_none(outcome: str
     assert headline.count("mlp") == 1  # the price at site 1, where both are trained
     assert marks[1:] == [f"* {name} at site 2: {outcome}." for name in ("mlp", "mlp_wide")]
     write(report({}, rows), tmp_path)
-    assert (tmp_path / "report.md").read_text().count(f"| {outcome} |") == 2
+    text = (tmp_path / "report.md").read_text()
+    assert text.count(f"| {outcome} |") == 2
+    assert f"- \\* mlp at site 2: {outcome}." in text  # no list within a list
+    cells = [cell for table in console_tables(rows) for column in table.columns for cell in column.cells]
+    assert "0.200*" in cells
+    assert "*" not in cells
     page = write_page(report({}, rows), tmp_path).read_text()
     assert "*: untrained start, or diverged (see the findings)." in page
     for draw in FIGURES.values():

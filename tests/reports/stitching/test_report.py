@@ -322,3 +322,12 @@ def test_the_report_is_written_and_shown_when_the_evaluation_ends(
     trainer.is_global_zero = False
     WriteReport("stitching", tmp_path / "other").on_test_end(trainer, module)
     assert not (tmp_path / "other").exists()
+
+
+def test_a_layer_that_is_not_trained_is_marked_and_no_finding_speaks_of_it() -> None:
+    rows = [r | {"training": "untrained start (linear)"} if r["method"] == "affine_norm" else r for r in stitched()]
+    made = report({}, rows)
+    assert not any(said.startswith("affine_norm") for said in made.sentences)
+    assert any(said.startswith("* affine_norm at sites") for said in made.sentences)
+    cells = {cell for shown in made.screen for column in shown.columns for cell in column.cells}
+    assert any("* ±" in str(cell) for cell in cells)
