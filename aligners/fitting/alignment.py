@@ -66,7 +66,8 @@ class Alignment(pl.LightningModule):
             takes as many steps as that needs. If set, `trainer.max_epochs`, which counts training alone, and
             `trainer.max_steps` take precedence.
         most_steps: upper limit on the steps that `rows` may take; with `mean` rows a step has few rows.
-        warmup: share of the steps over which the learning rate rises.
+        warmup: share of the steps over which the learning rate rises; above 0, it rises over 100 steps at least, and
+            stays below its peak in a run too short for that.
         gradient_clip: largest gradient norm of a site of an aligner; 0 turns clipping off.
         products: precision of the networks' matrix products while they train: float32; tf32, on GPUs only; or
             bfloat16. What an inverse rests on, rotations and closed forms, stays in float32, as do validation and use.

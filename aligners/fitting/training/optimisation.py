@@ -91,24 +91,23 @@ def schedule_factor(schedule: Schedule, steps: int, warmup: float, least_rise: i
             and falls along a cosine (Smith and Topin 2017), its momentum left alone.
         steps: all training steps.
         warmup: share of them over which the factor rises to 1; 0: it does not rise.
-        least_rise: number of steps over which the factor rises at least, along a line that ends a shorter run below 1.
+        least_rise: number of steps over which the factor rises at least. A run that is too short for that takes the
+            smaller of rise and fall, and does not reach 1.
     """
     if schedule not in get_args(Schedule):
         raise ValueError(f"Expected `schedule` to be one of {', '.join(get_args(Schedule))}, but got {schedule!r}.")
     rising = warmup * steps
+    slowly = max(rising, least_rise if warmup else 0)
 
-    def course(step: int) -> float:
-        if step < rising:
-            risen = (step + 1) / (rising + 1)
-            return (1 - math.cos(math.pi * risen)) / 2 if schedule == "one_cycle" else risen
-        done = min(1.0, (step - rising) / max(1.0, steps - rising))
-        if schedule == "constant":
-            return 1.0
-        return 1 - done if schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+    def factor(step: int) -> float:
+        done = min(1.0, max(0.0, step - rising) / max(1.0, steps - rising))
+        fall = {"constant": 1.0, "linear": 1 - done}.get(schedule, (1 + math.cos(math.pi * done)) / 2)
+        risen = (step + 1) / (slowly + 1)
+        if step >= slowly:
+            return fall
+        return min(fall, (1 - math.cos(math.pi * risen)) / 2 if schedule == "one_cycle" else risen)
 
-    if not (least_rise and warmup):
-        return course
-    return lambda step: min(course(step), (step + 1) / least_rise)
+    return factor
 
 
 @torch.no_grad()

@@ -23,7 +23,7 @@ RIDGE = 1e-4
 SMALLEST_SINGULAR_VALUE = 0.03
 # States after a LayerNorm do not vary in one direction: without a floor their covariance has no inverse square root.
 SMALLEST_VARIANCE = 1e-4
-JUDGED = 0.1  # share of the rows that judge the candidates
+JUDGED = 0.5
 
 
 def invertible_start(moments: Moments, start: Start, both_ways: bool) -> tuple[Tensor, Tensor, Tensor]:

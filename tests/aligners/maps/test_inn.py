@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from aligners.fitting.alignment import Alignment
+from aligners.fitting.in_memory import train_on_rows
 from aligners.maps.inn import INN
 from aligners.maps.invertible.couplings import AffineCoupling
 from aligners.maps.linear import Procrustes, least_squares
@@ -243,3 +245,32 @@ def test_the_options_build_it_again() -> None:
 def test_what_makes_no_network_is_refused(width: int, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         INN(SITES, width, width, **options)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_short_training_does_not_run_away_on_badly_scaled_states(seed: int) -> None:
+    """Deviations from .001 to 1.6: with all matrices between couplings at the full rate, the loss doubled."""
+    draw = torch.Generator().manual_seed(0)
+    turn = torch.linalg.qr(torch.randn(32, 32, generator=draw)).Q
+    x, noise = torch.randn(2, 1, 1500, 32, generator=draw) * torch.logspace(-3, 0.2, 32)
+    y = (x + 0.2 * noise) @ turn
+    torch.manual_seed(seed)
+    aligner = INN(1, 32, 32)
+    aligner.fit(moments_of(x[:, :1000], y[:, :1000]))
+    held_out = x[:, 1000:], y[:, 1000:]
+    with torch.no_grad():
+        start = aligner.loss(*held_out).item()
+    diverged = train_on_rows(aligner, x[:, :1000], y[:, :1000], 6, 256, seed, Alignment())
+    with torch.no_grad():
+        end = aligner.loss(*held_out).item()
+    assert not diverged.any()
+    assert end <= 1.01 * start
+
+
+@pytest.mark.parametrize(("mixing", "share"), [("rotation", 4), ("linear", 4), ("none", 1)])
+def test_matrices_between_couplings_share_the_rate_of_one(mixing: Any, share: int) -> None:
+    aligner = INN(SITES, 6, 6, couplings=3, mixing=mixing)
+    for name, weight in aligner.named_parameters():
+        between = name.startswith(("pairs", "matrices"))
+        inputs = weight.shape[-2]
+        assert aligner.fan_in(name, weight) == inputs * (share if between else 1), name

@@ -46,6 +46,20 @@ def test_courses_are_those_of_their_names() -> None:
     assert schedule_factor("one_cycle", 100, 0.49)(11) < schedule_factor("linear", 100, 0.49)(11)
 
 
+@pytest.mark.parametrize("schedule", get_args(Schedule))
+def test_the_rate_rises_over_so_many_steps_at_least(schedule: Schedule) -> None:
+    plain, slow = schedule_factor(schedule, 40, 0.15), schedule_factor(schedule, 40, 0.15, 100)
+    rising = schedule_factor(schedule, 1000, 0.1)  # over 100 steps
+    assert [slow(step) for step in range(40)] == pytest.approx(
+        [min(plain(step) if step >= 6 else 1.0, rising(step)) for step in range(40)]
+    )
+    assert max(slow(step) for step in range(40)) < 0.41
+    long, same = schedule_factor(schedule, 2000, 0.15), schedule_factor(schedule, 2000, 0.15, 100)
+    assert [same(step) for step in range(0, 2000, 7)] == pytest.approx([long(step) for step in range(0, 2000, 7)])
+    never = schedule_factor(schedule, 40, 0.0, 100)
+    assert never(0) == 1
+
+
 def test_an_unknown_schedule_is_refused() -> None:
     with pytest.raises(ValueError, match=r"`schedule`.*constant, linear, cosine, one_cycle.*'step'"):
         schedule_factor("step", 10, 0.1)  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aligners.maps.invertible.starts import START_NAMES, Start, invertible_start
+from aligners.maps.invertible.starts import START_NAMES, Start, invertible_start, thinned
 from aligners.maps.linear import RIDGES, least_squares, predictive_least_squares
 from similarity.algebra.moments import moments_of
 
@@ -60,6 +60,36 @@ def test_the_best_start_is_the_one_that_is_best_on_other_rows() -> None:
             found[name] = forward + back * both_ways
         taken = START_NAMES[int(invertible_start(fitting, "best", both_ways)[2])]
         assert found[taken] <= 1.1 * min(found.values()), (n, noise, both_ways, taken, found)
+
+
+def test_a_start_is_not_judged_on_the_rows_that_it_was_solved_on() -> None:
+    """Few rows, which come twice, and noise: a map that turns one covariance into the other fits its own rows best."""
+    x, y = (part.repeat(1, 2, 1) for part in pair(48, 24, 0.8))
+    fitting, other = moments_of(x, y), pair(3000, 24, 0.8, seed=90)
+    own, found = {}, {}
+    for name in START_NAMES:
+        weight, inverse, _ = invertible_start(fitting, name, both_ways=True)
+        own[name], found[name] = sum(errors(x, y, weight, inverse)), sum(errors(*other, weight, inverse))
+    assert min(own, key=own.__getitem__) == "covariance"
+    assert found["covariance"] > 1.2 * found["procrustes"]
+    assert START_NAMES[int(invertible_start(fitting, "best", both_ways=True)[2])] == "procrustes"
+
+
+@pytest.mark.parametrize("n", [2, 9, 400])
+def test_thinned_moments_are_those_of_two_sets_of_rows(n: int) -> None:
+    x, y = pair(n, 6, 0.5)
+    x, y = torch.cat((x, y)), torch.cat((y, x))
+    moments = moments_of(x, y)
+    first, second = thinned(moments, 0.25)
+    for whole, one, other in zip(moments[3:], first[3:], second[3:], strict=True):
+        torch.testing.assert_close(one + other, whole, rtol=0, atol=1e-9)
+    joint = torch.cat((torch.cat((second.xx, second.xy), 2), torch.cat((second.xy.mT, second.yy), 2)), 1)
+    values = torch.linalg.eigvalsh(joint)
+    assert values.min() > -1e-9
+    assert int((values > 1e-9)[0].sum()) == min(12, max(1, (n - 1) // 4))  # of no more rows than it has
+    if n == 400:
+        shares = second.xx.diagonal(dim1=1, dim2=2) / moments.xx.diagonal(dim1=1, dim2=2)
+        assert 0.15 < shares.min() < shares.max() < 0.35
 
 
 def test_each_site_has_its_own_best_start() -> None:
