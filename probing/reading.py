@@ -54,8 +54,8 @@ def check_tasks(tasks: Iterable[str], sentences: Mapping[Split, Sequence[Sentenc
                 Labels.of(task, own)
             elif task not in there:
                 raise ValueError(
-                    f"Expected {SAID[split]} sentences to have what {task!r} of `tasks` asks for, but none of {len(own):,} "
-                    "has. Leave it out, or give more sentences."
+                    f"Expected {SAID[split]} sentences to have what {task!r} of `tasks` asks for, but none of "
+                    f"{len(own):,} has. Leave it out, or give more sentences."
                 )
 
 

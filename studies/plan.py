@@ -19,7 +19,8 @@ fit: both models read the texts once for moments, then for every row trained on;
 attention: reading alone. recover: as a fit, of one model. identity: half of Y for each pair, at every block.
 inject: both models read the held-out texts; on average half of Y runs again for each method and site.
 similarity: each model reads the held-out texts; 2 × d_x × d_y FLOP a row, pair of models and pair of layers.
-probe: a model and its untrained twin read both splits; 6 FLOP for each weight of a probe, word and epoch.
+probe: a model and its untrained twin read both splits; 6 FLOP for each weight of a probe, word and epoch, a
+  third of `training.max_epochs`.
 stitch: fronts, then forward and backward through half of Y, for each route, layer and site.
 finetune: 3 passes an epoch. surgery: a pass an epoch of the heads, and (L² - 1) / 6 for all spans that are skipped.
 Time: FLOP ÷ (rate × workers), at least that of the longest chain of cells. The rate is an assumption; the time that is

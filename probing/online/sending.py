@@ -48,8 +48,8 @@ def send_labels(
 ) -> OnlineCode:
     """Send the labels of all targets, a sentence at a time in an order that the seed draws.
 
-    The number of labels and the sentences themselves are known to the receiver, as are the labels that are watched. All probes of a bank are trained on,
-    and send, the same sentences; an arm with a control task sends its labels.
+    The receiver knows the number of labels, the sentences themselves, and the labels that are watched. All probes of a
+    bank are trained on, and send, the same sentences; an arm with a control task sends its labels.
 
     Args:
         fresh: makes an untrained bank from a seed.

@@ -47,8 +47,8 @@ def report(meta: Row, rows: Sequence[Row], twin: Sequence[Row] = ()) -> Report:
         figures=figures,
         screen=[_table(shown), *([_twin_table(swaps)] if twin else [])],
         note="Kept: what Y's probe reads in g(X), above states that are all equal, as a share of what it reads in Y's "
-        "own; mean over the sites where Y's own probe beats those, and the baseline: the most frequent label, or a chain "
-        "of the words in their order.",
+        "own; mean over the sites where Y's own probe beats those, and the baseline: the most frequent label, or a "
+        "chain of the words in their order.",
         sentences=[*_kept_in_words(shown), *_twin_in_words(swaps), *unfinished_in_words(meta), *_left_out(meta)],
     )
 
@@ -169,8 +169,8 @@ def _kept_in_words(rows: Sequence[Row]) -> list[str]:
             places = ", ".join(f"{site_name((row['site_x'], row['site_y']))} ({_percent(row['score'])})" for row in low)
             least = _percent(_mean(_of(own, method=BASELINE), "score"))
             said.append(
-                f"{task}, {measure}: in its own states the probe of {rows[0]['model_y']} is no better than the baseline "
-                f"({least}) or equal states at {places}: of that no share can be kept."
+                f"{task}, {measure}: in its own states the probe of {rows[0]['model_y']} is no better than the "
+                f"baseline ({least}) or equal states at {places}: of that no share can be kept."
             )
     return said
 
