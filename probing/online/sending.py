@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, cast
 
@@ -78,7 +78,7 @@ def send_labels(
     counts = targets.first.diff()[order]
     units = torch.tensor(order)
     uniform = counts * uniform_bits(len(labels.names), several=labels.several)
-    return OnlineCode.of(ends, units, sent, uniform, counts, unfinished)
+    return replace(OnlineCode.of(ends, units, sent, uniform, counts), unfinished=unfinished)
 
 
 def _bits(bank: Bank, words: Words, targets: Targets, sentences: list[int]) -> Tensor:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from probing.across.twin import PRINCIPAL, RANDOM, WHOLE
 from reports.drawing import MODEL_COLOURS, Look, SitePanel, line_look, method_looks, number, site_figure
 from reports.names import site_name, with_short_names
-from reports.probing.lines import unfinished_in_words
+from reports.probing.limits import unfinished_in_words
 from reports.report import Report, Row
 from reports.screen import TitledTable, site_table
 
