@@ -259,7 +259,7 @@ def test_options_out_of_range_are_refused(options: Row, stored: StoredBank) -> N
 
 
 def test_no_share_is_kept_of_what_ys_own_probe_does_not_read() -> None:
-    own, found, floor = (Measured(torch.full((1, 3), value)) for value in (0.3, 0.3, 0.1))
+    own, found, floor = (Measured(torch.full((1, 3), value).double()) for value in (0.3, 0.3, 0.1))
     assert _columns(found, own, floor, beaten=True)["kept"] == pytest.approx(1)
     weak = _columns(found, own, floor, beaten=False)
     assert (weak["score"], weak["kept"], weak["kept_low"]) == (pytest.approx(0.3), None, None)
