@@ -53,7 +53,8 @@ def read(model: FrozenModel, chosen: Sequence[Sentence], sites: Sequence[int], *
 def train(task: str, words: Words, sizes: dict[str, int], how: ProbeTraining) -> None:
     """Train the probes of all places of some words, as one bank."""
     arms = [Arm(*place) for place in words.places]
-    made = EdgeTask(task, words, arms, sizes, 0) if task == "pos" else TreeTask("distance", words, arms, 0)
+    given = (words, words, arms)  # what is watched costs both ways in proportion, too
+    made = EdgeTask(task, *given, sizes, 0) if task == "pos" else TreeTask("distance", *given, 0)
     made.train(how, 0)
 
 

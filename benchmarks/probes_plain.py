@@ -1,12 +1,12 @@
-"""The probes of `train.py probe` beside plain ones: a network at a time, as a user would write it, on the same states.
+r"""The probes of `train.py probe` beside plain ones: a network at a time, as a user would write it, on the same states.
 
-The plain probes share nothing with ours but the words and their states: structural probes |B(h_i - h_j)|² and |Bh_i|² of
-rank 64, an edge probe of a word (a projection, a hidden layer with tanh, a layer norm), Adam at 1e-3, some 20 to 30
-sentences a step, the rate halved whenever the loss on the validation sentences does not fall, the end after five such
-epochs in a row, and the weights of the lowest loss. Each number is a mean over seeds. The bars: ours is at most a point
+The plain probes share nothing with ours but the words and their states: structural probes |B(h_i - h_j)|² and |Bh_i|²
+of rank 64, an edge probe of a word (a projection, a hidden layer with tanh, a layer norm), Adam at 1e-3, 24 sentences a
+step, the rate halved whenever the loss on the validation sentences does not fall, the end after five such epochs in a
+row, and the weights of the lowest loss. Each number is a mean over seeds. The bars: ours is at most a point
 below (UPOS accuracy, Spearman, UUAS, roots), its online code at most 2 % longer.
 
-    python benchmarks/probes_plain.py --models embedded-sentences:0 FOLDER FOLDER \\
+    python benchmarks/probes_plain.py --models embedded-sentences:0 FOLDER FOLDER \
         --train en_ewt-ud-train.conllu --held_out en_ewt-ud-test.conllu --json FILE
 """
 
@@ -17,6 +17,7 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,10 +41,12 @@ from probing.words import Words
 RANK, BATCH, RATE, PATIENCE, MOST = 64, 24, 1e-3, 5, 100
 SIZE = 128  # of the projection and the hidden layer, the default of `train.py probe`
 TASKS = ("pos", "distance", "depth")
+Loss = Callable[[Any, Sequence["Sentence"]], Tensor]
+Splits = tuple[list["Sentence"], list["Sentence"], list["Sentence"]]  # fitting, validation, held-out
 
 
 class Sentence(NamedTuple):
-    """A sentence of n words: states (n, d), tags (n,), -1 for an unknown one, distances (n, n) in its tree, its root."""
+    """A sentence of n words: states (n, d), tags (n,), -1 for an unknown one, its tree's distances (n, n)."""
 
     states: Tensor
     tags: Tensor
@@ -70,9 +73,8 @@ def sentences_of(words: Words, place: int, tags: dict[str, int]) -> list[Sentenc
         states = words.states[place, int(words.first[b]) : int(words.first[b + 1])] / scale
         numbers = torch.tensor([tags.get(tag, -1) for tag in own])
         root = sentence.heads.index(0)
-        found.append(
-            Sentence(states, numbers, torch.tensor(paths).float(), root, np.array([t == "PUNCT" for t in own]))
-        )
+        punctuation = np.array([tag == "PUNCT" for tag in own])
+        found.append(Sentence(states, numbers, torch.tensor(paths).float(), root, punctuation))
     return found
 
 
@@ -97,6 +99,7 @@ class Structural(nn.Module):
         self.b, self.depth = nn.Parameter(torch.empty(width, min(RANK, width)).uniform_(-0.05, 0.05)), depth
 
     def forward(self, states: Tensor) -> Tensor:
+        """(n, d) -> (n, n), or (n,)."""
         found = states @ self.b
         return (found if self.depth else found[:, None] - found).square().sum(-1)
 
@@ -113,9 +116,7 @@ def tree_loss(probe: Structural, batch: Sequence[Sentence]) -> Tensor:
     return torch.stack(each).mean()
 
 
-def train(
-    probe: nn.Module, loss_of: Callable[..., Tensor], fit: list[Sentence], dev: list[Sentence], seed: int
-) -> None:
+def train(probe: nn.Module, loss_of: Loss, fit: list[Sentence], dev: list[Sentence], seed: int) -> None:
     """Adam, the rate halved on a plateau, stopped on dev."""
     draw = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(probe.parameters(), RATE)
@@ -198,10 +199,9 @@ def asked(task: str, probe: nn.Module, held: Sequence[Sentence]) -> dict[str, fl
 # ---------------------------------------------------------------------- all of one model and layer
 
 
-def plain(
-    task: str, fit: list[Sentence], dev: list[Sentence], held: list[Sentence], tags: int, seed: int
-) -> dict[str, float]:
+def plain(task: str, splits: Splits, tags: int, seed: int) -> dict[str, float]:
     """Train one plain probe, and score it."""
+    fit, dev, held = splits
     torch.manual_seed(seed)
     width = fit[0].states.shape[1]
     probe = Edge(width, tags) if task == "pos" else Structural(width, task == "depth")
@@ -215,7 +215,7 @@ def plain_code(fit: list[Sentence], dev: list[Sentence], tags: int, seed: int, p
     order = torch.randperm(len(fit), generator=torch.Generator().manual_seed(seed)).tolist()
     ends = portion_ends(len(fit), portions)
     bits = sum(len(fit[b].tags) for b in order[: ends[0]]) * math.log2(tags)
-    for first, end in zip(ends[:-1], ends[1:], strict=True):
+    for first, end in pairwise(ends):
         torch.manual_seed(seed)
         probe = Edge(fit[0].states.shape[1], tags)
         train(probe, edge_loss, [fit[b] for b in order[:first]], dev, seed)
@@ -239,9 +239,10 @@ def trivial(held: list[Sentence], fit: list[Sentence]) -> dict[str, float]:
 def ours(experiment: ProbeExperiment, layer: int) -> dict[str, float]:
     """The same scores, as the report has them."""
     rows = {row["task"]: row for row in experiment.rows if row["source"] == "model" and row["site"] == layer}
+    distance, depth = rows["distance"], rows["depth"]
     found = {
-        "UPOS accuracy": rows["pos"]["accuracy"], "distance Spearman": rows["distance"]["score"],
-        "UUAS": rows["distance"]["uuas"], "depth Spearman": rows["depth"]["score"], "roots": rows["depth"]["root_accuracy"],
+        "UPOS accuracy": rows["pos"]["accuracy"], "distance Spearman": distance["score"], "UUAS": distance["uuas"],
+        "depth Spearman": depth["score"], "roots": depth["root_accuracy"],
     }  # fmt: skip
     codes = {row["site"]: row["bits"] for row in experiment.report_tables.get("codelengths", ())}
     return {**{name: 100 * value for name, value in found.items()}, **({"code, bits": codes[layer]} if codes else {})}
@@ -255,7 +256,7 @@ def compared(experiment: ProbeExperiment, place: int) -> Iterator[tuple[str, flo
     by_seed: dict[str, list[float]] = defaultdict(list)
     for seed in range(experiment.seeds):
         for task in TASKS:
-            for name, value in plain(task, fit, dev, held, len(tags), seed).items():
+            for name, value in plain(task, (fit, dev, held), len(tags), seed).items():
                 by_seed[name].append(value)
         if experiment.portions:
             by_seed["code, bits"].append(plain_code(fit, dev, len(tags), seed, experiment.portions))

@@ -182,9 +182,8 @@ class ProbeExperiment(pl.LightningModule):
                 arms = [Arm(*place, rank=rank) for place in places for rank in ranks]
                 made.append(TreeTask(cast(Any, name), words, watched, arms, seed))
             else:
-                made.append(
-                    EdgeTask(name, words, watched, edge_arms(places, self.mix, self.controls), self.sizes, seed)
-                )
+                edges = edge_arms(places, self.mix, self.controls)
+                made.append(EdgeTask(name, words, watched, edges, self.sizes, seed))
         return made
 
     def _asked(self, m: int, task: EdgeTask | TreeTask) -> Iterator[Row]:

@@ -21,7 +21,8 @@ inject: both models read the held-out texts; on average half of Y runs again for
 similarity: each model reads the held-out texts; 2 × d_x × d_y FLOP a row, pair of models and pair of layers; with
   controls its untrained twin does too, and each the fitting texts, and there are five times the products.
 fit and similarity: 30 d³ for each closed form and site, and for each fitted measure and pair of layers.
-probe: a model and its untrained twin read both splits; 6 FLOP for each weight of a probe, word and epoch.
+probe: a model and its untrained twin read both splits; 6 FLOP for each weight of a probe, word and epoch, a
+  third of `training.max_epochs`.
 stitch: fronts, then forward and backward through half of Y, for each route, layer and site.
 finetune: 3 passes an epoch. surgery: a pass an epoch of the heads, and (L² - 1) / 6 for all spans that are skipped.
 Time, an estimate: FLOP ÷ (rate × workers), and 5 s a cell to begin and to report; at least that of the longest

@@ -192,7 +192,7 @@ class Costs:
         )
 
     def _probe(self, cell: Cell, parsed: Namespace, made: Namespace) -> Cost:
-        """Every probe trains on all words, for a third of the limit, with about a matrix of weights; codes double that."""
+        """Every probe trains for a third of its limit, with about a matrix of weights; codes double that."""
         (size,) = self.size(cell)
         texts, held_out = self.texts(cell)
         rows = self.rows(parsed.data, texts)

@@ -95,13 +95,7 @@ class OnlineCode:
 
     @classmethod
     def of(
-        cls,
-        ends: Sequence[int],
-        units: Tensor,
-        sent: Sequence[Tensor],
-        uniform: Tensor,
-        targets: Tensor,
-        unfinished: int = 0,
+        cls, ends: Sequence[int], units: Tensor, sent: Sequence[Tensor], uniform: Tensor, targets: Tensor
     ) -> OnlineCode:
         """Put the portions together.
 
@@ -111,11 +105,10 @@ class OnlineCode:
             sent: of each portion but the first, the bits (A, units) of its units.
             uniform: (U,) bits of each unit by the uniform code.
             targets: (U,) of each unit.
-            unfinished: see above.
         """
         uniform = uniform.double()
         first = uniform[: ends[0]].expand(len(sent[0]), -1)
-        return cls(ends, units, torch.cat((first, *(bits.double() for bits in sent)), 1), uniform, targets, unfinished)
+        return cls(ends, units, torch.cat((first, *(bits.double() for bits in sent)), 1), uniform, targets)
 
     @property
     def codelength(self) -> Tensor:

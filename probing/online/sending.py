@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, cast
 
@@ -48,8 +48,8 @@ def send_labels(
 ) -> OnlineCode:
     """Send the labels of all targets, a sentence at a time in an order that the seed draws.
 
-    The number of labels and the sentences themselves are known to the receiver, as are the labels that are watched. All probes of a bank are trained on,
-    and send, the same sentences; an arm with a control task sends its labels.
+    The receiver knows the number of labels, the sentences themselves, and the labels that are watched. All probes of a
+    bank are trained on, and send, the same sentences; an arm with a control task sends its labels.
 
     Args:
         fresh: makes an untrained bank from a seed.
@@ -78,7 +78,7 @@ def send_labels(
     counts = targets.first.diff()[order]
     units = torch.tensor(order)
     uniform = counts * uniform_bits(len(labels.names), several=labels.several)
-    return OnlineCode.of(ends, units, sent, uniform, counts, unfinished)
+    return replace(OnlineCode.of(ends, units, sent, uniform, counts), unfinished=unfinished)
 
 
 def _bits(bank: Bank, words: Words, targets: Targets, sentences: list[int]) -> Tensor:

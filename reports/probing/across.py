@@ -13,7 +13,7 @@ from aligners.fitting.outcomes import mark, trained_methods, what_did_not_train
 from probing.across.twin import PRINCIPAL, RANDOM, WHOLE
 from reports.drawing import MODEL_COLOURS, Look, SitePanel, line_look, method_looks, number, site_figure
 from reports.names import site_name, with_short_names
-from reports.probing.lines import unfinished_in_words
+from reports.probing.limits import unfinished_in_words
 from reports.report import Report, Row
 from reports.screen import TitledTable, site_table
 
@@ -48,8 +48,8 @@ def report(meta: Row, rows: Sequence[Row], twin: Sequence[Row] = ()) -> Report:
         figures=figures,
         screen=[_table(shown), *([_twin_table(swaps)] if twin else [])],
         note="Kept: what Y's probe reads in g(X), above states that are all equal, as a share of what it reads in Y's "
-        "own; mean over the sites where Y's own probe beats those, and the baseline: the most frequent label, or a chain "
-        "of the words in their order.",
+        "own; mean over the sites where Y's own probe beats those, and the baseline: the most frequent label, or a "
+        "chain of the words in their order.",
         sentences=[
             *_kept_in_words(shown),
             *_twin_in_words(swaps),
@@ -176,8 +176,8 @@ def _kept_in_words(rows: Sequence[Row]) -> list[str]:
             places = ", ".join(f"{site_name((row['site_x'], row['site_y']))} ({_percent(row['score'])})" for row in low)
             least = _percent(_mean(_of(own, method=BASELINE), "score"))
             said.append(
-                f"{task}, {measure}: in its own states the probe of {rows[0]['model_y']} is no better than the baseline "
-                f"({least}) or equal states at {places}: of that no share can be kept."
+                f"{task}, {measure}: in its own states the probe of {rows[0]['model_y']} is no better than the "
+                f"baseline ({least}) or equal states at {places}: of that no share can be kept."
             )
     return said
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from reports.report import Row
 
-__all__ = ["BASELINES", "MEASURES", "Line", "lines_of", "ranks_of", "sites_of", "tasks_of", "unfinished_in_words"]
+__all__ = ["BASELINES", "MEASURES", "Line", "lines_of", "ranks_of", "sites_of", "tasks_of"]
 
 BASELINES = ("majority", "word order")
 MEASURES = {  # probe -> column of its scores -> what it is called
@@ -68,14 +68,3 @@ def lines_of(rows: Sequence[Row], sites: Sequence[int | None]) -> list[Line]:
         found.append(Line("control task", "control", asked, interval=False))
         found.append(Line("selectivity", "selectivity", asked))
     return found
-
-
-def unfinished_in_words(meta: Row) -> list[str]:
-    """Say how many probes were still learning when their training reached its limit, if any were."""
-    found, limit = meta.get("unfinished", {}), meta.get("training", {}).get("max_epochs")
-    if not found.get("probes"):
-        return []
-    return [
-        f"{found['probes']:,} of {found['of']:,} probes were still learning after {limit} epochs, the limit of "
-        "`training.max_epochs`: with a higher one they may read more."
-    ]

@@ -10,16 +10,8 @@ from matplotlib.figure import Figure
 from reports.names import short_names, with_short_names
 from reports.probing.codes import codes_figure, codes_in_words, codes_tables
 from reports.probing.figures import layers_figure, ranks_figure, trees_figure
-from reports.probing.lines import (
-    BASELINES,
-    MEASURES,
-    Line,
-    lines_of,
-    ranks_of,
-    sites_of,
-    tasks_of,
-    unfinished_in_words,
-)
+from reports.probing.limits import unfinished_in_words
+from reports.probing.lines import BASELINES, MEASURES, Line, lines_of, ranks_of, sites_of, tasks_of
 from reports.report import Report, Row
 from reports.screen import TitledTable, site_table
 
@@ -140,25 +132,22 @@ def _found(rows: Sequence[Row], model: str, several: bool) -> Iterator[str]:
 
 def _below(rows: Sequence[Row], model: str, several: bool) -> Iterator[str]:
     """Name the probes that are no better than what is said without any state."""
-    begins = f"{model}: " if several else ""
     for task, probe in tasks_of(rows):
         own = [row for row in rows if (row["model"], row["task"]) == (model, task)]
         floor = next(row for row in own if row["source"] in BASELINES)
         read = [row for row in own if row["source"] == "model"]
         for column, measure in MEASURES[probe].items():
-            known = [row for row in read if row[column] is not None and floor[column] is not None]
-            low = [row for row in known if row[column] <= floor[column]]
+            least = floor[column] or 0.0
+            low = [_place(row, column) for row in read if row[column] is not None and row[column] <= least]
             if low:
-                places = ", ".join(_place(row, len(ranks_of(read)) > 1, column) for row in low)
-                yield (
-                    f"{begins}{task}: no better than the baseline ({floor['source']}, {measure} "
-                    f"{_hundredths(floor[column])}): {places}. Of these states the probe has found out nothing."
-                )
+                said = f"{task}: no better than the baseline ({floor['source']}, {measure} {_hundredths(least)})"
+                ends = "Of these states the probe has found out nothing."
+                yield f"{f'{model}: ' if several else ''}{said}: {', '.join(low)}. {ends}"
 
 
-def _place(row: Row, ranks: bool, column: str) -> str:
+def _place(row: Row, column: str) -> str:
     where = "the mix" if row["site"] is None else f"site {row['site']}"
-    rank = f", rank {row['rank']}," if ranks else ""
+    rank = "" if row["rank"] is None else f", rank {row['rank']},"
     return f"{where}{rank} with {_hundredths(row[column])}"
 
 

@@ -12,10 +12,12 @@ import torch
 from commands.table import train
 from datamodules import layers
 from datamodules.layers import LayerActivations
+from datamodules.text.annotated.sentence import Sentence
 from datamodules.text.sources import TextSource
 from probing.edges.scores import counts, f1
 from probing.edges.targets import Labels, targets_of
 from probing.evaluation import ProbeExperiment
+from probing.reading import check_tasks
 from probing.storing import PROBES, load_banks
 from probing.training import ProbeTraining
 from tests.runs import quiet_trainer
@@ -84,16 +86,8 @@ def test_the_command_writes_a_report_and_probes_that_answer_as_it_says(
     train(
         [
             *("probe", "--run", str(run), "--seeds", "2", "--ranks", "[2,4]", "--training.least_steps", "5"),
-            *(
-                "--training.max_epochs",
-                "1",
-                "--projection",
-                "4",
-                "--hidden",
-                "4",
-                "--data.models",
-                f"[{world['model_0']}]",
-            ),
+            *("--training.max_epochs", "1", "--projection", "4", "--hidden", "4"),
+            *("--data.models", f"[{world['model_0']}]"),
             *("--data.text.source", world["trees"], "--data.max_length", "32", "--trainer.logger", "false"),
             *("--trainer.enable_progress_bar", "false"),
         ]
@@ -104,7 +98,7 @@ def test_the_command_writes_a_report_and_probes_that_answer_as_it_says(
         *("probing.csv", "mixes.csv", "trees.csv", "probing.png", "probing_ranks.png", "probing_trees.png", PROBES)
     }
     assert "selectivity" in said
-    assert "word order" not in said
+    assert "distance: no better than the baseline (word order, UUAS 100.0): site 0, rank 2, with" in said
     assert "120 sentences" in said
     banks = load_banks(run / PROBES)
     data = data_of(world)
@@ -136,7 +130,7 @@ def test_each_model_and_its_twin_read_every_text_once(world: dict[str, str], mon
     monkeypatch.setattr(layers, "read_rows", counted)
     data = data_of(world, ("model_0", "model_1"))
     made = run_on(data, experiment(tasks=["pos", "distance", "depth"], seeds=2))
-    texts = len(data.texts.fit) + len(data.texts.test)
+    texts = len(data.texts.fit) + len(data.texts.validation) + len(data.texts.test)
     assert len(reads) == 4
     assert set(reads.values()) == {texts}
     assert {row["model"] for row in made.rows} == {world["model_0"], world["model_1"]}
@@ -183,24 +177,33 @@ def test_a_task_without_held_out_targets_is_refused_before_a_model_is_looked_for
 def test_sentences_that_a_model_does_not_read_whole_are_dropped_and_counted(world: dict[str, str]) -> None:
     data = data_of(world, max_length=10)
     made = run_on(data, experiment(tasks=["pos"], controls=False, mix=False))
-    for split in ("fit", "test"):
+    for split in ("fit", "validation", "test"):
         texts = [text.split() for text in getattr(data.texts, split)["text"]]
         kept = sum(len(words) <= 8 for words in texts)  # and two special tokens
         assert made.meta["sentences"][split] == kept
-        assert made.meta["sentences_dropped"][split] == len(texts) - kept > 0
+        assert made.meta["sentences_dropped"][split] == len(texts) - kept
+        assert len(texts) > kept or split == "validation"  # of few texts
         assert sum(len(own.words) for own in made.words[0, split].sentences) == made.words[0, split].states.shape[1]
     with pytest.raises(ValueError, match=r"reads whole, but \d+ are not, such as .*`long_sentences` drop"):
         run_on(data_of(world, max_length=10), experiment(tasks=["pos"], long_sentences="error"))
 
 
-def test_what_cannot_be_probed_is_refused_before_training(world: dict[str, str], tmp_path: Path) -> None:
+def test_what_cannot_be_probed_is_refused_before_reading(
+    world: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = Sentence(("a", "b"), (0, 1))
     plain = write_texts(tmp_path / "plain.csv", [f"{word} film {n}" for n, word in enumerate(WORDS)])
     with pytest.raises(ValueError, match="Expected annotated sentences"):
         run_on(data_of(world, text=TextSource(plain)), experiment())
     with pytest.raises(ValueError, match=r"Expected `data\.rows` to be of words"):
         run_on(data_of(world, rows="tokens"), experiment())
+    monkeypatch.setattr(layers, "read_rows", None)  # nothing is read before the tasks are checked
     with pytest.raises(ValueError, match="got 'ner'; there are: pos, morphology, dependencies"):
         run_on(data_of(world), experiment(tasks=["pos", "ner"]))
+    for split, said in (("validation", "validation"), ("test", "held-out")):
+        own = {"fit": [tree], "validation": [tree], "test": [tree], split: [Sentence(("a", "b"))]}
+        with pytest.raises(ValueError, match=f"Expected {said} sentences to have what 'depth' of `tasks` asks for"):
+            check_tasks(["depth"], own)
     for wrong in ({"seeds": 0}, {"tasks": []}, {"ranks": []}, {"hidden": 0}):
         with pytest.raises(ValueError, match=f"Expected `{next(iter(wrong))}` to be at least"):
             ProbeExperiment(**wrong)  # type: ignore[arg-type]

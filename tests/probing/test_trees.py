@@ -14,6 +14,7 @@ from probing.arms import Arm
 from probing.bank import Bank, Examples, fresh_bank
 from probing.training import ProbeTraining, train_bank
 from probing.trees.asked import Trees
+from probing.trees.drawing import drawn_trees
 from probing.trees.probes import DepthProbes, DistanceProbes, StructuralProbes
 from probing.trees.scores import (
     by_length,
@@ -26,6 +27,7 @@ from probing.trees.scores import (
 )
 from probing.trees.shapes import tree_depths, tree_distances, tree_edges
 from probing.trees.task import TreeTask
+from reports.probing.figures import trees_figure
 from tests.probing.worlds import made_words
 
 ARMS = [Arm("model", 0, rank=2), Arm("model", 1), Arm("untrained", 1, rank=4)]
@@ -133,6 +135,19 @@ def test_true_distances_give_the_tree_and_punctuation_does_not_count() -> None:
     assert found.spearman.min() > 1 - 1e-12
     flat = ((b, own.double().numpy()[None]) for b, own in trees.depths.items())
     assert depth_scores(flat, words.sentences, trees).hits.tolist() == [[1, 1]]
+
+
+def test_the_caption_of_a_drawn_tree_counts_the_edges_that_uuas_counts() -> None:
+    words = made_words((8,))
+    own = words.sentences[0]
+    leaf = next(w for w in range(8) if w + 1 not in own.heads)
+    marked = replace(own, targets=(Target("pos", (leaf, leaf + 1), labels=("PUNCT",)),))
+    (row,) = drawn_trees(fresh_bank(DistanceProbes, ARMS[:1], words, 0), replace(words, sentences=[marked]), 1, "m")
+    counted, found = (set(row[name].split()) for name in ("counted", "found"))
+    assert len(row["edges"].split()) == 7
+    assert len(counted) == 6
+    (axis,) = trees_figure([row]).axes
+    assert axis.get_title() == f"m, site 0: {len(counted & found)} of 6 edges"
 
 
 def test_a_chain_is_the_order_of_the_words() -> None:

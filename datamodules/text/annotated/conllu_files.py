@@ -20,9 +20,9 @@ def read_conllu(path: Path, counts: Counter[str] | None = None) -> Iterator[Sent
     """Read a treebank, a sentence at a time.
 
     A sentence has the tasks `pos` (universal parts of speech), `morphology` (features such as Number=Sing, any number
-    of a word) and `dependencies` (the relation of a word, span1, to its head, span2; as in jiant's conversion, a root has
-    an arc to itself). Words with blanks inside get underscores for them. Multiword tokens and empty nodes are left out:
-    their parts are words.
+    of a word) and `dependencies` (the relation of a word, span1, to its head, span2; a root has an arc to itself, as in
+    jiant's conversion). Words with blanks inside get underscores for them. Multiword tokens and empty nodes are left
+    out: their parts are words.
 
     Args:
         path: the file.

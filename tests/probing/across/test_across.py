@@ -18,7 +18,9 @@ from callbacks.checkpoint import SaveAligners
 from commands.table import evaluate
 from datamodules.text.annotated.sentence import Sentence
 from datamodules.text.sources import TextSource
+from probing.across.comparing import _columns
 from probing.across.evaluation import ProbesAcrossMaps
+from probing.across.measures import Measured, measure
 from probing.across.pairs import PairedWords
 from probing.across.subspaces import principal_subspaces, random_subspaces, read_subspaces, swapped
 from probing.across.twin import Twin
@@ -254,6 +256,36 @@ def test_options_out_of_range_are_refused(options: Row, stored: StoredBank) -> N
 
 
 # ---------------------------------------------------------------------- the report and the command
+
+
+def test_no_share_is_kept_of_what_ys_own_probe_does_not_read() -> None:
+    own, found, floor = (Measured(torch.full((1, 3), value).double()) for value in (0.3, 0.3, 0.1))
+    assert _columns(found, own, floor, beaten=True)["kept"] == pytest.approx(1)
+    weak = _columns(found, own, floor, beaten=False)
+    assert (weak["score"], weak["kept"], weak["kept_low"]) == (pytest.approx(0.3), None, None)
+    about = {"model_x": "x", "model_y": "y", "task": "distance", "measure": "UUAS", "site_x": 1, "site_y": 2}
+    roles = {"native_y": "ceiling", "native_x": "ceiling", "linear": "method", "mean": "floor", "baseline": "floor"}
+    rows = [{**about, **weak, "method": name, "role": role} for name, role in roles.items()]
+    said = report({"unfinished": {"probes": 2, "of": 8}, "training": {"max_epochs": 60}}, rows).sentences
+    assert said == [
+        "distance, UUAS, mean over sites: 30.0 in y, its own states, 30.0 through linear; x under its own probe 30.0.",
+        "distance, UUAS: in its own states the probe of y is no better than the baseline (30.0) or equal states at 1→2 "
+        "(30.0): of that no share can be kept.",
+        "2 of 8 probes were still learning after 60 epochs, the limit of `training.max_epochs`: with a higher one they "
+        "may read more.",
+    ]
+
+
+def test_a_baseline_stands_beside_every_probe_and_is_not_beaten_by_itself(found: ProbesAcrossMaps) -> None:
+    held = found.held.y
+    for _, y in found.fitted:
+        least = measure(y.task, None, held, 0)
+        for name, each in least.items():
+            for row in of(found.rows, task=y.task.name, measure=name, method="baseline"):
+                assert row["score"] == pytest.approx(float(each.score))
+                place = {key: row[key] for key in ("task", "measure", "site_x", "site_y")}
+                (own,), (floor,) = (of(found.rows, **place, method=method) for method in ("native_y", "mean"))
+                assert (own["kept"] is None) == (own["score"] <= max(row["score"], floor["score"] or 0))
 
 
 def test_the_report_is_written(found: ProbesAcrossMaps, tmp_path: Path) -> None:

@@ -42,12 +42,7 @@ def sent(world: World) -> OnlineCode:
     words, labels, targets, watched = world
     arms = [Arm("model", layer) for layer in range(3)] + [Arm("model", 2, control=True)]
     return send_labels(
-        lambda seed: edge_bank(arms, words, labels, seed, **SIZES),
-        Examples(words, targets),
-        watched,
-        labels,
-        QUICK,
-        seed=0,
+        lambda own: edge_bank(arms, words, labels, own, **SIZES), Examples(words, targets), watched, labels, QUICK, 0
     )
 
 
