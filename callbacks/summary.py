@@ -8,7 +8,7 @@ from typing import Any, cast
 import lightning.pytorch as pl
 
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.cautions import few_rows
+from aligners.fitting.few_rows import few_rows
 from aligners.fitting.outcomes import outcomes
 from reports.kinds import make_report
 from reports.publishing import environment, publish

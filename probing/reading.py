@@ -53,7 +53,8 @@ def check_annotated(data: TextModule, tasks: Sequence[str], processes: int = 1) 
             elif task not in there:
                 raise ValueError(
                     f"Expected {said} sentences to have what {task!r} of `tasks` asks for, but none of {len(own):,} "
-                    f"has; they have: {', '.join(there) or 'nothing'}. Leave it out, or give others{MENDING.get(split, '')}."
+                    f"has; they have: {', '.join(there) or 'nothing'}. Leave it out, or give "
+                    f"others{MENDING.get(split, '')}."
                 )
 
 

@@ -10,8 +10,8 @@ import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
-from aligners.fitting.cautions import warn_of_few_rows
 from aligners.fitting.errors import MapErrors
+from aligners.fitting.few_rows import warn_of_few_rows
 from aligners.fitting.fit_map import fit_map
 from aligners.fitting.fits import AlignerFactory, Direction, Fit, seeded
 from aligners.fitting.moments import Reading, read_moments

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.cautions import few_rows
 from aligners.fitting.errors import MapErrors
+from aligners.fitting.few_rows import few_rows
 from aligners.fitting.fits import Fit
 from aligners.fitting.outcomes import outcomes
 from aligners.maps.canonical import reduced_mse

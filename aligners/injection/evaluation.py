@@ -10,7 +10,7 @@ from typing import Any, cast
 import lightning.pytorch as pl
 from torch import Tensor, nn
 
-from aligners.fitting.cautions import few_rows
+from aligners.fitting.few_rows import few_rows
 from aligners.fitting.moments import read_moments
 from aligners.injection.behaviour import OF_LABELS, OF_TOKENS, Answered, Behaviour
 from aligners.injection.forward import own_logits, read_all
