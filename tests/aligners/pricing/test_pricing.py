@@ -98,7 +98,7 @@ def test_training_in_memory_leads_somewhere_and_the_seed_decides() -> None:
         bank = MLP(2, 6, 6)
         bank.fit(moments_of(x, y))
         before = bank.loss(x, y)
-        assert not train_on_rows(bank, x, y, 100, 64, seed, Alignment()).any()
+        assert not train_on_rows(bank, x, y, 300, 64, seed, Alignment()).any()
         assert (bank.loss(x, y) < 0.7 * before).all()
         return bank
 
