@@ -239,9 +239,13 @@ class Alignment(pl.LightningModule):
         if complete:
             self.trainer.should_stop = True
             return
-        course = schedule_factor(self.schedule, self.training_steps, self.warmup, LEAST_RISE)
+        optimizer = self.trainer.optimizers[0]
+        course = [
+            schedule_factor(self.schedule, self.training_steps, self.warmup, group["least_rise"])
+            for group in optimizer.param_groups
+        ]
         # Built here, where the number of steps is known, at the next step: no checkpoint needs to hold it.
-        self._rate = torch.optim.lr_scheduler.LambdaLR(self.trainer.optimizers[0], course, self.global_step - 1)
+        self._rate = torch.optim.lr_scheduler.LambdaLR(optimizer, course, self.global_step - 1)
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """Take one step of every aligner at every site."""
@@ -396,6 +400,7 @@ class Alignment(pl.LightningModule):
             "aligners": {name: {of: what[of] for of in ("class", "options")} for name, what in maps.items()},
             "optimizer": describe_optimizer(self.optimizer_factory),
             **{name: getattr(self, name) for name in own},
+            "least_rise": LEAST_RISE,
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

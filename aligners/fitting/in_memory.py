@@ -8,7 +8,6 @@ from torch import Tensor
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.training.divergence import Divergence
 from aligners.fitting.training.optimisation import (
-    LEAST_RISE,
     clip_per_site,
     gradient_norms,
     make_optimizer,
@@ -40,7 +39,9 @@ def train_on_rows(
     optimizer = make_optimizer(like.optimizer_factory, [aligner])
     if optimizer is None:
         return torch.zeros(aligner.sites, dtype=torch.long)
-    course = schedule_factor(like.schedule, steps, like.warmup, LEAST_RISE)
+    course = [
+        schedule_factor(like.schedule, steps, like.warmup, group["least_rise"]) for group in optimizer.param_groups
+    ]
     rate = torch.optim.lr_scheduler.LambdaLR(optimizer, course)
     divergence, parameters = Divergence(), list(aligner.parameters())
     draw = torch.Generator().manual_seed(seed)

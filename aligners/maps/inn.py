@@ -174,13 +174,9 @@ class INN(Aligner):
             state_dict.setdefault(f"{prefix}pairs.{k}.entries", torch.zeros_like(pair.entries))
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def fan_in(self, name: str, parameter: Tensor) -> int:
-        """As of every matrix; of those between the couplings, as many times as there are of them.
-
-        At the start each of them moves the whole map in the same way, so that their steps add up.
-        """
-        between = {"pairs": len(self.pairs), "matrices": len(self.couplings) + 1}
-        return super().fan_in(name, parameter) * between.get(name.partition(".")[0], 1)
+    def in_a_row(self, name: str) -> int:
+        """All matrices between the couplings: each is the identity at the start, or turns the states."""
+        return {"pairs": len(self.pairs), "matrices": len(self.couplings) + 1}.get(name.partition(".")[0], 1)
 
     def options(self) -> dict[str, Any]:
         """All options of the network and of its loss."""

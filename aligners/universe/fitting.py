@@ -33,7 +33,7 @@ class UniverseAlignment(Alignment):
         network: the map of every model at every site; it has to be invertible. A state passes two of them: with half
             of the couplings that a lone network has by default, a map between two models is as deep as that.
         closed_form: linear universes to solve and measure beside it: procrustes, gcca.
-        optimizer: as in `Alignment`.
+        optimizer: as in `Alignment`. Matrices between couplings learn at a quarter of its rate.
         options: of `Alignment`, by their names; gradients are clipped for each map.
 
     Raises:

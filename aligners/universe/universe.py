@@ -18,6 +18,8 @@ from similarity.algebra.moments import Moments
 
 __all__ = ["CLOSED_UNIVERSES", "NETWORK", "Universe", "fit_network", "maps_of"]
 
+CALM = 4  # how much slower matrices between couplings learn
+BETWEEN = ("maps.pairs.", "maps.matrices")  # names of such matrices
 NETWORK = "universe"  # name of the trained maps in reports and files, beside the closed forms
 
 FitMaps = Callable[[Aligner, JointMoments], None]
@@ -125,8 +127,17 @@ class Universe(Aligner, registered=False):
         return self.maps.start_names()
 
     def fan_in(self, name: str, parameter: Tensor) -> int:
+        """As the maps have it; of matrices between couplings, `CALM` times as many.
+
+        A state passes one network and the inverse of another one, which was made for other states: at the rate of a
+        lone network such matrices diverge.
+        """
+        own = self.maps.fan_in(name.removeprefix("maps."), parameter)
+        return CALM * own if name.startswith(BETWEEN) else own
+
+    def in_a_row(self, name: str) -> int:
         """As the maps have it."""
-        return self.maps.fan_in(name.removeprefix("maps."), parameter)
+        return self.maps.in_a_row(name.removeprefix("maps."))
 
     def options(self) -> dict[str, Any]:
         """The number of models, and what the maps are."""

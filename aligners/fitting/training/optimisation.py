@@ -27,11 +27,11 @@ Schedule = Literal["constant", "linear", "cosine", "one_cycle"]
 REFERENCE_WIDTH = 64
 # Steps over which the rate of trained maps rises at least, if need be beyond the end. The first steps of Adam change
 # every entry by the rate, whatever its gradient says, until the averages know how far to trust it.
-LEAST_RISE = 100
+LEAST_RISE = 100.0
 
 
 class Trained(Protocol):
-    """A module that says how many inputs each of its parameters sums over; see `Aligner.fan_in`."""
+    """A module that says how its parameters move its output; see `Aligner.fan_in` and `Aligner.in_a_row`."""
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """As of every `nn.Module`."""
@@ -39,6 +39,10 @@ class Trained(Protocol):
 
     def fan_in(self, name: str, parameter: Tensor) -> int:
         """Number of inputs."""
+        ...
+
+    def in_a_row(self, name: str) -> int:
+        """Number of parameters whose steps add up."""
         ...
 
 
@@ -50,6 +54,9 @@ def make_optimizer(factory: OptimizerCallable, aligners: Iterable[Trained]) -> t
     width 768 diverge. So the rate of a matrix with n inputs is divided by n / 64; biases, and matrices with 64 inputs
     or fewer, keep the full rate. The step of SGD follows the gradient, and its rate is left alone.
 
+    A group's `least_rise` is the number of steps over which its rate should rise at least: `LEAST_RISE`, times the root
+    of the number of matrices whose steps add up.
+
     Reference: Yang et al. 2022, "Tensor Programs V", arXiv 2203.03466, Table 3: under Adam the rate of hidden weights
     goes with 1/fan-in, under SGD it does not.
 
@@ -60,19 +67,19 @@ def make_optimizer(factory: OptimizerCallable, aligners: Iterable[Trained]) -> t
     Returns:
         None where nothing has parameters.
     """
-    groups: dict[float, list[nn.Parameter]] = {}
+    groups: dict[tuple[float, int], list[nn.Parameter]] = {}
     for aligner in aligners:
         for name, parameter in aligner.named_parameters():
             if parameter.requires_grad:
                 share = min(1.0, REFERENCE_WIDTH / aligner.fan_in(name, parameter))
-                groups.setdefault(share, []).append(parameter)
+                groups.setdefault((share, aligner.in_a_row(name)), []).append(parameter)
     if not groups:
         return None
     optimizer = factory([{"params": parameters} for parameters in groups.values()])
-    for share, group in zip(groups, optimizer.param_groups, strict=True):
+    for (share, row), group in zip(groups, optimizer.param_groups, strict=True):
         if not isinstance(optimizer, torch.optim.SGD):
             group["lr"] *= share
-        group["initial_lr"] = group["lr"]
+        group["initial_lr"], group["least_rise"] = group["lr"], LEAST_RISE * math.sqrt(row)
     return optimizer
 
 
@@ -83,7 +90,7 @@ def describe_optimizer(factory: OptimizerCallable) -> dict[str, Any]:
     return {"class": type(made).__name__, **{name: v for name, v in made.defaults.items() if name not in speed}}
 
 
-def schedule_factor(schedule: Schedule, steps: int, warmup: float, least_rise: int = 0) -> Callable[[int], float]:
+def schedule_factor(schedule: Schedule, steps: int, warmup: float, least_rise: float = 0) -> Callable[[int], float]:
     """Return the factor of the learning rate as a function of the step.
 
     Args:

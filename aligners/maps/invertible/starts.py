@@ -30,7 +30,7 @@ def invertible_start(moments: Moments, start: Start, both_ways: bool) -> tuple[T
     """Find each site's starting map, between centred states divided by their model's root mean variance.
 
     `best` takes, site by site, the candidate with the least error on rows that it was not solved on: its FVU, plus that
-    of its inverse under `both_ways`, where each is solved on nine tenths of the rows and judged on a tenth. What is
+    of its inverse under `both_ways`, where each is solved on one half of the rows and judged on the other. What is
     returned is solved on all of them. See `thinned` for how moments, which have no rows any more, are parted.
 
     Args:

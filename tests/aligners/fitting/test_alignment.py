@@ -319,7 +319,7 @@ def test_a_run_in_which_every_site_diverges_ends(world: World) -> None:
 def test_what_did_not_learn_is_called_its_start(world: World, caplog: pytest.LogCaptureFixture) -> None:
     module = fit(
         world, {"inn": TRAINED["inn"]}, epochs=2, callbacks=[BestPerSite()],
-        optimizer=partial(torch.optim.AdamW, lr=0.3), gradient_clip=0.0,
+        optimizer=partial(torch.optim.AdamW, lr=0.3), gradient_clip=0.0, warmup=0.0,
     )  # fmt: skip
     assert re.search(r"inn \(forward\) learned nothing.*untrained start \(.*learning rate is 0.3", caplog.text)
     bank = module.forward_maps["inn"]
