@@ -155,7 +155,7 @@ def of_distances(given: Sequence[np.ndarray], held: Sequence[Sentence]) -> dict[
     for own, s in zip(given, held, strict=True):
         n, true = len(own), s.distances.numpy()
         if 5 <= n <= 50:
-            spearman[n].append(np.mean([correlation(own[w], true[w]) for w in range(n)]))
+            spearman[n].append(float(np.mean([correlation(own[w], true[w]) for w in range(n)])))
         kept = (~s.punctuation).nonzero()[0]
         if len(kept) > 1:
             few = own[np.ix_(kept, kept)]
