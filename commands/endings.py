@@ -125,15 +125,20 @@ def _raised_here(place: TracebackType | None) -> bool:
 
 def _end(message: str, status: int, parent: int) -> NoReturn:
     if status != MENDABLE:
-        watch = threading.Timer(LONGEST_EXIT, os._exit, [status])
-        watch.daemon = True
-        watch.start()
+        threading.Thread(target=_exit_in_time, args=[status], daemon=True).start()
     if _rank() == 0:
         _stop_further_ranks()
         print(message, file=sys.stderr)
     elif not _ends(parent) and status == MENDABLE:
         print(f"On rank {_rank()}: {message}", file=sys.stderr)
     sys.exit(status)
+
+
+def _exit_in_time(status: int) -> None:
+    """End the process if it is still there some time after its main thread has ended."""
+    threading.main_thread().join()
+    time.sleep(LONGEST_EXIT)
+    os._exit(status)
 
 
 def _rank() -> int:

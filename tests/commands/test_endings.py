@@ -90,6 +90,16 @@ def test_a_signal_ends_with_a_line_and_its_status(
     assert capsys.readouterr().err == said
 
 
+def test_an_exit_that_hangs_is_cut_off() -> None:
+    script = (
+        "import atexit, time; from commands import endings; endings.LONGEST_EXIT = 0.2\n"
+        "atexit.register(lambda: (time.sleep(300), print('late')))\n"
+        "with endings.early_endings(): raise KeyboardInterrupt"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (130, "")
+
+
 def test_a_further_rank_is_silent_where_the_first_has_ended(
     fails: Fails, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
