@@ -54,8 +54,8 @@ def make_optimizer(factory: OptimizerCallable, aligners: Iterable[Trained]) -> t
     width 768 diverge. So the rate of a matrix with n inputs is divided by n / 64; biases, and matrices with 64 inputs
     or fewer, keep the full rate. The step of SGD follows the gradient, and its rate is left alone.
 
-    A group's `least_rise` is the number of steps over which its rate should rise at least: `LEAST_RISE`, times the root
-    of the number of matrices whose steps add up.
+    A group's `least_rise` is the number of steps over which its rate should rise at least: `LEAST_RISE`, times half
+    the number of matrices whose steps add up.
 
     Reference: Yang et al. 2022, "Tensor Programs V", arXiv 2203.03466, Table 3: under Adam the rate of hidden weights
     goes with 1/fan-in, under SGD it does not.
@@ -79,7 +79,7 @@ def make_optimizer(factory: OptimizerCallable, aligners: Iterable[Trained]) -> t
     for (share, row), group in zip(groups, optimizer.param_groups, strict=True):
         if not isinstance(optimizer, torch.optim.SGD):
             group["lr"] *= share
-        group["initial_lr"], group["least_rise"] = group["lr"], LEAST_RISE * math.sqrt(row)
+        group["initial_lr"], group["least_rise"] = group["lr"], LEAST_RISE * max(1.0, row / 2)
     return optimizer
 
 

@@ -268,12 +268,12 @@ def test_a_short_training_does_not_run_away_on_badly_scaled_states(seed: int) ->
     assert end <= 1.01 * start
 
 
-@pytest.mark.parametrize(("mixing", "row"), [("rotation", 4), ("linear", 4)])
+@pytest.mark.parametrize(("mixing", "row"), [("rotation", 6), ("linear", 6)])
 def test_the_rate_of_matrices_between_couplings_rises_more_slowly(mixing: Any, row: int) -> None:
-    aligner = INN(SITES, 6, 6, couplings=3, mixing=mixing)
+    aligner = INN(SITES, 6, 6, couplings=5, mixing=mixing)
     optimizer = make_optimizer(lambda groups: torch.optim.AdamW(groups, lr=1.0), [aligner])
     assert optimizer is not None
     rises = {id(p): group["least_rise"] for group in optimizer.param_groups for p in group["params"]}
     for name, weight in aligner.named_parameters():
         between = name.startswith(("pairs", "matrices"))
-        assert rises[id(weight)] == pytest.approx(LEAST_RISE * (row**0.5 if between else 1)), name
+        assert rises[id(weight)] == pytest.approx(LEAST_RISE * (row / 2 if between else 1)), name
