@@ -28,7 +28,7 @@ def data_options(world: World, *models: str) -> list[str]:
 
 
 def train_options(world: World) -> list[str]:
-    steps = options(trainer__max_steps=6, trainer__val_check_interval=3)
+    steps = options(trainer__max_steps=6, trainer__val_check_interval=3, trainer__log_every_n_steps=3)
     return [*data_options(world), *options(model__layers=LAYERS, model__start_batches=3), *steps, *CPU]
 
 

@@ -22,7 +22,7 @@ from tests.world import World
 
 QUIET = ["--trainer.accelerator=cpu", "--trainer.logger=false", "--trainer.enable_progress_bar=false"]
 LONG = "--trainer.max_epochs=1000"
-STEP = "torch.optim:AdamW.step"
+STEP, PROBES = "torch.optim:AdamW.step", "torch.optim:Adam.step"
 # Command -> the step of its loop, and its options. Words in braces are those of `given`.
 STOPPED: dict[str, tuple[str, list[str]]] = {
     "train fit": (STEP, ["{pair}", "{text}", "--data.sites=1", "--model.aligners={mlp: MLP}", LONG]),
@@ -30,7 +30,7 @@ STOPPED: dict[str, tuple[str, list[str]]] = {
     "train fit_attention": (STEP, ["{pair}", "{text}", "--model.aligners={mlp: MLP}", LONG]),
     "train fit_pairs": (STEP, ["{models}", "{text}", "--data.sites=1", "--model.aligners={mlp: MLP}", LONG]),
     "train join": (STEP, ["--universe={universe}", "{fourth}", LONG]),
-    "train probe": (STEP, ["{x}", "{trees}", "--tasks=[pos]", "--training.least_steps=100000"]),
+    "train probe": (PROBES, ["{x}", "{trees}", "--tasks=[pos]", "--training.least_steps=100000"]),
     "train recover": (STEP, ["--data.model={world.model_x}", "{text}", "--model.aligners={mlp: MLP}", LONG]),
     "train stitch": (STEP, ["{models}", "{text}", "--trainer.max_steps=100000"]),
     "train universe": (STEP, ["{three}", "{text}", "--data.sites=1", LONG]),
@@ -40,7 +40,7 @@ STOPPED: dict[str, tuple[str, list[str]]] = {
     ),
     "evaluate bijection": (STEP, ["{pair}", "{text}", "--steps=[100000]"]),
     "evaluate inject": ("aligners.injection.evaluation:InjectionEvaluation.test_step", ["{pair}", "{text}"]),
-    "evaluate probe": (STEP, ["--checkpoints=[{fit}]", "{trees}", "--training.least_steps=100000", "--tasks=[pos]"]),
+    "evaluate probe": (PROBES, ["--checkpoints=[{fit}]", "{trees}", "--training.least_steps=100000", "--tasks=[pos]"]),
     "evaluate similarity": ("similarity.evaluation:SimilarityEvaluation.test_step", ["{models}", "{text}"]),
     "evaluate stitch": ("aligners.stitching.evaluation:StitchingEvaluation.test_step", ["{models}", "{text}"]),
     "evaluate surgery": (STEP, ["{models}", "{text}", LONG]),

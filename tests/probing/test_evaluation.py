@@ -17,7 +17,7 @@ from datamodules.text.sources import TextSource
 from probing.edges.scores import counts, f1
 from probing.edges.targets import Labels, targets_of
 from probing.evaluation import ProbeExperiment
-from probing.reading import check_tasks
+from probing.reading import check_annotated
 from probing.storing import PROBES, load_banks
 from probing.training import ProbeTraining
 from tests.runs import quiet_trainer
@@ -165,7 +165,7 @@ def test_a_task_without_held_out_targets_is_refused_before_a_model_is_looked_for
     other = write_spans(tmp_path / "b.jsonl", 1, task="roles")
     run = tmp_path / "run"
     for source, task in ((named, "ner"), (world["trees"], "pos"), (world["trees"], "depth")):
-        says = f"held-out sentences to have what '{task}' of `tasks` asks for, but none of 6 has; they have: roles"
+        says = f"held-out sentences to have what '{task}' of `tasks` asks for, but none of 60 has; they have: roles"
         with pytest.raises(ValueError, match=says):
             run_on(data_of(world, text=TextSource(source, held_out=other)), experiment(tasks=[task]))
         options = {"run": run, "tasks": f"[{task}]", "data.models": "[no/such]", "data.text.source": source}
@@ -202,8 +202,9 @@ def test_what_cannot_be_probed_is_refused_before_reading(
         run_on(data_of(world), experiment(tasks=["pos", "ner"]))
     for split, said in (("validation", "validation"), ("test", "held-out")):
         own = {"fit": [tree], "validation": [tree], "test": [tree], split: [Sentence(("a", "b"))]}
+        monkeypatch.setattr("probing.reading.sentences_of", lambda _, split, own=own: own[split])
         with pytest.raises(ValueError, match=f"Expected {said} sentences to have what 'depth' of `tasks` asks for"):
-            check_tasks(["depth"], own)
+            check_annotated(data_of(world), ["depth"])
     for wrong in ({"seeds": 0}, {"tasks": []}, {"ranks": []}, {"hidden": 0}):
         with pytest.raises(ValueError, match=f"Expected `{next(iter(wrong))}` to be at least"):
             ProbeExperiment(**wrong)  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ def test_the_card_says_what_was_measured_and_on_what(run: Path, tmp_path: Path) 
     card = ModelCard.load(tmp_path / "out" / "README.md")
     assert card.data.to_dict()["license"] == "mit"
     text = card.text
-    assert f"On {TEST_TEXTS} held-out texts of `fit.csv`, none of which was fitted on." in text
+    assert f"On {TEST_TEXTS} held-out texts of `test.csv`, beside `fit.csv`, none of which was fitted on." in text
     assert "| X | `x` |" in text
     rows = json.loads((run / "report.json").read_text())["rows"]
     (row,) = (row for row in rows if (row["method"], row["site_x"]) == ("linear", 1))
