@@ -42,7 +42,9 @@ def rows_of(options: argparse.Namespace) -> Rows:
 def main() -> None:
     """Run the benchmark."""
     arguments = parser(__doc__)
-    arguments.add_argument("models", nargs=2, help="names or folders of X and Y")
+    arguments.add_argument(
+        "models", nargs="*", default=["embedded:0", "embedded:1"], help="names or folders of X and Y"
+    )
     arguments.add_argument("--sites", type=int, nargs=2, default=[2, 2], help="site of X and of Y")
     arguments.add_argument("--source", default="rotten_tomatoes")
     arguments.add_argument("--texts", type=int, default=1_500)
