@@ -57,7 +57,7 @@ METHODS = (  # each has one colour and marker in all figures
     "permutation", "procrustes", "cca", "linear", "mlp_paper", "mlp", "inn_paper", "inn",
     "svcca", "inn_one_way", "free_form", "gcca", "pwcca", "ridge",
 )  # fmt: skip
-METHOD_COLOURS = (*COLOURS, "#6A3D9A", "#B2182B", "#66A61E", "#17BECF", "#BCBD22", "#8C564B")  # one for each of them
+METHOD_COLOURS = (*COLOURS, "#6A3D9A", "#B2182B", "#66A61E", "#17BECF", "#BCBD22", "#00441B")  # one for each of them
 FLOORS = {"mean": "0.75", "identity": "0.35", "random_embedding": "0.55"}  # greys
 ABREAST, PANEL = 4, (3.6, 2.9)  # of figures by site: most panels in a row, and their size in inches
 LINEAR_UP_TO = 0.01  # nats: what stitching a model to itself costs at most
