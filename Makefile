@@ -12,7 +12,7 @@ help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 demo: .venv/demo ## align two small language models on real text, inject one into the other; then two classifiers
-	@$(BIN)/python -m commands.demo $(RUN)
+	@$(BIN)/python -m aligners.cli.demo $(RUN)
 
 test: .venv/dev ## run the tests
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder

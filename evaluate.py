@@ -1,6 +1,6 @@
 """Compare models on held-out text and report: `python evaluate.py COMMAND`. `--help` lists the commands."""
 
-from commands.table import evaluate
+from aligners.cli.table import evaluate
 
 if __name__ == "__main__":
     evaluate()

@@ -1,6 +1,6 @@
 """Run studies of many models, and look after the store of states: `python study.py COMMAND`. `--help` lists them."""
 
-from commands.table import study
+from aligners.cli.table import study
 
 if __name__ == "__main__":
     study()

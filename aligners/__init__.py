@@ -1,11 +1,13 @@
 """Maps between the hidden states of two models, and the modules that fit and evaluate them.
 
 Importing this package needs torch and SciPy alone; the LightningModules in `aligners.fitting`, `aligners.injection` and
-`aligners.stitching` need Lightning too.
+`aligners.injection.stitching` need Lightning too.
 """
 
 from importlib.metadata import PackageNotFoundError, version
 
+from aligners.fitting.storage.bank import load_bank
+from aligners.fitting.universe.through import ThroughSpace
 from aligners.maps.affine import AffineLayer, LowRank, Orthogonal
 from aligners.maps.base import Aligner
 from aligners.maps.canonical import CCA, PWCCA, SVCCA
@@ -14,8 +16,6 @@ from aligners.maps.inn import INN
 from aligners.maps.linear import Identity, Linear, Mean, Procrustes, Ridge
 from aligners.maps.mlp import MLP
 from aligners.maps.permutation import Permutation
-from aligners.storage.bank import load_bank
-from aligners.universe.through import ThroughSpace
 
 __all__ = [
     "CCA", "INN", "MLP", "PWCCA", "SVCCA", "AffineLayer", "Aligner", "FreeForm", "Identity", "Linear", "LowRank",

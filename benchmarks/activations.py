@@ -17,11 +17,11 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
+from aligners.models import FrozenModel
 from benchmarks.harness import Figures, interleaved, parser, ratio
 from benchmarks.stitched_forward import build
 from datamodules.batches import LengthBatches, TextBatch
 from datamodules.rows.reading import PairReader
-from frozen import FrozenModel
 
 
 def texts(count: int, longest: int) -> list[Tensor]:

@@ -1,7 +1,7 @@
 """How often a nominal 95 % interval holds the truth: jackknife over groups of texts, and bootstraps.
 
 Texts of ten rows each, dependent within a text, from a known distribution; the truth is the measure on 100,000
-texts. `similarity.controls.jackknife_interval` leaves one of ten groups of texts out at a time. The bootstraps draw
+texts. `aligners.similarity.controls.jackknife_interval` leaves one of ten groups of texts out at a time. The bootstraps draw
 texts, or groups, with replacement and take percentiles. Not a timing: it prints shares of trials.
 """
 
@@ -16,12 +16,12 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
+from aligners.similarity.algebra.grid import GridSums
+from aligners.similarity.algebra.moments import GridMoments
+from aligners.similarity.controls import jackknife_interval
+from aligners.similarity.functional.cca import cca_from_moments
+from aligners.similarity.functional.cka import linear_cka_from_moments, unbiased_cka_from_moments
 from benchmarks.harness import Figures, parser
-from similarity.algebra.grid import GridSums
-from similarity.algebra.moments import GridMoments
-from similarity.controls import jackknife_interval
-from similarity.functional.cca import cca_from_moments
-from similarity.functional.cka import linear_cka_from_moments, unbiased_cka_from_moments
 
 ROWS, WIDTH, GROUPS = 10, 8, 10
 MEASURES: dict[str, Callable[[GridMoments], Tensor]] = {

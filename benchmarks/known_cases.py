@@ -22,13 +22,13 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
-from similarity.algebra.grid import grid_moments
-from similarity.functional.cca import cca, cca_held_out, pwcca, svcca
-from similarity.functional.cka import linear_cka, unbiased_cka
-from similarity.functional.hsic import minibatch_cka
-from similarity.functional.kernels import rbf_cka, rsa
-from similarity.functional.neurons import neuronsim
-from similarity.functional.regression import mixedsim, r2
+from aligners.similarity.algebra.grid import grid_moments
+from aligners.similarity.functional.cca import cca, cca_held_out, pwcca, svcca
+from aligners.similarity.functional.cka import linear_cka, unbiased_cka
+from aligners.similarity.functional.hsic import minibatch_cka
+from aligners.similarity.functional.kernels import rbf_cka, rsa
+from aligners.similarity.functional.neurons import neuronsim
+from aligners.similarity.functional.regression import mixedsim, r2
 
 __all__ = ["CASES", "CURVES", "MEASURES", "averaged", "bias_figure", "draw", "known_cases_figure"]
 

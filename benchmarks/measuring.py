@@ -17,11 +17,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
+from aligners.similarity.catalogue import DEFAULT, catalogue
+from aligners.similarity.evaluation import SimilarityEvaluation
 from benchmarks.harness import Figures, interleaved, parser, ratio
 from benchmarks.parts import bare_trainer
 from datamodules.layers import LayerActivations
-from similarity.catalogue import DEFAULT, catalogue
-from similarity.evaluation import SimilarityEvaluation
 
 
 class Reading(pl.LightningModule):

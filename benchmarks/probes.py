@@ -18,16 +18,16 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
+from aligners.models import FrozenModel
+from aligners.probing.arms import Arm
+from aligners.probing.edges.task import EdgeTask
+from aligners.probing.training import ProbeTraining
+from aligners.probing.trees.task import TreeTask
+from aligners.probing.words import Place, Words
 from benchmarks.harness import Figures, interleaved, parser_with_sizes, ratio
 from benchmarks.stitched_forward import build
 from datamodules.text.annotated.grammar import sentences
 from datamodules.text.annotated.sentence import Sentence
-from frozen import FrozenModel
-from probing.arms import Arm
-from probing.edges.task import EdgeTask
-from probing.training import ProbeTraining
-from probing.trees.task import TreeTask
-from probing.words import Place, Words
 
 TASKS = ("pos", "distance")
 

@@ -30,13 +30,13 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
+from aligners.probing.evaluation import ProbeExperiment
+from aligners.probing.online.codes import portion_ends
+from aligners.probing.words import Words
 from benchmarks.harness import Figures, parser
 from datamodules.layers import LayerActivations
 from datamodules.text.sources import TextSource
 from datamodules.tokens.splits import Split
-from probing.evaluation import ProbeExperiment
-from probing.online.codes import portion_ends
-from probing.words import Words
 
 RANK, BATCH, RATE, PATIENCE, MOST = 64, 24, 1e-3, 5, 100
 SIZE = 128  # of the projection and the hidden layer, the default of `train.py probe`

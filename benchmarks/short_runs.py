@@ -20,11 +20,11 @@ from aligners.api.models import load, states
 from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear, Procrustes
+from aligners.similarity.algebra.moments import moments_of
 from benchmarks.harness import Figures, parser
 from benchmarks.widths import Rows, held_out, train
 from datamodules.text.loading import load_texts
 from datamodules.text.sources import TextSource
-from similarity.algebra.moments import moments_of
 
 
 def rows_of(options: argparse.Namespace) -> Rows:

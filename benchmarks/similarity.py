@@ -36,14 +36,14 @@ from torch.utils.data import DataLoader, TensorDataset
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
+from aligners.similarity.algebra.grid import GridSums
+from aligners.similarity.algebra.moments import GridMoments
+from aligners.similarity.algebra.pairs import upper_blocks
+from aligners.similarity.catalogue import catalogue
+from aligners.similarity.functional.hsic import HSIC, cka_from_hsic, minibatch_cka, unbiased_hsic
+from aligners.similarity.passes.contents import evaluate
+from aligners.similarity.shared import SharedMoments
 from benchmarks.harness import Figures, interleaved, parser, ratio
-from similarity.algebra.grid import GridSums
-from similarity.algebra.moments import GridMoments
-from similarity.algebra.pairs import upper_blocks
-from similarity.catalogue import catalogue
-from similarity.functional.hsic import HSIC, cka_from_hsic, minibatch_cka, unbiased_hsic
-from similarity.passes.contents import evaluate
-from similarity.shared import SharedMoments
 
 SHARE = 0.99  # of the variance that SVCCA and PWCCA keep
 TIMED = 2  # layers of each model on which the per-pair functions are timed

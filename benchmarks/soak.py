@@ -27,9 +27,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare
 
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")  # as the commands do
 
+from aligners.cli.run import start
+from aligners.cli.train import fit
 from benchmarks.harness import Figures, parser
-from commands.run import start
-from commands.train import fit
 
 OPTIONS = """--data.model_x embedded-gpt:0 --data.model_y embedded-gpt:1 --data.sites blocks --data.batch_size 10
 --model.rows 1000000000000 --model.most_steps 1000000000 --model.schedule constant --checkpoint.every_n_minutes 1

@@ -11,9 +11,9 @@ from transformers import BertForSequenceClassification
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
+from aligners.models import FrozenModel
 from benchmarks.harness import Figures, interleaved, parser_with_sizes, ratio
 from benchmarks.parts import bert_config
-from frozen import FrozenModel
 
 
 def build(width: int, layers: int, seed: int, device: str) -> FrozenModel:

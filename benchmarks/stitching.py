@@ -27,16 +27,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare
 
 from aligners.injection.forward import mapped_rows, read_all, stitched_logits
 from aligners.injection.routes import Route
+from aligners.injection.scoring.tasks import chosen, unit_losses
+from aligners.injection.stitching.loss import bank_gradients
 from aligners.maps.affine import AffineLayer
-from aligners.scoring.tasks import chosen, unit_losses
-from aligners.stitching.loss import bank_gradients
+from aligners.models import FrozenModel
 from benchmarks.harness import Figures, interleaved, parser_with_sizes, ratio
 from benchmarks.stitched_forward import build
 from datamodules.asking import TaskBatch
 from datamodules.batches import TextBatch
 from datamodules.rows.policies import select_rows
 from datamodules.targets import classification_targets
-from frozen import FrozenModel
 
 WAYS = ("stitched", "plain hooks")
 
@@ -69,7 +69,7 @@ def layers_for(route: Route) -> AffineLayer:
 
 
 def stitched_step(route: Route, layer: AffineLayer, batch: TaskBatch) -> None:
-    """One step as `aligners.stitching.training` takes it, up to the optimiser: gradients of every site's loss."""
+    """One step as `aligners.injection.stitching.training` takes it, up to the optimiser: gradients of every site's loss."""
 
     def loss(pair: int, rows: Tensor) -> Tensor:
         logits = stitched_logits(route.target, batch.inputs, route.pairs[pair][1], batch.rows, rows)

@@ -31,13 +31,13 @@ from transformers import BertModel, PreTrainedTokenizerBase
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
+from aligners.models.embedded.tokenizers import word_pieces
 from benchmarks.harness import Figures, parser, ratio
 from benchmarks.parts import bert_config
 from datamodules.paired import PairedActivations
 from datamodules.store import loader, reading
 from datamodules.text.loading import load_texts
 from datamodules.text.sources import TextSource
-from frozen.embedded.tokenizers import word_pieces
 
 IO = Path("/proc/self/io")
 BUFFER = reading.PIECE

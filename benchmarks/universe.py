@@ -23,23 +23,23 @@ from typing import Any
 import lightning.pytorch as pl
 import numpy as np
 
+from aligners.cli.run import quiet
+from aligners.files.whole import whole_file
 from aligners.fitting.alignment import Alignment
+from aligners.fitting.storage.bank import load_bank
+from aligners.fitting.universe.evaluation import UniverseEvaluation
+from aligners.fitting.universe.fitting import UniverseAlignment
+from aligners.fitting.universe.storage import load_universe
+from aligners.fitting.universe.universe import NETWORK
 from aligners.injection.evaluation import InjectionEvaluation
+from aligners.injection.scoring.pair_intervals import over_pairs
 from aligners.maps.inn import INN
-from aligners.scoring.pair_intervals import over_pairs
-from aligners.storage.bank import load_bank
-from aligners.universe.evaluation import UniverseEvaluation
-from aligners.universe.fitting import UniverseAlignment
-from aligners.universe.storage import load_universe
-from aligners.universe.universe import NETWORK
 from benchmarks.parts import bare_trainer
 from callbacks.checkpoint import SaveAligners, SavePairs, SaveUniverse
-from commands.run import quiet
 from datamodules.many_pairs import ManyPairs
 from datamodules.module import TextModule
 from datamodules.paired import PairedActivations
 from datamodules.universe import UniverseStates
-from storage.whole import whole_file
 
 FIGURES = ("accuracy", "penalty")  # of injection
 

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from aligners.fitting.fits import seeded
 from aligners.fitting.in_memory import train_on_rows
-from aligners.universe.fitting import UniverseAlignment
-from aligners.universe.joint import paired_rows
-from aligners.universe.universe import NETWORK, Universe, fit_network
+from aligners.fitting.universe.fitting import UniverseAlignment
+from aligners.fitting.universe.joint import paired_rows
+from aligners.fitting.universe.universe import NETWORK, Universe, fit_network
+from aligners.similarity.algebra.moments import moments_of
 from benchmarks.harness import Figures, parser
 from benchmarks.widths import states_of_random_models
-from similarity.algebra.moments import moments_of
 
 
 def main() -> None:

@@ -33,9 +33,9 @@ from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
+from aligners.similarity.algebra.moments import Moments, moments_of
 from benchmarks.harness import Figures, parser
 from benchmarks.parts import bert_config
-from similarity.algebra.moments import Moments, moments_of
 
 MAPS: dict[str, Callable[[int, int, int], Aligner]] = {"inn": INN, "mlp": MLP}
 NOISE = 0.03
@@ -82,9 +82,9 @@ def states_of_random_models(width: int, seed: int, models: int, texts: int = 1_5
     """States of so many untrained BERTs at block 2, token rows of the embedded sentences, (models, n, d)."""
     from transformers import BertModel
 
+    from aligners.models.embedded.tokenizers import word_pieces
     from datamodules.text.loading import load_texts
     from datamodules.text.sources import TextSource
-    from frozen.embedded.tokenizers import word_pieces
 
     sentences = list(load_texts(TextSource(max_texts=texts)).fit["text"])
     tokenizer = word_pieces(sentences, 1_536, 128)

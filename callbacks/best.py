@@ -10,8 +10,8 @@ from torch import Tensor
 
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.cautions import warn_of_divergence, warn_of_untrained
+from aligners.injection.stitching.training import Stitching
 from aligners.maps.base import Aligner
-from aligners.stitching.training import Stitching
 
 __all__ = ["BestPerSite"]
 

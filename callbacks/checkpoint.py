@@ -14,16 +14,16 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from aligners.files.whole import check_folder, whole_file
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.parts import take_sites
-from aligners.stitching.training import Stitching
-from aligners.storage.bank import StoredBank, save_bank
-from aligners.universe.storage import pair_banks
+from aligners.fitting.storage.bank import StoredBank, save_bank
+from aligners.fitting.universe.storage import pair_banks
+from aligners.injection.stitching.training import Stitching
+from aligners.reports.names import file_names
 from callbacks.interruption import Interruption
 from datamodules.many_pairs import ManyPairs
 from datamodules.universe import UniverseStates
-from reports.names import file_names
-from storage.whole import check_folder, whole_file
 
 __all__ = [
     "SaveAligners",
@@ -164,7 +164,7 @@ class SaveAligners(_Save):
     """Writes `last.ckpt` as a fit goes on, and `aligners.ckpt` when it is complete.
 
     `last.ckpt` is a checkpoint of Lightning, to go on from (`train.py fit --ckpt_path`). `aligners.ckpt` holds the best
-    parameters of every site, the moments, and what describes them: see `aligners.storage.bank`.
+    parameters of every site, the moments, and what describes them: see `aligners.fitting.storage.bank`.
 
     Args:
         folder: where to write; default: beside the run's other files.
@@ -264,7 +264,7 @@ class SaveStitching(_Save):
     """Writes `last.ckpt` as stitching layers are trained, and `stitching.ckpt` when the run is complete.
 
     `last.ckpt` is a checkpoint of Lightning, to go on from (`train.py stitch --ckpt_path`). `stitching.ckpt` holds the
-    best parameters of every site and what describes them: see `aligners.storage.bank`.
+    best parameters of every site and what describes them: see `aligners.fitting.storage.bank`.
 
     Args:
         folder: where to write; default: beside the run's other files.

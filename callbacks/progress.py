@@ -9,7 +9,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import RichProgressBar
 
-from reports.progress import Lines, in_terminal
+from aligners.progress import Lines, in_terminal
 
 __all__ = ["ProgressBar"]
 

@@ -10,9 +10,9 @@ import lightning.pytorch as pl
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.few_rows import few_rows
 from aligners.fitting.outcomes import outcomes
-from reports.kinds import make_report
-from reports.publishing import environment, publish
-from similarity.algebra.moments import Moments
+from aligners.reports.kinds import make_report
+from aligners.reports.publishing import environment, publish
+from aligners.similarity.algebra.moments import Moments
 
 __all__ = ["FitSummary"]
 

@@ -8,12 +8,12 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor
 
+from aligners.models.architectures import Task
+from aligners.models.model import FrozenModel
 from datamodules.batches import TextBatch
 from datamodules.rows.policies import Rows, select_rows
 from datamodules.targets import Targets, classification_targets, masked_targets, next_token_targets
 from datamodules.tokens.masking import mask_tokens
-from frozen.architectures import Task
-from frozen.model import FrozenModel
 
 __all__ = ["Asking", "TaskBatch"]
 

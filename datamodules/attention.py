@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aligners.models.model import FrozenModel
+from aligners.similarity.sample import row_keys
 from datamodules.batches import TextBatch
 from datamodules.paired import PairedActivations
 from datamodules.rows.policies import RowKind, Rows, rows_of_each
 from datamodules.rows.reading import PairedBatch, PairReader, Prepared
-from frozen.model import FrozenModel
-from similarity.sample import row_keys
 
 __all__ = ["AttentionReader", "PairedAttention"]
 

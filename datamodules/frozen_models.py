@@ -13,16 +13,16 @@ import torch
 from filelock import FileLock
 from transformers import PreTrainedTokenizerBase
 
+from aligners.models.embedded.recipes import EMBEDDED, Recipe, embedded_model, embedded_recipe
+from aligners.models.loading.files import read_config
+from aligners.models.loading.known import KnownModels
+from aligners.models.loading.models import load_frozen
+from aligners.models.loading.placement import DeviceMap, check_device
+from aligners.models.model import FrozenModel
 from datamodules.text.fitted import FITTED, FittedTexts
 from datamodules.text.labels import MISSING
 from datamodules.text.texts import Texts
 from datamodules.tokens.tokenised import same_tokenizer
-from frozen.embedded.recipes import EMBEDDED, Recipe, embedded_model, embedded_recipe
-from frozen.loading.files import read_config
-from frozen.loading.known import KnownModels
-from frozen.loading.models import load_frozen
-from frozen.loading.placement import DeviceMap, check_device
-from frozen.model import FrozenModel
 
 __all__ = ["FrozenModels", "Placing", "Wanted", "placings", "with_revisions"]
 

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from aligners.models.classifiers import new_classifier
+from aligners.models.model import FrozenModel
 from datamodules.frozen_models import Wanted, with_revisions
 from datamodules.module import TextModule
 from datamodules.pipeline import TextPipeline
@@ -15,8 +17,6 @@ from datamodules.text.fitted import FittedTexts
 from datamodules.text.label_names import LabelsOption
 from datamodules.text.labels import known_labels
 from datamodules.tokens.splits import Split
-from frozen.classifiers import new_classifier
-from frozen.model import FrozenModel
 
 __all__ = ["LabelledTexts"]
 
@@ -81,7 +81,7 @@ class LabelledTexts(TextModule):
             name: of the model.
             n_labels: classes of the head; 1: it predicts a number.
             seed: of the head.
-            options: further ones of `frozen.classifiers.new_classifier`.
+            options: further ones of `aligners.models.classifiers.new_classifier`.
         """
         models = self.pipeline.models
         given = {"attn_implementation": models.attn_implementation, "trust_remote_code": models.trust_remote_code}

@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from aligners.models.architectures import Component
+from aligners.models.finite import FiniteCheck
+from aligners.models.model import FrozenModel
 from datamodules.batches import TextBatch
 from datamodules.frozen_models import Wanted, with_revisions
 from datamodules.module import PAIRS_TOKENS, TextModule, check_rows
@@ -19,9 +22,6 @@ from datamodules.rows.reading import Prepared, gather_rows, read_rows
 from datamodules.rows.sites import parse_layers
 from datamodules.store.stores import Reads
 from datamodules.tokens.splits import Split
-from frozen.architectures import Component
-from frozen.finite import FiniteCheck
-from frozen.model import FrozenModel
 
 __all__ = ["LayerActivations", "LayerBatch", "LayerReader"]
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from aligners.models.model import FrozenModel
 from datamodules.frozen_models import with_revisions
 from datamodules.paired import PairedActivations
 from datamodules.rows.reading import PairedBatch, PairReader, Place, Prepared, read_rows
 from datamodules.rows.sites import parse_sites
-from frozen.model import FrozenModel
 
 __all__ = ["ManyPairReader", "ManyPairs"]
 

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import torch
 
+from aligners.models.architectures import Component, Task
 from datamodules.asking import Asking, TaskBatch
 from datamodules.batches import TextBatch
 from datamodules.frozen_models import Wanted, with_revisions
@@ -15,7 +16,6 @@ from datamodules.pipeline import TextPipeline
 from datamodules.rows.sites import route_sites
 from datamodules.store.stores import Reads
 from datamodules.text.label_names import LabelsOption
-from frozen.architectures import Component, Task
 
 __all__ = ["ModelTexts"]
 

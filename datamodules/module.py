@@ -12,6 +12,9 @@ import lightning.pytorch as pl
 import torch
 from torch.utils.data import DataLoader
 
+from aligners.models.architectures import Component, first_site
+from aligners.models.embedded.recipes import Recipe
+from aligners.models.model import FrozenModel
 from datamodules.batches import LengthBatches
 from datamodules.pipeline import TextPipeline
 from datamodules.resuming import go_on_after_last_batch, limited
@@ -22,9 +25,6 @@ from datamodules.text.sources import TextSource
 from datamodules.text.texts import Texts
 from datamodules.tokens.splits import Split
 from datamodules.tokens.tokenised import TokenisedTexts
-from frozen.architectures import Component, first_site
-from frozen.embedded.recipes import Recipe
-from frozen.model import FrozenModel
 
 __all__ = ["PAIRS_TOKENS", "WITHOUT_GRADIENTS", "TextModule", "check_component", "check_rows"]
 

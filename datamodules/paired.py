@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch.utils.data import DataLoader
 
+from aligners.models.architectures import Component
 from datamodules.batches import TextBatch
 from datamodules.frozen_models import Wanted
 from datamodules.module import PAIRS_TOKENS, WITHOUT_GRADIENTS, TextModule, check_rows
@@ -21,7 +22,6 @@ from datamodules.text.label_names import LabelsOption
 from datamodules.text.texts import Texts
 from datamodules.tokens.splits import Split, TokenisedSplits
 from datamodules.tokens.tokenised import TokenisedTexts
-from frozen.architectures import Component
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.data import DataLoader
 
+from aligners.models.loading.known import KnownModels
 from datamodules.batches import LengthBatches
 from datamodules.frozen_models import FrozenModels, Wanted
 from datamodules.store.loader import StoredLoader
@@ -21,7 +22,6 @@ from datamodules.text.sources import TextSource
 from datamodules.text.texts import Texts, words_on_copies, words_on_splits
 from datamodules.tokens.splits import Split, TokenisedSplits
 from datamodules.tokens.tokenised import TokenisedTexts
-from frozen.loading.known import KnownModels
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.utils.data import DataLoader
 
+    from aligners.models.architectures import Component
+    from aligners.models.model import FrozenModel
     from datamodules.asking import TaskBatch
     from datamodules.batches import TextBatch
     from datamodules.layers import LayerReader
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
     from datamodules.text.texts import Texts
     from datamodules.tokens.splits import Split
     from datamodules.tokens.tokenised import TokenisedTexts
-    from frozen.architectures import Component
-    from frozen.model import FrozenModel
 
 __all__ = ["HeadData", "LabelledData", "LayerData", "PairedData", "SiteData", "TaskData", "TextData", "stream_of"]
 

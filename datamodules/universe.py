@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aligners.models.model import FrozenModel
 from datamodules.many_pairs import ManyPairReader, ManyPairs
 from datamodules.rows.reading import PairedBatch, Prepared
 from datamodules.rows.sites import parse_sites
-from frozen.model import FrozenModel
 
 __all__ = ["NewcomerStates", "UniverseStates", "check_widths"]
 

@@ -7,10 +7,10 @@ from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
-from storage.whole import write_text
-from studies.cells import Cell, expand
-from studies.folder import RESULT, StudyFolder
-from studies.spec import Study, read_study
+from aligners.files.whole import write_text
+from aligners.studies.cells import Cell, expand
+from aligners.studies.folder import RESULT, StudyFolder
+from aligners.studies.spec import Study, read_study
 
 __all__ = ["Inline", "NoCommands", "begun", "finish", "study_of"]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from commands.folders import claim, new_run_folder
+from aligners.cli.folders import claim, new_run_folder
 from tests.processes import PROCESSES
 
 __all__ = ["claims_at_once"]

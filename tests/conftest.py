@@ -55,7 +55,7 @@ def _home() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _nothing_registered_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Maps and measures that a test adds are gone after it."""
-    import similarity.catalogue
+    import aligners.similarity.catalogue
     from aligners.maps.base import Aligner
 
     monkeypatch.setattr(Aligner, "registry", dict(Aligner.registry))
@@ -105,7 +105,7 @@ def masked(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def treebank(tmp_path_factory: pytest.TempPathFactory) -> TextSource:
     """Annotated sentences of known words, to fit and to test on."""
     from datamodules.text.sources import TextSource
-    from tests.probing.made import sentences_of_words, write_treebank
+    from tests.aligners.probing.made import sentences_of_words, write_treebank
 
     folder = tmp_path_factory.mktemp("treebank")
     fit = write_treebank(folder / "fit.conllu", sentences_of_words(120, 0))

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from similarity.catalogue import Measure
-from similarity.passes.contents import Content
-from similarity.passes.streams import Rows, Shape, Stream
-from similarity.passes.sums import Draw, SpanSums, TileSums
+from aligners.similarity.catalogue import Measure
+from aligners.similarity.passes.contents import Content
+from aligners.similarity.passes.streams import Rows, Shape, Stream
+from aligners.similarity.passes.sums import Draw, SpanSums, TileSums
 
 __all__ = ["content_of"]
 

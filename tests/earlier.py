@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from aligners.storage.bank import StoredBank
-from aligners.storage.describing import describe_aligner
-from aligners.storage.earlier import ALIGNMENT, STITCHING
+from aligners.fitting.storage.bank import StoredBank
+from aligners.fitting.storage.describing import describe_aligner
+from aligners.fitting.storage.earlier import ALIGNMENT, STITCHING
 
 
 def earlier_alignment(bank: StoredBank) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 
+from aligners.injection.stitching.evaluation import StitchingEvaluation
+from aligners.injection.stitching.training import Stitching
 from aligners.maps.affine import AffineLayer
-from aligners.stitching.evaluation import StitchingEvaluation
-from aligners.stitching.training import Stitching
 from datamodules.model_texts import ModelTexts
 from datamodules.text.sources import TextSource
 from tests.runs import quiet_trainer

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from commands import table
-from reports import kinds
-from reports.publishing import write
+from aligners.cli import table
+from aligners.reports import kinds
+from aligners.reports.publishing import write
 from tests.shell import ROOT
 from tests.world import TEST_TEXTS, World
 
@@ -36,7 +36,7 @@ def line_of(registry: str) -> dict[str, str]:
 
 def test_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add("reports/sizes.py", tmp_path, monkeypatch)
-    ((kind, module),) = line_of("reports/kinds.py").items()
+    ((kind, module),) = line_of("aligners/reports/kinds.py").items()
     monkeypatch.setitem(kinds.KINDS, kind, module)
     rows = [{"method": "linear", "parameters": 16}, {"method": "mlp", "parameters": 64}]
     write(kinds.make_report(kind, {}, rows), tmp_path)
@@ -47,8 +47,8 @@ def test_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_command(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    add("commands/evaluate/count.py", tmp_path, monkeypatch)
-    monkeypatch.setattr(table, "COMMANDS", {"evaluate": table.COMMANDS["evaluate"] | line_of("commands/table.py")})
+    add("aligners/cli/evaluate/count.py", tmp_path, monkeypatch)
+    monkeypatch.setattr(table, "COMMANDS", {"evaluate": table.COMMANDS["evaluate"] | line_of("aligners/cli/table.py")})
     texts = ["--data.text.source", world.fit, "--data.text.held_out", world.test, "--data.max_length", "60"]
     table.evaluate(["count", "--data.models", world.model_x, *texts])
     assert capsys.readouterr().out.split()[-1] == str(TEST_TEXTS)

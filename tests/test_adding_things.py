@@ -10,16 +10,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Olmo2Config
 
-import similarity.catalogue
-from aligners.storage.describing import build_aligner, describe_aligner
-from frozen import architectures
-from frozen.model import FrozenModel
-from reports.study import registry
-from reports.study.frames import Frames
-from reports.study.writing.markdown import markdown
-from similarity.algebra.grid import grid_moments
-from similarity.algebra.moments import moments_of
-from similarity.shared import SharedMoments
+import aligners.similarity.catalogue
+from aligners.fitting.storage.describing import build_aligner, describe_aligner
+from aligners.models import architectures
+from aligners.models.model import FrozenModel
+from aligners.reports.study import registry
+from aligners.reports.study.frames import Frames
+from aligners.reports.study.writing.markdown import markdown
+from aligners.similarity.algebra.grid import grid_moments
+from aligners.similarity.algebra.moments import moments_of
+from aligners.similarity.shared import SharedMoments
 from tests.rows import paired
 from tests.runs import related_rows
 from tests.shell import ROOT

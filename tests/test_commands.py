@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from aligners.cli.table import evaluate, train
+from aligners.fitting.storage.bank import load_bank
 from aligners.injection.methods import CLOSED_FORMS
-from aligners.storage.bank import load_bank
-from commands.table import evaluate, train
 from datamodules import frozen_models, pipeline
 from tests.processes import HANGS
 from tests.shell import ROOT, TWO_RANKS, command, metrics, options
@@ -213,7 +213,9 @@ def test_the_command_line_overrules_what_a_checkpoint_says_of_the_data(fitted: P
         evaluate(["inject", "--checkpoints+", str(tmp_path / "nothing.ckpt")])
 
 
-@pytest.mark.parametrize("config", sorted((ROOT / "configs" / "train").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "config", sorted((ROOT / "aligners" / "configs" / "train").glob("*.yaml")), ids=lambda path: path.stem
+)
 def test_every_config_is_understood(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command, maps = ("stitch", "layers:") if config.stem.startswith("stitching") else ("fit", "aligners:")
     with pytest.raises(SystemExit) as done:
@@ -283,8 +285,8 @@ def test_nothing_to_measure_is_said_before_anything_is_loaded(tmp_path: Path, mo
 
 def test_a_bare_machine_can_import_what_it_benchmarks() -> None:
     code = (
-        "import sys, aligners, frozen, datamodules.batches, datamodules.rows.reading, similarity.algebra.moments\n"
-        "import aligners.maps.inn, aligners.maps.mlp, aligners.maps.linear, frozen.loading.models\n"
+        "import sys, aligners, frozen, datamodules.batches, datamodules.rows.reading, aligners.similarity.algebra.moments\n"
+        "import aligners.maps.inn, aligners.maps.mlp, aligners.maps.linear, aligners.models.loading.models\n"
         "print(sorted({'datasets', 'wandb', 'lightning', 'torchmetrics', 'pandas', 'matplotlib'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=HANGS)

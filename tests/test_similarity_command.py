@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from commands.table import evaluate as main
-from similarity.catalogue import DEFAULT
+from aligners.cli.table import evaluate as main
+from aligners.similarity.catalogue import DEFAULT
 from tests.shell import ROOT, TWO_RANKS, command
 from tests.tiny import tiny_folder
 from tests.world import World
@@ -74,7 +74,9 @@ def test_two_ranks_compare_what_one_does(compared: Path, options: list[str], fol
 
 def test_the_config_is_understood(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as done:
-        main(["similarity", "--config", str(ROOT / "configs" / "similarity" / "all.yaml"), "--print_config"])
+        main(
+            ["similarity", "--config", str(ROOT / "aligners" / "configs" / "similarity" / "all.yaml"), "--print_config"]
+        )
     assert not done.value.code
     assert "permutations: 3" in capsys.readouterr().out
 

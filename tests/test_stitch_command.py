@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from aligners.storage.bank import load_bank
-from commands.table import evaluate, train
+from aligners.cli.table import evaluate, train
+from aligners.fitting.storage.bank import load_bank
 from datamodules import frozen_models, pipeline
 from tests.shell import TWO_RANKS, command, metrics, options
 from tests.tiny import tiny_folder

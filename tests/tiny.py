@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.pytorch_utils import Conv1D
 
-from frozen import FrozenModel
+from aligners.models import FrozenModel
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # <pad> has id 1, as RoBERTa and MPNet expect
 # fmt: off

@@ -189,7 +189,7 @@ def _run(script: str, words: list[str], place: Path, screen: Path, most: int | N
     torch.set_num_threads(1)
     if most is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-    from commands import table
+    from aligners.cli import table
 
     sys.argv = [f"{script}.py", *words]
     getattr(table, script)()

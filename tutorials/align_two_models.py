@@ -19,9 +19,9 @@ import os
 import matplotlib.pyplot as plt
 
 from aligners.api import INN, Identity, Linear, Permutation, Procrustes, cka, inject, load, states
+from aligners.reports.drawing import method_looks
 from datamodules.text.loading import load_texts
 from datamodules.text.sources import TextSource
-from reports.drawing import method_looks
 
 small = os.environ.get("ALIGNERS_TUTORIAL_SIZE") == "small"  # as the tests run it
 size = ":layers=2,width=32,steps=100,batch=2" if small else ""

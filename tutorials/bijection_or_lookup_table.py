@@ -18,8 +18,8 @@ import matplotlib.pyplot as plt
 import torch
 
 from aligners.api import INN, MLP, Linear
+from aligners.reports.drawing import method_looks
 from datamodules.paired import PairedActivations
-from reports.drawing import method_looks
 
 small = os.environ.get("ALIGNERS_TUTORIAL_SIZE") == "small"  # as the tests run it
 size = ":layers=2,width=32,steps=100,batch=2" if small else ""

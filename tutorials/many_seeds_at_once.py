@@ -20,9 +20,9 @@ import numpy as np
 import torch
 
 from aligners import Linear, Permutation, Procrustes
+from aligners.reports.drawing import method_looks
+from aligners.similarity.algebra.moments import moments_of
 from datamodules.many_pairs import ManyPairs
-from reports.drawing import method_looks
-from similarity.algebra.moments import moments_of
 
 small = os.environ.get("ALIGNERS_TUTORIAL_SIZE") == "small"  # as the tests run it
 size = ":layers=2,width=32,steps=100,batch=2" if small else ""
@@ -98,4 +98,4 @@ plt.show()
 # * Nothing is said of other sizes, data or training lengths: the models differ in the seed alone.
 #
 # A study does this with any number of models, tasks and maps, stops and goes on, and reports intervals: `python
-# study.py run configs/study/embedded.yaml`; [studies](../studies.md).
+# study.py run embedded`; [studies](../studies.md).

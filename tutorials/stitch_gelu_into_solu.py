@@ -22,8 +22,8 @@ import matplotlib.pyplot as plt
 import torch
 
 from aligners import AffineLayer
-from aligners.stitching.evaluation import StitchingEvaluation
-from aligners.stitching.training import Stitching
+from aligners.injection.stitching.evaluation import StitchingEvaluation
+from aligners.injection.stitching.training import Stitching
 from datamodules.model_texts import ModelTexts
 from datamodules.text.sources import TextSource
 
@@ -116,5 +116,5 @@ plt.show()
 #   from anywhere in the source's states. Set it beside maps that were never shown the task: [align two
 #   models](align_two_models.md).
 #
-# At full length: `python train.py stitch --config configs/train/stitching_solu.yaml`; [how to read a
+# At full length: `python train.py stitch --config stitching_solu`; [how to read a
 # penalty](../stitching.md).

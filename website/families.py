@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-from frozen.architectures import architecture_of, known_architectures
+from aligners.models.architectures import architecture_of, known_architectures
 from tests.tiny import ARCHITECTURES, CLASSIFIERS, LANGUAGE_HEADS
 
 __all__ = ["page"]

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from aligners.similarity.catalogue import DEFAULT, Measure, catalogue
+from aligners.similarity.functional.cca import r2_cca, r2_svcca
 from benchmarks.known_cases import MEASURES, draw
-from similarity.catalogue import DEFAULT, Measure, catalogue
-from similarity.functional.cca import r2_cca, r2_svcca
 
 __all__ = ["page", "unchanged"]
 
@@ -17,7 +17,7 @@ ROWS, WIDTH = 400, 8
 SAME = 1e-6
 INTRODUCTION = """# Measures in a table
 
-What stands in the catalogue (`similarity/catalogue.py`); what is **bold** is computed by default. What each measure
+What stands in the catalogue (`aligners/similarity/catalogue.py`); what is **bold** is computed by default. What each measure
 means, misses and costs: [Measures](../measures.md).
 """
 INVARIANCES = """

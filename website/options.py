@@ -8,7 +8,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser
 
-from commands.table import COMMANDS
+from aligners.cli.table import COMMANDS
 
 __all__ = ["nav", "pages"]
 
@@ -41,7 +41,7 @@ def _place(script: str, name: str) -> str:
 
 
 def _page(script: str, name: str) -> str:
-    parser = import_module(f"commands.{script}.{name}").parser()
+    parser = import_module(f"aligners.cli.{script}.{name}").parser()
     lines = [f"# `{script}.py {name}`", "", _escaped(parser.description or ""), ""]
     for group in parser._action_groups:
         entries = [entry for action in group._group_actions if (entry := _entry(action, parser))]

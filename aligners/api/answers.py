@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from aligners.injection.forward import stitched_logits
-from aligners.scoring.tasks import check_labels, chosen, unit_scores
+from aligners.injection.scoring.tasks import check_labels, chosen, unit_scores
+from aligners.models.model import FrozenModel
 from datamodules.asking import Asking, TaskBatch
 from datamodules.batches import TextBatch
 from datamodules.rows.reading import read_rows
 from datamodules.tokens.tokenised import same_tokenizer
-from frozen.model import FrozenModel
 
 __all__ = ["Answers"]
 

@@ -12,7 +12,7 @@ import aligners
 from aligners.api.arrays import Array, as_given, rows, rows_of_both
 from aligners.fitting.fit_map import fit_map
 from aligners.maps.base import Aligner
-from similarity.algebra.moments import Moments, moments_of
+from aligners.similarity.algebra.moments import Moments, moments_of
 
 __all__ = [
     "CCA", "INN", "MLP", "PWCCA", "SVCCA", "ArrayMap", "Identity", "Linear", "Mean", "Permutation", "Procrustes",

@@ -1,4 +1,4 @@
-"""Measures of paired rows x (N, d_x) and y (N, d_y): the formulas of `similarity.functional`, for one pair of sites.
+"""Measures of paired rows x (N, d_x) and y (N, d_y): the formulas of `aligners.similarity.functional`, for one pair of sites.
 
 `docs/measures.md` says what each means, which changes of coordinates it does not see, and how many rows it needs. All
 take NumPy arrays or tensors, and raise a `ValueError` for rows that are not paired, not finite or too few.
@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from aligners.api.arrays import Array, rows_of_both
-from similarity.algebra.grid import grid_moments
-from similarity.catalogue import Measure, catalogue
-from similarity.functional import cca as correlations
-from similarity.functional import cka as linear
-from similarity.functional import hsic, kernels, neurons, regression
-from similarity.sample import Sample
-from similarity.shared import SharedMoments
+from aligners.similarity.algebra.grid import grid_moments
+from aligners.similarity.catalogue import Measure, catalogue
+from aligners.similarity.functional import cca as correlations
+from aligners.similarity.functional import cka as linear
+from aligners.similarity.functional import hsic, kernels, neurons, regression
+from aligners.similarity.sample import Sample
+from aligners.similarity.shared import SharedMoments
 
 __all__ = [
     "cca", "cka", "measure", "minibatch_cka", "mixedsim", "neuronsim", "pwcca", "r2", "r2_cca", "r2_svcca", "rbf_cka",
@@ -99,7 +99,7 @@ def rsa(x: Array, y: Array, kernel: kernels.Kernel = "cosine") -> float:
 
 
 def measure(name: str, x: Array, y: Array) -> float:
-    """Any measure of the catalogue by its name, one's own among them: see `similarity.catalogue.register`.
+    """Any measure of the catalogue by its name, one's own among them: see `aligners.similarity.catalogue.register`.
 
     Raises:
         ValueError: there is no such measure, or it needs more than rows: attention weights.

@@ -14,8 +14,8 @@ from aligners.api.maps import ArrayMap
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from aligners.models.model import FrozenModel
     from datamodules.text.sources import TextSource
-    from frozen.model import FrozenModel
 
     Model = str | Path | FrozenModel | tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
@@ -59,10 +59,10 @@ def load(model: Model, *, device: str = "cpu", dtype: str = "float32", text: Tex
     Raises:
         ValueError: there is no such model, or it is given without its tokenizer.
     """
+    from aligners.models.model import FrozenModel
     from datamodules.frozen_models import FrozenModels, Wanted
     from datamodules.text.loading import load_texts
     from datamodules.text.sources import TextSource
-    from frozen.model import FrozenModel
 
     if isinstance(model, FrozenModel):
         return model

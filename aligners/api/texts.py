@@ -9,9 +9,9 @@ from typing import Any
 import datasets
 from transformers import PreTrainedTokenizerBase
 
+from aligners.models.model import FrozenModel
 from datamodules.batches import TextBatch
 from datamodules.tokens.tokenised import TokenisedTexts, tokenise
-from frozen.model import FrozenModel
 
 __all__ = ["batches"]
 

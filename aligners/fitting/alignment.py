@@ -15,6 +15,10 @@ from aligners.fitting.few_rows import warn_of_few_rows
 from aligners.fitting.fit_map import fit_map
 from aligners.fitting.fits import AlignerFactory, Direction, Fit, seeded
 from aligners.fitting.moments import Reading, read_moments
+from aligners.fitting.storage.bank import BACKWARD, FORWARD, StoredBank
+from aligners.fitting.storage.describing import check_names, describe_aligner
+from aligners.fitting.storage.earlier import ALIGNMENT, FORMAT
+from aligners.fitting.storage.refusals import refuse_other_models
 from aligners.fitting.training.divergence import Divergence
 from aligners.fitting.training.length import training_steps
 from aligners.fitting.training.optimisation import (
@@ -32,15 +36,11 @@ from aligners.fitting.training.validating import let_end, validate_if_due
 from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear, Procrustes, Ridge
-from aligners.storage.bank import BACKWARD, FORWARD, StoredBank
-from aligners.storage.describing import check_names, describe_aligner
-from aligners.storage.earlier import ALIGNMENT, FORMAT
-from aligners.storage.refusals import refuse_other_models
+from aligners.models.loading.precision import check_precision
+from aligners.similarity.algebra.moments import Moments
 from datamodules.identity import identity, refuse_other_run, trainer_identity
 from datamodules.protocol import PairedData, stream_of
 from datamodules.resuming import limited
-from frozen.loading.precision import check_precision
-from similarity.algebra.moments import Moments
 
 __all__ = ["Alignment"]
 

@@ -15,9 +15,9 @@ from aligners.fitting.few_rows import few_rows
 from aligners.fitting.fits import Fit
 from aligners.fitting.outcomes import outcomes
 from aligners.maps.canonical import reduced_mse
+from aligners.similarity.algebra.moments import Moments
 from datamodules.protocol import PairedData, stream_of
 from datamodules.rows.reading import PairedBatch, Plan
-from similarity.algebra.moments import Moments
 
 __all__ = ["ErrorsEvaluation"]
 

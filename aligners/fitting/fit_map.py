@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aligners.maps.base import MORE_ROWS, Aligner
 from aligners.maps.linear import Ridge, deviations
-from similarity.algebra.moments import Moments
+from aligners.similarity.algebra.moments import Moments
 
 __all__ = ["fit_map"]
 

@@ -7,9 +7,9 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from aligners.fitting.storage.bank import BACKWARD, FORWARD
 from aligners.maps.base import Aligner
-from aligners.storage.bank import BACKWARD, FORWARD
-from similarity.algebra.moments import Moments
+from aligners.similarity.algebra.moments import Moments
 
 __all__ = ["AlignerFactory", "Direction", "Fit", "seeded"]
 

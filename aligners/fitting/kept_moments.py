@@ -10,9 +10,9 @@ from typing import Any, Self
 import lightning.pytorch as pl
 from torch.utils.data import DataLoader
 
+from aligners.similarity.algebra.moments import Moments
 from datamodules.store.loader import StoredLoader
 from datamodules.store.results import load_tensors, save_tensors
-from similarity.algebra.moments import Moments
 
 __all__ = ["KeptMoments"]
 

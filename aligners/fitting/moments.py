@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from aligners.fitting.kept_moments import KeptMoments
+from aligners.models.finite import FiniteCheck
+from aligners.progress import track
+from aligners.similarity.algebra.moments import Moments
+from aligners.similarity.moments import MomentsMetric
 from datamodules.batches import LengthBatches
-from frozen.finite import FiniteCheck
-from reports.progress import track
-from similarity.algebra.moments import Moments
-from similarity.moments import MomentsMetric
 
 __all__ = ["Reading", "read_moments"]
 

@@ -10,13 +10,13 @@ from typing import Any, cast
 import torch
 
 from aligners.fitting.alignment import Alignment
+from aligners.fitting.storage.bank import StoredBank, load_bank, save_bank
+from aligners.fitting.storage.describing import build_aligner, describe_aligner
+from aligners.fitting.storage.refusals import refuse_other_models
 from aligners.maps.base import Aligner, BankLinear
-from aligners.storage.bank import StoredBank, load_bank, save_bank
-from aligners.storage.describing import build_aligner, describe_aligner
-from aligners.storage.refusals import refuse_other_models
+from aligners.similarity.algebra.moments import Moments
 from datamodules.identity import identity, refuse_other_run
 from datamodules.paired import PairedActivations
-from similarity.algebra.moments import Moments
 
 __all__ = ["bytes_a_site", "check_part", "find_part", "join_parts", "pairs_within", "sites_at_once", "take_sites"]
 

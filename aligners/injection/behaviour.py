@@ -11,13 +11,13 @@ from torch import Tensor
 
 from aligners.injection.forward import bank_logits
 from aligners.injection.routes import Route
-from aligners.scoring.answers import one_after_another
-from aligners.scoring.asked import Asked
-from aligners.scoring.scores import bootstrap_interval
-from aligners.scoring.task_scores import ScoredTask, score_interval, task_score
-from aligners.scoring.tasks import chosen, per_text, unit_answers, unit_scores
+from aligners.injection.scoring.answers import one_after_another
+from aligners.injection.scoring.asked import Asked
+from aligners.injection.scoring.scores import bootstrap_interval
+from aligners.injection.scoring.task_scores import ScoredTask, score_interval, task_score
+from aligners.injection.scoring.tasks import chosen, per_text, unit_answers, unit_scores
+from aligners.models.model import FrozenModel
 from datamodules.asking import TaskBatch
-from frozen.model import FrozenModel
 
 __all__ = ["BEHAVIOUR", "BEHAVIOUR_COLUMNS", "OF_LABELS", "OF_TOKENS", "Answered", "Behaviour", "behaviour_columns"]
 

@@ -12,18 +12,21 @@ from torch import Tensor, nn
 
 from aligners.fitting.few_rows import few_rows
 from aligners.fitting.moments import read_moments
+from aligners.fitting.storage.bank import FORWARD, StoredBank
+from aligners.fitting.storage.refusals import refuse_other_component, refuse_other_models
 from aligners.injection.behaviour import OF_LABELS, OF_TOKENS, Answered, Behaviour
 from aligners.injection.forward import own_logits, read_all
 from aligners.injection.methods import CLOSED_FORMS, build_floors, check_closed_forms, route_methods, stored_kind
 from aligners.injection.panels import Panel, Read
 from aligners.injection.routes import Route
+from aligners.injection.scoring.answers import matched_by_number
+from aligners.injection.scoring.asked import Asked
 from aligners.injection.seen import fitted_texts, seen_by_any
 from aligners.injection.task import DIRECTIONS, InjectedTask, paired_routes
 from aligners.maps.linear import Ridge
-from aligners.scoring.answers import matched_by_number
-from aligners.scoring.asked import Asked
-from aligners.storage.bank import FORWARD, StoredBank
-from aligners.storage.refusals import refuse_other_component, refuse_other_models
+from aligners.models.loading.precision import check_precision
+from aligners.models.model import FrozenModel
+from aligners.similarity.algebra.moments import Moments
 from datamodules.asking import TaskBatch
 from datamodules.batches import TextBatch
 from datamodules.protocol import PairedData, SiteData, stream_of
@@ -31,9 +34,6 @@ from datamodules.resuming import limited
 from datamodules.rows.policies import RowKind
 from datamodules.rows.reading import PairedBatch, Plan
 from datamodules.text.sources import TextSource
-from frozen.loading.precision import check_precision
-from frozen.model import FrozenModel
-from similarity.algebra.moments import Moments
 
 __all__ = ["TOKENS", "Evaluation", "InjectionEvaluation", "check_stored"]
 

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from aligners.injection.routes import Route
-from aligners.scoring.tasks import chosen
+from aligners.injection.scoring.tasks import chosen
+from aligners.models.architectures import Component
+from aligners.models.model import FrozenModel
 from datamodules.asking import TaskBatch
 from datamodules.rows.policies import Rows
 from datamodules.rows.reading import read_rows
-from frozen.architectures import Component
-from frozen.model import FrozenModel
 
 __all__ = [
     "ReadStates",

@@ -11,6 +11,7 @@ from torch import Tensor
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.fit_map import fit_map
 from aligners.fitting.outcomes import outcomes
+from aligners.fitting.storage.bank import BACKWARD, FORWARD, StoredBank
 from aligners.injection.behaviour import OF_LABELS, OF_TOKENS
 from aligners.injection.forward import mapped_rows
 from aligners.injection.routes import Route
@@ -20,9 +21,8 @@ from aligners.maps.baselines import GaussianStates
 from aligners.maps.canonical import CCA, PWCCA, SVCCA
 from aligners.maps.linear import Identity, Linear, Mean, Procrustes, Ridge
 from aligners.maps.permutation import Permutation
-from aligners.storage.bank import BACKWARD, FORWARD, StoredBank
+from aligners.similarity.algebra.moments import Moments
 from datamodules.rows.policies import RowKind
-from similarity.algebra.moments import Moments
 
 __all__ = [
     "BOTH_WAYS",

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from aligners.injection.behaviour import BEHAVIOUR, BEHAVIOUR_COLUMNS, Answered, Behaviour, behaviour_columns
 from aligners.injection.methods import Method
 from aligners.injection.routes import Route
+from aligners.injection.scoring.scores import TextScores, UnitMeans, of_unseen, per_text_sums
 from aligners.injection.text_errors import (
     ERROR_COLUMNS,
     ERRORS,
@@ -21,9 +22,8 @@ from aligners.injection.text_errors import (
     text_errors,
 )
 from aligners.maps.canonical import reduced_mse
-from aligners.scoring.scores import TextScores, UnitMeans, of_unseen, per_text_sums
+from aligners.models.model import FrozenModel
 from datamodules.asking import TaskBatch
-from frozen.model import FrozenModel
 
 __all__ = ["METHOD_COLUMNS", "Panel", "Read"]
 

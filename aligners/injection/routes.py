@@ -9,10 +9,10 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-from aligners.scoring.tasks import check_labels
+from aligners.injection.scoring.tasks import check_labels
+from aligners.models.architectures import Component
+from aligners.models.model import FrozenModel
 from datamodules.rows.sites import route_sites
-from frozen.architectures import Component
-from frozen.model import FrozenModel
 
 __all__ = ["Route", "Routes", "build_routes", "check_routes", "route_numbers"]
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from aligners.storage.bank import StoredBank
+from aligners.fitting.storage.bank import StoredBank
 from datamodules.rows.types import SeenTypes
 from datamodules.text.loading import load_texts
 from datamodules.text.sources import TextSource

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from aligners.storage.bank import FORWARD, StoredBank
+from aligners.fitting.storage.bank import FORWARD, StoredBank
 
 __all__ = ["TASK_LOSS", "between_two_models"]
 

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from aligners.fitting.storage.bank import BACKWARD, FORWARD
 from aligners.injection.routes import Route
-from aligners.scoring.answers import match_heads
-from aligners.scoring.asked import Asked
-from aligners.scoring.tasks import check_labels
-from aligners.storage.bank import BACKWARD, FORWARD
+from aligners.injection.scoring.answers import match_heads
+from aligners.injection.scoring.asked import Asked
+from aligners.injection.scoring.tasks import check_labels
+from aligners.models.model import FrozenModel
 from datamodules.asking import Asking
 from datamodules.protocol import PairedData
 from datamodules.text.labels import known_labels
 from datamodules.tokens.tokenised import same_tokenizer
-from frozen.model import FrozenModel
 
 __all__ = ["DIRECTIONS", "InjectedTask", "paired_routes"]
 

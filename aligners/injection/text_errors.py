@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from aligners.injection.methods import Method
-from aligners.scoring.scores import bootstrap_interval, of_unseen, per_text_sums
+from aligners.injection.scoring.scores import bootstrap_interval, of_unseen, per_text_sums
 from datamodules.rows.policies import Rows
 
 __all__ = ["ERRORS", "ERROR_COLUMNS", "error_columns", "fitting_columns", "fvu_columns", "overflowing", "text_errors"]

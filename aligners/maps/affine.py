@@ -11,7 +11,7 @@ from aligners.maps.affine_starts import Start, Started
 from aligners.maps.base import BankLinear
 from aligners.maps.linear import NULL
 from aligners.maps.solving import batch_inverse, batch_solve
-from similarity.algebra.moments import Moments
+from aligners.similarity.algebra.moments import Moments
 
 __all__ = ["AffineLayer", "LowRank", "Orthogonal", "low_rank"]
 

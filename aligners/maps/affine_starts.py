@@ -11,7 +11,7 @@ from torch import Tensor
 
 from aligners.maps.base import Aligner, Scaling
 from aligners.maps.linear import Affine, deviations, least_squares, procrustes_rotation
-from similarity.algebra.moments import Moments
+from aligners.similarity.algebra.moments import Moments
 
 __all__ = ["Start", "Started"]
 

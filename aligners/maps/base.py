@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from aligners.fitting.training.products import bank_product
-from similarity.algebra.moments import Moments
+from aligners.similarity.algebra.moments import Moments
 
 __all__ = ["MORE_ROWS", "Aligner", "BankLinear", "Scaling"]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from similarity.algebra.moments import Moments
+from aligners.similarity.algebra.moments import Moments
 
 __all__ = ["GaussianStates", "random_labels"]
 

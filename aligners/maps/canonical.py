@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from aligners.maps.base import MORE_ROWS
 from aligners.maps.linear import Affine, deviations
-from similarity.algebra.moments import Moments
-from similarity.functional.canonical import canonical, whitening
+from aligners.similarity.algebra.moments import Moments
+from aligners.similarity.functional.canonical import canonical, whitening
 
 __all__ = ["CCA", "PWCCA", "SVCCA", "reduced_mse"]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aligners.maps.base import Aligner
 from aligners.maps.mlp import MLP
-from similarity.algebra.moments import Moments
+from aligners.similarity.algebra.moments import Moments
 
 __all__ = ["FreeForm"]
 

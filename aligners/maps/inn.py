@@ -14,7 +14,7 @@ from aligners.maps.invertible.rotations import ShuffledHadamard
 from aligners.maps.invertible.starts import START_NAMES, Start, invertible_start
 from aligners.maps.invertible.triangular import TriangularPair
 from aligners.maps.solving import batch_inverse, batch_log_det, batch_solve
-from similarity.algebra.moments import Moments
+from aligners.similarity.algebra.moments import Moments
 
 __all__ = ["INN"]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from aligners.maps.base import Aligner
-from similarity.algebra.moments import Moments
+from aligners.similarity.algebra.moments import Moments
 
 __all__ = [
     "STRENGTHS",

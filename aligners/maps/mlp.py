@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from aligners.maps.base import Aligner, BankLinear, Scaling
 from aligners.maps.linear import predictive_least_squares
-from similarity.algebra.moments import Moments
+from aligners.similarity.algebra.moments import Moments
 
 __all__ = ["MLP"]
 

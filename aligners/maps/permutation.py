@@ -9,7 +9,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from aligners.maps.linear import Affine, deviations
-from similarity.algebra.moments import Moments
+from aligners.similarity.algebra.moments import Moments
 
 __all__ = ["Permutation", "neuron_correlations"]
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from aligners.models.architectures import Component
+from aligners.models.finite import FiniteCheck
+from aligners.models.model import FrozenModel
 from datamodules.batches import StoredRows, TextBatch
 from datamodules.rows.policies import RowKind, RowPolicy, Rows, rows_of_each
-from frozen.architectures import Component
-from frozen.finite import FiniteCheck
-from frozen.model import FrozenModel
 
 if TYPE_CHECKING:
     from datamodules.rows.types import SeenTypes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from frozen.architectures import Component, first_site
+from aligners.models.architectures import Component, first_site
 
 __all__ = ["parse_layers", "parse_sites", "route_sites"]
 

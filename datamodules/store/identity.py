@@ -9,9 +9,9 @@ from typing import Self
 
 import torch
 
+from aligners.models.architectures import Component
+from aligners.models.model import FrozenModel
 from datamodules.tokens.tokenised import TokenisedTexts
-from frozen.architectures import Component
-from frozen.model import FrozenModel
 
 __all__ = ["DTYPES", "FORMAT", "StateIdentity", "name_of"]
 

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from aligners.files.room import free_memory
 from datamodules.batches import LengthBatches, TextBatch
 from datamodules.store.memory import Rings
 from datamodules.store.reading import start_reading
 from datamodules.store.states import StoredStates
 from datamodules.tokens.tokenised import TokenisedTexts
-from storage.room import free_memory
 
 __all__ = ["StoredLoader"]
 

@@ -10,8 +10,8 @@ from typing import Any, Self
 
 import numpy as np
 
+from aligners.files.whole import write_text
 from datamodules.store.identity import FORMAT, StateIdentity
-from storage.whole import write_text
 
 __all__ = ["MANIFEST", "Manifest", "plan_shards", "shard_path"]
 

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from storage.whole import whole_file
+from aligners.files.whole import whole_file
 
 __all__ = ["load_tensors", "save_tensors"]
 

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
+from aligners.models.architectures import Component
+from aligners.models.model import FrozenModel
 from datamodules.store.identity import DTYPES, StateIdentity
 from datamodules.store.manifest import MANIFEST, Manifest, plan_shards, shard_path
 from datamodules.store.shards import BYTES, Shard, layout_size
 from datamodules.tokens.tokenised import TokenisedTexts
-from frozen.architectures import Component
-from frozen.model import FrozenModel
 
 __all__ = ["USED", "StoredStates"]
 

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, NamedTuple
 from lightning.pytorch.utilities import rank_zero_only
 from rich.progress import Progress
 
+from aligners.files.room import free_disk, in_words
+from aligners.files.whole import check_folder
+from aligners.models.architectures import Component
+from aligners.models.model import FrozenModel
 from datamodules.frozen_models import FrozenModels
 from datamodules.store.identity import DTYPES, name_of
 from datamodules.store.memory import Rings
 from datamodules.store.states import StoredStates
 from datamodules.store.writing import write_missing
 from datamodules.tokens.tokenised import TokenisedTexts
-from frozen.architectures import Component
-from frozen.model import FrozenModel
-from storage.room import free_disk, in_words
-from storage.whole import check_folder
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl

@@ -16,12 +16,12 @@ from filelock import Timeout
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
+from aligners.files.whole import whole_file
 from datamodules.rows.policies import select_rows
 from datamodules.rows.reading import read_rows
 from datamodules.store.manifest import shard_path
 from datamodules.store.shards import ShardWriter
 from datamodules.store.states import StoredStates
-from storage.whole import whole_file
 
 __all__ = ["write_missing"]
 

@@ -14,8 +14,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from aligners.files.whole import whole_file
 from datamodules.text.splitting import plain_text
-from storage.whole import whole_file
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aligners.models.embedded.tokenizers import ended_texts
 from datamodules.tokens.tokenised import describe_tokenizer, flatten_column
-from frozen.embedded.tokenizers import ended_texts
 
 if TYPE_CHECKING:
     import datasets

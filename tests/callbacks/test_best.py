@@ -11,8 +11,8 @@ from torch import Tensor
 from aligners.fitting.alignment import Alignment
 from aligners.maps.inn import INN
 from aligners.maps.mlp import MLP
+from aligners.similarity.algebra.moments import moments_of
 from callbacks.best import BestPerSite
-from similarity.algebra.moments import moments_of
 from tests.runs import activations, quiet_trainer, related_rows
 from tests.world import World
 

@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.moments import Reading
+from aligners.fitting.storage.bank import load_bank
+from aligners.fitting.storage.earlier import ALIGNMENT
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
-from aligners.storage.bank import load_bank
-from aligners.storage.earlier import ALIGNMENT
 from callbacks.best import BestPerSite
 from callbacks.checkpoint import SaveAligners
 from datamodules.rows.reading import PairReader

@@ -51,7 +51,7 @@ def test_a_file_gets_lines_and_a_terminal_gets_none(
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
     now = itertools.count(step=7.0)  # seconds pass from one look at the clock to the next
-    monkeypatch.setattr("reports.progress.time", SimpleNamespace(monotonic=lambda: next(now)))
+    monkeypatch.setattr("aligners.progress.time", SimpleNamespace(monotonic=lambda: next(now)))
     module = Alignment({"mlp": partial(MLP, hidden=[8])}, most_steps=16)
     options = {"max_epochs": -1, "log_every_n_steps": 1, "enable_progress_bar": True}
     quiet_trainer(callbacks=[ProgressBar()], **options).fit(module, datamodule=activations(world, sites=[1]))

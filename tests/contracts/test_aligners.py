@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 import aligners
+from aligners.fitting.storage.describing import build_aligner, describe_aligner
 from aligners.fitting.training.optimisation import clip_per_site
 from aligners.maps.base import Aligner
 from aligners.maps.free_form import FreeForm
-from aligners.storage.describing import build_aligner, describe_aligner
-from similarity.algebra.moments import moments_of
+from aligners.similarity.algebra.moments import moments_of
 from tests.runs import related_rows
 
 SITES, ROWS, WIDTH, OTHER = 3, 96, 6, 5

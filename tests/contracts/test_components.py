@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from aligners.fitting.alignment import Alignment
+from aligners.fitting.storage.bank import StoredBank, load_bank
 from aligners.injection.evaluation import InjectionEvaluation
 from aligners.maps.linear import Linear
-from aligners.storage.bank import StoredBank, load_bank
+from aligners.models import load_frozen
 from callbacks.checkpoint import SaveAligners
 from datamodules.layers import LayerActivations
 from datamodules.text.sources import TextSource
-from frozen import load_frozen
 from tests.runs import activations, quiet_trainer
 from tests.world import World
 

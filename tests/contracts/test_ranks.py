@@ -11,10 +11,10 @@ from torch import Tensor
 
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.errors import MapErrors
+from aligners.injection.scoring.scores import TextScores
 from aligners.maps.linear import Linear, Procrustes
-from aligners.scoring.scores import TextScores
-from similarity.algebra.moments import moments_of
-from similarity.moments import MomentsMetric
+from aligners.similarity.algebra.moments import moments_of
+from aligners.similarity.moments import MomentsMetric
 from tests.ranks import two_ranks
 from tests.runs import activations, quiet_trainer, related_rows
 from tests.world import World

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from aligners.fitting.storage.bank import load_bank
+from aligners.injection.stitching.evaluation import StitchingEvaluation
+from aligners.injection.stitching.loss import LossWeights
 from aligners.maps.affine import AffineLayer
 from aligners.maps.mlp import MLP
-from aligners.stitching.evaluation import StitchingEvaluation
-from aligners.stitching.loss import LossWeights
-from aligners.storage.bank import load_bank
 from callbacks.best import BestPerSite
 from callbacks.checkpoint import SaveStitching
 from tests.ranks import two_ranks

@@ -8,9 +8,9 @@ import torch
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.evaluation import ErrorsEvaluation
 from aligners.maps.linear import Linear
+from aligners.reports.attention import report
 from datamodules.attention import PairedAttention
 from datamodules.text.sources import TextSource
-from reports.attention import report
 from tests.runs import quiet_trainer
 from tests.world import World
 

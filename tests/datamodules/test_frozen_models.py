@@ -6,9 +6,9 @@ import pytest
 import torch
 from accelerate import dispatch_model
 
+from aligners.models import FrozenModel
 from datamodules import frozen_models
 from datamodules.frozen_models import Placing, placings
-from frozen import FrozenModel
 from tests.runs import activations, quiet_trainer
 from tests.world import World
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from aligners.models.embedded.recipes import Recipe, embedded_recipe
 from datamodules.layers import LayerActivations, LayerBatch
 from datamodules.rows.sites import parse_layers
 from datamodules.text.sources import TextSource
-from frozen.embedded.recipes import Recipe, embedded_recipe
 from tests.datamodules.tokens.splitters import byte_level, splitter_folder, word_piece
 from tests.runs import quiet_trainer
 from tests.tiny import tiny_folder, tiny_frozen

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from aligners.fitting.alignment import Alignment
+from aligners.fitting.storage.bank import StoredBank, load_bank
 from aligners.injection.evaluation import InjectionEvaluation
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
-from aligners.storage.bank import StoredBank, load_bank
 from callbacks.best import BestPerSite
 from callbacks.checkpoint import SaveAligners, SavePairs
 from datamodules.many_pairs import ManyPairs

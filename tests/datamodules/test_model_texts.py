@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from aligners.models.embedded.recipes import Recipe
 from datamodules import frozen_models
 from datamodules.asking import TaskBatch
 from datamodules.model_texts import ModelTexts
 from datamodules.text.sources import TextSource
-from frozen.embedded.recipes import Recipe
 from tests.datamodules.tokens.splitters import splitter_folder, word_piece
 from tests.runs import quiet_trainer
 from tests.stitches import model_texts

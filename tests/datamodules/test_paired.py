@@ -9,12 +9,12 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from aligners.models import FrozenModel
+from aligners.models.embedded.recipes import Recipe, embedded_model
 from datamodules import frozen_models
 from datamodules.paired import PairedActivations
 from datamodules.rows.reading import PairedBatch
 from datamodules.text.sources import TextSource
-from frozen import FrozenModel
-from frozen.embedded.recipes import Recipe, embedded_model
 from tests.datamodules.tokens.splitters import byte_level, splitter_folder, word_piece
 from tests.runs import activations, quiet_trainer
 from tests.tiny import tiny_folder

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from commands.study import run as running
-from commands.table import COMMANDS, evaluate, study, train
+from aligners.cli.study import run as running
+from aligners.cli.table import COMMANDS, evaluate, study, train
 from tests.cells import Inline
 from tests.shell import ROOT, command
 
@@ -79,7 +79,7 @@ def smaller_study(text: str) -> str:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where all recipes run, with what they share of the repository."""
     made = tmp_path_factory.mktemp("howto")
-    shutil.copytree(ROOT / "configs", made / "configs")
+    shutil.copytree(ROOT / "aligners" / "configs", made / "aligners" / "configs")
     return made
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from frozen.architectures import known_architectures
-from similarity.catalogue import catalogue
+from aligners.models.architectures import known_architectures
+from aligners.similarity.catalogue import catalogue
 from tests.shell import ROOT
 from website import families, invariances, modules, options
 
@@ -98,7 +98,7 @@ def test_every_option_is_on_the_page_of_its_command() -> None:
     pages = options.pages()
     assert set(pages) == set(navigation(options.nav()))
     page = pages["reference/options/evaluate/inject.md"]
-    parser = import_module("commands.evaluate.inject").parser()
+    parser = import_module("aligners.cli.evaluate.inject").parser()
     for name in ("--closed_form", "--data.text.source", "--trainer.devices"):
         assert f"\n`{name}`\n:   " in page
     assert set(parser.get_defaults().keys()) - {"config"} <= set(re.findall(r"^`--([\w.]+)`$", page, re.MULTILINE))
@@ -108,6 +108,8 @@ def test_every_option_is_on_the_page_of_its_command() -> None:
 def test_every_package_has_a_page_of_its_modules() -> None:
     pages = modules.pages()
     assert set(pages) == set(navigation(modules.nav()))
-    for path in ROOT.glob("similarity/functional/[a-z]*.py"):
-        assert f"::: similarity.functional.{path.stem}\n" in pages["reference/modules/similarity.functional.md"]
+    for path in ROOT.glob("aligners/similarity/functional/[a-z]*.py"):
+        assert (
+            f"::: aligners.similarity.functional.{path.stem}\n" in pages["reference/modules/similarity.functional.md"]
+        )
     assert "::: datamodules.paired\n" in pages["reference/modules/datamodules.md"]

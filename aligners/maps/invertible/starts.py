@@ -12,7 +12,7 @@ from torch import Tensor
 
 from aligners.maps.linear import determined_svd, least_squares, procrustes_rotation
 from aligners.maps.solving import batch_inverse
-from similarity.algebra.moments import Moments
+from aligners.similarity.algebra.moments import Moments
 
 __all__ = ["START_NAMES", "Start", "invertible_start", "thinned"]
 

@@ -10,7 +10,7 @@ import aligners
 from aligners import api
 from aligners.api import INN, MLP, ArrayMap, Linear, TrainedMap
 from aligners.maps.base import Aligner
-from similarity.algebra.moments import moments_of
+from aligners.similarity.algebra.moments import moments_of
 from tests.runs import related_rows
 
 CLOSED = {

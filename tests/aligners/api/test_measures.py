@@ -7,8 +7,8 @@ import pytest
 
 from aligners import api
 from aligners.api import cka, measure, r2
-from similarity.catalogue import catalogue
-from similarity.functional import regression
+from aligners.similarity.catalogue import catalogue
+from aligners.similarity.functional import regression
 from tests.rows import paired
 
 OF_ROWS = [name for name, each in catalogue().items() if each.family in ("moments", "rows", "batches")]

@@ -18,10 +18,10 @@ from aligners.fitting.few_rows import few_rows
 from aligners.maps.inn import INN
 from aligners.maps.linear import Identity, Linear, Mean, Procrustes, Ridge
 from aligners.maps.mlp import MLP
+from aligners.similarity.algebra.moments import moments_of
 from callbacks.best import BestPerSite
 from datamodules.rows.reading import PairedBatch
 from datamodules.text.sources import TextSource
-from similarity.algebra.moments import moments_of
 from tests.references.maps import fvu, ridge_regression
 from tests.runs import activations, quiet_trainer
 from tests.tiny import tiny_folder

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from aligners.fitting.errors import MapErrors
 from aligners.maps.linear import Linear, Mean, Procrustes
-from similarity.algebra.moments import Moments, moments_of
+from aligners.similarity.algebra.moments import Moments, moments_of
 from tests.references.maps import cosine, fvu, mse
 from tests.runs import related_rows
 

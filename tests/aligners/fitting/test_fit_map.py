@@ -9,7 +9,7 @@ from aligners.fitting.fit_map import fit_map
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
-from similarity.algebra.moments import moments_of
+from aligners.similarity.algebra.moments import moments_of
 from tests.runs import related_rows
 
 WIDTH = 6

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from aligners.cli.study import store as command
 from aligners.fitting.alignment import Alignment
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
-from commands.study import store as command
+from aligners.similarity.algebra.moments import Moments
 from datamodules.rows.reading import PairReader
-from similarity.algebra.moments import Moments
 from tests.ranks import two_ranks
 from tests.runs import activations, quiet_trainer
 from tests.world import World

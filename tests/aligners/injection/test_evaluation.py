@@ -13,6 +13,7 @@ from tokenizers import normalizers
 from torch import Tensor
 
 from aligners.fitting.alignment import Alignment
+from aligners.fitting.storage.bank import StoredBank, load_bank
 from aligners.injection.evaluation import InjectionEvaluation
 from aligners.injection.methods import CLOSED_FORMS
 from aligners.maps.base import Aligner
@@ -20,14 +21,13 @@ from aligners.maps.baselines import random_labels
 from aligners.maps.inn import INN
 from aligners.maps.linear import Identity, Linear, Mean, Ridge
 from aligners.maps.mlp import MLP
-from aligners.storage.bank import StoredBank, load_bank
+from aligners.models import FrozenModel
+from aligners.models.loading.models import load_frozen
+from aligners.reports.injection.report import report
+from aligners.reports.injection.words import reading
+from aligners.reports.publishing import write
 from callbacks.checkpoint import SaveAligners
 from datamodules.text.sources import TextSource
-from frozen import FrozenModel
-from frozen.loading.models import load_frozen
-from reports.injection.report import report
-from reports.injection.words import reading
-from reports.publishing import write
 from tests.references.maps import cosine, fvu, mse
 from tests.runs import activations, quiet_trainer
 from tests.tiny import tiny_folder, tiny_tokenizer

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from aligners.injection.forward import bank_logits, mapped_rows, own_logits, read_all, stitched_logits
 from aligners.injection.routes import Route
+from aligners.injection.scoring.tasks import chosen, unit_losses
+from aligners.injection.stitching.loss import bank_gradients
 from aligners.maps.affine import AffineLayer
-from aligners.scoring.tasks import chosen, unit_losses
-from aligners.stitching.loss import bank_gradients
+from aligners.models import FrozenModel
 from datamodules.asking import TaskBatch
 from datamodules.batches import TextBatch
 from datamodules.rows.policies import select_rows
 from datamodules.targets import Targets, classification_targets, masked_targets, next_token_targets
-from frozen import FrozenModel
 from tests.tiny import reference, tiny_frozen, tokenised
 
 PAIRS = ((2, 1), (0, 2), (1, 0), (3, 1), (2, 2))

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 import torch
 
+from aligners.cli.table import evaluate as main
+from aligners.fitting.storage.bank import StoredBank, load_bank
 from aligners.injection.evaluation import InjectionEvaluation
 from aligners.injection.methods import CLOSED_FORMS
 from aligners.maps.linear import Linear, Procrustes
-from aligners.storage.bank import StoredBank, load_bank
-from commands.table import evaluate as main
+from aligners.reports.injection.report import console_tables, left_out, report
+from aligners.reports.injection.words import reading
+from aligners.reports.publishing import write
+from aligners.similarity.algebra.moments import Moments, moments_of
 from datamodules.rows.reading import PairedBatch
 from datamodules.text.sources import TextSource
-from reports.injection.report import console_tables, left_out, report
-from reports.injection.words import reading
-from reports.publishing import write
-from similarity.algebra.moments import Moments, moments_of
 from tests.aligners.injection.test_evaluation import evaluate, fit, rows_of
 from tests.runs import activations
 from tests.world import TEST_TEXTS, World, sentences, write_texts

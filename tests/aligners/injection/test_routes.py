@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from aligners.injection.routes import build_routes, check_routes
+from aligners.models import FrozenModel
 from datamodules.rows.sites import route_sites
-from frozen import FrozenModel
 from tests.tiny import tiny_frozen
 
 LABELS = torch.tensor([0, 1])

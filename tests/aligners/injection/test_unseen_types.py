@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from aligners.fitting.alignment import Alignment
+from aligners.fitting.storage.bank import StoredBank, load_bank
 from aligners.injection.evaluation import InjectionEvaluation
+from aligners.injection.scoring.scores import bootstrap_interval
 from aligners.maps.linear import Linear, Procrustes
 from aligners.maps.mlp import MLP
-from aligners.scoring.scores import bootstrap_interval
-from aligners.storage.bank import StoredBank, load_bank
+from aligners.models.loading.models import load_frozen
 from callbacks.checkpoint import SaveAligners
 from datamodules.rows.types import is_held_out
 from datamodules.text.sources import TextSource
-from frozen.loading.models import load_frozen
 from tests.earlier import earlier_alignment
 from tests.references.maps import fvu
 from tests.runs import activations, quiet_trainer

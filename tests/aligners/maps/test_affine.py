@@ -14,7 +14,7 @@ from aligners.maps.canonical import CCA
 from aligners.maps.linear import Affine, Identity, Linear, Procrustes
 from aligners.maps.mlp import MLP
 from aligners.maps.permutation import Permutation
-from similarity.algebra.moments import Moments, moments_of
+from aligners.similarity.algebra.moments import Moments, moments_of
 from tests.runs import related_rows
 
 SITES, ROWS, WIDTH = 2, 400, 12

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from aligners.maps.baselines import GaussianStates, random_labels
-from similarity.algebra.moments import Moments, moments_of
+from aligners.similarity.algebra.moments import Moments, moments_of
 from tests.runs import related_rows
 
 SITES, WIDTH = 2, 5

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from aligners.maps.canonical import CCA, PWCCA, SVCCA
 from aligners.maps.linear import Affine, Linear
-from similarity.algebra.moments import moments_of
+from aligners.similarity.algebra.moments import moments_of
 from tests.references.maps import Canonical, canonical, canonical_map, carrying, components, fvu, mse
 from tests.runs import related_rows
 

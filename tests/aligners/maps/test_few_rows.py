@@ -17,8 +17,8 @@ from aligners.maps.inn import INN
 from aligners.maps.linear import Procrustes, determined_svd
 from aligners.maps.mlp import MLP
 from aligners.maps.permutation import Permutation
-from similarity.algebra.moments import Moments
-from similarity.moments import MomentsMetric
+from aligners.similarity.algebra.moments import Moments
+from aligners.similarity.moments import MomentsMetric
 from tests.runs import activations
 from tests.world import World
 

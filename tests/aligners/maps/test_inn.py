@@ -13,7 +13,7 @@ from aligners.fitting.training.optimisation import LEAST_RISE, make_optimizer
 from aligners.maps.inn import INN
 from aligners.maps.invertible.couplings import AffineCoupling
 from aligners.maps.linear import Procrustes, least_squares
-from similarity.algebra.moments import Moments, moments_of
+from aligners.similarity.algebra.moments import Moments, moments_of
 from tests.runs import related_rows
 
 SITES, ROWS = 2, 40

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from aligners.maps.linear import STRENGTHS, Identity, Linear, Mean, Procrustes, Ridge
-from similarity.algebra.moments import moments_of
+from aligners.similarity.algebra.moments import moments_of
 from tests.references.maps import fvu, procrustes, ridge_regression
 from tests.runs import related_rows
 

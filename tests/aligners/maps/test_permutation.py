@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from aligners.maps.permutation import Permutation
-from similarity.algebra.moments import moments_of
+from aligners.similarity.algebra.moments import moments_of
 from tests.references.maps import best_matching
 from tests.runs import related_rows
 

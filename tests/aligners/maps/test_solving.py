@@ -12,7 +12,7 @@ AT_TWO_THREADS = """
 import torch
 from aligners.maps.affine import Orthogonal
 from aligners.maps.inn import INN
-from similarity.algebra.moments import moments_of
+from aligners.similarity.algebra.moments import moments_of
 
 torch.set_num_threads(2)
 torch.manual_seed(0)

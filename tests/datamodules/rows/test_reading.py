@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from aligners.models import FrozenModel
 from datamodules.batches import TextBatch
 from datamodules.rows.policies import RowKind, RowPolicy, rows_of_each, select_rows, select_words
 from datamodules.rows.reading import PairedBatch, PairReader
 from datamodules.rows.sites import parse_sites
-from frozen import FrozenModel
 from tests.tiny import SPECIAL, TEXTS, tiny_frozen, tokenised
 
 SITES = [(0, 0), (2, 1), (2, 3)]  # X's site 2 is paired twice

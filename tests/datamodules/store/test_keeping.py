@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from commands.study import store as command
+from aligners.cli.study import store as command
 from datamodules.store.keeping import kept_in, remove_down_to
 from tests.runs import activations
 from tests.store_kills import everything

@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from aligners.models.loading import models
+from aligners.models.loading.models import load_frozen
+from aligners.models.sleeping import SleepingModel
+from aligners.similarity.evaluation import SimilarityEvaluation
 from datamodules.layers import LayerActivations
 from datamodules.text.sources import TextSource
-from frozen.loading import models
-from frozen.loading.models import load_frozen
-from frozen.sleeping import SleepingModel
-from similarity.evaluation import SimilarityEvaluation
 from tests.runs import activations, quiet_trainer
 from tests.world import World
 

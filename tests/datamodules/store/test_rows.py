@@ -15,13 +15,13 @@ from aligners.injection.forward import read_all
 from aligners.injection.routes import Route
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
+from aligners.models.model import FrozenModel
 from callbacks.checkpoint import SaveAligners
 from datamodules.layers import LayerActivations
 from datamodules.many_pairs import ManyPairs
 from datamodules.model_texts import ModelTexts
 from datamodules.store import loader, reading, states
 from datamodules.text.sources import TextSource
-from frozen.model import FrozenModel
 from tests import stitches
 from tests.datamodules.tokens.splitters import byte_level, splitter_folder, word_piece
 from tests.interrupting import strike

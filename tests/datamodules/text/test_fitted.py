@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
+from aligners.models.embedded.recipes import Recipe
+from aligners.reports.kinds import make_report
 from datamodules.labelled import LabelledTexts
 from datamodules.layers import LayerActivations
 from datamodules.model_texts import ModelTexts
@@ -18,8 +20,6 @@ from datamodules.text import fitted
 from datamodules.text.fitted import FITTED, FittedTexts, hash_texts, words_on_left_out
 from datamodules.text.loading import load_texts
 from datamodules.text.sources import TextSource
-from frozen.embedded.recipes import Recipe
-from reports.kinds import make_report
 from tests.tiny import tiny_folder
 from tests.world import sentences, write_texts
 

@@ -11,12 +11,12 @@ import datasets
 import pytest
 import torch
 
+from aligners.reports.kinds import make_report
 from datamodules.text import sources
 from datamodules.text.labels import known_labels, read_labels
 from datamodules.text.loading import load_texts
 from datamodules.text.sources import TextSource
 from datamodules.text.texts import Texts, words_on_copies, words_on_splits
-from reports.kinds import make_report
 
 WORDS = ("good", "bad", "long", "short", "bright", "dull")
 

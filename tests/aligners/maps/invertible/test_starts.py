@@ -8,7 +8,7 @@ from torch import Tensor
 
 from aligners.maps.invertible.starts import START_NAMES, Start, invertible_start, thinned
 from aligners.maps.linear import RIDGES, least_squares, predictive_least_squares
-from similarity.algebra.moments import moments_of
+from aligners.similarity.algebra.moments import moments_of
 
 
 def draws(*shape: int, seed: int = 0) -> Tensor:

@@ -1,0 +1,101 @@
+"""What the commands say of the options of a study's cells, before any cell runs."""
+
+from __future__ import annotations
+
+from argparse import ArgumentError
+from collections.abc import Callable
+from copy import deepcopy
+from functools import cached_property
+from importlib import import_module
+from typing import Any
+
+import yaml
+from jsonargparse import ArgumentParser, Namespace
+
+from aligners.cli.options import FREE, check_trains, flat, options_of
+from aligners.cli.table import COMMANDS
+from aligners.injection.methods import check_closed_forms
+from aligners.injection.stitching.evaluation import StitchingEvaluation
+from aligners.probing.evaluation import ProbeExperiment
+from aligners.similarity.evaluation import SimilarityEvaluation
+from aligners.studies.kinds import KINDS
+
+__all__ = ["CellOptions"]
+
+
+class CellOptions:
+    """The options of every kind of cell, as its command's parser reads them."""
+
+    def __init__(self) -> None:
+        self._parsers: dict[str, ArgumentParser] = {}
+        self._defaults: dict[str, Namespace] = {}
+
+    def parser(self, kind: str) -> ArgumentParser:
+        """The parser of a kind of cell.
+
+        Raises:
+            ValueError: this version has no such command.
+        """
+        if kind not in self._parsers:
+            script, command = KINDS[kind].script, KINDS[kind].command
+            if command not in COMMANDS[script]:
+                raise ValueError(f"Expected no `{kind}` in the study: there is no `{script}.py {command}`.")
+            self._parsers[kind] = import_module(f"aligners.cli.{script}.{command}").parser()
+            self._parsers[kind].exit_on_error = False
+        return self._parsers[kind]
+
+    def accepts(self, kind: str, option: str) -> bool:
+        """Tell whether a command has an option, by its dotted name."""
+        if kind not in self._defaults:
+            self._defaults[kind] = self.parser(kind).get_defaults()
+        return option in self._defaults[kind]
+
+    def parsed(self, kind: str, options: dict[str, Any]) -> Namespace:
+        """All options of a cell.
+
+        Raises:
+            ValueError: the command does not take these options.
+        """
+        command = f"{KINDS[kind].script}.py {KINDS[kind].command}"
+        try:
+            return self.parser(kind).parse_object(deepcopy(options))  # it writes into what it is given
+        except ArgumentError as error:
+            raise ValueError(
+                f"Expected `{kind}` and `data` of the study to hold options of `{command}`, which `{command} --help` "
+                f"lists, but: {error}"
+            ) from error
+
+    def resolve(self, kind: str, options: dict[str, Any]) -> dict[str, Any]:
+        """Return the options that decide a command's result, by their dotted names, defaults filled in.
+
+        Raises:
+            ValueError: the command does not take these options.
+        """
+        parsed = self.parsed(kind, options)
+        try:
+            self._check(kind, parsed)
+        except ValueError as error:
+            raise ValueError(f"`{kind}` of the study: {error}") from error
+        written = flat(yaml.safe_load(self.parser(kind).dump(parsed)))
+        return {name: value for name, value in written.items() if not name.startswith(FREE)}
+
+    def _check(self, kind: str, parsed: Namespace) -> None:
+        """Make what the options describe, which reads no text and no model."""
+        made = self.parser(kind).instantiate(parsed)
+        if kind in self._checks:
+            self._checks[kind](made)
+
+    @cached_property
+    def _checks(self) -> dict[str, Callable[[Namespace], object]]:
+        return {
+            "fit": check_trains,
+            "fit_pairs": check_trains,
+            "recover": check_trains,
+            "attention": check_trains,
+            "finetune": check_trains,
+            "stitch": check_trains,
+            "inject": lambda made: check_closed_forms(made.closed_form),
+            "probe": lambda made: ProbeExperiment(**options_of(ProbeExperiment, made)),
+            "similarity": lambda made: SimilarityEvaluation(**options_of(SimilarityEvaluation, made)),
+            "identity": lambda made: StitchingEvaluation(None, **options_of(StitchingEvaluation, made)),
+        }

@@ -1,0 +1,141 @@
+"""Runs one cell of a study, in whatever process."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from aligners.cli import table
+from aligners.cli.endings import ended_by_signals
+from aligners.cli.folders import RANKS_SHARE, release
+from aligners.files.whole import remove, write_text
+from aligners.similarity.passes.saved import PASSES
+from aligners.studies.folder import ERROR, LOG, RESULT, StudyFolder, locked
+from aligners.studies.kinds import KINDS
+
+__all__ = ["run_cell"]
+
+PACKAGES = ("torch", "lightning", "transformers", "numpy")
+WRONG_OPTIONS = 2  # exit status of jsonargparse
+UNFINISHED = ("run/last.ckpt", f"run/{PASSES}", "before")  # what a cell that was interrupted goes on from
+
+
+def run_cell(study: str, number: str) -> str:
+    """Run a cell, unless it is done or another process has it.
+
+    Its result is written whole, at the end; its traceback, if it fails. What it prints goes to its log.
+
+    Args:
+        study: the study's folder.
+        number: the cell's id.
+
+    Returns:
+        `done`, `failed`, or `busy`.
+    """
+    folder = StudyFolder(Path(study).resolve())
+    cell, place = folder.described(number), folder.cell(number)
+    with locked(place) as free:
+        if not free:
+            return "busy"
+        if (place / RESULT).is_file():
+            return "done"
+        try:
+            with ended_by_signals(), _logged(place / LOG):
+                result = _run(folder, cell, place)
+        except Exception:
+            write_text(place / ERROR, traceback.format_exc())
+            return "failed"
+        except SystemExit as end:
+            if end.code != WRONG_OPTIONS:  # it was stopped
+                raise
+            write_text(place / ERROR, "Its options were not accepted:\n\n" + (place / LOG).read_text(encoding="utf-8"))
+            return "failed"
+        write_text(place / RESULT, json.dumps(result, allow_nan=False))
+        _tidy(place)
+        return "done"
+
+
+def _run(folder: StudyFolder, cell: dict[str, Any], place: Path) -> dict[str, Any]:
+    kind, run = KINDS[cell["kind"]], place / "run"
+    words = [kind.command, *_words(folder, cell, place), "--run", str(run)]
+    os.environ["WANDB_RUN_GROUP"] = folder.name
+    began = time.perf_counter()
+    try:
+        {"train": table.train, "evaluate": table.evaluate}[kind.script](words)
+    finally:
+        _end_run(run)
+    found = {} if kind.report is None else json.loads((run / kind.report).read_text(encoding="utf-8"))
+    return {
+        "cell": cell["id"],
+        "kind": cell["kind"],
+        "seconds": round(time.perf_counter() - began, 2),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {name: version(name) for name in PACKAGES},
+        **{"meta": {}, "rows": []},
+        **found,
+    }
+
+
+def _words(folder: StudyFolder, cell: dict[str, Any], place: Path) -> list[str]:
+    """The command line, after what an earlier attempt has left was put aside."""
+    options, run, before = place / "options.yaml", place / "run", place / "before"
+    write_text(options, yaml.safe_dump(folder.filled(cell["options"]), sort_keys=False, allow_unicode=True))
+    words = ["--config", str(options)]
+    if (place / ERROR).is_file():  # from its beginning
+        for name in UNFINISHED:
+            remove(place / name)
+        (place / ERROR).unlink()
+    if cell["kind"] == "finetune" or (run / PASSES).is_dir():  # it goes on with what is missing
+        return words
+    if (run / "last.ckpt").is_file():
+        remove(before)
+        run.rename(before)
+    remove(run)
+    return [*words, "--ckpt_path", str(before / "last.ckpt")] if before.is_dir() else words
+
+
+def _end_run(run: Path) -> None:
+    """Leave the process as it was, for the next cell."""
+    if "wandb" in sys.modules:
+        sys.modules["wandb"].finish()
+    release(run)
+    os.environ.pop(RANKS_SHARE, None)
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _tidy(place: Path) -> None:
+    """Remove what only an unfinished run needs."""
+    for name in UNFINISHED:
+        remove(place / name)
+
+
+@contextlib.contextmanager
+def _logged(path: Path) -> Iterator[None]:
+    """Within it, all that the process prints goes to a file."""
+    with path.open("w", encoding="utf-8") as file:
+        kept = [os.dup(number) for number in (1, 2)]
+        try:
+            for number in (1, 2):
+                os.dup2(file.fileno(), number)
+            with contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+                yield
+        finally:
+            file.flush()
+            for number, own in zip((1, 2), kept, strict=True):
+                os.dup2(own, number)
+                os.close(own)

@@ -1,0 +1,100 @@
+"""`evaluate.py inject`: errors of maps, and what a model does with mapped states in place of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import lightning.pytorch as pl
+from jsonargparse import ArgumentParser
+from lightning.pytorch.utilities import rank_zero_only
+
+from aligners.cli.options import add_data_and_trainer, command_parser, options_of, parse_with_data
+from aligners.cli.run import Run, start
+from aligners.fitting.storage.bank import StoredBank, load_bank
+from aligners.injection.evaluation import InjectionEvaluation
+from aligners.injection.methods import CLOSED_FORMS, ClosedForms, check_closed_forms
+from aligners.injection.stitched import between_two_models
+from aligners.injection.task import DIRECTIONS, InjectedTask, paired_routes
+from callbacks.checkpoint import SaveAligners
+from datamodules.paired import PairedActivations
+from datamodules.protocol import PairedData, stream_of
+
+__all__ = ["parser", "run"]
+
+
+def parser() -> ArgumentParser:
+    """The options."""
+    made = command_parser(
+        "inject",
+        "Measure maps on held-out text: their errors on the rows that they were fitted on, and what the frozen model "
+        "does with mapped states in place of its own: a classifier on texts with labels, or a language model. For that "
+        "both models must read the same tokens.",
+    )
+    made.add_argument(
+        "--checkpoints", type=list[Path], default=[],
+        help="Files aligners.ckpt or stitching.ckpt of one pair of models. The data options of the first are this "
+        "command's defaults. Without an aligners.ckpt, the closed forms are fitted on the spot.",
+    )  # fmt: skip
+    made.add_class_arguments(InjectionEvaluation, None, skip={"stored"})
+    add_data_and_trainer(made, PairedActivations, batch_size=128)
+    return made
+
+
+def run(parser: ArgumentParser, words: Sequence[str]) -> None:
+    """Measure and report."""
+    options = parser.parse_args(words)
+    if not options.checkpoints and not options.closed_form:
+        raise ValueError(
+            "Expected `checkpoints` or `closed_form` to name at least one map, but got neither: there is nothing to "
+            "measure. Leave `closed_form` out for all of them."
+        )
+    check_closed_forms(options.closed_form)
+    stored = [between_two_models(load_bank(path)) for path in options.checkpoints]
+    if stored:
+        options = parse_with_data(parser, words, stored[0].data_config)
+    begun = start("inject", parser, options)
+    further = options_of(InjectionEvaluation, begun.made)
+    say = _SayWhatIsNotInjected(both_directions=options.both_directions, masked_share=options.masked_share)
+    if all(bank.moments is None for bank in stored):
+        stored.append(_fit_closed_forms(begun, say))
+    evaluation = InjectionEvaluation(stored, **further)
+    begun.test(evaluation, "injection", say)
+
+
+class _SayWhatIsNotInjected(pl.Callback):
+    """Says before anything is read where nothing can be injected, and rejects labels that no head predicts."""
+
+    def __init__(self, *, both_directions: bool, masked_share: float) -> None:
+        self.both_directions, self.masked_share, self.said = both_directions, masked_share, False
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Check the texts against the models, once."""
+        if self.said:
+            return
+        data, self.said = stream_of(trainer, PairedData), True
+        routes = paired_routes(data, both_directions=self.both_directions)
+        task = InjectedTask.of(data, routes, masked_share=self.masked_share, seed=0)
+        for route, why in task.not_injected.items():
+            if why is not None:
+                rank_zero_only(print)(
+                    f"Nothing will be injected {DIRECTIONS[route.key]}, only errors are measured: {why}."
+                )
+
+
+class _SaveFinished(SaveAligners):
+    """Writes `aligners.ckpt` alone: no command goes on from an evaluation that was stopped."""
+
+    def _has_something(self, trainer: pl.Trainer) -> bool:
+        return False
+
+
+def _fit_closed_forms(run: Run, say: pl.Callback) -> StoredBank:
+    """Fit the closed forms in one pass over the fitting texts, and save those that they determine beside the report."""
+    names = run.options.closed_form or ["linear"]
+    module = ClosedForms({name: CLOSED_FORMS[name] for name in names}, both_directions=run.options.both_directions)
+    once = {"max_epochs": -1, "logger": False, "limit_val_batches": 0, "enable_model_summary": False}
+    run.trainer(say, _SaveFinished(run.folder), **once).fit(module, datamodule=run.made.data)
+    bank = replace(module.stored().freeze(), path=run.folder / "aligners.ckpt")
+    return bank if run.options.closed_form else replace(bank, maps={})  # floors alone need its moments

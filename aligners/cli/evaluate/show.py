@@ -1,0 +1,48 @@
+"""`evaluate.py show`: a finished run's tables and words, and its page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from jsonargparse import ArgumentParser
+
+from aligners.cli.options import add_traceback
+from aligners.reports.finished import finished_run
+from aligners.reports.opening import Wanted, open_where_there_is_a_desktop
+from aligners.reports.page.run import PAGE, write_page
+from aligners.reports.publishing import show
+
+__all__ = ["parser", "run"]
+
+
+def parser() -> ArgumentParser:
+    """The options."""
+    made = ArgumentParser(
+        description="Show the tables and findings of a finished run, and open its report.html. The page of a run of an "
+        "earlier version is made now. Nothing is computed anew.",
+        usage="%(prog)s RUN [options]",
+    )
+    made.add_argument("run", type=Path, help="Folder of the run.")
+    made.add_argument(
+        "--open", type=Wanted, default="auto",
+        help="Whether to open the page in a browser: `auto` where there is a desktop, `true`, or `false`.",
+    )  # fmt: skip
+    add_traceback(made)
+    return made
+
+
+def run(parser: ArgumentParser, words: Sequence[str]) -> None:
+    """Show and open.
+
+    Raises:
+        ValueError: it is no folder of a finished run.
+    """
+    options = parser.parse_args(words)
+    finished = finished_run(options.run)
+    show(finished.report)
+    page = options.run / PAGE
+    if not page.is_file():
+        write_page(finished.report, options.run)
+    opened = open_where_there_is_a_desktop(page, options.open)
+    print(f"\n{'Opened' if opened else 'Report'}: {page}")

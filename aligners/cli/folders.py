@@ -1,0 +1,207 @@
+"""A run's folder: it belongs to one command, and config.yaml is the first file in it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+
+from lightning.pytorch.utilities import rank_zero_only
+
+from aligners.files.whole import refusing_folder, remove_unfinished, write_text
+
+__all__ = [
+    "CONFIG", "RANKS_SHARE", "claim", "claim_checkpoints", "interrupted_run", "is_begun", "new_run_folder", "rank",
+    "release", "release_unused", "tidy", "try_run_folder",
+]  # fmt: skip
+
+CONFIG = "config.yaml"
+OWNER = "run.txt"  # in a folder of checkpoints: of which run they are
+WANDB = "wandb"  # W&B's own folder, of a command that failed at once too
+RANKS_SHARE = "ALIGNERS_RUN_FOLDER"
+_claimed: dict[Path, int] = {}  # files of this process's runs that are open and locked: config.yaml and run.txt
+
+
+def rank() -> int:
+    """Return the rank of this process."""
+    return rank_zero_only.rank  # type: ignore[attr-defined]
+
+
+def new_run_folder(wanted: Path | None, kind: str, *, begun: bool = False) -> Path:
+    """Make a folder for a new run.
+
+    Ranks that Lightning starts inherit the choice of rank 0. Ranks that are started in any other way need no folder:
+    only rank 0 writes.
+
+    Args:
+        wanted: the folder that the user named; it must be new or empty, W&B's files aside. Default:
+            `runs/<kind>-<date>-<time>`.
+        kind: first part of the default name.
+        begun: whether to resume the run in `wanted`.
+
+    Raises:
+        ValueError: `wanted` is not empty, or the folder cannot be made.
+    """
+    inherited = os.environ.get(RANKS_SHARE)
+    if inherited and rank() != 0:
+        return Path(inherited)
+    base = wanted or Path("runs") / f"{kind}-{datetime.now():%Y%m%d-%H%M%S}"
+    folder, number = base, 1
+    with refusing_folder(base, "run"):
+        if rank() == 0 and not begun and wanted is not None and wanted.exists() and _holds(wanted) - {WANDB}:
+            raise ValueError(f"Expected `run` to be a new or empty folder, but {wanted} holds files. Name another.")
+        while rank() == 0:
+            try:
+                folder.mkdir(parents=True, exist_ok=wanted is not None)
+                break
+            except FileExistsError:
+                if wanted is not None:  # a file
+                    raise
+                number += 1
+                folder = base.with_name(f"{base.name}-{number}")
+    os.environ[RANKS_SHARE] = str(folder)
+    return folder
+
+
+def claim(folder: Path, options: str, *, begun: bool = False) -> None:
+    """Claim a folder for a run of this process. If several commands try at once, one succeeds.
+
+    Args:
+        folder: the run's folder, which exists.
+        options: the content of config.yaml.
+        begun: whether the run is resumed; its config.yaml then stays as it is.
+
+    Raises:
+        ValueError: another command has claimed the folder, or it cannot be written to.
+    """
+    config = folder / CONFIG
+    with refusing_folder(folder, "run"):
+        if not begun:
+            try:
+                config.touch(exist_ok=False)
+            except FileExistsError as error:
+                raise _taken(folder) from error
+            try:
+                write_text(config, options)
+            except OSError:
+                config.unlink()
+                raise
+        if config.resolve() not in _claimed:
+            _claimed[config.resolve()] = _locked(config)
+
+
+def claim_checkpoints(folder: Path, run: Path, resumed: Path | None = None) -> None:
+    """Claim a folder for the checkpoints of a run that are not kept in the run's own folder.
+
+    Args:
+        folder: for the checkpoints; it is made.
+        run: the run's folder.
+        resumed: the checkpoint that the run goes on from.
+
+    Raises:
+        ValueError: the checkpoints of another run are there, another command is at work there, or it cannot be
+            written to.
+    """
+    with refusing_folder(folder, "checkpoint.folder"):
+        folder.mkdir(parents=True, exist_ok=True)
+        owner = folder / OWNER
+        owner.touch()
+        file = _locked(owner, "checkpoint.folder")
+        there = sorted(path.name for path in folder.glob("*.ckpt"))
+        if there and (resumed is None or resumed.resolve().parent != folder.resolve()):
+            os.close(file)
+            raise ValueError(
+                f"Expected `checkpoint.folder` to hold no checkpoints of another run, but {folder} holds "
+                f"{', '.join(there)}. Name another, or go on from its last.ckpt with `ckpt_path`."
+            )
+        os.truncate(file, 0)  # the file is locked: nothing may take its place
+        os.pwrite(file, f"{run.resolve()}\n".encode(), 0)
+        _claimed[owner.resolve()] = file
+
+
+def interrupted_run(checkpoint: str | None) -> Path | None:
+    """Return the folder of the run that a last.ckpt, or a folder of parts, is of; None for any other file.
+
+    Args:
+        checkpoint: what a run goes on from; None if it begins anew.
+    """
+    path = Path(checkpoint or "")
+    if checkpoint is None or not (path.name == "last.ckpt" or path.is_dir()):
+        return None
+    folder = path if path.is_dir() else path.parent
+    owner = folder / OWNER
+    return Path(owner.read_text(encoding="utf-8").strip()) if owner.is_file() else folder
+
+
+def release(folder: Path) -> None:
+    """Let go of a folder that this process has claimed, if it has: its run is over."""
+    file = _claimed.pop((folder / CONFIG).resolve(), None)
+    if file is not None:
+        os.close(file)
+
+
+def release_unused() -> None:
+    """Give back the folders of this process in which nothing was written yet, so that `--run` can name them again."""
+    for path, file in list(_claimed.items()):
+        if _holds(path.parent) <= {path.name, WANDB}:
+            path.unlink(missing_ok=True)
+            os.close(file)
+            del _claimed[path]
+
+
+def tidy(folder: Path) -> None:
+    """Remove what a command that was killed has left half-written in its run's folder.
+
+    Nothing is removed from any other folder, nor where the command is still at work.
+    """
+    if not is_begun(folder):
+        return
+    with suppress(OSError, ValueError):  # it cannot be written to, or another command has it
+        lock = _locked(folder / CONFIG)
+        try:
+            remove_unfinished(folder)
+        finally:
+            os.close(lock)
+
+
+def is_begun(folder: Path | None) -> bool:
+    """Tell whether a folder holds the options of a run."""
+    return folder is not None and (folder / CONFIG).is_file()
+
+
+def try_run_folder(wanted: Path | None) -> None:
+    """Check that a run's folder can be written to, or made, before any work is done.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    place = wanted or Path("runs")
+    while not place.exists():
+        place = place.parent
+    with refusing_folder(wanted or place, "run"), tempfile.TemporaryFile(dir=place):
+        pass
+
+
+def _holds(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def _locked(path: Path, argument: str = "run") -> int:
+    file = os.open(path, os.O_RDWR)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise _taken(path.parent, argument) from error
+    except OSError:  # the filesystem has no locks
+        pass
+    return file
+
+
+def _taken(folder: Path, argument: str = "run") -> ValueError:
+    return ValueError(
+        f"Expected `{argument}` to be a folder of its own, but another command is at work in {folder}. Wait for it, "
+        "or name another."
+    )

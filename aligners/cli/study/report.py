@@ -1,0 +1,33 @@
+"""`study.py report`: the tables and figures of a study."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jsonargparse import ArgumentParser
+
+from aligners.cli.study.status import folder_parser
+from aligners.reports.study.report import report
+from aligners.studies.collecting import collect, tables
+from aligners.studies.folder import StudyFolder
+
+__all__ = ["parser", "report_if_possible", "run"]
+
+
+def parser() -> ArgumentParser:
+    """The options."""
+    return folder_parser("Collect the results of a study's cells, and make its tables and figures.")
+
+
+def run(parser: ArgumentParser, words: Sequence[str]) -> None:
+    """Collect and report."""
+    folder = StudyFolder(parser.parse_args(words).folder)
+    collect(folder)
+    report_if_possible(folder)
+
+
+def report_if_possible(folder: StudyFolder) -> None:
+    """Make the report, if there is anything to report on."""
+    found = tables(folder)
+    if found:
+        report(folder.path, found, folder.study)

@@ -1,0 +1,42 @@
+"""`study.py workspace`: a view of all runs of a project at W&B."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jsonargparse import ArgumentParser
+
+from aligners.cli.options import add_traceback
+from aligners.reports.tracking.runs import PROJECT, logged_in
+from aligners.reports.tracking.workspace import CURVES, workspace
+
+__all__ = ["parser", "run"]
+
+
+def parser() -> ArgumentParser:
+    """The options."""
+    made = ArgumentParser(
+        description="Save a view of all runs of a W&B project: errors of maps, stitching penalties, figures, tables, "
+        "grouped by study and kind of job. It needs a network and `wandb login`, and sends nothing but the view.",
+        usage="%(prog)s ENTITY [options]",
+    )
+    made.add_argument("entity", type=str, help="User or team at W&B.")
+    made.add_argument("--project", type=str, default=PROJECT, help="In which the runs are.")
+    add_traceback(made)
+    return made
+
+
+def run(parser: ArgumentParser, words: Sequence[str]) -> None:
+    """Describe the view and save it.
+
+    Raises:
+        ValueError: wandb-workspaces is not installed, or nobody is logged in.
+    """
+    options = parser.parse_args(words)
+    view = workspace(options.entity, options.project)
+    if not logged_in():
+        raise ValueError(
+            "Expected a user who is logged in at W&B, but there is no key. Run `wandb login`, or set WANDB_API_KEY."
+        )
+    view.save()
+    print(f"Saved the view {view.name!r} with {', '.join(CURVES)}, figures and tables: {view.url}")

@@ -1,0 +1,131 @@
+"""`train.py finetune`: any number of seeds of a classifier, with blocks frozen or left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import yaml
+from jsonargparse import ArgumentParser
+
+from aligners.cli.endings import goes_on_with
+from aligners.cli.folders import is_begun, rank, try_run_folder
+from aligners.cli.options import add_data_and_trainer, check_begun, check_trains, command_parser, options_of
+from aligners.cli.run import instantiate, start
+from aligners.finetuning.jobs import Job, train
+from aligners.finetuning.saving import FINISHED, finished_row
+from aligners.finetuning.training import FinetuningRecipe
+from aligners.finetuning.variants import parse_variants
+from aligners.injection.scoring.task_scores import choose_score, task_score
+from aligners.reports.kinds import make_report
+from aligners.reports.names import file_names
+from aligners.reports.publishing import environment, publish, write
+from aligners.reports.report import Row
+from datamodules.identity import identity
+from datamodules.labelled import LabelledTexts
+
+__all__ = ["parser", "plan", "run"]
+
+
+def parser() -> ArgumentParser:
+    """The options."""
+    made = command_parser(
+        "finetune",
+        "Fine-tune classifiers: every base model, seed and variant. Each ends as a model folder VARIANT/seed-SEED of "
+        f"the run, written whole, with its figures in {FINISHED}. The same command with the same `--run`, after an "
+        "interruption, goes on with what is missing.",
+    )
+    made.add_argument(
+        "--seeds", type=int | list[int], default=1,
+        help="How many (3: 0, 1, 2), or which ([5, 7]). A seed decides the head, the order of texts and dropout.",
+    )  # fmt: skip
+    made.add_argument(
+        "--variants", type=list[str], default=["none"],
+        help="Any of none, bottom:4 (the embeddings and the bottom 4 blocks frozen), top:4, layers:3 (only the bottom "
+        "3 blocks are there); bottom:all, top:all, layers:all.",
+    )  # fmt: skip
+    made.add_class_arguments(FinetuningRecipe, None)
+    add_data_and_trainer(
+        made,
+        LabelledTexts,
+        batch_size=8,
+        skip={"bases", "dtype", "labels"},
+        max_epochs=3,
+        gradient_clip_val=1.0,
+        num_sanity_val_steps=0,
+        enable_model_summary=False,
+        log_every_n_steps=20,
+    )
+    return made
+
+
+def run(parser: ArgumentParser, words: Sequence[str]) -> None:
+    """Train what is missing, and report on everything.
+
+    Raises:
+        ValueError: an option is out of range, or the run's folder holds another run.
+    """
+    options = parser.parse_args(words)
+    check_trains(options)
+    try_run_folder(options.run)
+    made = instantiate(parser, options)
+    data: LabelledTexts = made.data
+    recipe = FinetuningRecipe(**options_of(FinetuningRecipe, options))
+    jobs = plan(data, _seeds(options.seeds), options.variants)
+    data.setup("fit")
+    score = choose_score(data.text, regression=data.texts.regression, classes=data.classes)
+    majority = float(task_score(score, data.constant_answers(), data.answers("test")))
+    begun = is_begun(options.run)
+    if begun and rank() == 0:
+        check_begun(options.run, yaml.safe_load(parser.dump(options)))
+        for job in jobs:
+            _finished(job, data, recipe, options.run)
+    run = start("finetune", parser, options, made, begun=begun)
+    meta = {**data.describe(), **asdict(recipe), "score": score, "majority_score": majority}
+    rows: list[Row] = []
+    for job in jobs:
+        with goes_on_with(f" with `--run {run.folder}`"):
+            done = _finished(job, data, recipe, run.folder)
+            rows.append(done or train(job, data, recipe, score, run.trainer(), run.folder))
+        if rank() == 0:
+            write(make_report("finetuning", meta, rows), run.folder)
+    trainer = run.trainer()
+    if trainer.is_global_zero:
+        publish(make_report("finetuning", {**meta, **environment(trainer)}, rows), run.folder, trainer)
+
+
+def _finished(job: Job, data: LabelledTexts, recipe: FinetuningRecipe, folder: Path) -> Row | None:
+    """Return the figures of a classifier that is finished already."""
+    return finished_row(folder / job.folder, data.frozen[job.place].fingerprint, identity(data, **asdict(recipe)))
+
+
+def plan(data: LabelledTexts, seeds: Sequence[int], written: Sequence[str]) -> list[Job]:
+    """List the classifiers to train, variant by variant, each checked against its base.
+
+    Raises:
+        ValueError: a variant is unknown, a base has too few blocks or is quantised, or two bases would share a folder.
+    """
+    folders = file_names(data.models)
+    if len(folders) < len(data.models):
+        raise ValueError(f"Expected `data.models` of different names, each for a folder, but got {data.models}.")
+    jobs = []
+    for place, base in enumerate(data.models):
+        model = data.frozen[place]
+        if model.quantised is not None:
+            raise ValueError(
+                f"Expected weights that can train, but those of {base} are quantised ({model.quantised}). Name the "
+                "model in full precision."
+            )
+        above = Path(folders[base]) if len(folders) > 1 else Path()
+        for variant in parse_variants(written, model.depth):
+            variant.check(model.model)
+            jobs += [Job(place, base, variant, seed, above / variant.name / f"seed-{seed}") for seed in seeds]
+    return jobs
+
+
+def _seeds(wanted: int | list[int]) -> list[int]:
+    seeds = list(range(wanted)) if isinstance(wanted, int) else list(wanted)
+    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        raise ValueError(f"Expected `seeds` to be a number above 0, or different seeds from 0 on, but got {wanted}.")
+    return seeds

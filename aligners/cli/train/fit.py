@@ -1,0 +1,156 @@
+"""`train.py fit`: aligners between the states of two frozen models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import lightning.pytorch as pl
+from jsonargparse import ArgumentParser, Namespace
+
+from aligners.cli.options import add_training, check_goes_on, check_trains, command_parser
+from aligners.cli.run import Run, instantiate, start
+from aligners.files.room import free_memory
+from aligners.fitting.alignment import Alignment
+from aligners.fitting.evaluation import ErrorsEvaluation
+from aligners.fitting.parts import bytes_a_site, check_part, find_part, join_parts, sites_at_once
+from aligners.fitting.storage.bank import StoredBank
+from aligners.fitting.storage.earlier import ALIGNMENT
+from callbacks.checkpoint import SaveAligners
+from callbacks.summary import FitSummary
+from datamodules.paired import PairedActivations
+
+__all__ = ["alignment_parser", "alignment_trainer", "fit_and_measure", "parser", "run"]
+
+
+def parser() -> ArgumentParser:
+    """The options."""
+    return alignment_parser("fit", "Fit aligners between the states of two frozen models, and show how exact they are.")
+
+
+def alignment_parser(kind: str, description: str) -> ArgumentParser:
+    """The options of `fit` and `validate`.
+
+    Args:
+        kind: name of the command.
+        description: shown above the list of options.
+    """
+    made = command_parser(kind, description)
+    made.add_argument(
+        "--sites_at_once", type=int | None, default=None,
+        help="Train a bank so many sites at a time, in runs part-1-1, part-2-1, ... of this run's folder. Default: "
+        "all sites, or as many as fit in memory. `--ckpt_path FOLDER` goes on with the parts of a run.",
+    )  # fmt: skip
+    for name in ("weights_only", *(["verbose"] if kind == "validate" else [])):
+        made.add_argument(f"--{name}", type=bool | None, default=None, help="Without effect: config files hold it.")
+    add_training(made, Alignment, PairedActivations, SaveAligners, num_sanity_val_steps=0)
+    return made
+
+
+def run(parser: ArgumentParser, words: Sequence[str]) -> None:
+    """Fit, all sites at once or in parts, and show what the best parameters reach."""
+    options = parser.parse_args(words)
+    check_trains(options)
+    if options.ckpt_path is None or not Path(options.ckpt_path).is_dir():  # a folder holds the parts of a run
+        check_goes_on(options.ckpt_path, "fit", ALIGNMENT)
+    made = instantiate(parser, options)
+    for _ in made.model.made(1, *made.data.pipeline.models.widths()):
+        pass  # raises if a map cannot have these widths, before any model is made or loaded
+    begun = start("fit", parser, options, made)
+    trainer = alignment_trainer(begun)
+    at_once = _sites_at_once(begun, trainer)
+    if at_once is None and options.ckpt_path and Path(options.ckpt_path).is_dir():
+        raise ValueError(
+            f"Expected `ckpt_path` to be a file, but {options.ckpt_path} is a folder, as of a run in parts, and all "
+            "sites are trained together here. Name its last.ckpt, or set `sites_at_once`."
+        )
+    if at_once is None:
+        _fit(begun, trainer)
+    else:
+        begun.made.model.adopt(_fit_in_parts(parser, begun, at_once))
+        trainer.validate(begun.made.model, datamodule=begun.made.data, verbose=False)
+
+
+def alignment_trainer(run: Run) -> pl.Trainer:
+    """Make a Trainer that keeps each site's best parameters, saves the aligners and shows the figures."""
+    return run.trainer(run.made.early_stopping, run.made.checkpoint.inside(run.folder), FitSummary(run.folder))
+
+
+def fit_and_measure(kind: str, report: str, parser: ArgumentParser, words: Sequence[str]) -> None:
+    """Fit, then measure the errors on held-out texts, and report: what commands of one data module do.
+
+    Args:
+        kind: name of the command.
+        report: kind of its report.
+        parser: see `run`.
+        words: likewise.
+    """
+    options = parser.parse_args(words)
+    check_trains(options)
+    check_goes_on(options.ckpt_path, kind, ALIGNMENT)
+    begun = start(kind, parser, options)
+    model, data = begun.made.model, begun.made.data
+    alignment_trainer(begun).fit(model, datamodule=data, ckpt_path=options.ckpt_path, weights_only=True)
+    begun.test(ErrorsEvaluation(model), report)
+
+
+def _fit(run: Run, trainer: pl.Trainer) -> None:
+    """Fit, then validate. Only tensors and plain values are read from a checkpoint."""
+    model, data = run.made.model, run.made.data
+    trainer.fit(model, datamodule=data, ckpt_path=run.options.ckpt_path, weights_only=True)
+    trainer.validate(model, datamodule=data, verbose=False)
+
+
+def _sites_at_once(run: Run, trainer: pl.Trainer) -> int | None:
+    """Return how many sites are trained together; None for all."""
+    wanted, model, data = run.options.sites_at_once, run.made.model, run.made.data
+    if trainer.world_size > 1:
+        if wanted is not None:
+            raise ValueError(
+                f"`sites_at_once` is for one process, but `trainer.devices` makes {trainer.world_size}. Fit some sites "
+                "at a time with `data.sites`."
+            )
+        return None
+    if wanted is not None and wanted < 1:
+        raise ValueError(f"Expected `sites_at_once` to be at least 1, but got {wanted}.")
+    data.prepare_data()
+    reader = data.reader
+    rows = data.batch_size * data.pipeline.max_length
+    each = bytes_a_site(model, reader.model_x.width, reader.model_y.width, rows)
+    weights = [weight for model in (reader.model_x, reader.model_y) for weight in model.model.parameters()]
+    free = free_memory(trainer.strategy.root_device) - sum(w.numel() * w.element_size() for w in weights)
+    at_once = min(len(reader.sites), wanted or sites_at_once(len(reader.sites), each, free))
+    return at_once if at_once < len(reader.sites) else None
+
+
+def _fit_in_parts(parser: ArgumentParser, run: Run, at_once: int) -> StoredBank:
+    """Fit each part as a run of its own, unless an interrupted run has finished it, and join the parts."""
+    sites = [f"{i}:{j}" for i, j in run.made.data.reader.sites]
+    parts = [",".join(sites[first : first + at_once]) for first in range(0, len(sites), at_once)]
+    folder = Path(run.options.ckpt_path) if run.options.ckpt_path else run.folder
+    print(f"{len(sites)} site pairs are trained {at_once} at a time, in {len(parts)} parts, in {folder}.", flush=True)
+    files = []
+    for number, part in enumerate(parts, start=1):
+        place, done, last = find_part(folder, number)
+        if done is None:
+            print(f"\nPart {number} of {len(parts)}: {part}", flush=True)
+            done = _fit_part(parser, run.options, part, place, last)
+            if not done.is_file():
+                raise ValueError(
+                    f"Expected part {number} to leave {done}, but it has not: there was nothing left to train. "
+                    f"Remove {place.parent / f'part-{number}-*'} and go on with `--ckpt_path {folder}`."
+                )
+        else:
+            check_part(done, part, run.made.model, run.made.data)
+        files.append(done)
+    return join_parts(files, run.folder)
+
+
+def _fit_part(parser: ArgumentParser, options: Namespace, sites: str, folder: Path, last: Path | None) -> Path:
+    """Fit some sites in a folder of their own, resuming from `last`, and return the path of their aligners."""
+    part = options.clone()
+    part.data.sites, part.run, part.checkpoint.folder, part.trainer.logger = sites, folder, None, False
+    part.ckpt_path = None if last is None else str(last)
+    begun = start("fit", parser, part)
+    _fit(begun, alignment_trainer(begun))
+    return folder / "aligners.ckpt"

@@ -1,0 +1,213 @@
+"""The LightningModule that fine-tunes a classifier on labelled text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from aligners.fitting.training.optimisation import Schedule, schedule_factor
+from aligners.fitting.training.ranks import mean_over_ranks
+from aligners.injection.scoring.scores import TextScores, UnitMeans
+from aligners.injection.scoring.tasks import unit_answers, unit_losses, unit_scores
+from aligners.models.calling import Caller
+from aligners.models.finite import FiniteCheck
+from aligners.models.truncation import freeze_unused
+from datamodules.batches import TextBatch
+from datamodules.protocol import LabelledData, stream_of
+from datamodules.targets import classification_targets
+
+__all__ = ["Finetuning", "FinetuningRecipe", "mean_loss", "optimisation"]
+
+
+@dataclass(frozen=True)
+class FinetuningRecipe:
+    """How a classifier is fine-tuned: AdamW, warm-up, decay. The defaults are those of Wu et al. 2020, Table 1.
+
+    Args:
+        learning_rate: AdamW's, reached after the warm-up.
+        epsilon: AdamW's.
+        weight_decay: AdamW's, for matrices only; biases and norms do not decay.
+        schedule: course of the learning rate after the warm-up: constant, linear or cosine; or one_cycle.
+        warmup: how long the learning rate rises: a whole number of steps, or a share of all steps below 1.
+    """
+
+    learning_rate: float = 5e-5
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    schedule: Schedule = "linear"
+    warmup: int | float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "epsilon"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"Expected `{name}` above 0, but got {getattr(self, name)}.")
+        if self.weight_decay < 0:
+            raise ValueError(f"Expected `weight_decay` of 0 or more, but got {self.weight_decay}.")
+        if self.warmup < 0 or (isinstance(self.warmup, float) and self.warmup >= 1):
+            raise ValueError(
+                f"Expected `warmup` to be a whole number of steps, or a share of them in [0, 1), but got {self.warmup}."
+            )
+
+    def warmup_share(self, steps: int) -> float:
+        """Return the share of `steps` over which the learning rate rises.
+
+        Raises:
+            ValueError: the warm-up is longer than the training.
+        """
+        if isinstance(self.warmup, int):
+            if self.warmup > steps:
+                raise ValueError(f"Expected `warmup` of at most {steps}, all steps, but got {self.warmup}.")
+            return self.warmup / max(1, steps)
+        return self.warmup
+
+
+class Finetuning(pl.LightningModule):
+    """Trains a classifier with dropout and measures it; a regression head trains on squared errors.
+
+    Validation accuracy and all test figures are exact for any number of ranks. Training depends on their number: every
+    rank draws its own dropout.
+
+    Args:
+        model: the classifier; weights that do not require gradients stay as they are.
+        recipe: how it is trained.
+        name: prefix of what is logged.
+        place: its index among the data module's models, which says what inputs it takes.
+        seed: for dropout.
+
+    Attributes:
+        validation_accuracy: after the last validation; None where numbers are predicted.
+        scores: after a test, quantity -> (n,), a value for each held-out text: correct, loss, and answer, a class or a
+            number.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        recipe: FinetuningRecipe = FinetuningRecipe(),
+        *,
+        name: str = "finetune",
+        place: int = 0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.model, self.recipe, self.name, self.place = model, recipe, name, place
+        self.regression = model.config.num_labels == 1
+        self.seed = seed
+        self.validation_accuracy: float | None = None
+        self.scores: dict[str, Tensor] = {}
+        self._caller = Caller(model)
+        self._check = FiniteCheck()
+
+    def logits(self, batch: TextBatch) -> Tensor:
+        """Return the logits, (B, C) float32."""
+        return self._caller.logits(batch.inputs[self.place]).float()
+
+    # ------------------------------------------------------------------ training
+
+    def setup(self, stage: str) -> None:
+        """Freeze weights that no answer depends on, before the ranks agree on what trains."""
+        if stage == "fit":
+            few: TextBatch = stream_of(self.trainer, LabelledData).split("fit")[[0]]
+            with torch.enable_grad():
+                freeze_unused(self.model, self.logits(few.to(self.device)))
+
+    def on_fit_start(self) -> None:
+        """Turn dropout on, since models are loaded in eval mode. Every rank draws its own."""
+        torch.manual_seed(self.seed + 2**32 * self.global_rank)
+        self.model.train()
+
+    def configure_optimizers(self) -> Any:
+        """Return AdamW on the trainable weights, with a schedule over all steps."""
+        return optimisation(self, [weight for weight in self.model.parameters() if weight.requires_grad], self.recipe)
+
+    def training_step(self, batch: TextBatch, batch_idx: int) -> Tensor:
+        """Return cross-entropy or squared error, averaged over the texts of all ranks."""
+        loss = mean_loss(self, self.logits(batch)[None], cast(Tensor, batch.labels))[0]
+        self._check.watch(loss.detach()[None], [self.name], "training loss", batch_idx)
+        if (self.global_step + 1) % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+            self.log(f"{self.name}/train_loss", mean_over_ranks(self.trainer, loss.detach()), rank_zero_only=True)
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        """Check the loss of the last batch, too."""
+        self._check.flush()
+
+    # ------------------------------------------------------------------ measuring
+
+    def on_validation_epoch_start(self) -> None:
+        """Reset the sums."""
+        self._means = UnitMeans(2).to(self.device)
+
+    def validation_step(self, batch: TextBatch, batch_idx: int) -> None:
+        """Add the accuracy and loss of one batch."""
+        found = unit_scores(self.logits(batch), classification_targets(cast(Tensor, batch.labels)))
+        self._means.update(torch.stack([found["correct"], found["loss"]]))
+
+    def on_validation_epoch_end(self) -> None:
+        """Log accuracy and loss, which are already summed over ranks."""
+        accuracy, loss = self._means.compute().float()
+        self.validation_accuracy = None if self.regression else float(accuracy)
+        for name, value in (("loss", loss), *([] if self.regression else [("accuracy", accuracy)])):
+            self.log(f"{self.name}/validation_{name}", value, rank_zero_only=True)
+
+    def on_test_start(self) -> None:
+        """Make a table for the held-out texts."""
+        texts = len(stream_of(self.trainer, LabelledData).answers("test"))
+        self._table = TextScores(["correct", "loss", "answer"], 1, 1, texts).to(self.device)
+
+    def test_step(self, batch: TextBatch, batch_idx: int) -> None:
+        """Score every text of a batch."""
+        logits = self.logits(batch)
+        found = unit_scores(logits, classification_targets(cast(Tensor, batch.labels)))
+        found["answer"] = unit_answers(logits, regression=self.regression)
+        self._table.update(batch.text, {name: values[None, None] for name, values in found.items()})
+
+    def on_test_epoch_end(self) -> None:
+        """Keep the scores of all texts, on every rank."""
+        self.scores = {name: values.flatten() for name, values in self._table.compute().items()}
+
+
+def optimisation(module: pl.LightningModule, weights: Sequence[nn.Parameter], recipe: FinetuningRecipe) -> Any:
+    """Return AdamW and its schedule, in the form that Lightning's `configure_optimizers` returns.
+
+    Args:
+        module: the module whose run the schedule covers.
+        weights: the weights to train.
+        recipe: rates and schedule.
+
+    Raises:
+        ValueError: the run has no end, or is shorter than the warm-up.
+    """
+    groups = [
+        {"params": [weight for weight in weights if weight.ndim > 1], "weight_decay": recipe.weight_decay},
+        {"params": [weight for weight in weights if weight.ndim <= 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, eps=recipe.epsilon)
+    steps = module.trainer.estimated_stepping_batches
+    if steps == float("inf"):
+        raise ValueError("Expected `trainer.max_epochs` or `trainer.max_steps` to be finite: the schedule needs it.")
+    factor = schedule_factor(recipe.schedule, int(steps), recipe.warmup_share(int(steps)))
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+def mean_loss(module: pl.LightningModule, logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the loss whose gradient, averaged over ranks, is that of the mean over the texts of all ranks.
+
+    Args:
+        module: the LightningModule that trains.
+        logits: (S, B, C) float32, of this rank's texts.
+        labels: (B,).
+
+    Returns:
+        (S,) sums over this rank's texts, divided by the mean number of texts of a rank.
+    """
+    texts = torch.tensor(float(len(labels)), device=logits.device)
+    texts = mean_over_ranks(module.trainer, texts)
+    return unit_losses(logits, classification_targets(labels)).sum(-1) / texts

@@ -1,0 +1,284 @@
+"""The LightningModule that measures truncated and skipping classifiers: Phang et al. 2021, Figures 3 and 4."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+
+from aligners.finetuning.heads import HeadBank
+from aligners.finetuning.training import FinetuningRecipe, mean_loss, optimisation
+from aligners.fitting.training.ranks import mean_over_ranks
+from aligners.injection.scoring.answers import in_data_order, match_heads, matched_by_number, one_after_another
+from aligners.injection.scoring.scores import TextScores, UnitMeans, bootstrap_interval, percentile_interval
+from aligners.injection.scoring.task_scores import choose_score, resampled_scores, task_score
+from aligners.injection.scoring.tasks import check_labels, unit_answers, unit_scores
+from aligners.models.finite import FiniteCheck
+from aligners.models.loading.precision import check_precision
+from aligners.models.model import FrozenModel
+from aligners.models.truncation import skipping, truncated
+from datamodules.batches import TextBatch
+from datamodules.protocol import LabelledData, stream_of
+from datamodules.targets import classification_targets
+
+__all__ = ["HEADS", "MEAN", "Condition", "SurgeryEvaluation", "conditions"]
+
+Kind = Literal["native", "untuned", "tuned", "tuned_orig", "skip"]
+MEAN = "mean of the models"
+QUANTITIES = ("correct", "loss", "answer")
+HEADS = FinetuningRecipe(learning_rate=1e-3, warmup=0.1)  # a head alone allows, and needs, larger steps than a model
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One way to run a model.
+
+    Attributes:
+        kind: native: the whole model; untuned: its own head on the state at `site`; tuned: a head trained there;
+            tuned_orig: a head trained on the base model's state; skip: without blocks first..last.
+        site: where the head reads; None for skip.
+        first: the first block that is skipped, counted from 1; None if all are run.
+        last: the last such block.
+    """
+
+    kind: Kind
+    site: int | None = None
+    first: int | None = None
+    last: int | None = None
+
+
+def conditions(depth: int, *, base: bool, heads: bool) -> list[Condition]:
+    """List the conditions for a model of L = `depth` blocks, in the order of the table."""
+
+    def cut(kind: Kind) -> list[Condition]:
+        gone = [(site + 1, depth) if site < depth else (None, None) for site in range(depth + 1)]
+        return [Condition(kind, site, *ends) for site, ends in enumerate(gone)]
+
+    if base:
+        return cut("tuned_orig")
+    spans = [Condition("skip", None, i, j) for i in range(1, depth + 1) for j in range(i, depth + 1)]
+    return [Condition("native", depth), *cut("untuned"), *spans, *(cut("tuned") if heads else [])]
+
+
+class SurgeryEvaluation(pl.LightningModule):
+    """Trains heads on the states of all sites at once, then measures every truncation and every skipped span.
+
+    All states of a batch come from one pass through each model, and none is kept for longer. Heads on fine-tuned models
+    start as the model's own head and continue its training (TUNED); those on base models start from the data module's
+    seed (TUNEDORIG). Scores are kept text by text, so the figures are the same for any number of ranks.
+
+    Args:
+        recipe: how the heads are trained.
+        heads: whether heads are trained; if not, only what needs none is measured, and no base model.
+        seed: for resampling the texts.
+
+    Attributes:
+        rows: after a test, one for each model and condition, and for the mean over models of equal depth.
+        meta: what holds for all rows.
+    """
+
+    def __init__(
+        self,
+        recipe: FinetuningRecipe = HEADS,
+        heads: bool = True,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.recipe, self.heads, self.seed = recipe, heads, seed
+        self.banks = nn.ModuleList()
+        self.rows: list[dict[str, Any]] = []
+        self.meta: dict[str, Any] = {}
+        self._check = FiniteCheck()
+
+    # ------------------------------------------------------------------ before
+
+    @property
+    def _stream(self) -> LabelledData:
+        """The data module of the run."""
+        return stream_of(self.trainer, LabelledData)
+
+    def setup(self, stage: str) -> None:
+        """Run all checks, and build a head for every site of every model."""
+        check_precision(self.trainer)
+        data = self._stream
+        if data.bases and not self.heads:
+            raise ValueError(
+                "Expected no `bases` where no heads are trained, but got some: what they know shows there."
+            )
+        self.models: list[FrozenModel] = [m.to(self.trainer.strategy.root_device) for m in data.frozen]
+        self.is_base = [place >= len(data.models) for place in range(len(self.models))]
+        for model in self.models:
+            for split in ("fit", "test") if self.heads else ("test",):
+                check_labels(model, data.split(split).labels, data.text.source)
+        tuned = self.models[: len(data.models)]
+        self.matched = match_heads(data, tuned)
+        self.regression = tuned[0].regression
+        if self.regression:
+            data.texts.check_numbers()
+        self.score = choose_score(
+            data.text, regression=self.regression, classes=1 if self.regression else data.texts.classes
+        )
+        for base in self.models[len(tuned) :]:
+            base.class_map = one_after_another(tuned[0].class_map)
+        if self.heads and not len(self.banks):
+            self.banks.extend(HeadBank(model, model.depth + 1) for model in self.models)
+
+    def _states(self, batch: TextBatch, place: int) -> list[Tensor]:
+        """Return the states of all sites of a model, from one pass."""
+        model = self.models[place]
+        with torch.no_grad():
+            return model.front(batch.inputs[place], range(model.depth + 1))
+
+    # ------------------------------------------------------------------ heads
+
+    def configure_optimizers(self) -> Any:
+        """Return one AdamW for all heads; it treats each weight independently."""
+        return optimisation(self, list(self.banks.parameters()), self.recipe)
+
+    def _answers(self, batch: TextBatch, place: int, states: list[Tensor]) -> Tensor:
+        """Return the logits of the trained heads, (S, B, C)."""
+        model = self.models[place]
+        logits = cast(HeadBank, self.banks[place]).logits(model, batch.inputs[place], states)
+        return in_data_order(logits, model.class_map)
+
+    def training_step(self, batch: TextBatch, batch_idx: int) -> Tensor:
+        """Return the sum of all heads' mean losses; each head gets the gradient of its own."""
+        labels, losses = cast(Tensor, batch.labels), []
+        log = (self.global_step + 1) % self.trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
+        for place, model in enumerate(self.models):
+            loss = mean_loss(self, self._answers(batch, place, self._states(batch, place)), labels)
+            names = [f"{model.name}, site {site}" for site in range(model.depth + 1)]
+            self._check.watch(loss.detach(), names, "training loss", batch_idx)
+            if log:
+                whole = mean_over_ranks(self.trainer, loss.detach())
+                self.log_dict(self._keys(place, "train_loss", whole), rank_zero_only=True)
+            losses.append(loss.sum())
+        return torch.stack(losses).sum()
+
+    def on_train_epoch_end(self) -> None:
+        """Check the losses of the last batch, too."""
+        self._check.flush()
+
+    def on_validation_epoch_start(self) -> None:
+        """Reset the sums."""
+        self._means = [UnitMeans(model.depth + 1).to(self.device) for model in self.models]
+
+    def validation_step(self, batch: TextBatch, batch_idx: int) -> None:
+        """Add every head's accuracy on one batch, or its squared errors."""
+        for place, means in enumerate(self._means):
+            logits = self._answers(batch, place, self._states(batch, place))
+            found = unit_scores(logits, classification_targets(cast(Tensor, batch.labels)))
+            means.update(found["loss" if self.regression else "correct"])
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the means, which are already summed over ranks."""
+        for place, means in enumerate(self._means):
+            figure = "validation_loss" if self.regression else "validation_accuracy"
+            self.log_dict(self._keys(place, figure, means.compute().float()), rank_zero_only=True)
+
+    def _keys(self, place: int, figure: str, values: Tensor) -> dict[str, Tensor]:
+        kind = "tuned_orig" if self.is_base[place] else "tuned"
+        return {f"{kind}/{place}/{site}/{figure}": value for site, value in enumerate(values)}
+
+    # ------------------------------------------------------------------ the one pass over the held-out texts
+
+    def on_test_start(self) -> None:
+        """Run every model's self-test, and make its table."""
+        data, texts = self._stream, len(self._stream.split("test"))
+        few = data.split("test")[list(range(min(8, texts)))].to(self.device)
+        self.tables = nn.ModuleList()
+        self._conditions = []
+        for place, model in enumerate(self.models):
+            model.self_test(few.inputs[place])
+            wanted = conditions(model.depth, base=self.is_base[place], heads=self.heads)
+            self._conditions.append(wanted)
+            self.tables.append(TextScores(list(QUANTITIES), 1, len(wanted), texts).to(self.device))
+
+    def test_step(self, batch: TextBatch, batch_idx: int) -> None:
+        """Score every condition of every model on one batch."""
+        for place, wanted in enumerate(self._conditions):
+            states = self._states(batch, place)
+            trained = self._answers(batch, place, states) if self.heads else None
+            logits = torch.stack([self._answer(batch, place, condition, states, trained) for condition in wanted])
+            found = unit_scores(logits, classification_targets(cast(Tensor, batch.labels)))
+            found["answer"] = unit_answers(logits, regression=self.regression)
+            scores = {name: values[None] for name, values in found.items()}
+            cast(TextScores, self.tables[place]).update(batch.text, scores)
+
+    def _answer(
+        self, batch: TextBatch, place: int, condition: Condition, states: list[Tensor], trained: Tensor | None
+    ) -> Tensor:
+        """Return the logits of one condition, (B, C) float32."""
+        model, inputs = self.models[place], batch.inputs[place]
+        if condition.kind == "native":
+            return in_data_order(model.logits(inputs).float(), model.class_map)
+        if condition.kind in ("tuned", "tuned_orig"):
+            return cast(Tensor, trained)[cast(int, condition.site)]
+        if condition.kind == "untuned":
+            view = truncated(model, cast(int, condition.site))
+        else:
+            view = skipping(model, cast(int, condition.first), cast(int, condition.last))
+        return in_data_order(view.logits_from(inputs, states[view.first - 1]).float(), model.class_map)
+
+    # ------------------------------------------------------------------ after
+
+    def on_test_epoch_end(self) -> None:
+        """Make a row for every model and condition, and for the mean of the fine-tuned models."""
+        tables = [cast(TextScores, table).compute() for table in self.tables]
+        self.rows = []
+        for model, wanted, table in zip(self.models, self._conditions, tables, strict=True):
+            self.rows += self._rows(model.name, wanted, [table])
+        for base in (False, True):
+            places = [place for place, is_base in enumerate(self.is_base) if is_base == base]
+            if len(places) > 1 and len({self.models[place].depth for place in places}) == 1:
+                self.rows += self._rows(MEAN, self._conditions[places[0]], [tables[place] for place in places])
+        data = self._stream
+        self.meta = {
+            **data.describe(),
+            "labels": {model.name: words for model, words in self.matched.items()},
+            "cautions": matched_by_number(data, list(self.matched)),
+            "score": self.score,
+            "majority_score": float(task_score(self.score, data.constant_answers(), data.answers("test"))),
+            "seed": self.seed,
+            "split": "test",
+        }
+
+    def _rows(self, name: str, wanted: Sequence[Condition], tables: list[dict[str, Tensor]]) -> list[dict[str, Any]]:
+        """Make the rows of one model, or of the mean over several."""
+        every = {quantity: torch.stack([table[quantity][0] for table in tables]) for quantity in QUANTITIES}
+        correct = every["correct"].mean(0)
+        low, high = bootstrap_interval(correct, seed=self.seed)
+        columns = {
+            "accuracy": correct.mean(-1),
+            "accuracy_low": low,
+            "accuracy_high": high,
+            "loss": every["loss"].mean(0).mean(-1),
+            **self._score_columns(every["answer"]),
+        }
+        about = {"score_name": self.score, "n_texts": correct.shape[-1]}
+        return [
+            {
+                "model": name,
+                **vars(condition),
+                **{column: _finite(values[number]) for column, values in columns.items()},
+                **about,
+            }
+            for number, condition in enumerate(wanted)
+        ]
+
+    def _score_columns(self, answers: Tensor) -> dict[str, Tensor]:
+        """Return the task's score of answers (models, conditions, texts), averaged over models, with its interval."""
+        labels = self._stream.answers("test")
+        drawn = resampled_scores(self.score, answers, labels, seed=self.seed).mean(0)
+        low, high = percentile_interval(drawn)
+        return {"score": task_score(self.score, answers, labels).mean(0), "score_low": low, "score_high": high}
+
+
+def _finite(value: Tensor) -> float | None:
+    """Return a number that JSON can hold, or None if the logits of some text were not finite."""
+    return float(value) if math.isfinite(float(value)) else None

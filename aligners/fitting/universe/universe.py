@@ -1,0 +1,193 @@
+"""k models and the bijections that take their states into one space."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aligners.fitting.storage.describing import build_aligner, describe_aligner
+from aligners.fitting.universe.closed_forms import generalised_procrustes, maxvar
+from aligners.fitting.universe.joint import JointMoments
+from aligners.fitting.universe.through import ThroughSpace
+from aligners.maps.base import Aligner
+from aligners.maps.linear import Linear, Procrustes
+from aligners.similarity.algebra.moments import Moments
+
+__all__ = ["CLOSED_UNIVERSES", "NETWORK", "Universe", "fit_network", "maps_of"]
+
+CALM = 4  # how much slower matrices between couplings learn
+BETWEEN = ("maps.pairs.", "maps.matrices")  # names of such matrices
+NETWORK = "universe"  # name of the trained maps in reports and files, beside the closed forms
+
+FitMaps = Callable[[Aligner, JointMoments], None]
+
+
+class Universe(Aligner, registered=False):
+    """k · S maps u_i into one shared space at each of S sites, fitted together; model after model, then site by site.
+
+    A state of model i becomes one of model j by u_j⁻¹(u_i(x)), so that k maps make all k (k − 1) directions, and going
+    from i to j to l is going from i to l. As an aligner it maps each model's states to what the others say of them. In
+    that the models of a site are not independent; sites are.
+
+    Nothing but agreement in every model's own space is asked for: from a space that shrinks or loses a direction there
+    would be no way back. What leaves all maps as they are, h ∘ u_i for any bijection h of the space, is not settled by
+    training: the space starts with unit scale, and may drift from it.
+
+    Args:
+        maps: u, a bank of k · S invertible maps from d to d.
+        models: k.
+        fit_maps: sets them from the moments of all models.
+
+    Attributes:
+        turns: (N,) a number for each row of the next batch, which says who predicts it: see `loss`. By default, its
+            place. With a number that goes with the row's text, the same rows give the same loss on any number of ranks.
+    """
+
+    variance: Tensor
+    turns: Tensor | None = None
+
+    def __init__(self, maps: Aligner, models: int, fit_maps: FitMaps) -> None:
+        super().__init__(maps.sites, maps.d_x, maps.d_y)
+        self.maps, self.models, self.fit_maps = maps, models, fit_maps
+        self.closed_form = maps.closed_form
+        self.register_buffer("variance", torch.ones(maps.sites))
+
+    def embed(self, x: Tensor) -> Tensor:
+        """States of all models in the shared space, (k · S, N, d) -> (k · S, N, d)."""
+        return self.maps(x)
+
+    def predicted(self, embedded: Tensor, shift: int) -> Tensor:
+        """The states of every model m as model (m + shift) mod k says.
+
+        Args:
+            embedded: (k · S, N, d), in the shared space.
+            shift: 1 to k − 1; 0: from itself.
+        """
+        return self.maps.inverse(self._other(embedded.unflatten(0, (self.models, -1)), shift))
+
+    @property
+    def rows_needed(self) -> int:
+        """What the maps need."""
+        return self.maps.rows_needed
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Each model's states as the others say, each row from one of them: (k · S, N, d) -> (k · S, N, d)."""
+        asked, order = self._asked(self.embed(x), means=False)
+        return self.maps.inverse(asked)[:, order.argsort()]
+
+    def fit(self, moments: Moments) -> None:
+        """Set the maps from the moments of all pairs of models: see `JointMoments.of`."""
+        joint = self.joint(moments)
+        self.variance.copy_(joint.variance.flatten())
+        self.fit_maps(self.maps, joint)
+
+    def joint(self, moments: Moments) -> JointMoments:
+        """The moments of all pairs of models, arranged by model."""
+        return JointMoments.of(moments, self.models)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """FVU of every model as the others say, averaged over the models: (k · S,).
+
+        Half of the rows are predicted from one other model, each of these in its turn, and half from the mean of all
+        others in the shared space. The mean has less noise, but alone would let single models stray. This takes one
+        pass of the k maps and one of their inverses.
+        """
+        asked, order = self._asked(self.embed(x), means=True)
+        return self.over_models((self.maps.inverse(asked) - y[:, order]).square().mean((1, 2)) / self.variance)
+
+    def _asked(self, embedded: Tensor, means: bool) -> tuple[Tensor, Tensor]:
+        """In the place of every model, row by row, another one in its turn; by turns the mean of the others, too.
+
+        Returns:
+            (k · S, N, d), its rows sorted by turn, and the places (N,) that they had.
+        """
+        each, shifts = embedded.unflatten(0, (self.models, -1)), self.models - 1
+        turns = torch.arange(embedded.shape[1], device=embedded.device) if self.turns is None else self.turns
+        rows = [(turns % ((1 + means) * shifts) == turn).nonzero().squeeze(1) for turn in range(shifts)]
+        parts = [self._other(each[:, :, own], shift) for shift, own in enumerate(rows, start=1)]
+        if means:
+            rows.append((turns % (2 * shifts) >= shifts).nonzero().squeeze(1))
+            last = each[:, :, rows[-1]]
+            parts.append(((last.sum(0) - last) / shifts).flatten(0, 1))
+        return torch.cat(parts, 1), torch.cat(rows)
+
+    def _other(self, each: Tensor, shift: int) -> Tensor:
+        """In the place of every model the one so many places on, (k, S, N, d) -> (k · S, N, d)."""
+        return each.roll(-shift, 0).flatten(0, 1)
+
+    def over_models(self, values: Tensor) -> Tensor:
+        """The mean over the models at each place of a site, (k · S,): what belongs together stops and goes together."""
+        return values.unflatten(0, (self.models, -1)).mean(0).repeat(self.models)
+
+    def start_names(self) -> Sequence[str]:
+        """The start of every map."""
+        return self.maps.start_names()
+
+    def fan_in(self, name: str, parameter: Tensor) -> int:
+        """As the maps have it; of matrices between couplings, `CALM` times as many.
+
+        A state passes one network and the inverse of another one, which was made for other states: at the rate of a
+        lone network such matrices diverge.
+        """
+        own = self.maps.fan_in(name.removeprefix("maps."), parameter)
+        return CALM * own if name.startswith(BETWEEN) else own
+
+    def in_a_row(self, name: str) -> int:
+        """As the maps have it."""
+        return self.maps.in_a_row(name.removeprefix("maps."))
+
+    def options(self) -> dict[str, Any]:
+        """The number of models, and what the maps are."""
+        described = describe_aligner(self.maps)
+        return {"models": self.models, "maps": {name: described[name] for name in ("class", "options")}}
+
+    def map(self, i: int, j: int) -> ThroughSpace:
+        """The map from model i into model j at all sites."""
+        return ThroughSpace.of(maps_of(self.maps, i, self.models), maps_of(self.maps, j, self.models))
+
+
+def maps_of(bank: Aligner, model: int, models: int) -> Aligner:
+    """The maps of one model as a bank of its own."""
+    described, each = describe_aligner(bank), bank.sites // models
+    taken = build_aligner({**described, "sites": each})
+    place = slice(model * each, (model + 1) * each)
+    taken.load_state_dict({name: value[place] for name, value in bank.state_dict().items()})
+    return taken.requires_grad_(False).eval()
+
+
+def fit_network(maps: Aligner, joint: JointMoments) -> None:
+    """Start every map as its model's rotation under generalised Procrustes, between spaces of unit scale.
+
+    A closer linear start is steep where models vary little, and its inverse amplifies what another model says there:
+    the first steps then have gradients a hundred times as large, and may not recover.
+    """
+    scale = joint.variance.sqrt()[..., None, None]
+    maps.fit(joint.mapped(generalised_procrustes(joint.scaled()) / scale))
+
+
+def fit_procrustes(maps: Aligner, joint: JointMoments) -> None:
+    """Set the maps to those of `generalised_procrustes` on scaled states."""
+    scale = joint.variance.sqrt()[..., None, None]
+    rotations = generalised_procrustes(joint.scaled())
+    _set(maps, joint, rotations / scale, rotations.mT * scale)
+
+
+def fit_gcca(maps: Aligner, joint: JointMoments) -> None:
+    """Set the maps to those of `maxvar`, with its least-squares way back in place of the inverse."""
+    _set(maps, joint, *maxvar(joint))
+
+
+# name -> the class that holds such maps, and what sets them
+CLOSED_UNIVERSES: dict[str, tuple[Callable[[int, int, int], Aligner], FitMaps]] = {
+    "procrustes": (Procrustes, fit_procrustes),
+    "gcca": (Linear, fit_gcca),
+}
+
+
+def _set(maps: Aligner, joint: JointMoments, into: Tensor, back: Tensor) -> None:
+    own = joint.own()
+    centred = own._replace(mean_y=torch.zeros_like(own.mean_y))
+    maps.set_map(centred, into.flatten(0, 1), back.flatten(0, 1))  # type: ignore[operator]

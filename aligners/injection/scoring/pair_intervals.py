@@ -1,0 +1,140 @@
+"""Means over pairs of models, with intervals that allow for pairs sharing models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aligners.fitting.outcomes import worst_of
+from aligners.similarity.controls import jackknife_interval
+
+__all__ = ["OVER_MODELS", "RANGE", "check_groups", "interval_over_models", "over_pairs"]
+
+Row = dict[str, Any]
+LEAST_MODELS = 4
+OVER_MODELS, RANGE = "95 % interval over models", "range of the routes"  # what the ends of an interval are
+
+
+def over_pairs(
+    rows: Sequence[Row],
+    groups: Mapping[str, Sequence[str]] | None = None,
+    quantities: Sequence[str] = ("penalty", "score_penalty"),
+    by: Sequence[str] = ("method", "role", "site_x", "site_y"),
+) -> list[Row]:
+    """Means over the routes of each group, for every method and site pair (Brown et al. 2023, Figure 2).
+
+    Routes share models, so they are not independent: the unit is the model. The interval is a jackknife: leave out
+    one model at a time, with every route from it and into it, and take Student's t with one degree of freedom fewer
+    than there are models. Between two groups, each gives an error of its own, with its own t, and the squares add
+    (Banerjee 1960). For normal effects of source, target and pair, the interval holds the truth in 95 to 99 % of
+    samples of 4 to 10 models. Where models differ, resampling them with replacement gives 77 to 88 %, and treating
+    routes as independent 35 to 75 %.
+
+    The interval says what other models of the same kind would give on these texts; how much depends on the texts is
+    the interval of each row. With fewer than four models in a group, the ends are the smallest and the largest of the
+    routes, and `interval` says so.
+
+    Args:
+        rows: rows with model_x, model_y, `by` and `quantities`. Rows without a site are skipped.
+        groups: name -> models; routes from group a into group b then form "a-to-b". By default all routes between
+            different models are one group. Routes from a model into itself are always "same model".
+        quantities: what to average.
+        by: columns whose values are averaged separately.
+
+    Returns:
+        One row for each group and value of `by`: group, `by`, n_models, n_routes, interval, and each quantity with its
+        _low and _high; None where a route lacks it, as after an overflow.
+
+    Raises:
+        ValueError: see `check_groups`.
+    """
+    sited = [row for row in rows if row["site_x"] is not None]
+    kinds = check_groups(groups, (row[f"model_{side}"] for row in sited for side in "xy"))
+    found: dict[tuple[Any, ...], list[Row]] = {}
+    for row in sited:
+        group = _group(kinds[row["model_x"]], kinds[row["model_y"]], row["model_x"] == row["model_y"])
+        found.setdefault((group, *(row[name] for name in by)), []).append(row)
+    return [
+        {**dict(zip(("group", *by), place, strict=True)), **_summary(own, kinds, quantities)}
+        for place, own in found.items()
+    ]
+
+
+def check_groups(groups: Mapping[str, Sequence[str]] | None, models: Iterable[str]) -> dict[str, str]:
+    """Return the group of each model; "" for all if there are no groups.
+
+    Raises:
+        ValueError: a model is in two groups or in none, or a group names a model that is not among `models`.
+    """
+    present = list(dict.fromkeys(models))
+    if groups is None:
+        return dict.fromkeys(present, "")
+    members = [model for own in groups.values() for model in own]
+    twice = sorted({model for model in members if members.count(model) > 1})
+    absent = sorted(set(members) - set(present))
+    missing = [model for model in present if model not in members]
+    for what, wrong in (("in one group", twice), ("among the models that were stitched", absent)):
+        if wrong:
+            raise ValueError(f"Expected every model of `groups` once and {what}, but got {', '.join(wrong)}.")
+    if missing:
+        raise ValueError(
+            f"Expected every model in one of `groups`, but {', '.join(missing)} is in none. Name a group for it, or "
+            "leave `groups` out."
+        )
+    return {model: name for name, own in groups.items() for model in own}
+
+
+def _group(kind_x: str, kind_y: str, same: bool) -> str:
+    if same:
+        return "same model"
+    return f"{kind_x}-to-{kind_y}" if kind_x else "different models"
+
+
+def _summary(rows: list[Row], kinds: Mapping[str, str], quantities: Sequence[str]) -> Row:
+    columns = [[row[name] for row in rows] for name in quantities]
+    known = [all(value is not None for value in column) for column in columns]
+    values = torch.tensor(
+        [column if whole else [0.0] * len(rows) for column, whole in zip(columns, known, strict=True)],
+        dtype=torch.float64,
+    )
+    ends = interval_over_models(values, [(row["model_x"], row["model_y"]) for row in rows], kinds)
+    low, high = (values.amin(-1), values.amax(-1)) if ends is None else ends
+    summary: Row = {
+        "n_models": len({row[f"model_{side}"] for row in rows for side in "xy"}),
+        "n_routes": len({(row["model_x"], row["model_y"]) for row in rows}),
+        "interval": RANGE if ends is None else OVER_MODELS,
+        "training": worst_of(rows).get("training"),
+    }
+    for name, whole, *figures in zip(quantities, known, values.mean(-1), low, high, strict=True):
+        for suffix, figure in zip(("", "_low", "_high"), figures, strict=True):
+            summary[name + suffix] = float(figure) if whole else None
+    return summary
+
+
+def interval_over_models(
+    values: Tensor, pairs: Sequence[tuple[str, str]], kinds: Mapping[str, str]
+) -> tuple[Tensor, Tensor] | None:
+    """Return the ends of the 95 % interval over models of means over pairs; see `over_pairs`.
+
+    Args:
+        values: (quantities, P), one for each pair.
+        pairs: the models of each of the P pairs.
+        kinds: model -> group; each group gives an error of its own.
+
+    Returns:
+        Lower and upper ends, each (quantities,), or None: a group has fewer than four models, or every pair has one
+        and the same model.
+    """
+    mean, squares = values.mean(-1), torch.zeros(len(values), dtype=torch.float64)
+    models = dict.fromkeys(model for pair in pairs for model in pair)
+    for kind in dict.fromkeys(kinds[model] for model in models):
+        own = [model for model in models if kinds[model] == kind]
+        kept = torch.tensor([[model not in pair for pair in pairs] for model in own], dtype=torch.float64)
+        if len(own) < LEAST_MODELS or not bool(kept.any(-1).all()):
+            return None
+        low, high = jackknife_interval(mean, (kept / kept.sum(-1, keepdim=True)) @ values.T)
+        squares = squares + ((high - low) / 2).square()
+    return mean - squares.sqrt(), mean + squares.sqrt()

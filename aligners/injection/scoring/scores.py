@@ -1,0 +1,151 @@
+"""Scores of each method, kept text by text so that any interval can be taken later."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from aligners.similarity.moments import DoubleMetric
+
+if TYPE_CHECKING:
+    from datamodules.rows.policies import Rows
+
+__all__ = [
+    "TextScores",
+    "UnitMeans",
+    "bootstrap_interval",
+    "of_unseen",
+    "per_text_sums",
+    "percentile_interval",
+    "resampled",
+    "resampled_counts",
+]
+
+RESAMPLES = 1000
+LEVEL = 0.95
+
+
+class TextScores(Metric):
+    """A table of sums (quantities, methods, sites, texts), each text written by the one rank that saw it.
+
+    Ranks fill disjoint columns, so adding their tables is exact for any number of ranks.
+
+    Args:
+        quantities: names of what is scored.
+        methods: number of methods.
+        sites: number of site pairs.
+        texts: number of held-out texts.
+    """
+
+    full_state_update = False
+    table: Tensor
+    seen: Tensor
+
+    def __init__(self, quantities: list[str], methods: int, sites: int, texts: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.quantities = quantities
+        shape = (len(quantities), methods, sites, texts)
+        self.add_state("table", torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("seen", torch.zeros(texts, dtype=torch.long), dist_reduce_fx="sum")
+
+    def update(self, text: Tensor, scores: dict[str, Tensor]) -> None:
+        """Write the scores of a batch.
+
+        Args:
+            text: (B,) numbers of the texts.
+            scores: quantity -> (methods, sites, B).
+        """
+        self.seen[text] += 1
+        for place, quantity in enumerate(self.quantities):
+            self.table[place][:, :, text] = scores[quantity].double()
+
+    def compute(self) -> dict[str, Tensor]:
+        """Quantity -> (methods, sites, texts), on the CPU.
+
+        Raises:
+            RuntimeError: a text was counted twice or not at all.
+        """
+        if not bool((self.seen == 1).all()):
+            twice, never = int((self.seen > 1).sum()), int((self.seen == 0).sum())
+            raise RuntimeError(f"Every held-out text must count once, but {twice} counted twice and {never} never.")
+        return dict(zip(self.quantities, self.table.cpu(), strict=True))
+
+
+class UnitMeans(DoubleMetric):
+    """Means over all units (texts, or predicted tokens) of several quantities, exact over batches and ranks.
+
+    Args:
+        quantities: S, their number.
+    """
+
+    sums: Tensor
+    units: Tensor
+
+    def __init__(self, quantities: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.add_state("sums", torch.zeros(quantities, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("units", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, values: Tensor) -> None:
+        """Add the units of a batch, (S, U)."""
+        self.sums += values.double().sum(-1)
+        self.units += values.shape[-1]
+
+    def compute(self) -> Tensor:
+        """Return the means, (S,), also for S = 1."""
+        return self.sums / self.units
+
+
+def resampled(n: int, seed: int, resamples: int = RESAMPLES) -> Tensor:
+    """Draw n texts with replacement: their numbers, (resamples, n). Equal seeds draw equal texts."""
+    return torch.randint(n, (resamples, n), generator=torch.Generator().manual_seed(seed))
+
+
+def resampled_counts(n: int, seed: int, resamples: int = RESAMPLES) -> Tensor:
+    """How often each of n texts is drawn in each resample, (resamples, n) float64."""
+    drawn = resampled(n, seed, resamples)
+    return torch.zeros(resamples, n, dtype=torch.float64).scatter_add_(1, drawn, torch.ones(drawn.shape).double())
+
+
+def percentile_interval(values: Tensor, level: float = LEVEL) -> tuple[Tensor, Tensor]:
+    """Return the lower and upper end over the last axis, the resamples, without NaN: each (...)."""
+    tail = (1 - level) / 2
+    ends = torch.nanquantile(values, torch.tensor([tail, 1 - tail], dtype=torch.float64), dim=-1)
+    return ends[0], ends[1]
+
+
+def per_text_sums(values: Tensor, rows: Rows) -> Tensor:
+    """Sum over the rows of each text of a batch: (..., N) -> (..., B)."""
+    return values.new_zeros(*values.shape[:-1], rows.texts).index_add_(-1, rows.owner, values)
+
+
+def of_unseen(values: Tensor, rows: Rows) -> Tensor:
+    """Set values of rows (..., N) to zero except for rows of unseen types; all NaN where types are not known."""
+    return torch.full_like(values, torch.nan) if rows.unseen is None else values.where(rows.unseen, 0)
+
+
+def bootstrap_interval(
+    values: Tensor, weights: Tensor | None = None, *, seed: int, level: float = LEVEL, resamples: int = RESAMPLES
+) -> tuple[Tensor, Tensor]:
+    """Return the percentile interval of a mean (or of a ratio of sums) over resampled texts.
+
+    Args:
+        values: (..., n) one number for each text.
+        weights: (..., n) denominators; default: 1 for each text.
+        seed: the seed of the resampling; equal seeds draw equal texts, so intervals of methods can be compared.
+        level: the coverage.
+        resamples: the number of resamples.
+
+    Returns:
+        Lower and upper end, each (...); NaN where values are not finite. Resamples with a zero denominator do not
+        count.
+    """
+    counts = resampled_counts(values.shape[-1], seed, resamples)
+    numerator = values.double() @ counts.T
+    denominator = counts.sum(1) if weights is None else weights.double() @ counts.T
+    low, high = percentile_interval(numerator / denominator, level)
+    finite = values.isfinite().all(-1)
+    return low.where(finite, torch.nan), high.where(finite, torch.nan)

@@ -1,0 +1,163 @@
+"""The score of a task, from the answer to each text: accuracy, Matthews' correlation, F1, Pearson's and Spearman's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor
+from torchmetrics.functional import pearson_corrcoef, spearman_corrcoef
+from torchmetrics.functional.classification import binary_f1_score
+
+from aligners.injection.scoring.scores import percentile_interval, resampled
+from aligners.maps.baselines import random_labels
+from datamodules.text.sources import Score, TextSource, known_source
+
+if TYPE_CHECKING:
+    from datamodules.protocol import TextData
+
+__all__ = ["OF_CLASSES", "OF_NUMBERS", "ScoredTask", "choose_score", "resampled_scores", "score_interval", "task_score"]
+
+OF_CLASSES: tuple[Score, ...] = ("accuracy", "mcc", "f1")
+OF_NUMBERS: tuple[Score, ...] = ("pearson", "spearman")
+OF_TWO: tuple[Score, ...] = ("mcc", "f1")
+CELLS = 2**17  # answers resampled at a time: as many as fit in a processor's cache
+
+
+@dataclass(frozen=True)
+class ScoredTask:
+    """What the held-out texts ask, and what is answered without reading them.
+
+    Attributes:
+        score: the task's score.
+        regression: whether numbers are predicted.
+        labels: (n,) labels of the held-out texts.
+        random: (n,) a class for each, uniformly at random; for numbers, the labels themselves in a random order.
+        constant: the most frequent class of the fitting texts, or the mean of their numbers.
+    """
+
+    score: Score
+    regression: bool
+    labels: Tensor
+    random: Tensor
+    constant: float
+
+    @classmethod
+    def of(cls, data: TextData, *, regression: bool, seed: int) -> ScoredTask:
+        """The task of a data module's texts for heads that predict numbers or answer classes.
+
+        Raises:
+            ValueError: the score that was asked for does not fit the task, or all numbers to predict are equal.
+        """
+        if regression:
+            data.texts.check_numbers()
+        labels = cast(Tensor, data.split("test").labels)
+        classes = 0 if regression else data.texts.classes
+        score = choose_score(data.text, regression=regression, classes=classes)
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+        random = labels.float()[order] if regression else random_labels(len(labels), classes, seed)
+        constant = data.texts.constant_label(regression=regression)
+        return cls(score, regression, labels.float() if regression else labels, random, constant)
+
+    def constant_score(self) -> float:
+        """Score the answer that is the same for every text."""
+        return float(task_score(self.score, torch.full(self.labels.shape, self.constant), self.labels))
+
+
+def choose_score(text: TextSource, *, regression: bool, classes: int) -> Score:
+    """Choose the score of a task: `score` if given; that of GLUE (`SOURCES`); else accuracy, or Pearson's correlation.
+
+    Args:
+        text: the texts of the task.
+        regression: whether numbers are predicted.
+        classes: the number of classes otherwise.
+
+    Raises:
+        ValueError: `score` does not fit the task.
+    """
+    usual: Score = "pearson" if regression else "accuracy"
+    score = text.score or known_source(text).score or usual
+    known = OF_NUMBERS if regression else OF_CLASSES if classes == 2 else ("accuracy",)
+    if score not in known:
+        what = "numbers to predict" if regression else f"{classes} classes"
+        raise ValueError(f"Expected `score` out of {', '.join(known)} for texts with {what}, but got {score!r}.")
+    return score
+
+
+def task_score(score: Score, answers: Tensor, labels: Tensor) -> Tensor:
+    """Score each row of answers; NaN if one of its answers is NaN.
+
+    An answer that is the same for every text has no correlation: Pearson, Spearman and Matthews give 0. F1 is that of
+    class 1.
+
+    Args:
+        score: the score.
+        answers: (..., n) classes or numbers.
+        labels: (n,) likewise.
+    """
+    rows = answers.double().reshape(-1, answers.shape[-1])
+    found = _FUNCTIONS[score](rows.nan_to_num().T, labels.double()[:, None].expand(-1, len(rows)))
+    return found.where(rows.isfinite().all(-1), torch.nan).reshape(answers.shape[:-1])
+
+
+def score_interval(score: Score, answers: Tensor, labels: Tensor, *, seed: int) -> tuple[Tensor, Tensor]:
+    """Return the ends of the 95 % percentile interval of a score over resampled texts, each (...).
+
+    The arguments are those of `resampled_scores`.
+    """
+    return percentile_interval(resampled_scores(score, answers, labels, seed=seed))
+
+
+def resampled_scores(score: Score, answers: Tensor, labels: Tensor, *, seed: int) -> Tensor:
+    """Score resampled texts, the draws of `scores.bootstrap_interval`: (..., resamples); NaN if an answer is NaN.
+
+    Args:
+        score: the score.
+        answers: (..., n) classes or numbers.
+        labels: (n,) likewise.
+        seed: the seed of the resampling.
+    """
+    drawn = resampled(answers.shape[-1], seed)
+    rows = answers.double().reshape(-1, answers.shape[-1])
+    parts = drawn.split(max(1, CELLS // answers.shape[-1]))
+    found = [
+        torch.cat([_FUNCTIONS[score](row[part].T, labels.double()[part].T) for part in parts])
+        if bool(row.isfinite().all())
+        else torch.full((len(drawn),), torch.nan, dtype=torch.float64)
+        for row in rows
+    ]
+    return torch.stack(found).reshape(*answers.shape[:-1], len(drawn))
+
+
+def _accuracy(answers: Tensor, labels: Tensor) -> Tensor:
+    return (answers == labels).double().mean(0)
+
+
+def _f1(answers: Tensor, labels: Tensor) -> Tensor:
+    whole = answers.T.long(), labels.T.long()
+    return binary_f1_score(*whole, multidim_average="samplewise", validate_args=False).double()
+
+
+def _correlation(function: Callable[[Tensor, Tensor], Tensor], answers: Tensor, labels: Tensor) -> Tensor:
+    """Correlate the columns of (n, R) and (n, R); 0 if one is constant, where torchmetrics gives NaN and a warning."""
+    spread = torch.stack([each.amax(0) - each.amin(0) for each in (answers, labels)])
+    constant = (spread == 0).any(0)
+    ramp = torch.arange(len(answers), dtype=torch.float64)[:, None].expand_as(answers)
+    # Correlations do not depend on the unit, but torchmetrics warns about numbers that are close to each other.
+    scaled = [
+        torch.where(constant, ramp, (each - each.amin(0)) / own)
+        for each, own in zip((answers, labels), spread, strict=True)
+    ]
+    return function(*scaled).reshape(-1).double().where(~constant, 0.0)
+
+
+_FUNCTIONS: dict[Score, Callable[[Tensor, Tensor], Tensor]] = {
+    "accuracy": _accuracy,
+    "mcc": partial(_correlation, pearson_corrcoef),  # for classes 0 and 1 this is Matthews' correlation
+    "f1": _f1,
+    "pearson": partial(_correlation, pearson_corrcoef),
+    "spearman": partial(_correlation, spearman_corrcoef),
+}

@@ -1,0 +1,390 @@
+"""The LightningModule that trains stitching layers through frozen tails."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+
+from aligners.fitting.fit_map import fit_map
+from aligners.fitting.fits import AlignerFactory, seeded
+from aligners.fitting.moments import read_moments
+from aligners.fitting.storage.bank import StoredBank, load_bank
+from aligners.fitting.storage.describing import check_names, describe_aligner
+from aligners.fitting.storage.earlier import FORMAT, STITCHING
+from aligners.fitting.storage.refusals import refuse_other_component, refuse_other_models
+from aligners.fitting.training.optimisation import (
+    Schedule,
+    clip_per_site,
+    describe_optimizer,
+    make_optimizer,
+    schedule_factor,
+)
+from aligners.fitting.training.ranks import mean_over_ranks
+from aligners.fitting.training.validating import let_end, validate_if_due
+from aligners.injection.forward import bank_logits, mapped_rows, own_logits, read_all
+from aligners.injection.routes import Route, Routes, build_routes, check_routes
+from aligners.injection.scoring.answers import match_heads
+from aligners.injection.scoring.scores import UnitMeans
+from aligners.injection.scoring.tasks import unit_losses
+from aligners.injection.seen import fitted_texts
+from aligners.injection.stitching.fitted import fitted_layers, refuse_other_layers
+from aligners.injection.stitching.loss import LossWeights, RouteLoss, bank_gradients
+from aligners.maps.affine import AffineLayer
+from aligners.maps.base import Aligner
+from aligners.models.finite import FiniteCheck
+from aligners.models.loading.precision import check_precision
+from aligners.models.model import FrozenModel
+from datamodules.asking import TaskBatch
+from datamodules.batches import TextBatch
+from datamodules.identity import identity, refuse_other_run, trainer_identity
+from datamodules.protocol import TaskData, stream_of
+from datamodules.text.fitted import FittedTexts
+
+__all__ = ["Stitching"]
+
+PRECISIONS = ("32-true", "bf16-mixed")
+MORE_ROWS = "Give more texts, a larger `start_batches`, or another `start`."
+
+
+class Stitching(pl.LightningModule):
+    """Trains banks of stitching layers: every route, every layer, every site pair, on the same batches.
+
+    Each model's front is run once a batch for all routes that leave it. The models live in the data module: they are
+    never in train mode and never in a checkpoint. What is trained is a site's own affair, clipping included, so a bank
+    gives each site what it would get alone.
+
+    Args:
+        layers: name in the report -> the stitching layer, any aligner that can be trained. Default: affine with a
+            LayerNorm (Brown et al., App. C.1), started at the closed-form map.
+        routes: `all`: every ordered pair of models, each model to itself among them; `different`: without those;
+            `forward`: from the first model into the others.
+        loss: what the layers are trained on.
+        fitted: file aligners.ckpt of `train.py fit` on the first two models at the same sites: each of its maps is
+            trained on, from where it stands.
+        start_batches: batches of fitting texts from whose states the layers start; 0: no layer needs any.
+        allow_mixed: let a model that sees the next token feed one that has to predict it.
+        optimizer: one optimiser for all layers.
+        schedule: how the learning rate moves over the training steps: constant, linear, cosine or one_cycle.
+        warmup: share of the steps over which it rises.
+        gradient_clip: largest gradient norm of a site of a layer; 0 turns clipping off.
+        seed: of every layer's starting weights.
+    """
+
+    automatic_optimization = False
+
+    def __init__(
+        self,
+        layers: dict[str, AlignerFactory] | None = None,
+        routes: Routes = "all",
+        loss: LossWeights = LossWeights(),  # noqa: B008  (frozen)
+        fitted: Path | None = None,
+        start_batches: int = 50,
+        allow_mixed: bool = False,
+        optimizer: OptimizerCallable = lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.0, fused=True),
+        schedule: Schedule = "linear",
+        warmup: float = 0.1,
+        gradient_clip: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.factories = {"affine_norm": partial(AffineLayer, norm=True)} if layers is None else dict(layers)
+        check_names(self.factories, "layers")
+        if not self.factories and fitted is None:
+            raise ValueError("Expected at least one of `layers`, or `fitted` maps to train on, but got neither.")
+        if not 0 <= warmup < 1:
+            raise ValueError(f"Expected `warmup` to be a share of the steps in [0, 1), but got {warmup}.")
+        if start_batches < 0 or (start_batches == 0 and loss.activation > 0):
+            raise ValueError(
+                "Expected `start_batches` to be at least 1, or 0 where neither a layer's start nor the activation loss "
+                f"needs the models' states, but got {start_batches}."
+            )
+        self.wanted_routes, self.weights, self.fitted = routes, loss, fitted
+        self.start_batches, self.allow_mixed, self.seed = start_batches, allow_mixed, seed
+        self.optimizer_factory, self.schedule, self.warmup = optimizer, schedule, warmup
+        self.gradient_clip = gradient_clip
+        self.maps = nn.ModuleDict()
+        self.spread: dict[str, dict[str, Tensor]] = {}
+        self.curves: list[dict[str, Any]] = []
+        self.training_record: dict[str, dict[str, Any]] = {}
+        self._losses: dict[tuple[Route, str], Tensor] = {}
+        self._started_from: FittedTexts | None = None
+        self._check = FiniteCheck()
+        self._complete = False
+
+    # ------------------------------------------------------------------ setting up
+
+    @property
+    def _stream(self) -> TaskData:
+        """The data module of the run."""
+        return stream_of(self.trainer, TaskData)
+
+    def setup(self, stage: str) -> None:
+        """Check everything, and build the banks of each route."""
+        check_precision(self.trainer, PRECISIONS)
+        if stage == "fit" and self.trainer.max_steps < 1:
+            raise ValueError(
+                f"Expected `trainer.max_steps` to be at least 1, but got {self.trainer.max_steps}: it says for how "
+                "many steps the layers are trained, and the learning rate follows it."
+            )
+        data = self._stream
+        self.routes = build_routes(data.frozen, data.sites, self.wanted_routes, data.component)
+        for split in ("fit", "validation", "test"):  # also what is measured in the end: not after hours of training
+            labels = data.split(split).labels
+            check_routes(self.routes, labels, data.text.source, allow_mixed=self.allow_mixed, gradients=True)
+        if data.task == "classification":
+            match_heads(data, self._targets())
+        if not len(self.maps):
+            further = fitted_layers(self.fitted, self.routes, data.frozen)
+            if self.fitted is not None:
+                self._started_from = fitted_texts([load_bank(self.fitted)], data).get(str(self.fitted))
+            for route in self.routes:
+                made = {name: self._made(factory, route) for name, factory in self.factories.items()}
+                self.maps[route.key] = nn.ModuleDict({**made, **further.get(route.key, {})})
+        if not list(self.maps.parameters()):
+            raise ValueError("Expected `layers` that can be trained, but none of them has a parameter.")
+
+    def _made(self, factory: AlignerFactory, route: Route) -> Aligner:
+        return seeded(factory, self.seed, len(route.pairs), route.source.width, route.target.width)
+
+    def layers_of(self, route: Route) -> dict[str, Aligner]:
+        """Name -> bank of a route."""
+        return {name: cast(Aligner, layer) for name, layer in cast(nn.ModuleDict, self.maps[route.key]).items()}
+
+    def on_fit_start(self) -> None:
+        """Start every layer from the states of some fitting texts, unless a checkpoint says where to go on."""
+        if self.start_batches == 0 or self.spread:
+            return
+        loader = self._stream.loader("fit", shuffle=True)
+        found = read_moments(self.trainer, loader, self._read, self._check, self.start_batches)
+        for route in self.routes:
+            moments = found[route.key]
+            variance = moments.yy.diagonal(dim1=-2, dim2=-1).sum(-1) / moments.n
+            self.spread[route.key] = {"mean": moments.mean_y.cpu(), "variance": variance.cpu()}
+            for name, layer in self.layers_of(route).items():
+                if name in self.factories:
+                    fit_map(f"{name} from {route.name}", layer, moments, advice=MORE_ROWS)
+
+    def _read(self, texts: TextBatch) -> dict[str, tuple[Tensor, Tensor]]:
+        batch = self._stream.prepare(texts).to(self.device)
+        states = read_all(self.routes, batch, targets=True)
+        rows = {route.key: (states.sources(route), states.targets(route)) for route in self.routes}
+        for route in self.routes:
+            for model, values in zip((route.source, route.target), rows[route.key], strict=True):
+                names = [f"site pair {site} of {route.name}" for site in route.site_names()]
+                self._check.watch(values, names, f"states of {model.name}", texts.number)
+        return rows
+
+    # ------------------------------------------------------------------ training
+
+    def configure_optimizers(self) -> Any:
+        """One optimiser and one schedule over all steps."""
+        layers = [layer for route in self.routes for layer in self.layers_of(route).values()]
+        optimizer = cast(torch.optim.Optimizer, make_optimizer(self.optimizer_factory, layers))
+        factor = schedule_factor(self.schedule, self.trainer.max_steps, self.warmup)
+        return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, factor)]
+
+    def on_train_start(self) -> None:
+        """After an interruption between a step and its validation, that validation comes first."""
+        validate_if_due(self.trainer, self.curves[-1]["step"] if self.curves else self.global_step, self._complete)
+        self.trainer.should_stop = self.trainer.should_stop or self._complete
+
+    def training_step(self, batch: TaskBatch, batch_idx: int) -> None:
+        """One step of every layer at every site."""
+        optimizer, scheduler = cast(Any, self.optimizers()), cast(Any, self.lr_schedulers())
+        optimizer.zero_grad(set_to_none=True)
+        units, rows = self._shares(batch)
+        states = read_all(self.routes, batch, targets=self.weights.activation > 0)
+        own = self._own(batch)
+        surrogates, losses = [], {}
+        for route in self.routes:
+            source = states.sources(route)
+            loss = RouteLoss(self.weights, route, batch, units, rows, own.get(route.target))
+            if self.weights.activation:
+                variance = self.spread[route.key]["variance"]
+                loss = replace(loss, states=states.targets(route), variance=variance)
+            for name, layer in self.layers_of(route).items():
+                mapped = mapped_rows(layer, source)
+                losses[route, name], gradients = bank_gradients(mapped, loss)
+                surrogates.append((mapped * gradients).sum())
+        self.manual_backward(torch.stack(surrogates).sum())
+        if self.gradient_clip:
+            for route, name in losses:
+                clip_per_site(self.layers_of(route)[name].parameters(), self.gradient_clip)
+        optimizer.step()
+        scheduler.step()
+        self._watch(losses, batch_idx)
+        if self.global_step >= self.trainer.max_steps:
+            self.trainer.should_stop = True  # Lightning then validates: without it the steps since would not count
+
+    def _targets(self) -> list[FrozenModel]:
+        """Each target once, in the same order on every rank: their sums are added over ranks in this order."""
+        return list(dict.fromkeys(route.target for route in self.routes))
+
+    def _own(self, batch: TaskBatch) -> dict[FrozenModel, Tensor]:
+        """What the targets answer by themselves, where that is part of the loss."""
+        if not self.weights.distillation:
+            return {}
+        return {target: own_logits(target, batch) for target in self._targets()}
+
+    def _shares(self, batch: TaskBatch) -> tuple[Tensor | float, Tensor | float]:
+        """Units and rows of this batch, the mean over ranks: with it, ranks' mean gradient is that of all units."""
+        units, rows = len(batch.targets), len(batch.rows)
+        if self.trainer.world_size == 1:
+            return float(units), float(rows)
+        # filled on the device: numbers that are copied there would wait for it
+        counts = torch.stack([torch.full((), float(count), device=self.device) for count in (units, rows)])
+        counts = mean_over_ranks(self.trainer, counts)
+        return counts[0], counts[1]
+
+    def _watch(self, losses: dict[tuple[Route, str], Tensor], batch_idx: int) -> None:
+        log = self.global_step % self.trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
+        for (route, name), loss in losses.items():
+            names = [f"{name}, {route.name}, site pair {site}" for site in route.site_names()]
+            self._check.watch(loss, names, "training loss", batch_idx)
+            if log:
+                whole = mean_over_ranks(self.trainer, loss)
+                self.log_dict(self._keys("step", route, name, "loss", whole), rank_zero_only=True)
+
+    def on_train_epoch_end(self) -> None:
+        """Check the last losses as well."""
+        self._check.flush()
+
+    def _keys(self, split: str, route: Route, name: str, figure: str, values: Tensor) -> dict[str, Tensor]:
+        return {
+            f"{split}/{route.key}/{name}/{site}/{figure}": value
+            for site, value in zip(route.site_names(), values, strict=True)
+        }
+
+    # ------------------------------------------------------------------ validation: the learning curves
+
+    def on_validation_epoch_start(self) -> None:
+        """Reset the sums, and raise for losses that are not finite before a checkpoint is written."""
+        self._check.flush()
+        self._means = {
+            (route, name): UnitMeans(len(route.pairs)).to(self.device)
+            for route in self.routes
+            for name in self.layers_of(route)
+        }
+        self._natives = {target: UnitMeans(1).to(self.device) for target in self._targets()}
+
+    def validation_step(self, batch: TaskBatch, batch_idx: int) -> None:
+        """Losses of every layer and of the targets by themselves."""
+        for target, means in self._natives.items():
+            means.update(unit_losses(own_logits(target, batch), batch.targets)[None])
+        states = read_all(self.routes, batch)
+        for (route, name), means in self._means.items():
+            mapped = mapped_rows(self.layers_of(route)[name], states.sources(route))
+            logits = bank_logits(route, batch, mapped)
+            means.update(torch.stack([unit_losses(each, batch.targets) for each in logits]))
+
+    def on_validation_epoch_end(self) -> None:
+        """One point of every learning curve: the penalty on the validation texts."""
+        natives = {target: means.compute() for target, means in self._natives.items()}
+        self._losses = {place: means.compute() for place, means in self._means.items()}
+        for (route, name), losses in self._losses.items():
+            penalty = (losses - natives[route.target]).cpu()
+            if not self.trainer.sanity_checking:
+                self.log_dict(self._keys("validation", route, name, "penalty", penalty.float()), rank_zero_only=True)
+            for (i, j), value in zip(route.pairs, penalty.tolist(), strict=True):
+                self.curves.append(
+                    {
+                        "step": self.global_step,
+                        "model_x": route.source.name,
+                        "model_y": route.target.name,
+                        "method": name,
+                        "site_x": i,
+                        "site_y": j,
+                        "penalty": value,
+                    }
+                )
+
+    def banks(self) -> dict[str, Aligner]:
+        """Each bank by a name of its own."""
+        return {f"{r.key}.{name}": layer for r in self.routes for name, layer in self.layers_of(r).items()}
+
+    def criteria(self) -> dict[str, Tensor]:
+        """The last validation's loss at each site of each bank, (S,)."""
+        return {f"{route.key}.{name}": losses for (route, name), losses in self._losses.items()}
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def stored(self) -> StoredBank:
+        """The layers as they are, and what another process needs to use them."""
+        data = self._stream
+        return StoredBank(
+            "stitch",
+            {route.key: self.layers_of(route) for route in self.routes},
+            {route.key: list(route.pairs) for route in self.routes},
+            data.describe(),
+            data.config(),
+            fitted=data.texts.fitted("fit", "validation") | self._started_from,
+            spread=self.spread,
+            curves=self.curves,
+            loss=asdict(self.weights),
+            training=self.training_record,
+        )
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add what a resumed run needs, and what tells it from another run.
+
+        Raises:
+            ValueError: a loss since the last check was not finite.
+        """
+        self._check.flush()
+        checkpoint[STITCHING] = {
+            "format": FORMAT,
+            **self._described(),
+            "spread": self.spread,
+            "curves": self.curves,
+            "loss": asdict(self.weights),
+            **self._identity(),
+        }
+
+    def _identity(self) -> dict[str, Any]:
+        about = identity(self._stream, **self._options())
+        return about | {"trainer": trainer_identity(self.trainer)}
+
+    def _options(self) -> dict[str, Any]:
+        """What a run that goes on from this one has to share beside its layers, as plain values."""
+        own = ("start_batches", "schedule", "warmup", "gradient_clip", "seed")
+        optimizer = describe_optimizer(self.optimizer_factory)
+        return {"loss": asdict(self.weights), "optimizer": optimizer, **{name: getattr(self, name) for name in own}}
+
+    def _described(self) -> dict[str, Any]:
+        return {
+            "layers": {
+                route.key: {name: describe_aligner(layer) for name, layer in self.layers_of(route).items()}
+                for route in self.routes
+            },
+            "pairs": {route.key: [list(pair) for pair in route.pairs] for route in self.routes},
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restore where the layers started, and the curves so far.
+
+        Raises:
+            ValueError: it is no checkpoint of stitching, or was trained on other models, at other site pairs, along
+                other routes, or with other layers, data or options.
+        """
+        if STITCHING not in checkpoint:
+            raise ValueError("Expected `ckpt_path` to be a last.ckpt of `train.py stitch`, but it is another file.")
+        stored = checkpoint[STITCHING]
+        refuse_other_models(stored["data"]["models"], self._stream.describe()["models"], "The checkpoint")
+        refuse_other_component(stored["data"], self._stream.component, "The checkpoint")
+        refuse_other_layers(stored, self._described())
+        refuse_other_run(stored, self._identity(), "The checkpoint")
+        steps, most = checkpoint["global_step"], self.trainer.max_steps
+        if steps > most:
+            raise ValueError(
+                f"Nothing is left to train: the checkpoint has {steps} steps, and `trainer.max_steps` is {most}. "
+                "Measure its layers with `evaluate.py stitch --checkpoint`, or train for more steps."
+            )
+        self._complete = let_end(self.trainer, checkpoint)
+        self.spread, self.curves = stored["spread"], stored["curves"]

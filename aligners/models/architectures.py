@@ -1,0 +1,295 @@
+"""The table of model families: what reading and replacing their states requires."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from transformers import AutoModel, AutoModelForTextEncoding, PreTrainedConfig
+
+__all__ = [
+    "Architecture",
+    "Component",
+    "SubLayer",
+    "Task",
+    "architecture_of",
+    "first_site",
+    "known_architectures",
+    "register",
+]
+
+Task = Literal["classification", "causal", "masked"]
+Component = Literal["residual", "attention", "mlp"]
+_HEADS: dict[str, Task] = {
+    "ForSequenceClassification": "classification",
+    "ForMaskedLM": "masked",
+    "ForCausalLM": "causal",
+    "LMHeadModel": "causal",
+}
+
+
+@dataclass(frozen=True)
+class SubLayer:
+    """The module whose output a sub-layer adds to the stream, before the addition and any norm that follows it.
+
+    Attributes:
+        path: from the block, dotted.
+        calls: number of calls by a block in one run; the last output counts.
+        without: config settings under which several modules make up the output.
+    """
+
+    path: str
+    calls: int = 1
+    without: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Where a family keeps its blocks, and how they pass states on.
+
+    A block takes its states as first argument or as `hidden_states`, and answers with a tensor or with a
+    sequence whose first item they are.
+
+    Attributes:
+        blocks: path of the list of blocks from the trunk, dotted.
+        trunk: path from the base model of the part that runs the blocks, dotted; empty: the base model itself.
+        returns: length of the tuple that a block returns, its states first; None: it returns a bare tensor.
+        beside: what a block that is not run returns besides its states, from the block and the arguments that
+            it is called with; None: nothing, `returns - 1` times.
+        causal: whether a position sees only those before it.
+        shared: whether the listed blocks are run several times each, one after another, `num_hidden_layers`
+            times in all.
+        sequence_first: whether the states between the blocks are (T, B, d) instead of (B, T, d).
+        padding: the side on which padding is harmless: the other end of a row is where positions are counted
+            from or what the classifier reads.
+        rereads: whether what lies above the blocks reads the text again, as a decoder does. Its answer does not
+            follow from the states alone, so no head is supported.
+        token_types: whether to pass token types; a family may accept them without having embeddings for them.
+        bare: arguments that build the bare encoder without the modules above the last site, which are never used
+            and which a checkpoint without them would leave randomly initialised.
+        bare_class: the class that loads the bare encoder.
+        reserved_positions: number of position embeddings that no token uses.
+        without: config settings for which this entry does not hold.
+        attention: what a block's attention adds to the stream; None if unknown.
+        mlp: what its feed-forward layer adds; None if unknown.
+    """
+
+    blocks: str
+    trunk: str = ""
+    returns: int | None = None
+    beside: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[Any, ...]] | None = None
+    causal: bool = False
+    shared: bool = False
+    sequence_first: bool = False
+    padding: Literal["left", "right"] = "right"
+    rereads: bool = False
+    token_types: bool = True
+    bare: Mapping[str, Any] = field(default_factory=dict)
+    bare_class: Any = AutoModel
+    reserved_positions: int = 0
+    without: tuple[str, ...] = ()
+    attention: SubLayer | None = None
+    mlp: SubLayer | None = None
+
+    def task(self, kind: str) -> Task | None:
+        """Return the task of a model class's head; None if it has no supported head.
+
+        A next-token head on blocks that can see the next token does not count: it predicts nothing.
+        """
+        task = next((task for end, task in _HEADS.items() if kind.endswith(end)), None)
+        return None if self.rereads or (task == "causal" and not self.causal) else task
+
+    def answer(self, block: nn.Module, states: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What `block`, called with these arguments, would return if its states were `states`."""
+        if self.returns is None:
+            return states
+        if self.beside is None:
+            return (states, *[None] * (self.returns - 1))
+        return (states, *self.beside(block, args, kwargs))
+
+    def check(self, config: PreTrainedConfig) -> None:
+        """Raise if the entry does not hold for a config.
+
+        Raises:
+            ValueError: naming the setting.
+        """
+        for name in self.without:
+            if getattr(config, name, None):
+                raise ValueError(
+                    f"Expected a {config.model_type!r} model without `{name}`, but got one with {name} = "
+                    f"{getattr(config, name)}: with it, what aligners/models/architectures.py says of the family does not hold. "
+                    "Name another model."
+                )
+
+    def sub_layer(self, component: Component, config: PreTrainedConfig) -> SubLayer:
+        """Where to find the output of a component other than the residual stream.
+
+        Raises:
+            ValueError: there is no such component, or its place is not known for this family or config.
+        """
+        if component not in ("attention", "mlp"):
+            raise ValueError(f"Expected `component` to be residual, attention or mlp, but got {component!r}.")
+        found: SubLayer | None = getattr(self, component)
+        if found is None:
+            raise ValueError(
+                f"Expected a `component` that is known for {config.model_type!r} models, but got {component!r}. Say "
+                f"in the family's entry where it is: Architecture(..., {component}=SubLayer('path.from.block'))."
+            )
+        setting = next((name for name in found.without if (getattr(config, name, None) or 0) > _SINGLE[name]), None)
+        if setting is not None:
+            raise ValueError(
+                f"Expected a `component` that one module of a block answers, but got {component!r} of a "
+                f"{config.model_type!r} model with {setting} = {getattr(config, setting)}, which answers it in parts. "
+                f"Set {setting} to {_SINGLE[setting]}, or read the residual stream."
+            )
+        return found
+
+
+def first_site(component: Component) -> int:
+    """The lowest site of a component: 0 for the stream, whose input is a site; 1 for a sub-layer."""
+    return 0 if component == "residual" else 1
+
+
+_ARCHITECTURES: dict[str, Architecture] = {}
+
+
+def register(model_type: str, architecture: Architecture) -> None:
+    """Register a family under the `model_type` of its configs, in place of any earlier entry."""
+    _ARCHITECTURES[model_type] = architecture
+
+
+def known_architectures() -> list[str]:
+    """The registered values of `model_type`, sorted."""
+    return sorted(_ARCHITECTURES)
+
+
+def architecture_of(model_type: str) -> Architecture:
+    """Look a family up.
+
+    Raises:
+        ValueError: `model_type` is not registered.
+    """
+    if model_type not in _ARCHITECTURES:
+        raise ValueError(
+            f"Expected a `model_type` out of {', '.join(known_architectures())}, but got {model_type!r}. "
+            "Register it in one line: "
+            f"aligners.models.architectures.register({model_type!r}, Architecture(blocks='path.to.blocks')); "
+            "`FrozenModel.self_test` then says whether its states can be replaced."
+        )
+    return _ARCHITECTURES[model_type]
+
+
+def _position_bias(block: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor | None, None]:
+    """T5's first block computes the position bias, from the length alone; the others pass it on."""
+    states, _, bias = args[:3]
+    attention = block.layer[0].SelfAttention
+    if bias is None and attention.has_relative_attention_bias:
+        bias = attention.compute_bias(states.shape[1], states.shape[1], device=states.device)
+    return bias, None
+
+
+_NO_POOLER = {"add_pooling_layer": False}
+_ENCODER = ("is_decoder",)
+# Settings that split a sub-layer into several calls, and the largest value at which they do not.
+_SINGLE = {"chunk_size_feed_forward": 0, "inner_group_num": 1}
+_CHUNKED = ("chunk_size_feed_forward",)
+_BERT: dict[str, Any] = {
+    "attention": SubLayer("attention.output.dense"),
+    "mlp": SubLayer("output.dense", without=_CHUNKED),
+}
+_LLAMA: dict[str, Any] = {"attention": SubLayer("self_attn.o_proj"), "mlp": SubLayer("mlp.down_proj")}
+# A norm on what a sub-layer answers, before it is added.
+_SANDWICH: dict[str, Any] = {
+    "attention": SubLayer("post_attention_layernorm"),
+    "mlp": SubLayer("post_feedforward_layernorm"),
+}
+_GPT: dict[str, Any] = {"attention": SubLayer("attn.c_proj"), "mlp": SubLayer("mlp.c_proj")}
+
+register(
+    "albert",
+    Architecture(
+        "encoder.albert_layer_groups",
+        shared=True,
+        bare=_NO_POOLER,
+        attention=SubLayer("albert_layers.0.attention.dense", without=("inner_group_num",)),
+        mlp=SubLayer("albert_layers.0.ffn_output", without=("inner_group_num", *_CHUNKED)),
+    ),
+)
+register("bert", Architecture("encoder.layer", bare=_NO_POOLER, without=_ENCODER, **_BERT))
+# With a convolution beside block 1, its output is not all that reaches block 2.
+register("deberta-v2", Architecture("encoder.layer", returns=2, without=("conv_kernel_size",), **_BERT))
+register(
+    "distilbert",
+    Architecture(
+        "transformer.layer",
+        attention=SubLayer("attention.out_lin"),
+        mlp=SubLayer("ffn.lin2", without=_CHUNKED),
+    ),
+)
+register("electra", Architecture("encoder.layer", without=_ENCODER, **_BERT))
+register("gemma2", Architecture("layers", causal=True, **_SANDWICH))
+register("gemma3_text", Architecture("layers", causal=True, without=("use_bidirectional_attention",), **_SANDWICH))
+# These two would look token types up among the words.
+register("gpt2", Architecture("h", causal=True, token_types=False, **_GPT))
+register("openai-gpt", Architecture("h", returns=1, causal=True, token_types=False, **_GPT))
+register(
+    "gpt_neox",
+    Architecture(
+        "layers",
+        causal=True,
+        attention=SubLayer("attention.dense"),
+        mlp=SubLayer("mlp.dense_4h_to_h"),
+    ),
+)
+register("llama", Architecture("layers", causal=True, **_LLAMA))
+register("mistral", Architecture("layers", causal=True, **_LLAMA))
+register("modernbert", Architecture("layers", attention=SubLayer("attn.Wo"), mlp=SubLayer("mlp.Wo")))
+register(
+    "opt",
+    Architecture("decoder.layers", causal=True, attention=SubLayer("self_attn.out_proj"), mlp=SubLayer("fc2")),
+)
+register("phi", Architecture("layers", causal=True, attention=SubLayer("self_attn.dense"), mlp=SubLayer("mlp.fc2")))
+register("qwen2", Architecture("layers", causal=True, **_LLAMA))
+register("qwen3", Architecture("layers", causal=True, **_LLAMA))
+# These three number positions from one past the padding index, which is 1.
+register(
+    "mpnet",
+    Architecture(
+        "encoder.layer",
+        returns=1,
+        bare=_NO_POOLER,
+        reserved_positions=2,
+        attention=SubLayer("attention.attn.o"),
+        mlp=_BERT["mlp"],
+    ),
+)
+register("roberta", Architecture("encoder.layer", bare=_NO_POOLER, reserved_positions=2, without=_ENCODER, **_BERT))
+register("xlm-roberta", Architecture("encoder.layer", bare=_NO_POOLER, reserved_positions=2, without=_ENCODER, **_BERT))
+register(
+    "t5",
+    Architecture(
+        "block",
+        trunk="encoder",
+        returns=3,
+        beside=_position_bias,
+        rereads=True,
+        bare_class=AutoModelForTextEncoding,
+        attention=SubLayer("layer.0.SelfAttention.o"),
+        mlp=SubLayer("layer.1.DenseReluDense.wo"),
+    ),
+)
+# Positions are relative; the classifier reads the end of the row. The last linear map of the attention is no module,
+# but its output goes through a dropout that the attention weights went through before.
+register(
+    "xlnet",
+    Architecture(
+        "layer",
+        returns=2,
+        sequence_first=True,
+        padding="left",
+        attention=SubLayer("rel_attn.dropout", calls=2),
+        mlp=SubLayer("ff.layer_2", without=_CHUNKED),
+    ),
+)

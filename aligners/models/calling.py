@@ -1,0 +1,91 @@
+"""Calls models of any family with tokenised batches: padding, token types and caches."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from aligners.models.architectures import Task, architecture_of
+from aligners.models.hooks import trunk_of
+from aligners.models.padding import Layout
+
+__all__ = ["Caller"]
+
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+# What models cache for a next call, which never comes here.
+KEPT = ("use_cache", "use_mems")
+
+
+class Caller:
+    """Calls a model, training or not, with batches that are padded on either side.
+
+    Args:
+        model: of a registered family; its mode and its weights are left alone.
+
+    Attributes:
+        trunk: the part of it that runs the blocks.
+        task: see `FrozenModel`.
+        reads_last_token: whether the answer is that of the last token which is not the model's own padding token.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model, self.trunk = model, trunk_of(model)
+        architecture = architecture_of(model.config.model_type)
+        self.task: Task | None = architecture.task(type(model).__name__)
+        self.reads_last_token = architecture.causal and self.task == "classification"
+        self._padding = architecture.padding
+        self._names = set(INPUTS) & _parameters(self.trunk)
+        if not architecture.token_types:
+            self._names -= {"token_type_ids"}
+        self._off = {part: {name: False for name in KEPT if name in _parameters(part)} for part in (self.trunk, model)}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the inputs are taken: the device of the weights, or of the embeddings where they are sharded."""
+        embeddings: Any = self.model.get_input_embeddings()
+        return embeddings.weight.device
+
+    def layout(self, inputs: Mapping[str, Tensor]) -> Layout:
+        """The layout that turns this batch as the model wants it, and its output back.
+
+        Raises:
+            ValueError: an input is unknown.
+        """
+        if "input_ids" not in inputs or not set(inputs) <= set(INPUTS):
+            raise ValueError(
+                "Expected `inputs` with input_ids and, where there are, attention_mask and token_type_ids, "
+                f"but got {', '.join(inputs) or 'nothing'}. Pass these alone, as the tokenizer makes them."
+            )
+        return Layout(inputs, self._padding, self.device)
+
+    def arguments(self, part: nn.Module, inputs: Mapping[str, Tensor], layout: Layout) -> dict[str, Any]:
+        """The arguments for `part`, the trunk or the whole model."""
+        arguments: dict[str, Any] = {name: layout.turn(value) for name, value in inputs.items() if name in self._names}
+        if self.reads_last_token and "attention_mask" in arguments:
+            # It looks for the last token that is not its own padding token, and batches may be padded with another.
+            padding = arguments["attention_mask"] == 0
+            arguments["input_ids"] = arguments["input_ids"].masked_fill(padding, self.model.config.pad_token_id)
+        return arguments | self._off[part]
+
+    def logits(self, inputs: Mapping[str, Tensor], layout: Layout | None = None) -> Tensor:
+        """The whole model: (B, C), or (B, T, V) for a language modelling head, as the batch is laid out.
+
+        Args:
+            inputs: the batch.
+            layout: its layout, if already made.
+
+        Raises:
+            ValueError: an input is unknown.
+        """
+        layout = layout or self.layout(inputs)
+        output: Any = self.model(**self.arguments(self.model, inputs, layout), return_dict=True)
+        return (layout.bring_back if self.task == "classification" else layout.turn_back)(output.logits)
+
+
+def _parameters(part: nn.Module) -> set[str]:
+    return set(inspect.signature(part.forward).parameters)

@@ -1,0 +1,156 @@
+"""Reads the parts of a pretrained model from the Hub or a folder, with errors that say what is wrong with them."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from aligners.models.solu import register_solu
+
+__all__ = ["dtype_of", "listed", "quiet", "read_config", "read_tokenizer", "read_weights", "without_bars"]
+
+# What transformers and the readers of files raise for a model that is missing, incomplete or damaged, or that needs a
+# package which is not installed.
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    RuntimeError,
+    KeyError,
+    EOFError,
+    ImportError,
+    SafetensorError,
+    pickle.UnpicklingError,
+)
+
+
+def dtype_of(dtype: str | torch.dtype) -> torch.dtype:
+    """Return the floating-point type of this name.
+
+    Raises:
+        ValueError: there is no such type.
+    """
+    found = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype, None)
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise ValueError(f"Expected `dtype` to be float32, bfloat16 or float16, but got {dtype!r}.")
+    return found
+
+
+def read_config(name: str, source: dict[str, Any]) -> PreTrainedConfig:
+    """The config of a model.
+
+    Args:
+        name: Hub id or folder.
+        source: `revision` and `trust_remote_code`.
+
+    Raises:
+        ValueError: there is no such model, or its config cannot be read.
+    """
+    register_solu()  # a config may name it
+    if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
+        raise ValueError(
+            f"Expected a model folder as `save_pretrained` writes it, but got {name!r}, which has no "
+            "config.json: it is no model, or is incomplete. Name another one, or save it again."
+        )
+    try:
+        return AutoConfig.from_pretrained(name, **source)
+    except _UNREADABLE as error:
+        raise ValueError(
+            "Expected `name` to be a local model folder or a model on the Hub that can be reached, but got "
+            f"{name!r}. {_reason(error)}"
+        ) from error
+
+
+def read_weights(name: str, loader: Any, options: dict[str, Any]) -> tuple[PreTrainedModel, list[str]]:
+    """Load a model, and list its weights that are random: missing from the checkpoint, or of another shape there.
+
+    Args:
+        name: Hub id or folder.
+        loader: a class of `transformers` with `from_pretrained`.
+        options: for `from_pretrained`.
+
+    Raises:
+        ValueError: the files cannot be read.
+    """
+    try:
+        # Weights of another shape pass here, and are then refused by name together with the missing ones.
+        model, found = loader.from_pretrained(name, output_loading_info=True, ignore_mismatched_sizes=True, **options)
+    except _UNREADABLE as error:
+        raise ValueError(
+            f"The model {name!r} cannot be loaded {_reason(error)}. If a file of it is missing, damaged or "
+            "incomplete, download or save the model again."
+        ) from error
+    return model, sorted({*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])})
+
+
+def read_tokenizer(name: str, source: dict[str, Any], config: PreTrainedConfig) -> PreTrainedTokenizerBase:
+    """Load the tokenizer that belongs to a model.
+
+    Args:
+        name: Hub id or folder.
+        source: `revision` and `trust_remote_code`.
+        config: of the model.
+
+    Raises:
+        ValueError: there is no tokenizer, it has no vocabulary, or a larger one than the model's.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, **source)
+    except _UNREADABLE as error:
+        raise ValueError(
+            f"Expected a tokenizer beside the model {name!r}, but got none that can be read. Save one, "
+            f"or pass `tokenizer=False` to work on token ids. {_reason(error)}"
+        ) from error
+    # Without any vocabulary file transformers makes one up out of the special tokens.
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
+        raise ValueError(
+            f"Expected a tokenizer beside the model {name!r}, but got one without a vocabulary. Save one, "
+            "or pass `tokenizer=False` to work on token ids."
+        )
+    if len(tokenizer) > config.vocab_size:
+        raise ValueError(
+            f"Expected a tokenizer of at most {config.vocab_size} tokens, the vocabulary of {name!r}, "
+            f"but got one of {len(tokenizer)}: it belongs to another model. Save the model's own beside it."
+        )
+    return tokenizer
+
+
+def _reason(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"({type(error).__name__}: {lines[0] if lines else 'no message'})"
+
+
+def listed(names: Sequence[str], most: int = 4) -> str:
+    """The first few names, and how many more there are, for a message."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence transformers' progress bars and loading report; callers raise what matters in them."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with without_bars():
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Silence transformers' progress bars alone: a few small files need none."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

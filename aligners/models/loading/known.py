@@ -1,0 +1,98 @@
+"""What is known of models whose weights were read before: which they are, without reading them again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import transformers
+from filelock import FileLock
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+from aligners.files.whole import write_text
+
+if TYPE_CHECKING:
+    from aligners.models.model import FrozenModel
+
+__all__ = ["Known", "KnownModels"]
+
+WEIGHTS, OTHERS = (".safetensors", ".bin"), (".json",)
+
+
+class Known(NamedTuple):
+    """What is known of a model.
+
+    Attributes:
+        fingerprint: of its weights.
+        headless: whether it was loaded without the head that its config names.
+    """
+
+    fingerprint: str
+    headless: bool
+
+
+class KnownModels:
+    """Remembers models by their files: a file that was written again has other dates, and is then read.
+
+    Args:
+        folder: where it is written down.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._new: list[tuple[Path, FrozenModel, bool]] = []
+
+    def place(self, name: str, source: Mapping[str, Any], dtype: torch.dtype) -> Path | None:
+        """Where a model is written down; None: nowhere, because its files are not on this machine or hold code.
+
+        Args:
+            name: Hub id or folder.
+            source: `revision` and `trust_remote_code`.
+            dtype: of the weights.
+        """
+        folder = _folder_of(name, source)
+        files = [] if folder is None else sorted(path for path in folder.iterdir() if path.suffix in WEIGHTS + OTHERS)
+        if source.get("trust_remote_code") or not any(path.suffix in WEIGHTS for path in files):
+            return None
+        about = [str(dtype), transformers.__version__, *(_described(path) for path in files)]
+        return self._folder / f"{blake2b(json.dumps(about).encode(), digest_size=12).hexdigest()}.json"
+
+    def find(self, place: Path) -> Known | None:
+        """What is known of the model that is written down there; None: nothing."""
+        try:
+            return Known(**json.loads(place.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None  # it is read again
+
+    def note(self, place: Path, model: FrozenModel, headless: bool) -> None:
+        """Note what `save` is to write down of a model."""
+        self._new.append((place, model, headless))
+
+    def save(self) -> None:
+        """Write down the models that were noted."""
+        for place, model, headless in self._new:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(place.parent / ".lock"):
+                write_text(place, json.dumps(Known(model.fingerprint, headless)._asdict()) + "\n")
+        self._new = []
+
+
+def _folder_of(name: str, source: Mapping[str, Any]) -> Path | None:
+    """The folder of a model's files; of a model on the Hub that of its revision, as far as it was downloaded."""
+    if Path(name).is_dir():
+        return Path(name)
+    try:
+        return Path(snapshot_download(name, revision=source.get("revision"), allow_patterns=["config.json"]))
+    except (OSError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError):
+        return None
+
+
+def _described(path: Path) -> list[Any]:
+    """A file by its place, size, and dates: one of them changes whenever it is written."""
+    found = path.resolve().stat()
+    return [str(path.resolve()), found.st_size, found.st_mtime_ns, found.st_ctime_ns]

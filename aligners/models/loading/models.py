@@ -1,0 +1,144 @@
+"""Loads pretrained models from the Hub or a folder, complete or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from logging import getLogger
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from aligners.models.architectures import Architecture, Task, architecture_of
+from aligners.models.hooks import blocks_of
+from aligners.models.loading.files import dtype_of, listed, quiet, read_config, read_tokenizer, read_weights
+from aligners.models.loading.known import KnownModels
+from aligners.models.loading.placement import DeviceMap, check_device_map
+from aligners.models.model import FrozenModel
+from aligners.models.sleeping import SleepingModel
+
+__all__ = ["load_frozen"]
+
+logger = getLogger(__name__)
+_HEADS: dict[Task, Any] = {
+    "classification": AutoModelForSequenceClassification,
+    "masked": AutoModelForMaskedLM,
+    "causal": AutoModelForCausalLM,
+}
+
+
+def load_frozen(
+    name: str | Path,
+    *,
+    revision: str | None = None,
+    dtype: str | torch.dtype = "float32",
+    attn_implementation: str | None = None,
+    trust_remote_code: bool = False,
+    device: str | torch.device = "cpu",
+    device_map: DeviceMap | None = None,
+    tokenizer: bool = True,
+    known_as: str | None = None,
+    known: KnownModels | None = None,
+) -> FrozenModel:
+    """Load a model, with its classification or language modelling head where the checkpoint names one.
+
+    Weights come from safetensors where there are any; an older `pytorch_model.bin` is read as tensors only
+    and cannot run code. What lies above the last site of a bare encoder (a pooler) is not loaded. A checkpoint that
+    names a language modelling head but has no weights for it is loaded without a head, with a warning.
+
+    Args:
+        name: Hub id, or a folder that `save_pretrained` wrote.
+        revision: branch, tag or commit on the Hub.
+        dtype: of the weights: float32, bfloat16 or float16.
+        attn_implementation: "sdpa", "eager", ...; None: what transformers prefers.
+        trust_remote_code: whether code from the Hub may run.
+        device: where the weights go, all of them.
+        device_map: which part goes where instead: "auto", or a mapping from modules to devices. For a model that is
+            too large for one device; needs accelerate.
+        tokenizer: whether to load the tokenizer too.
+        known_as: the model's name in reports; default: `name`.
+        known: models whose weights were read before: such a one reads them again when something is run.
+
+    Raises:
+        ValueError: if there is no such model, its architecture is not registered, a file is damaged or
+            missing, weights are missing or of another shape, the tokenizer is missing or knows more tokens
+            than the model, or the device map splits a block or leaves weights where they are not used.
+    """
+    source = {"revision": revision, "trust_remote_code": trust_remote_code}
+    with quiet():
+        config = read_config(str(name), source)
+        architecture = architecture_of(config.model_type)
+        tasks = (architecture.task(kind) for kind in config.architectures or ())
+        task = next((task for task in tasks if task is not None), None)
+        options: dict[str, Any] = {**source, "dtype": dtype_of(dtype)}
+        if attn_implementation is not None:
+            options["attn_implementation"] = attn_implementation
+        if device_map is not None:
+            _check_map(device_map, config, task, architecture, trust_remote_code)
+            options["device_map"] = device_map
+        read, named = partial(_model, str(name), task, architecture, options), {"name": known_as or str(name)}
+        lasting = device_map is None and getattr(config, "quantization_config", None) is None
+        place = known.place(str(name), source, options["dtype"]) if known is not None and lasting else None
+        found = known.find(place) if known is not None and place is not None else None
+        model = read() if found is None else None  # its faults are said before the tokenizer's
+        words = read_tokenizer(str(name), source, config) if tokenizer else None
+        if found is not None:
+            skeleton = _skeleton(config, None if found.headless else task, architecture, options)
+            asleep = SleepingModel(
+                skeleton, words, **named, revision=revision, fingerprint=found.fingerprint, read=partial(_quietly, read)
+            )
+            return asleep.to(device)
+    assert model is not None  # nothing was known of it
+    frozen = FrozenModel(model, words, **named, revision=revision)
+    if known is not None and place is not None:
+        known.note(place, frozen, headless=task is not None and model.base_model is model)
+    return frozen if device_map is not None else frozen.to(device)
+
+
+def _quietly(read: Callable[[], PreTrainedModel]) -> PreTrainedModel:
+    with quiet():
+        return read()
+
+
+def _skeleton(
+    config: PreTrainedConfig, task: Task | None, architecture: Architecture, options: Mapping[str, Any]
+) -> PreTrainedModel:
+    """The model without weights, on the meta device."""
+    loader, bare = (architecture.bare_class, architecture.bare) if task is None else (_HEADS[task], {})
+    given = {name: value for name, value in options.items() if name not in ("revision", "device_map")}
+    with torch.device("meta"):
+        return loader.from_config(config, **given, **bare)
+
+
+def _check_map(
+    device_map: DeviceMap, config: PreTrainedConfig, task: Task | None, architecture: Architecture, trust: bool
+) -> None:
+    skeleton = _skeleton(config, task, architecture, {"trust_remote_code": trust})
+    check_device_map(device_map, skeleton, blocks_of(skeleton))
+
+
+def _model(name: str, task: Task | None, architecture: Architecture, options: dict[str, Any]) -> PreTrainedModel:
+    if task is None:
+        model, unfit = read_weights(name, architecture.bare_class, {**options, **architecture.bare})
+    else:
+        model, unfit = read_weights(name, _HEADS[task], options)
+        inside = f"{model.base_model_prefix}."
+        # Sentence encoders often name the language model that they were made from, and have thrown its head away.
+        if task != "classification" and unfit and not any(key.startswith(inside) for key in unfit):
+            logger.warning("%s has no weights for the head of a %s: it is loaded without.", name, type(model).__name__)
+            return _model(name, None, architecture, options)
+    if unfit:
+        raise ValueError(
+            f"Expected all weights of a {type(model).__name__} in {name!r}, but got none, or none of the "
+            f"right shape, for {listed(unfit)}. They would be random: fine-tune the model first, or name a "
+            "checkpoint that has them."
+        )
+    return model

@@ -1,0 +1,390 @@
+"""A pretrained model that never trains: its sites, its front up to one, its tail from one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from aligners.models.architectures import Component, Task, architecture_of, first_site
+from aligners.models.calling import Caller
+from aligners.models.fresh import drawn, untrained
+from aligners.models.heads import outside, with_head
+from aligners.models.hooks import Blocks, SubLayers, blocks_of, inject, read, replace
+from aligners.models.loading.placement import check_placement, is_sharded
+from aligners.models.padding import Layout
+
+__all__ = ["FrozenModel"]
+
+
+class FrozenModel:
+    """A Transformer of `transformers` with its states open to reading and replacing.
+
+    Sites are 0..L: 0 is the input of block 1, l the output of block l, before any final norm. These are states of
+    the residual stream; with `component` "attention" or "mlp", site l in 1..L is what that sub-layer of block l adds
+    to the stream: its output before the addition and before any norm that follows the addition.
+
+    `inputs` are what a tokenizer makes: `input_ids` (B, T), `attention_mask` (B, T), perhaps `token_type_ids`
+    (B, T), padded on either side, on any device; what comes out is in the same layout and where `input_ids` are.
+    Token types are left out for a model that has none.
+
+    It is deliberately not an `nn.Module`: a module that holds one does not train it, put it into train mode, or save
+    its weights.
+
+    Args:
+        model: the model; put into eval mode and frozen in place.
+        tokenizer: its tokenizer, if there is one.
+        name: Hub id or folder, for reports and checkpoints.
+        revision: revision on the Hub.
+
+    Attributes:
+        depth: L, the number of blocks.
+        width: d, the width of the states.
+        blocks: the L blocks in the order of execution.
+        task: what the head answers: "classification" (B, C); "masked" or "causal", a token for each position
+            or for the next, (B, T, V); None: there is no head, or none that is supported.
+        n_labels: C, the size of the classification head; None if the model has none.
+        class_map: for each class of the texts, the head's classes that stand for it; None: those of the same numbers.
+            `aligners.injection.scoring.answers` sets and applies it: logits are always the head's own.
+        causal: whether a position sees only those before it.
+        heads: attention heads of each block.
+        max_length: the most tokens that the model has positions for; None: no limit.
+        config: the model's.
+        nbytes: bytes of its weights.
+        quantised: method by which the weights are quantised, or None. Gradients may not pass through quantised weights.
+
+    Raises:
+        ValueError: if the architecture is not registered or its entry does not hold for this config, or if a
+            causal classifier has no padding token, a block is split between devices, or weights are not there.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        name: str,
+        revision: str | None = None,
+    ) -> None:
+        self.architecture = architecture_of(model.config.model_type)
+        self.model, self.config = model.eval().requires_grad_(False), model.config
+        self.nbytes = sum(weight.nbytes for weight in model.parameters())
+        self.tokenizer = tokenizer
+        self.name, self.revision = name, revision
+        self.blocks = blocks_of(model)
+        self.depth = len(self.blocks)
+        self._check_placement()
+        self._caller = Caller(model)
+        self.width = int(model.config.hidden_size)
+        self.heads = int(model.config.num_attention_heads)
+        self.task: Task | None = self._caller.task
+        self.n_labels = model.config.num_labels if self.task == "classification" else None
+        self.class_map: tuple[tuple[int, ...], ...] | None = None
+        self.causal = self.architecture.causal
+        positions = getattr(model.config, "max_position_embeddings", None) or -1  # XLNet says -1 for no limit
+        self.max_length = None if positions < 0 else int(positions) - self.architecture.reserved_positions
+        self.quantised = _quantisation(model)
+        self._check_padding_token()
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the inputs: that of the weights or, if they are sharded, of the embeddings."""
+        return self._caller.device
+
+    @property
+    def regression(self) -> bool:
+        """Whether the head predicts a number instead of a class."""
+        if self.task != "classification":
+            return False
+        return self.n_labels == 1 or self.config.problem_type == "regression"
+
+    @property
+    def label_names(self) -> list[str]:
+        """The config's names of the head's classes, by number; LABEL_0, LABEL_1, ... where it has none."""
+        known: Any = self.config.id2label or {}
+        return [str(known.get(k, f"LABEL_{k}")) for k in range(self.n_labels or 0)]
+
+    @property
+    def sharded(self) -> bool:
+        """Whether a `device_map` has placed the weights, and keeps them there."""
+        return is_sharded(self.model)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Data type of the weights."""
+        return self.model.dtype
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move the weights.
+
+        Raises:
+            ValueError: they are sharded.
+        """
+        if self.sharded:
+            raise ValueError(
+                f"Expected a model on one device to move to `device` {device}, but got {self.name}, which a "
+                "`device_map` keeps where it is. Leave it there: inputs and states are taken from any device."
+            )
+        self.model.to(device)
+        return self
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of names, dtypes, shapes and bytes of all weights; read once, at first use."""
+        digest = hashlib.blake2b(digest_size=16)
+        for name, weight in sorted(self.model.state_dict().items()):
+            digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}\n".encode())
+            digest.update(weight.cpu().contiguous().flatten().view(torch.uint8).numpy())
+        return digest.hexdigest()
+
+    def identity(self) -> dict[str, str | None]:
+        """What a checkpoint records of a model: name, revision, fingerprint."""
+        return {"name": self.name, "revision": self.revision, "fingerprint": self.fingerprint}
+
+    def logits(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """The whole model: (B, C), or (B, T, V) for a language modelling head.
+
+        Raises:
+            ValueError: if the model has no head, or an input that it does not know.
+        """
+        return self._logits(inputs, self._layout(inputs))
+
+    def front(
+        self, inputs: Mapping[str, Tensor], sites: Sequence[int], component: Component = "residual"
+    ) -> list[Tensor]:
+        """The states at `sites`, each (B, T, d), in the order asked for. Nothing above the deepest is run.
+
+        Raises:
+            ValueError: if a site is outside 0..L (1..L of a sub-layer), an input is unknown to the model, or the
+                component to its architecture.
+        """
+        places = self._places(component)
+        for site in sites:
+            self.check_site(site, "sites", component)
+        if not sites:
+            return []
+        layout = self._layout(inputs)
+        arguments = self._caller.arguments(self._caller.trunk, inputs, layout)
+        shape = inputs["input_ids"].shape
+        states = read(places, sites, lambda: self._caller.trunk(**arguments))
+        states = {site: self._outward(state, shape, layout) for site, state in states.items()}
+        return [states[site] for site in sites]
+
+    def attention(
+        self, inputs: Mapping[str, Tensor], sites: Sequence[int] = (), component: Component = "residual"
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """The attention weights of all blocks, and the states at `sites`, in one forward pass.
+
+        `transformers` records the weights with hooks of its own, which stay in the model after the first use,
+        as they do after any `output_attentions=True`; they do nothing otherwise.
+
+        Returns:
+            For each block 1..L the weights (B, H, T, T): from the token of the third axis to that of the
+            fourth. The row of a real token sums to one over the text's tokens and is zero at padding. And the
+            states, as from `front`.
+
+        Raises:
+            ValueError: if the model was not loaded with eager attention or hands out no weights, or as in `front`.
+        """
+        places = self._places(component)
+        for site in sites:
+            self.check_site(site, "sites", component)
+        self._check_eager()
+        layout = self._layout(inputs)
+        arguments = self._caller.arguments(self._caller.trunk, inputs, layout)
+        output: Any = None
+
+        def run() -> None:
+            nonlocal output
+            output = self._caller.trunk(**arguments, output_attentions=True, return_dict=True)
+
+        states = read(places, sites, run, leave=False)
+        weights = output.attentions
+        if len(weights) != self.depth:
+            raise ValueError(
+                f"Expected the attention weights of {self.depth} blocks, but got those of {len(weights)} from "
+                f"{self.name}, a {type(self.model).__name__}: it does not hand them out. Compare its states instead."
+            )
+        shape = inputs["input_ids"].shape
+        turned = {site: self._outward(state, shape, layout) for site, state in states.items()}
+        return [_turn_both_back(each, layout) for each in weights], [turned[site] for site in sites]
+
+    def untrained(self, seed: int) -> FrozenModel:
+        """The same model before any training: its config, with fresh weights drawn from `seed`.
+
+        They are drawn by the model's own recipe, on the CPU, so that they are the same on every device. The global
+        random state is left alone. Data type, attention implementation, device and tokenizer are this model's.
+        """
+        # A bare encoder was loaded without the modules above its last site: leave them out here too.
+        options = self.architecture.bare if self.model.base_model is self.model else {}
+        name = f"{self.name} (untrained, seed {seed})"
+        return FrozenModel(untrained(self.model, seed, options), self.tokenizer, name=name, revision=self.revision)
+
+    def tail(
+        self, inputs: Mapping[str, Tensor], site: int, states: Tensor, component: Component = "residual"
+    ) -> Tensor:
+        """The logits, as of the whole model, with `states` (B, T, d), from any device, at `site`.
+
+        Of the residual stream, no block up to `site` is run. A sub-layer adds to a stream: there the model is run
+        from the text, with that one output replaced and nothing else changed. Gradients flow from the logits to
+        `states`. Outside autocast, states of another dtype are converted to the model's.
+
+        Raises:
+            ValueError: if the site is outside 0..L (1..L of a sub-layer), the states have another shape, or as in
+                `logits` and `front`.
+        """
+        places = self._places(component)
+        self.check_site(site, "site", component)
+        layout = self._layout(inputs)
+        expected = (*inputs["input_ids"].shape, self.width)
+        if states.shape != expected:
+            raise ValueError(
+                f"Expected `states` of shape (B, T, d) = {expected}, one row for every position of the "
+                f"inputs, but got {tuple(states.shape)}."
+            )
+        kind = self.device.type
+        if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
+            states = states.to(self.dtype)
+        states = self._inward(states, layout)
+        replaced = (
+            replace(places, site, states)
+            if isinstance(places, SubLayers)
+            else inject(places, self.architecture, site, states)
+        )
+        with replaced:
+            return self._logits(inputs, layout)
+
+    def check_site(self, site: int, argument: str, component: Component = "residual") -> None:
+        """Raise if the model does not have a site.
+
+        Raises:
+            ValueError: naming `argument` and L.
+        """
+        least, what = first_site(component), "site 0 is the input of the first and site l the output of block l"
+        if component != "residual":
+            what = f"and site l is what the {component} of block l adds"
+        if not least <= site <= self.depth:
+            raise ValueError(
+                f"Expected `{argument}` between {least} and {self.depth}, but got {site}: {self.name} has "
+                f"L = {self.depth} blocks, {what}."
+            )
+
+    def self_test(self, inputs: Mapping[str, Tensor], component: Component = "residual") -> None:
+        """Check on one batch that injecting what was read gives bit-identical logits at every site.
+
+        Raises:
+            RuntimeError: naming the first site where it does not, and the largest difference there.
+            ValueError: as in `logits` and `front`.
+        """
+        sites = range(first_site(component), self.depth + 1)
+        with torch.no_grad():
+            expected = self.logits(inputs)
+            if not bool(expected.isfinite().all()):
+                raise RuntimeError(
+                    f"{self.name} gives logits that are not finite: nothing read from it can be trusted."
+                )
+            for site, states in zip(sites, self.front(inputs, sites, component), strict=True):
+                received = self.tail(inputs, site, states, component)
+                if not torch.equal(received, expected):
+                    what = f"site {site}" if component == "residual" else f"the {component} of block {site}"
+                    raise RuntimeError(
+                        f"Injecting what was read at {what} of {self.name} changes its logits by up to "
+                        f"{(received - expected).abs().max().item():.3g} instead of by exactly 0. An evaluation would "
+                        f"measure that difference: check the entry of {self.model.config.model_type!r} in "
+                        "aligners/models/architectures.py, and your own hooks."
+                    )
+
+    @contextmanager
+    def fresh_head(self, seed: int) -> Iterator[None]:
+        """Within it, the classification head is a freshly initialised one, drawn from `seed`.
+
+        The head is what lies outside the base model; it is drawn by the model's own recipe, on the CPU, so
+        that it is the same on every device. No other random number is affected.
+
+        Raises:
+            ValueError: if the model has no classification head.
+        """
+        self._check_classifies()
+        with with_head(self.model, drawn(self.model, outside(self.model), seed)):
+            yield
+
+    def _places(self, component: Component) -> Blocks | SubLayers:
+        """Where the sites of a component are."""
+        if component == "residual":
+            return self.blocks
+        return SubLayers(self.blocks, self.architecture.sub_layer(component, self.model.config))
+
+    def _logits(self, inputs: Mapping[str, Tensor], layout: Layout) -> Tensor:
+        self._check_answers()
+        return self._caller.logits(inputs, layout)
+
+    def _inward(self, states: Tensor, layout: Layout) -> Tensor:
+        """The caller's states (B, T, d) in the layout that the blocks use."""
+        states = layout.turn(states)
+        return states.transpose(0, 1).contiguous() if self.architecture.sequence_first else states
+
+    def _outward(self, states: Tensor, shape: torch.Size, layout: Layout) -> Tensor:
+        """The inverse of `_inward`, for a batch of this shape (B, T); a sub-layer may have its axes flattened."""
+        if self.architecture.sequence_first:
+            return layout.turn_back(states.reshape(*shape[::-1], -1).transpose(0, 1))
+        return layout.turn_back(states.reshape(*shape, -1))
+
+    def _layout(self, inputs: Mapping[str, Tensor]) -> Layout:
+        """The layout of a batch, before anything is run on it."""
+        if self.model.training:  # a module that holds the bare model was put into train mode
+            self.model.eval()
+        return self._caller.layout(inputs)
+
+    def _check_placement(self) -> None:
+        check_placement(self.model, self.blocks)
+
+    def _check_eager(self) -> None:
+        received = self.model.base_model.config._attn_implementation
+        if received != "eager":
+            raise ValueError(
+                f'Expected a model with `attn_implementation` "eager", but got {self.name} with {received!r}, '
+                'which never forms the attention weights. Load it with attn_implementation="eager".'
+            )
+
+    def _check_padding_token(self) -> None:
+        if self._caller.reads_last_token and self.model.config.pad_token_id is None:
+            raise ValueError(
+                f"Expected a `pad_token_id` in the config of {self.name}, but got none: a "
+                f"{type(self.model).__name__} reads the last token that is not padding. Set it to the padding "
+                "token of its tokenizer."
+            )
+
+    def _check_answers(self) -> None:
+        if self.task is None:
+            raise ValueError(
+                f"Expected a model with a classification head or a language modelling head, but got {self.name}, "
+                f"a {type(self.model).__name__}: its states can be read, but it has no logits that follow from them "
+                "alone. Name a model that was fine-tuned to classify or that predicts tokens."
+            )
+
+    def _check_classifies(self) -> None:
+        if self.task != "classification":
+            raise ValueError(
+                f"Expected a model with a classification head, but got {self.name}, a "
+                f"{type(self.model).__name__}. Name a model that was fine-tuned to classify."
+            )
+
+
+def _quantisation(model: PreTrainedModel) -> str | None:
+    config: Any = getattr(model.config, "quantization_config", None)
+    if config is None:
+        return None
+    method = config.get("quant_method") if isinstance(config, dict) else getattr(config, "quant_method", None)
+    return str(getattr(method, "value", method))
+
+
+def _turn_both_back(weights: Tensor, layout: Layout) -> Tensor:
+    """Restore the caller's order on both token axes of (B, H, T, T)."""
+    weights = layout.turn_back(weights.transpose(1, 2)).transpose(1, 2)
+    return layout.turn_back(weights.transpose(1, 3)).transpose(1, 3)

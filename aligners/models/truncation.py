@@ -1,0 +1,203 @@
+"""Surgery on blocks: truncated and skipping views of a frozen model, real smaller models, and frozen weights.
+
+Phang et al. 2021, section 4 and 4.1; Merchant et al. 2020, section 5.2; Wu et al. 2020, Table 1.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from aligners.models.architectures import architecture_of
+from aligners.models.hooks import Blocks, blocks_of, read, trunk_of
+from aligners.models.model import FrozenModel
+
+__all__ = ["Kept", "Operated", "check_count", "freeze", "freeze_unused", "shortened", "skipping", "truncated"]
+
+Kept = Literal["bottom", "top", "layers"]
+
+
+@dataclass(frozen=True)
+class Operated:
+    """A frozen model without blocks first..last: the state of site first - 1 stands at site last.
+
+    The model itself is not changed; only the blocks that are left are run. Blocks above the gap keep settings that go
+    by position, such as the window of their attention.
+
+    Attributes:
+        model: the whole model.
+        first: first block that is left out, counted from 1.
+        last: last block that is left out.
+    """
+
+    model: FrozenModel
+    first: int
+    last: int
+
+    @property
+    def depth(self) -> int:
+        """Number of blocks that are run."""
+        return self.model.depth - (self.last - self.first + 1)
+
+    @property
+    def name(self) -> str:
+        """The model's name and what is left out of it."""
+        gone = f" without blocks {self.first}..{self.last}" if self.first <= self.last else ""
+        return self.model.name + gone
+
+    def logits(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """As `FrozenModel.logits`: (B, C), or (B, T, V) for a language modelling head.
+
+        Raises:
+            ValueError: as there.
+        """
+        (states,) = self.model.front(inputs, [self.first - 1])
+        return self.logits_from(inputs, states)
+
+    def logits_from(self, inputs: Mapping[str, Tensor], states: Tensor) -> Tensor:
+        """As `logits`, from states (B, T, d) of site first - 1 that were read before."""
+        return self.model.tail(inputs, self.last, states)
+
+
+def truncated(model: FrozenModel, site: int) -> Operated:
+    """The model's head, unchanged, on the state of `site`: no block above it is run (Phang et al., UNTUNED).
+
+    Raises:
+        ValueError: the site is outside 0..L.
+    """
+    model.check_site(site, "site")
+    return Operated(model, site + 1, model.depth)
+
+
+def skipping(model: FrozenModel, first: int, last: int) -> Operated:
+    """The model without blocks first..last, both included and counted from 1 (Phang et al., Figure 4).
+
+    Raises:
+        ValueError: there is no such span.
+    """
+    if not 1 <= first <= last <= model.depth:
+        raise ValueError(
+            f"Expected `first` and `last` with 1 <= first <= last <= {model.depth}, the blocks of {model.name}, "
+            f"but got {first} and {last}."
+        )
+    return Operated(model, first, last)
+
+
+def shortened(model: PreTrainedModel, layers: int) -> PreTrainedModel:
+    """A copy with the bottom `layers` blocks only, and a config that says so: to be trained, saved and loaded.
+
+    What lies above the blocks (final norm, pooler, head) comes along unchanged. A shared block is run fewer times.
+
+    Raises:
+        ValueError: `layers` is outside 1..L, or the family does not let the number of blocks alone be changed: several
+            shared blocks, or a config from which another model would follow.
+    """
+    check_count(model, "layers", layers)
+    # Parameters that do not train and those that do are copied alike.
+    short = copy.deepcopy(model)
+    short.config.num_hidden_layers = layers
+    if getattr(short.config, "layer_types", None):
+        short.config.layer_types = short.config.layer_types[:layers]
+    if not architecture_of(model.config.model_type).shared:
+        del blocks_of(short).listed[layers:]
+    with torch.device("meta"):
+        expected = type(short)(copy.deepcopy(short.config)).state_dict()
+    if {name: value.shape for name, value in expected.items()} != {
+        name: value.shape for name, value in short.state_dict().items()
+    }:
+        raise ValueError(
+            f"A config of {layers} layers does not describe a {type(model).__name__} whose upper blocks are left out: "
+            "saved, it could not be loaded again. Use `truncated`, which needs no config."
+        )
+    return short
+
+
+def freeze(model: PreTrainedModel, *, bottom: int | None = None, top: int | None = None) -> None:
+    """Freeze blocks in place, by `requires_grad`. Their dropout stays on, as in the papers.
+
+    Args:
+        model: the model, its other parameters left as they are.
+        bottom: number of bottom blocks to freeze, with all that the states up to there depend on: the embeddings, and
+            what blocks share. 0: the embeddings alone. None: nothing. (Merchant et al., Figure 3)
+        top: number of top blocks to freeze; what lies above them trains. None: nothing. (Wu et al., Table 1)
+
+    Raises:
+        ValueError: a number is outside 0..L, or it would freeze a part of what shared blocks run.
+    """
+    blocks = blocks_of(model)
+    if top is not None:
+        check_count(model, "top", top)
+    if bottom is not None:
+        check_count(model, "bottom", bottom)
+        for weight in _below(model, blocks, bottom):
+            weight.requires_grad_(False)
+    for block in blocks[len(blocks) - (top or 0) :]:
+        block.requires_grad_(False)
+
+
+def freeze_unused(model: PreTrainedModel, logits: Tensor) -> None:
+    """Freeze weights that have no part in the answer, in place, by `requires_grad`.
+
+    XLNet has such weights: its mask embedding, and its segments if the tokenizer gives none. They never get a
+    gradient, for which several ranks would wait.
+
+    Args:
+        model: the model.
+        logits: its output, with gradients, for a batch like those of the training.
+    """
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    used = {id(weight) for weight in _reached(logits, weights)}
+    for weight in weights:
+        if id(weight) not in used:
+            weight.requires_grad_(False)
+
+
+def check_count(model: PreTrainedModel, kind: Kept, count: int) -> None:
+    """Raise what `freeze` and `shortened` would, before anything is changed.
+
+    Raises:
+        ValueError: `count` is out of range, or blocks are shared.
+    """
+    blocks, least = blocks_of(model), 1 if kind == "layers" else 0
+    if not least <= count <= len(blocks):
+        raise ValueError(
+            f"Expected `{kind}` between {least} and L = {len(blocks)}, the blocks of this {type(model).__name__}, "
+            f"but got {count}."
+        )
+    shared = len(blocks.listed) < len(blocks)
+    if shared and kind != "layers" and count not in (0, len(blocks)):
+        raise ValueError(
+            f"Expected `{kind}` of 0 or {len(blocks)}, but got {count}: a {type(model).__name__} runs the same block "
+            "several times, so that either all of its layers train or none."
+        )
+    if shared and kind == "layers" and len(blocks.listed) > 1:
+        raise ValueError(
+            f"Expected one shared block, but got a {type(model).__name__} with {len(blocks.listed)}: which one is run "
+            "when follows from the number of layers, so that fewer layers are another model. Use `truncated`."
+        )
+
+
+def _below(model: PreTrainedModel, blocks: Blocks, site: int) -> list[nn.Parameter]:
+    """The parameters that the state at `site` depends on, and all parameters of the blocks up to there.
+
+    Autograd finds them, because families keep relative positions and projections of embeddings in different places.
+    """
+    weights = [weight for weight in model.base_model.parameters() if weight.requires_grad]
+    tokens = torch.zeros(1, 2, dtype=torch.long, device=model.device)
+    with torch.enable_grad():
+        state = read(blocks, [site], lambda: trunk_of(model)(input_ids=tokens))[site]
+    return _reached(state, weights) + [weight for block in blocks[:site] for weight in block.parameters()]
+
+
+def _reached(answer: Tensor, weights: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+    """The weights that `answer` depends on, by its graph."""
+    if not answer.requires_grad:
+        return []
+    gradients = torch.autograd.grad(answer.float().sum(), weights, allow_unused=True)
+    return [weight for weight, gradient in zip(weights, gradients, strict=True) if gradient is not None]

@@ -1,0 +1,240 @@
+"""The evaluation of maps by probes: whether a probe of Y reads g(X), and whether Y uses what the probe reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from aligners.fitting.storage.bank import StoredBank
+from aligners.injection.behaviour import Behaviour
+from aligners.injection.evaluation import TOKENS, Evaluation, check_stored
+from aligners.injection.methods import build_floors, check_closed_forms, route_methods, stored_kind
+from aligners.injection.scoring.asked import Asked
+from aligners.injection.task import InjectedTask, paired_routes
+from aligners.models.loading.precision import check_precision
+from aligners.models.model import FrozenModel
+from aligners.probing.across.comparing import Fitted, Row, compared
+from aligners.probing.across.pairs import PairedWords, PairsBeingRead
+from aligners.probing.across.subspaces import principal_subspaces, random_subspaces, read_subspaces
+from aligners.probing.across.twin import PRINCIPAL, RANDOM, WHOLE, Part, Twin
+from aligners.probing.arms import Arm
+from aligners.probing.edges.task import EdgeTask
+from aligners.probing.reading import check_annotated, check_room, sentences_of
+from aligners.probing.training import ProbeTraining, ended
+from aligners.probing.trees.task import STRUCTURAL, TreeTask
+from aligners.probing.words import Place, Words
+from aligners.progress import track
+from datamodules.asking import TaskBatch
+from datamodules.paired import PairedActivations
+from datamodules.protocol import stream_of
+from datamodules.rows.policies import policy_of
+from datamodules.rows.reading import PairedBatch, Plan
+from datamodules.tokens.splits import Split
+
+__all__ = ["ProbesAcrossMaps"]
+
+SPLITS: tuple[Split, ...] = ("fit", "validation", "test")
+
+
+class ProbesAcrossMaps(Evaluation):
+    """Trains probes on the words of Y and of X, and asks Y's probes about g(X), for every map and site pair.
+
+    Then their causal twin, where maps of tokens are measured and Y has a head: for each task a narrow probe is trained
+    on Y, which reads a few dimensions alone. Those of Y's states are swapped for g(X)'s, or for the mean, which erases
+    what was there; Y's answers are measured beside those after a swap of random dimensions, of as many principal ones,
+    and of the whole state.
+
+    Sentences that a map was fitted on are never among the held-out ones.
+
+    Attributes:
+        rows: of the report, after the evaluation: one for each task, measure, map and site pair.
+        report_tables: `twin`, with a row for each map, part and site pair.
+
+    Args:
+        stored: checkpoints, all of the same models and site pairs.
+        closed_form: names of closed forms to fit on the first checkpoint's moments, where it does not hold them.
+        tasks: what is probed: see `train.py probe`.
+        dimensions: that a narrow probe reads, for each span; 0: no twin.
+        draws: of random dimensions, over which is averaged.
+        projection: width to which edge probes project states.
+        hidden: width of their hidden layer.
+        training: how probes are trained.
+        masked_share: share of the tokens that a masked language model has to find.
+        seed: of the probes, the random dimensions and the resampling of sentences.
+
+    Raises:
+        ValueError: an option is out of its range, or no checkpoint holds moments.
+    """
+
+    def __init__(
+        self,
+        stored: Sequence[StoredBank],
+        closed_form: Sequence[str] = ("linear", "procrustes"),
+        tasks: list[str] = ["pos", "dependencies", "distance", "depth"],  # noqa: B006  (copied)
+        dimensions: int = 8,
+        draws: int = 3,
+        projection: int = 128,
+        hidden: int = 128,
+        training: ProbeTraining = ProbeTraining(),  # noqa: B008  (frozen)
+        masked_share: float = 0.15,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(seed)
+        check_closed_forms(closed_form)
+        for name, value, least in (
+            ("tasks", len(tasks), 1), ("dimensions", dimensions, 0), ("draws", draws, 1),
+            ("projection", projection, 1), ("hidden", hidden, 1),
+        ):  # fmt: skip
+            if value < least:
+                raise ValueError(f"Expected `{name}` to be at least {least}, but got {value}.")
+        if all(checkpoint.moments is None for checkpoint in stored):
+            raise ValueError("Expected a checkpoint of `train.py fit` in `checkpoints`, whose moments the mean needs.")
+        self.stored, self.closed_form, self.tasks = list(stored), list(closed_form), list(dict.fromkeys(tasks))
+        self.dimensions, self.draws, self.how = dimensions, draws, training
+        self.sizes, self.masked_share = {"projection": projection, "hidden": hidden}, masked_share
+        self.report_tables: dict[str, list[Row]] = {}
+
+    # ------------------------------------------------------------------ before
+
+    @property
+    def stream(self) -> PairedActivations:
+        """The data module of the run."""
+        return stream_of(self.trainer, PairedActivations)
+
+    def measured(self) -> Sequence[StoredBank]:
+        """The checkpoints whose maps are measured."""
+        return self.stored
+
+    def prepare_panels(self) -> None:
+        """Check everything, and collect the maps."""
+        check_precision(self.trainer)
+        data, reader = self.stream, self.stream.reader
+        _check_words(data, self.tasks, self.trainer.world_size)
+        self.sentences = {split: sentences_of(data, split) for split in SPLITS}
+        check_room(self.sentences.values(), len(reader.sites) * sum(reader.widths), self.trainer.strategy.root_device)
+        described = data.describe()
+        check_stored(self.stored, described, reader.sites)
+        (self.route,) = paired_routes(data, both_directions=False)
+        methods, refusals = route_methods(self.route, self.stored, self.closed_form)
+        first = next(checkpoint for checkpoint in self.stored if checkpoint.moments is not None)
+        floors = build_floors(self.route, cast(Any, first.moments), self.seed)
+        kind = {"fitted_on": str(stored_kind(first))}
+        self.methods = [
+            *methods, *(floor._replace(about={**floor.about, **kind}) for floor in floors if floor.aligner is not None)
+        ]  # fmt: skip
+        for method in self.methods:
+            cast(Any, method.aligner).to(self.trainer.strategy.root_device)
+        self.swapped = [method for method in self.methods if method.about["fitted_on"] == str(TOKENS)]
+        task = self._task()
+        data.plan(Plan(asking=None if task is None else task.asking))
+        self.meta = {
+            **described, "split": "test", "seed": self.seed, "refusals": refusals, "training": vars(self.how),
+            **self.sizes, "dimensions": self.dimensions, "not_swapped": self.not_swapped,
+        }  # fmt: skip
+
+    def _task(self) -> InjectedTask | None:
+        """What Y is asked; None where there is no twin, and `not_swapped` then says why."""
+        self.asked, self.not_swapped = None, None
+        if not self.dimensions:
+            self.not_swapped = "`dimensions` is 0"
+        elif not self.swapped:
+            self.not_swapped = "no map was fitted on all tokens, which are what is replaced"
+        else:
+            task = InjectedTask.of(self.stream, [self.route], masked_share=self.masked_share, seed=self.seed)
+            self.asked, self.not_swapped = task.asked, task.not_injected[self.route]
+            return task
+        return None
+
+    def injected_into(self) -> list[FrozenModel]:
+        """Y, if there is a twin."""
+        return [] if self.asked is None else [self.route.target]
+
+    def few_inputs(self) -> dict[str, Tensor]:
+        """A few of the held-out texts."""
+        return self.stream.split("test")[list(range(min(8, self.n_texts)))].to(self.device).inputs_x
+
+    def on_test_start(self) -> None:
+        """Run the self-test, read the fitting words, and train the probes."""
+        super().on_test_start()
+        pairs = self.stream.reader.sites
+        fitting, watched = self._read("fit"), self._read("validation")
+        self.reading = PairsBeingRead(self.sentences["test"], pairs)
+        planned = [(name, *side) for name in self.tasks for side in ((fitting.x, watched.x), (fitting.y, watched.y))]
+        with torch.enable_grad():
+            shown = track(planned, "Training", transient=True, disable=self.trainer.progress_bar_callback is None)
+            trained = [self._trained(*each) for each in shown]
+            self.fitted = list(zip(trained[::2], trained[1::2], strict=True))
+            self.narrow: list[Fitted] = []
+            self.twin = None if self.asked is None else self._twin(self.asked, fitting.y, watched.y)
+        self.meta["unfinished"] = dict(ended(each.bank for each in (*trained, *self.narrow)))
+
+    def _read(self, split: Split) -> PairedWords:
+        """The words of a split."""
+        words = PairsBeingRead(self.sentences[split], self.stream.reader.sites)
+        for batch in self.stream.paired(split):
+            words.add(batch)
+        return words.whole()
+
+    def _trained(self, name: str, words: Words, watched: Words, dimensions: int | None = None) -> Fitted:
+        """Train the probes of a task at all places of words, or narrow ones."""
+        arms = [Arm(*place, rank=dimensions if name in STRUCTURAL else None) for place in words.places]
+        sizes = self.sizes if dimensions is None else {**self.sizes, "projection": dimensions}
+        task = (
+            TreeTask(cast(Any, name), words, watched, arms, self.seed)
+            if name in STRUCTURAL
+            else EdgeTask(name, words, watched, arms, sizes, self.seed)
+        )
+        return Fitted(task, task.train(self.how, self.seed))
+
+    def _twin(self, asked: Asked, words: Words, watched: Words) -> Twin:
+        """The swaps: for each task what a narrow probe reads, then other dimensions, then everything."""
+        places = [words.places.index(Place("model", j)) for _, j in self.route.pairs]
+        self.narrow = [self._trained(name, words, watched, self.dimensions) for name in self.tasks]
+        read = {each.task.name: read_subspaces(each.bank)[places] for each in self.narrow}
+        states, parts = words.states[places], [Part(name, [subspace]) for name, subspace in read.items()]
+        for like in {subspace.shape: subspace for subspace in read.values()}.values():
+            parts.append(Part(RANDOM, [random_subspaces(like, self.seed + draw) for draw in range(self.draws)]))
+            parts.append(Part(PRINCIPAL, [principal_subspaces(states, like.shape[-1])]))
+        parts.append(Part(WHOLE, [None]))
+        behaviour = Behaviour(self.route, asked, ("native_y",), self.seed)
+        return Twin(behaviour, self.swapped, parts, self.n_texts, self.seed).to(self.device)
+
+    # ------------------------------------------------------------------ the held-out sentences
+
+    def test_step(self, batch: PairedBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Keep the words of a batch, and swap on it."""
+        self.reading.add(batch)
+        if self.twin is not None:
+            task = cast(TaskBatch, batch.task)
+            self.twin.update(task, self.natives([self.route.target], task)[self.route.target])
+
+    def on_test_epoch_end(self) -> None:
+        """Ask the probes of X, of Y, and of Y about mapped words."""
+        self.stream.reader.check.flush()
+        self.held = held = self.reading.whole()
+        self.meta["sentences"] = {"test": len(held.y.sentences), "dropped": held.y.cut}
+        names = {"model_x": self.route.source.name, "model_y": self.route.target.name}
+        self.rows = [{**names, **row} for x, y in self.fitted for row in compared(x, y, held, self.methods, self.seed)]
+        twin = [] if self.twin is None else list(self._swaps(self.twin, held.y))
+        self.report_tables = {"twin": twin}
+
+    def _swaps(self, twin: Twin, held: Words) -> Iterator[Row]:
+        """The rows of the twin, with what the narrow probes score."""
+        scores = {each.task.name: each.scores(held, self.seed) for each in self.narrow}
+        for row in twin.rows():
+            own = scores.get(row["part"], {}).get(row["site_y"])
+            yield row | {"probe_score": own}
+
+
+def _check_words(data: PairedActivations, tasks: Sequence[str], processes: int) -> None:
+    """Raise unless all words of annotated sentences are read, by one process."""
+    check_annotated(data, tasks, processes)
+    if policy_of(data.rows).types != "words":
+        raise ValueError(f"Expected `data.rows` to be of words, such as words, but got {data.rows!r}.")
+    if data.held_out_types:
+        raise ValueError(
+            f"Expected `data.held_out_types` 0, as probes need every word of a sentence, but got {data.held_out_types}."
+        )

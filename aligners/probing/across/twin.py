@@ -1,0 +1,110 @@
+"""The causal twin of a probe: what Y answers when the subspace that the probe reads is swapped through a map."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from aligners.injection.behaviour import BEHAVIOUR, Answered, Behaviour, behaviour_columns
+from aligners.injection.forward import read_all
+from aligners.injection.methods import Method
+from aligners.injection.scoring.scores import TextScores
+from aligners.probing.across.subspaces import swapped
+from datamodules.asking import TaskBatch
+
+__all__ = ["CHANGES", "PRINCIPAL", "RANDOM", "WHOLE", "Part", "Twin"]
+
+CHANGES = (
+    "penalty", "penalty_low", "penalty_high", "loss", "accuracy", "accuracy_low", "accuracy_high", "agreement",
+)  # fmt: skip
+RANDOM, PRINCIPAL, WHOLE = "random", "principal", "whole state"  # parts that no probe reads
+Row = dict[str, Any]
+
+
+class Part(NamedTuple):
+    """A part of the state that is swapped.
+
+    Attributes:
+        name: of the task whose probe reads it, or one of `RANDOM`, `PRINCIPAL`, `WHOLE`.
+        subspaces: of each site (S, d, k), several where an average over draws is wanted; None for the whole state.
+    """
+
+    name: str
+    subspaces: Sequence[Tensor | None]
+
+
+class Twin(nn.Module):
+    """Puts parts of mapped states into Y, and scores its answers text by text.
+
+    Args:
+        behaviour: of Y, on the route from X.
+        maps: what takes the place of Y's states: maps of tokens, and their mean, which erases what was there.
+        parts: of the state.
+        texts: number of held-out texts.
+        seed: of the resampling of texts.
+    """
+
+    def __init__(
+        self,
+        behaviour: Behaviour,
+        maps: Sequence[Method],
+        parts: Sequence[Part],
+        texts: int,
+        seed: int,
+    ) -> None:
+        super().__init__()
+        self.behaviour, self.maps, self.parts, self.seed = behaviour, list(maps), list(parts), seed
+        self.owned = nn.ModuleList(method.aligner for method in maps if method.aligner is not None)
+        sites = len(behaviour.route.pairs)
+        self.scores = TextScores(BEHAVIOUR, len(self.maps) * len(self.parts), sites, texts)
+        self.native = TextScores(BEHAVIOUR, 1, 1, texts)
+
+    def update(self, task: TaskBatch, own: Answered) -> None:
+        """Swap every part through every map at every site, on one batch.
+
+        Args:
+            task: what is asked; X and Y are read on its inputs.
+            own: what Y answers by itself.
+        """
+        route, text = self.behaviour.route, task.texts.text
+        read = read_all([route], task, targets=True)
+        x, y = read.sources(route), read.targets(route)
+        self.native.update(text, self.behaviour.without_sites(task, {route.target: own}))
+        found = []
+        for method in self.maps:
+            mapped = method.map(x, task)
+            found += [self._mean(task, y, mapped, subspaces, own) for _, subspaces in self.parts]
+        self.scores.update(text, {name: torch.stack([each[name] for each in found]) for name in BEHAVIOUR})
+
+    def _mean(
+        self, task: TaskBatch, y: Tensor, mapped: Tensor, subspaces: Sequence[Tensor | None], own: Answered
+    ) -> dict[str, Tensor]:
+        """What Y does, averaged over subspaces that are drawn alike: quantity -> (S, B)."""
+        each = [self.behaviour.injected(task, swapped(y, mapped, one), own) for one in subspaces]
+        return {name: torch.stack([found[name] for found in each]).mean(0) for name in BEHAVIOUR}
+
+    def rows(self) -> Iterator[Row]:
+        """One row for each map, part and site pair."""
+        route, native = self.behaviour.route, {name: own[0, 0] for name, own in self.native.compute().items()}
+        columns = behaviour_columns(self.scores.compute(), native, self.behaviour.asked, self.seed)
+        pairs = [(method, part) for method in self.maps for part in self.parts]
+        for place, (method, part) in enumerate(pairs):
+            subspace = part.subspaces[0]
+            for s, (site_x, site_y) in enumerate(route.pairs):
+                values = {name: float(columns[name][place, s]) for name in CHANGES}
+                yield {
+                    "model_x": route.source.name,
+                    "model_y": route.target.name,
+                    "site_x": site_x,
+                    "site_y": site_y,
+                    "method": method.name,
+                    "training": method.outcome(s),
+                    "part": part.name,
+                    "dimensions": route.target.width if subspace is None else subspace.shape[-1],
+                    "n_texts": len(native["units"]),
+                    "n_units": int(native["units"].sum()),
+                    **{name: value if value == value else None for name, value in values.items()},
+                }

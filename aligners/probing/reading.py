@@ -1,0 +1,84 @@
+"""What every experiment with probes needs of its texts: annotations of all words, whose states fit in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from aligners.files.room import free_memory, in_words
+from aligners.probing.edges.targets import Labels, tasks_of
+from aligners.probing.trees.asked import LEAST
+from aligners.probing.trees.task import STRUCTURAL
+from datamodules.module import TextModule
+from datamodules.text.annotated.sentence import ANNOTATION, Sentence
+from datamodules.tokens.splits import Split
+
+__all__ = ["check_annotated", "check_room", "sentences_of"]
+
+
+SPLITS: dict[Split, str] = {"fit": "fitting", "validation": "validation", "test": "held-out"}
+MENDING = {
+    "validation": ": `text.validation_share` says how many",
+    "test": ": a `text.held_out` with the same tasks. In JSON lines, the entry `task` of a line names its task",
+}
+
+
+def check_annotated(data: TextModule, tasks: Sequence[str], processes: int = 1) -> None:
+    """Raise unless the texts are annotated sentences, those of every split for every task, read by one process.
+
+    No model is needed for that.
+
+    Args:
+        data: the data module.
+        tasks: that are probed.
+        processes: of the run.
+
+    Raises:
+        ValueError: saying which is not so, naming task and split; or as `Labels.of`.
+    """
+    if processes > 1:
+        raise ValueError(f"Probes are trained by one process, but `trainer.devices` makes {processes}. Set it to 1.")
+    if ANNOTATION not in data.texts.fit.column_names:
+        raise ValueError(
+            f"Expected annotated sentences, but `data.text.source` {data.text.source!r} has none. Name a CoNLL-U file "
+            "(.conllu), JSON lines with labelled spans (.jsonl), or grammar."
+        )
+    for split, said in SPLITS.items():
+        own = sentences_of(data, split)
+        there = [*tasks_of(own), *(STRUCTURAL if any(len(each.heads) >= LEAST for each in own) else ())]
+        for task in tasks:
+            if split == "fit" and task not in STRUCTURAL:
+                Labels.of(task, own)
+            elif task not in there:
+                raise ValueError(
+                    f"Expected {said} sentences to have what {task!r} of `tasks` asks for, but none of {len(own):,} "
+                    f"has; they have: {', '.join(there) or 'nothing'}. Leave it out, or give "
+                    f"others{MENDING.get(split, '')}."
+                )
+
+
+def sentences_of(data: TextModule, split: Split) -> list[Sentence]:
+    """The annotated sentences of a split, in the order of its text numbers."""
+    texts = getattr(data.texts, split)
+    return [Sentence.of(text, made) for text, made in zip(texts["text"], texts[ANNOTATION], strict=True)]
+
+
+def check_room(sentences: Iterable[Sequence[Sentence]], numbers: int, device: torch.device) -> None:
+    """Raise if the states of all words, and the copy that joining them takes, may not fit in memory.
+
+    Args:
+        sentences: of each split that is kept.
+        numbers: that are kept of each word: widths of all models, times their layers.
+        device: where they are kept.
+
+    Raises:
+        ValueError: they take more than half of what is free.
+    """
+    rows = sum(len(sentence.words) for own in sentences for sentence in own)
+    size, free = 2 * 4 * rows * numbers, free_memory(device)
+    if size > free / 2:
+        raise ValueError(
+            f"Expected the states of {rows:,} words to fit in half of the free memory, {in_words(free / 2)}, but they "
+            f"take {in_words(size)}. Take fewer layers or sites, or fewer texts."
+        )

@@ -1,0 +1,81 @@
+"""Trained probes in a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from aligners.files.shared import shared_file
+from aligners.files.whole import whole_file
+from aligners.probing.arms import Arm
+from aligners.probing.bank import Bank, Probes
+from aligners.probing.edges import probes as edges  # noqa: F401  (defines its kind of probes)
+from aligners.probing.trees import probes as trees  # noqa: F401
+from aligners.probing.words import Place
+
+__all__ = ["PROBES", "load_banks", "save_banks"]
+
+PROBES = "probes.safetensors"
+ENTRY = "banks"
+
+
+def save_banks(path: Path, banks: Mapping[str, Bank], about: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+    """Write banks to a file, whole or not at all.
+
+    Args:
+        path: of the file.
+        banks: by name.
+        about: what else is known of each, as plain values.
+    """
+    described: dict[str, Any] = {}
+    tensors: dict[str, Tensor] = {}
+    for number, (name, bank) in enumerate(banks.items()):
+        described[name] = {
+            "kind": type(bank.probes).__name__,
+            "arms": bank.arms,
+            "places": bank.places,
+            "width": bank.probes.width,
+            "options": bank.probes.options(),
+            "about": dict((about or {}).get(name, {})),
+        }
+        tensors |= {f"{number}/{key}": value.cpu().contiguous() for key, value in bank.state_dict().items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path) as unfinished:
+        save_file(tensors, unfinished, metadata={ENTRY: json.dumps(described)})
+
+
+def load_banks(path: Path | str) -> dict[str, tuple[Bank, dict[str, Any]]]:
+    """Read banks, ready to be asked, and what is known of each.
+
+    Args:
+        path: the file, a folder of `evaluate.py share`, or the name of one on the Hub.
+
+    Raises:
+        ValueError: there is no such file, or it holds no banks; or as `shared_file`.
+    """
+    path = shared_file(path)
+    if not path.is_file():
+        raise ValueError(f"Expected `probes` to be a {PROBES} of `train.py probe`, but there is no such file: {path}.")
+    try:
+        with safe_open(path, "pt") as file:
+            described = json.loads(file.metadata()[ENTRY])
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (no mapping)
+    except Exception as error:  # reading any other file can raise anything
+        raise ValueError(f"Expected `probes` to be a {PROBES} of `train.py probe`, but {path} is none.") from error
+    return {
+        name: (_bank(each, tensors, f"{number}/"), each["about"])
+        for number, (name, each) in enumerate(described.items())
+    }
+
+
+def _bank(each: Mapping[str, Any], tensors: Mapping[str, Any], start: str) -> Bank:
+    arms = [Arm(*arm) for arm in each["arms"]]
+    bank = Bank(Probes.kinds[each["kind"]](arms, each["width"], **each["options"]), [Place(*p) for p in each["places"]])
+    bank.load_state_dict({key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)})
+    return bank.eval().requires_grad_(False)

@@ -1,0 +1,89 @@
+"""Structural probes: whether a linear map of the states lays out a sentence's tree."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from aligners.probing.arms import Arm
+from aligners.probing.bank import Probes
+from aligners.probing.trees.asked import TreesPart
+
+__all__ = ["DepthProbes", "DistanceProbes", "StructuralProbes"]
+
+START, WIDTH = 0.05, 64  # entries of a B of 64 x 64 are drawn from -START..START, as in the paper's code
+
+
+class StructuralProbes(Probes):
+    """Maps h ↦ Bᵀh, which differ in the states that they read and in rank.
+
+    Args:
+        arms: with the rank of each.
+        width: d, of the states.
+        most: the highest rank; default: of these arms.
+        usual: rank of the arms that name none; default: d.
+
+    Raises:
+        ValueError: a rank is not between 1 and d.
+
+    References:
+        Hewitt and Manning 2019, "A structural probe for finding syntax in word representations", NAACL.
+    """
+
+    kept: Tensor
+
+    def __init__(self, arms: Sequence[Arm], width: int, most: int | None = None, usual: int | None = None) -> None:
+        super().__init__(arms, width)
+        self.usual = width if usual is None else usual
+        ranks = [self.usual if arm.rank is None else arm.rank for arm in arms]
+        wrong = [rank for rank in ranks if not 1 <= rank <= width]
+        if wrong:
+            raise ValueError(f"Expected `ranks` between 1 and {width}, the width of the states, but got {wrong[0]}.")
+        self.most = max(ranks) if most is None else most
+        start = torch.empty(width, width).uniform_(-START, START)[:, : self.most]
+        size = torch.tensor([WIDTH / math.sqrt(width * rank) for rank in ranks])  # that of |Bᵀh|² is then that of trees
+        self.weight = nn.Parameter(start * size[:, None, None])
+        self.register_buffer("kept", torch.arange(self.most) < torch.tensor(ranks)[:, None], persistent=False)
+
+    def options(self) -> dict[str, int]:
+        """Everything but arms and width."""
+        return {"most": self.most, "usual": self.usual}
+
+    def projected(self, read: Tensor, part: TreesPart) -> Tensor:
+        """Bᵀh of the words of each sentence, padded: (A, n, d) -> (A, b, T, most), zero beyond an arm's rank."""
+        return torch.bmm(read, self.weight * self.kept[:, None])[:, part.rows]
+
+
+class DistanceProbes(StructuralProbes):
+    """The squared distance |Bᵀ(h_i − h_j)|² stands for the distance of two words in the tree (§2.2)."""
+
+    def forward(self, read: Tensor, part: TreesPart) -> Tensor:
+        """Predict distances: (A, n, d) -> (A, b, T, T)."""
+        found = self.projected(read, part)
+        squares = found.square().sum(-1)
+        return squares[..., :, None] + squares[..., None, :] - 2 * found @ found.mT
+
+    def losses(self, read: Tensor, part: TreesPart) -> Tensor:
+        """Mean absolute error over all pairs of words of each sentence (eq. 3), (A, b)."""
+        pairs = (part.real[:, :, None] & part.real[:, None]).to(read.dtype)
+        errors = (self(read, part) - part.distances).abs() * pairs
+        return errors.sum((-1, -2)) / pairs.sum((-1, -2))
+
+
+class DepthProbes(StructuralProbes):
+    """The squared length |Bᵀh_i|² stands for the depth of a word in the tree (§2.3): of h itself, not of h − mean."""
+
+    centred = False
+
+    def forward(self, read: Tensor, part: TreesPart) -> Tensor:
+        """Predict depths: (A, n, d) -> (A, b, T)."""
+        return self.projected(read, part).square().sum(-1)
+
+    def losses(self, read: Tensor, part: TreesPart) -> Tensor:
+        """Mean absolute error over the words of each sentence, (A, b)."""
+        real = part.real.to(read.dtype)
+        errors = (self(read, part) - part.depths).abs() * real
+        return errors.sum(-1) / real.sum(-1)

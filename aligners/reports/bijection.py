@@ -1,0 +1,271 @@
+"""The report of what being a bijection costs: learning curves beside the floor, and the price in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from aligners.fitting.outcomes import is_trained, mark, what_did_not_train, worst_of
+from aligners.reports.drawing import PANEL, Look, dress, hollow_where_untrained, log_scale, method_looks, number, panels
+from aligners.reports.names import with_short_names
+from aligners.reports.report import Report, Row
+from aligners.reports.screen import TitledTable, site_table
+
+__all__ = ["report"]
+
+FREE, FLOOR = "mlp", "floor"
+DIRECTIONS = ("X to Y", "Y to X")
+WORDS = {
+    "linear": "linear",
+    "inn_paper": "couplings, one way",
+    "inn_one_way": "INN, one way",
+    "inn": "INN, both ways",
+    "mlp": "MLP each way",
+    "free_form": "two tied MLPs",
+    "floor": "floor",
+}
+ELSEWHERE = {"rows of unseen token types": "fvu_unseen", "the other text": "fvu_other"}
+LARGEST = 2.0  # FVU; a map that is worse is off the scale
+
+
+def report(meta: Row, rows: Sequence[Row]) -> Report:
+    """Make the report from one row for each map, direction, size, number of steps, seed and site."""
+    shown = with_short_names(rows)
+    sizes = sorted({row["size"] for row in shown if row["size"]})
+    figures = {"bijection": partial(_figure, shown, sizes[-1])}
+    if len(sizes) > 1:
+        figures["bijection_sizes"] = partial(_sizes_figure, shown, sizes)
+    return Report(
+        "bijection",
+        meta,
+        rows,
+        figures=figures,
+        screen=[_table(shown, size) for size in sizes],
+        note="One way: trained from X to Y alone. Tied: trained to be inverses as well. Floor: the least error of a "
+        "map that is good both ways. Ranges go over the seeds of fitting. Price: FVU over that of the MLP of this "
+        "size. Stretch: singular values of the Jacobian between spaces of unit variance, 5 % to 95 %.",
+        sentences=[*_sentences(shown, sizes[-1]), *what_did_not_train([*map(_named, shown)])],
+    )
+
+
+def _named(row: Row) -> Row:
+    """A row with the size, steps and seed of its training as part of the map's name."""
+    return row | {
+        "method": f"{WORDS[row['method']]} ({row['size']:,} parameters, {row['steps']:,} steps, seed {row['seed']})"
+    }
+
+
+def _of(rows: Iterable[Row], size: int, **wanted: object) -> list[Row]:
+    """Rows of a size, and of closed forms, which have none."""
+    return [
+        row for row in rows if row["size"] in (0, size) and all(row[name] == value for name, value in wanted.items())
+    ]
+
+
+def _by_seed(rows: Iterable[Row], column: str) -> list[float]:
+    """The mean of a column over sites, for each seed; NaN where one is no number."""
+    found: dict[int, list[float]] = {}
+    for row in rows:
+        found.setdefault(row["seed"], []).append(number(row[column]))
+    return [float(np.mean(values)) for values in found.values()]
+
+
+def _last(rows: Sequence[Row], size: int, method: str, direction: str) -> list[Row]:
+    """A map's rows after the most steps."""
+    own = _of(rows, size, method=method, direction=direction)
+    return [row for row in own if row["steps"] == max(each["steps"] for each in own)]
+
+
+def _price(rows: Sequence[Row], size: int, method: str, direction: str, column: str = "fvu") -> float:
+    """The FVU of a map after the most steps over that of the free network, both means over sites and seeds.
+
+    NaN where one of the two is not trained.
+    """
+    ends = [_last(rows, size, name, direction) for name in (method, FREE)]
+    if not all(map(is_trained, [*ends[0], *ends[1]])):
+        return float("nan")
+    means = [np.mean(_by_seed(end, column)) for end in ends]
+    return float(means[0] / means[1])
+
+
+def _methods(rows: Iterable[Row]) -> list[str]:
+    """Those of the report, in the order of `WORDS`."""
+    there = {row["method"] for row in rows}
+    return [name for name in WORDS if name in there]
+
+
+def _table(rows: Sequence[Row], size: int) -> TitledTable:
+    """Make a table of what each map reaches with the most steps, a line for each direction."""
+    steps = max(row["steps"] for row in rows)
+    title = (
+        f"{rows[0]['model_x']} (X) and {rows[0]['model_y']} (Y), held-out rows, mean over sites; {size:,} parameters, "
+        f"{steps:,} steps"
+    )
+    columns = ["FVU", "over seeds", "price", "seen", "unseen", "other text", "round trip", "stretch"]
+    table = site_table(title, ["map", "direction"], columns, {})
+    for method in _methods(rows):
+        for direction in DIRECTIONS:
+            price = f"{_price(rows, size, method, direction):.3g}".replace("nan", "")
+            table.add_row(WORDS[method], direction, *_cells(_last(rows, size, method, direction), price))
+    return table
+
+
+def _cells(rows: Sequence[Row], price: str) -> list[str]:
+    """What a line of the table says of a map in one direction."""
+    fvu = _by_seed(rows, "fvu")
+    trips = [number(row["round_trip"]) for row in rows]
+    low, high = _mean(rows, "stretch_low"), _mean(rows, "stretch_high")
+    return [
+        mark(_short(float(np.mean(fvu))), worst_of(rows)),
+        f"{_short(min(fvu))} to {_short(max(fvu))}" if len(fvu) > 1 else "",
+        price,
+        _short(_mean(rows, "fvu_seen")),
+        _short(_mean(rows, "fvu_unseen")),
+        _short(_mean(rows, "fvu_other")),
+        "" if np.isnan(trips).all() else f"{np.nanmax(trips):.1e}",
+        "" if np.isnan(low) else f"{low:.2g} to {high:.2g}",
+    ]
+
+
+def _mean(rows: Iterable[Row], column: str) -> float:
+    return float(np.mean([number(row[column]) for row in rows]))
+
+
+def _short(value: float) -> str:
+    return "" if np.isnan(value) else f"{value:.3f}" if value < 10 else f"{value:.1e}"
+
+
+# ---------------------------------------------------------------------- figures
+
+
+def _look(method: str) -> Look:
+    return method_looks([method])[method]
+
+
+def _figure(rows: Sequence[Row], size: int) -> Figure:
+    """Draw FVU against steps for each direction, then the price of each map in the end."""
+    figure, axes = panels(3, 3, PANEL, (2.6, 0.9))
+    for axis, direction in zip(axes, DIRECTIONS, strict=False):
+        _curves(axis, _of(rows, size, direction=direction), "steps")
+        axis.set_title({"X to Y": "{0} → {1}", "Y to X": "{1} → {0}"}[direction].format(*_names(rows)), fontsize=10)
+    _prices(axes[2], rows, size)
+    dress(figure, axes, "training steps (left, middle); direction (right)", "FVU: share of variance left unexplained")
+    return figure
+
+
+def _names(rows: Sequence[Row]) -> tuple[str, str]:
+    return rows[0]["model_x"], rows[0]["model_y"]
+
+
+def _curves(axis: Axes, rows: Sequence[Row], across: str) -> None:
+    """Draw the mean over seeds of each map's FVU, with the range over seeds, above the least floor."""
+    for method in _methods(rows):
+        own = [row for row in rows if row["method"] == method]
+        places = sorted({row[across] for row in own})
+        values = [_by_seed([row for row in own if row[across] == place], "fvu") for place in places]
+        if method == "linear":
+            axis.axhline(float(np.mean(values)), label=WORDS[method], color=_look(method)["color"], linestyle=":")
+        elif method == FLOOR:
+            least, said = min(np.mean(each) for each in values), "below the floor of maps\nthat are good both ways"
+            axis.axhspan(1e-6, float(least), color="0.9", zorder=0, label=said)
+        else:
+            _curve(axis, method, own, across, values)
+    _scales(axis, sorted({row[across] for row in rows if row["method"] != "linear"}))
+
+
+def _curve(axis: Axes, method: str, rows: Sequence[Row], across: str, values: Sequence[Sequence[float]]) -> None:
+    """Draw one map's FVU as far as it is on the scale, and say so where none of it is."""
+    places, middle = sorted({row[across] for row in rows}), np.array([np.mean(each) for each in values])
+    worst = [worst_of(row for row in rows if row[across] == place) for place in places]
+    bars = [middle - [min(each) for each in values], [max(each) for each in values] - middle]
+    shown = np.where(middle <= LARGEST, middle, np.nan)
+    axis.errorbar(places, shown, bars, label=WORDS[method], elinewidth=0.8, **_look(method))
+    hollow_where_untrained(axis, places, list(shown), worst, _look(method))
+    if np.isnan(shown).all():
+        said, color = f"{WORDS[method]}: off the scale ({middle[-1]:.0e})", _look(method)["color"]
+        axis.annotate(said, (0.03, 0.97), xycoords="axes fraction", color=color, fontsize=7, va="top")
+
+
+def _scales(axis: Axes, places: Sequence[int]) -> None:
+    """Make both scales logarithmic, with round numbers at the ticks and room for every line."""
+    axis.set_xscale("log")
+    log_scale([axis])
+    axis.set_xticks(places, [f"{place:,}" for place in places])
+
+
+def _prices(axis: Axes, rows: Sequence[Row], size: int) -> None:
+    """Draw the price of each map in both directions; those off the scale as a number at its end."""
+    methods = [name for name in _methods(rows) if name != FREE]
+    prices = {name: [_price(rows, size, name, direction) for direction in DIRECTIONS] for name in methods}
+    top = 1.15 * max([1.5, *(value for each in prices.values() for value in each if value <= 6)])
+    for place, (name, values) in enumerate(prices.items()):
+        for at, value in enumerate(values):
+            left = at + 0.8 * (place / len(methods) - 0.5)
+            color = "0.7" if name == FLOOR else _look(name)["color"]
+            if np.isnan(value):  # one of the two did not train
+                continue
+            height = min(value, top)
+            axis.bar(left, height, 0.8 / len(methods), color=color)
+            said = f"{value:.2f}" if value <= top else f"{value:.0e}"
+            axis.text(left, min(height, 0.98 * top), said, ha="center", va="bottom" if value <= top else "top",
+                      fontsize=6, rotation=90 if value > top else 0)  # fmt: skip
+    axis.axhline(1, color=_look(FREE)["color"], linewidth=1.3)
+    axis.set_ylim(0, top)
+    axis.set_xticks(range(2), list(DIRECTIONS))
+    axis.set_title("price: FVU over that of the MLP", fontsize=10)
+
+
+def _sizes_figure(rows: Sequence[Row], sizes: Sequence[int]) -> Figure:
+    """Draw FVU after the most steps against parameters, for each direction."""
+    figure, axes = panels(2, 2, PANEL, (2.6, 0.9))
+    for axis, direction in zip(axes, DIRECTIONS, strict=True):
+        ends = [row for size in sizes for name in _methods(rows) for row in _last(rows, size, name, direction)]
+        _curves(axis, [row | {"size": row["size"] or sizes[0]} for row in ends], "size")
+        axis.set_title(direction, fontsize=10)
+    dress(figure, axes, "parameters of a site", "FVU: share of variance left unexplained")
+    return figure
+
+
+# ---------------------------------------------------------------------- sentences
+
+
+def _sentences(rows: Sequence[Row], size: int) -> list[str]:
+    """Say what each bijection costs, whether the floor explains it, and how much of it is a vocabulary."""
+    said = []
+    for method in _methods(rows):
+        if method.startswith("inn"):
+            there, back = (_price(rows, size, method, direction) for direction in DIRECTIONS)
+            if np.isnan([there, back]).any():
+                continue
+            said.append(
+                f"{WORDS[method]}: {_times(there)} the FVU of an MLP of equal size and steps, {_times(back)} backwards."
+            )
+    floors = [_price(rows, size, FLOOR, direction) for direction in DIRECTIONS]
+    if not np.isnan(floors).any():
+        said.append(
+            f"Floor of maps that are good both ways: {floors[0]:.2f} and {floors[1]:.2f} times. It is what the MLP "
+            "leaves, plus what it costs to restore the target's covariance; a better prediction than the MLP's would "
+            "lower it."
+        )
+    said += _elsewhere(rows, size)
+    return said
+
+
+def _times(price: float) -> str:
+    return f"{price:.2f} times" if price < 100 else f"{price:.0e} times"
+
+
+def _elsewhere(rows: Sequence[Row], size: int) -> list[str]:
+    """Compare prices on rows of unseen token types and on the other text, where there are any."""
+    said = []
+    for where, column in ELSEWHERE.items():
+        names = [name for name in _methods(rows) if name not in (FREE, FLOOR)]
+        prices = {WORDS[name]: _price(rows, size, name, DIRECTIONS[0], column) for name in names}
+        ratios = [f"{name} {price:.2f}" for name, price in prices.items() if not np.isnan(price)]
+        if ratios:
+            said.append(f"On {where} the same ratios are, X to Y: {', '.join(ratios)}.")
+    return said

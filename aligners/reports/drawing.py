@@ -1,0 +1,377 @@
+"""What all figures share: colours, panels, lines by site, heat maps, legends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from aligners.fitting.outcomes import is_trained
+from aligners.reports.names import site_name
+from aligners.reports.report import Row
+
+__all__ = [
+    "ABREAST",
+    "COLOURS",
+    "HOLLOW",
+    "LINEAR_UP_TO",
+    "MODEL_COLOURS",
+    "PANEL",
+    "Look",
+    "SitePanel",
+    "dress",
+    "heat_map",
+    "hollow_where_untrained",
+    "layer_grid",
+    "line_look",
+    "lines_by_site",
+    "log_scale",
+    "method_looks",
+    "name_sites",
+    "number",
+    "panels",
+    "penalty_scale",
+    "shared_out",
+    "short",
+    "shown_lines",
+    "site_figure",
+]
+
+Look = dict[str, Any]
+Cells = Sequence[Row | None]
+
+# Okabe and Ito's colours, which colour-blind readers can tell apart.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
+# Tol's muted scheme, likewise: of models, groups and variants, so that no colour of a method means one of them.
+MODEL_COLOURS = ("#332288", "#CC6677", "#117733", "#999933", "#AA4499", "#44AA99", "#882255", "#88CCEE")
+MARKERS = "osD^vPX*h"  # one more than there are colours, so that pairs of both repeat late
+METHODS = (  # each has one colour and marker in all figures
+    "permutation", "procrustes", "cca", "linear", "mlp_paper", "mlp", "inn_paper", "inn",
+    "svcca", "inn_one_way", "free_form", "gcca", "pwcca", "ridge",
+)  # fmt: skip
+METHOD_COLOURS = (*COLOURS, "#6A3D9A", "#B2182B", "#66A61E", "#17BECF", "#BCBD22", "#00441B")  # one for each of them
+FLOORS = {"mean": "0.75", "identity": "0.35", "random_embedding": "0.55"}  # greys
+ABREAST, PANEL = 4, (3.6, 2.9)  # of figures by site: most panels in a row, and their size in inches
+LINEAR_UP_TO = 0.01  # nats: what stitching a model to itself costs at most
+LIGHT_FROM = 0.6  # share of the colour scale above which dark letters are easier to read
+MOST_LINES = 6  # in a panel
+LETTERS = 46  # that fit below a panel
+FEWEST_ACROSS = 3  # places that a panel has room for: fewer stay in the middle
+LEGEND_BESIDE = 28  # letters of a legend's longest name, above which it stands below the panels
+LEGEND_WIDTH = 1.6  # inches that it takes beside them
+HOLLOW = "hollow: untrained start, or diverged"  # what `hollow_where_untrained` draws
+TICKS = (1,), (1, 3), (1, 2, 5), range(1, 10)  # first digits, on a logarithmic scale
+FEWEST_TICKS = 4
+WRITTEN = 48  # cells, above which a figure has no room for numbers
+
+
+def panels(
+    count: int,
+    abreast: int,
+    size: tuple[float, float],
+    margins: tuple[float, float],
+    *,
+    boxed: bool = False,
+    font: float = 9,
+    width_ratios: Sequence[float] | None = None,
+    sharex: bool = False,
+    sharey: bool | Literal["row"] = False,
+) -> tuple[Figure, list[Axes]]:
+    """Make a figure of `count` panels, filled row by row.
+
+    Args:
+        count: the number of panels.
+        abreast: most panels in a row.
+        size: width and height of a panel in inches.
+        margins: width and height in inches of what surrounds the panels.
+        boxed: whether a panel has a frame on all four sides.
+        font: its size in points.
+        width_ratios: relative widths of the columns.
+        sharex: whether all panels share the horizontal scale.
+        sharey: whether all panels share the vertical scale, or those of a row do.
+    """
+    across = min(abreast, count)
+    down = -(-count // across)
+    with mpl.rc_context({"axes.spines.top": boxed, "axes.spines.right": boxed, "font.size": font}):
+        width, height = size[0] * across + margins[0], size[1] * down + margins[1]
+        figure = Figure(figsize=(width, height), layout="constrained")
+        grid = figure.subplots(down, across, squeeze=False, sharex=sharex, sharey=sharey, width_ratios=width_ratios)
+    axes = list(grid.flat)
+    for axis in axes[count:]:
+        axis.set_axis_off()
+    for axis in axes[max(0, count - across) : count]:  # also where the place below is empty
+        axis.tick_params(labelbottom=True)
+    return figure, axes[:count]
+
+
+def line_look(colour: int, marker: int, linestyle: str, colours: Sequence[str] = COLOURS) -> Look:
+    """Say how to draw a line. Colours and markers are given by number, and start again when they run out."""
+    look = {"color": colours[colour % len(colours)], "marker": MARKERS[marker % len(MARKERS)], "linestyle": linestyle}
+    return {**look, "markersize": 4.5, "linewidth": 1.3}
+
+
+def method_looks(names: Iterable[str]) -> dict[str, Look]:
+    """Say how to draw methods: those that we know look the same in every figure, others get what looks are left.
+
+    Args:
+        names: of the methods of a figure.
+    """
+    looks, others = {}, 0
+    for name in names:
+        if name in FLOORS:
+            looks[name] = {**line_look(0, list(FLOORS).index(name) + 6, ":"), "color": FLOORS[name]}
+        elif name in METHODS:
+            place = METHODS.index(name)
+            looks[name] = line_look(place, place, "-", METHOD_COLOURS)
+        else:
+            looks[name] = line_look(others, others + others // len(COLOURS) + 3, "-.")
+            others += 1
+    return looks
+
+
+def hollow_where_untrained(
+    axis: Axes, across: Sequence[float], heights: Sequence[float], rows: Sequence[Row], look: Look
+) -> bool:
+    """Draw the points of maps that are not trained hollow, and tell whether there are any.
+
+    Args:
+        axis: the panel.
+        across: the place of each row.
+        heights: of the points.
+        rows: what the points are of.
+        look: of their line.
+    """
+    places = [place for place, row in enumerate(rows) if not is_trained(row)]
+    hollow = {**look, "linestyle": "none", "markerfacecolor": "white", "markersize": 8, "zorder": 3}
+    axis.plot([across[place] for place in places], [heights[place] for place in places], **hollow)
+    return bool(places)
+
+
+def shown_lines(axes: Iterable[Axes]) -> tuple[list[Any], list[str]]:
+    """Return handles and names for one legend with every line that any panel shows."""
+    shown: dict[str, Any] = {}
+    for axis in axes:
+        for handle, name in zip(*axis.get_legend_handles_labels(), strict=True):
+            shown.setdefault(name, handle)
+    return list(shown.values()), list(shown)
+
+
+def heat_map(
+    axis: Axes, grid: NDArray[np.float64], rows: Sequence[int], columns: Sequence[int], low: float = 0, high: float = 1
+) -> AxesImage:
+    """Draw a value for each pair of layers; the first row is at the bottom. Up to `WRITTEN` cells wide, write it there.
+
+    Args:
+        axis: the panel.
+        grid: (rows, columns) values; NaN leaves a cell empty.
+        rows: the layers of the vertical axis.
+        columns: the layers of the horizontal axis.
+        low: lower end of the colour scale.
+        high: its upper end.
+    """
+    image = axis.imshow(grid, vmin=low, vmax=high, cmap="viridis", origin="lower", aspect="equal")
+    size = 7 if max(grid.shape) <= 8 else 5.5
+    light = low + LIGHT_FROM * (high - low)
+    for (i, j), value in np.ndenumerate(grid):
+        if np.isfinite(value) and max(grid.shape) <= WRITTEN:
+            axis.text(j, i, short(value), ha="center", va="center", fontsize=size, color="w" if value < light else "k")
+    axis.set_xticks(range(len(columns)), [str(layer) for layer in columns])
+    axis.set_yticks(range(len(rows)), [str(layer) for layer in rows])
+    axis.tick_params(length=0)
+    return image
+
+
+def layer_grid(
+    cells: Iterable[tuple[int, int, float | None]], rows: Sequence[int], columns: Sequence[int]
+) -> NDArray[np.float64]:
+    """Arrange values by layer for `heat_map`; NaN where there is none.
+
+    Args:
+        cells: (layer of the row, layer of the column, value).
+        rows: the layers of the vertical axis.
+        columns: the layers of the horizontal axis.
+    """
+    grid = np.full((len(rows), len(columns)), np.nan)
+    for i, j, value in cells:
+        grid[rows.index(i), columns.index(j)] = number(value)
+    return grid
+
+
+def lines_by_site(axis: Axes, lines: Sequence[tuple[str, Look, Cells]], column: str, scale: float = 1) -> None:
+    """Draw lines with their intervals, shifted a little so that the intervals can be told apart.
+
+    Args:
+        axis: the panel.
+        lines: name, look, and a row or None for each place across.
+        column: the rows' column; COLUMN_low and COLUMN_high are the ends of its interval.
+        scale: factor for all values.
+    """
+    for order, (name, look, cells) in enumerate(lines):
+        here = [(place, row) for place, row in enumerate(cells) if row is not None]
+        aside = min(0.07, 0.5 / len(lines)) * (order - (len(lines) - 1) / 2)
+        middle, low, high = (
+            np.array([scale * number(row[column + end]) for _, row in here]) for end in ("", "_low", "_high")
+        )
+        if here:  # a percentile interval may miss the estimate; the bar then ends there
+            bars = np.maximum([middle - low, high - middle], 0)
+            across = [place + aside for place, _ in here]
+            axis.errorbar(across, middle, bars, label=name, elinewidth=0.8, **look)
+            hollow_where_untrained(axis, across, list(middle), [row for _, row in here], look)
+
+
+class SitePanel(NamedTuple):
+    """A panel of `site_figure`.
+
+    Attributes:
+        title: above it.
+        pairs: the site pairs on the horizontal axis.
+        lines: name, look, and a row or None for each site pair.
+        levels: name or None, look and height of what has no site.
+    """
+
+    title: str
+    pairs: Sequence[tuple[int, int]]
+    lines: Sequence[tuple[str, Look, Cells]]
+    levels: Sequence[tuple[str | None, Look, float]] = ()
+
+
+def site_figure(
+    shown: Sequence[SitePanel], column: str, up: str, scale: float = 1, across: str = "site (layer)", note: str = ""
+) -> Figure:
+    """Draw a column of rows against site, with intervals and levels.
+
+    Args:
+        shown: the panels.
+        column: see `lines_by_site`; a `penalty` gets its own scale.
+        up: label of the vertical axes.
+        scale: factor for all values.
+        across: label of the horizontal axes.
+        note: a line above the legend.
+    """
+    figure, axes = panels(len(shown), ABREAST, PANEL, (2.0, 0.8), sharey=True)
+    for axis, panel in zip(axes, shown, strict=True):
+        lines_by_site(axis, panel.lines, column, scale)
+        for name, look, height in panel.levels:
+            axis.axhline(scale * height, label=name, zorder=0, **look)
+        name_sites(axis, panel.title, panel.pairs)
+    if column == "penalty":
+        penalty_scale(axes)
+    if not all(row is None or is_trained(row) for panel in shown for _, _, cells in panel.lines for row in cells):
+        note = f"{note}\n{HOLLOW}".strip()
+    dress(figure, axes, across, up, note)
+    return figure
+
+
+def name_sites(axis: Axes, title: str, pairs: Sequence[tuple[int, int]]) -> None:
+    """Give a panel its title, and its horizontal axis the site pairs, as many as there is room for."""
+    axis.set_title(title, fontsize=10)
+    names = [site_name(pair) for pair in pairs]
+    every = -(-sum(len(name) + 2 for name in names) // LETTERS)
+    axis.set_xticks(range(0, len(pairs), every), names[::every])
+    room = max(0, FEWEST_ACROSS - len(pairs)) / 2
+    axis.set_xlim(-0.5 - room, len(pairs) - 0.5 + room)
+
+
+def shared_out(groups: Iterable[Sequence[str]]) -> list[list[str]]:
+    """Share lines out to panels, so that none has more than `MOST_LINES`.
+
+    Args:
+        groups: names of lines that are better seen together; neighbours that fit share a panel.
+    """
+    panels: list[list[str]] = []
+    for group in groups:
+        for first in range(0, len(group), MOST_LINES):
+            part = list(group[first : first + MOST_LINES])
+            if panels and len(panels[-1]) + len(part) <= MOST_LINES:
+                panels[-1] += part
+            else:
+                panels.append(part)
+    return panels
+
+
+def dress(figure: Figure, axes: Sequence[Axes], across: str, up: str, note: str = "") -> None:
+    """Label the axes of all panels together, and add one legend for all: below them, where its names are long."""
+    handles, names = shown_lines(axes)
+    below = max(map(len, names), default=0) > LEGEND_BESIDE
+    if len(axes) == 1 or below:  # a label of the whole figure would stand between panels and legend, or upon it
+        for axis in axes:
+            axis.set_xlabel(across, fontsize=9)
+    else:
+        figure.supxlabel(across, fontsize=9)
+    figure.supylabel(up, fontsize=9)
+    look: Look = {"frameon": False, "fontsize": 8, "title": note or None, "title_fontsize": 7.5}
+    if below:
+        figure.legend(handles, names, loc="outside lower center", ncols=_legend_below(figure, names), **look)
+    else:
+        figure.legend(handles, names, loc="outside right center", **look)
+
+
+def _legend_below(figure: Figure, names: Sequence[str]) -> int:
+    """Make room below the panels for a legend, instead of beside them; returns how many names go abreast."""
+    width, height = figure.get_size_inches()
+    width = max(width - LEGEND_WIDTH, 5.0)
+    abreast = max(1, int(width / (0.065 * max(map(len, names)) + 0.5)))
+    figure.set_size_inches(width, height + 0.3 + 0.17 * -(-len(names) // abreast))
+    return abreast
+
+
+def log_scale(axes: Sequence[Axes]) -> None:
+    """Make the shared vertical scale of panels logarithmic, with plain numbers at its ticks, up to above all lines.
+
+    Draw all lines first: the scale does not adapt to later ones.
+    """
+    drawn = np.concatenate([np.asarray(line.get_ydata(), float) for axis in axes for line in axis.lines])
+    drawn = drawn[np.isfinite(drawn) & (drawn > 0)]
+    ticks = _log_ticks(float(drawn.min()), float(drawn.max()))
+    for axis in axes:
+        axis.set_yscale("log")
+        axis.minorticks_off()
+        axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+        axis.set_ylim(min(0.9 * drawn.min(), ticks[0]), 1.03 * max(ticks))
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    """Round numbers that cover a range, as few for each power of ten as there have to be; even steps of a short one."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 2)
+    for digits in TICKS:
+        every = [float(f"{digit}e{power}") for power in powers for digit in digits]
+        top = min(tick for tick in every if tick >= high)
+        found = [tick for tick in every if 0.9 * low <= tick <= top]
+        if len(found) >= FEWEST_TICKS:
+            return found
+    return [float(f"{tick:.6g}") for tick in MaxNLocator(FEWEST_TICKS).tick_values(low, high)]
+
+
+def penalty_scale(axes: Sequence[Axes]) -> None:
+    """Make the shared scale of panels linear up to `LINEAR_UP_TO` nats and logarithmic beyond.
+
+    States without a map then fit on it. Draw all lines first: the scale does not adapt to later ones.
+    """
+    for axis in axes:
+        axis.axhline(0, color="0.6", linewidth=0.8, zorder=0)
+        axis.set_yscale("symlog", linthresh=LINEAR_UP_TO, linscale=0.6)
+        axis.yaxis.set_major_formatter("{x:g}")
+    least = min(float(axis.dataLim.y0) for axis in axes)
+    axes[0].set_ylim(bottom=2 * min(least, -LINEAR_UP_TO / 8))  # little room below zero
+
+
+def number(value: float | None) -> float:
+    """Return the value, or NaN for None, which is not drawn."""
+    return math.nan if value is None else value
+
+
+def short(value: float) -> str:
+    """Write a value into a cell: .48, 1.0, 48.0, 100, 5e+03."""
+    if abs(value) < 0.995:
+        return f"{value:z.2f}".replace("0.", ".", 1)
+    if abs(value) < 99.95:
+        return f"{value:.1f}"
+    return f"{value:.0f}" if abs(value) < 999.5 else f"{value:.0e}"

@@ -1,0 +1,105 @@
+"""Reads a finished run back: its report as it was, its options, its figures."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from importlib import import_module
+from inspect import signature
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from aligners.reports.kinds import KINDS, NAMES, make_report
+from aligners.reports.page.run import CONFIG
+from aligners.reports.report import Report, Row
+
+__all__ = ["FinishedRun", "finished_run", "has_report"]
+
+PARTS = ("meta", "findings", "rows")
+
+
+class FinishedRun(NamedTuple):
+    """A run and its report.
+
+    Attributes:
+        folder: of the run.
+        kind: of report, from `aligners.reports.kinds.KINDS`.
+        report: as it was written, its sentences included.
+        config: the run's options as they were resolved, as YAML; empty where there are none.
+    """
+
+    folder: Path
+    kind: str
+    report: Report
+    config: str
+
+    @property
+    def figures(self) -> list[Path]:
+        """The images of the report's figures that are there."""
+        return [path for name in self.report.figures if (path := self.folder / f"{name}.png").is_file()]
+
+
+def has_report(folder: Path) -> bool:
+    """Whether a run's folder holds a report."""
+    return any((folder / f"{name}.json").is_file() for name in NAMES.values())
+
+
+def finished_run(folder: Path) -> FinishedRun:
+    """Read the report of a run's folder.
+
+    Raises:
+        ValueError: it is no folder of a finished run: says what it is, or what it lacks.
+    """
+    kinds = [kind for kind, name in NAMES.items() if (folder / f"{name}.json").is_file()]
+    if not kinds:
+        raise ValueError(f"Expected `run` to be the folder of a finished run, but {folder} {_what_it_is(folder)}")
+    content = _read(folder / f"{NAMES[kinds[0]]}.json")
+    config = folder / CONFIG
+    written = config.read_text(encoding="utf-8") if config.is_file() else ""
+    report = _report(kinds[0], content, yaml.safe_load(written) or {})
+    return FinishedRun(folder, kinds[0], replace(report, sentences=content["findings"]), written)
+
+
+def _what_it_is(folder: Path) -> str:
+    """Say what a folder without a report is, and what to do."""
+    if not folder.is_dir():
+        return "is not a folder."
+    if (folder / "study.yaml").is_file():
+        return f"is that of a study: `study.py status {folder}` shows how far it is, report/report.html what it found."
+    runs = sorted(path.parent for path in folder.glob(f"*/{CONFIG}") if has_report(path.parent))
+    if runs:
+        return f"holds several: name one of {', '.join(map(str, runs))}."
+    if not (folder / CONFIG).is_file():
+        return f"holds no {CONFIG}, which every run begins with."
+    if (folder / "last.ckpt").is_file():
+        return (
+            f"holds no report yet: the run is at work, or was stopped. The same command with `--ckpt_path "
+            f"{folder / 'last.ckpt'}` goes on from where it was saved."
+        )
+    return f"holds {CONFIG} and no report: the run is at work, was stopped, or failed. Run its command again."
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"Expected {path} to be a report, but it cannot be read: {error}. Run its command again.") \
+            from error  # fmt: skip
+    if not isinstance(content, dict) or not all(part in content for part in PARTS):
+        raise ValueError(f"Expected {path} to be a report with {', '.join(PARTS)}, but it is something else.")
+    return content
+
+
+def _report(kind: str, content: Row, options: Row) -> Report:
+    """Make a report again, from its rows and further tables, and those of the run's options that are about reports."""
+    takes = signature(import_module(KINDS[kind]).report).parameters
+    further = {name: value for name, value in {**options, **content}.items() if name in takes and name not in PARTS}
+    try:
+        return make_report(kind, content["meta"], content["rows"], **further)
+    except KeyError as error:
+        raise ValueError(
+            f"Expected a {kind} report as this version writes them, but its rows have no {error}: another version "
+            "wrote it. Its own files are as they were; the run's command makes a new one."
+        ) from error

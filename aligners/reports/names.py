@@ -1,0 +1,78 @@
+"""Names of models and sites for readers: in tables, titles, figures and file names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from aligners.reports.report import Row
+
+__all__ = ["file_names", "names_in_full", "short_names", "site_name", "with_short_names"]
+
+COLUMNS = ("model_x", "model_y", "model")  # of a row that name a model
+MOST_LETTERS = 40  # two such names fit in a title of 120 columns
+
+
+def short_names(models: Iterable[str]) -> dict[str, str]:
+    """Return a short name for each model, such as `seed-0` for `runs/tuned/none/seed-0`.
+
+    The short name is the part after the last slash, with as many of the parts before it as distinguish the model
+    from all others. A name of more than 40 letters is cut in the middle, unless two names would then be equal.
+
+    Args:
+        models: names of all models of a report; equal names are the same model.
+
+    Returns:
+        Full name -> short name.
+    """
+    every = list(dict.fromkeys(models))
+    ends = [_end(name, [other for other in every if other != name]) for name in every]
+    cut = [_cut(end) for end in ends]
+    return {name: short if cut.count(short) == 1 else end for name, short, end in zip(every, cut, ends, strict=True)}
+
+
+def file_names(models: Iterable[str]) -> dict[str, str]:
+    """Return a different name for each model's files or folders, of letters, digits and `_.=-` only."""
+    names: dict[str, str] = {}
+    for model, short in short_names(models).items():
+        slug = re.sub(r"[^\w.=-]+", "-", short.replace("…", "--")).strip("-.") or "model"
+        taken = set(names.values())
+        again = (f"{slug}-{number}" for number in range(2, len(taken) + 2))
+        names[model] = slug if slug not in taken else next(name for name in again if name not in taken)
+    return names
+
+
+def with_short_names(rows: Sequence[Row]) -> list[Row]:
+    """Copy rows with short model names, for readers. Files keep the full names, which identify a model."""
+    names = short_names(_models(rows))
+    return [row | {column: names[row[column]] for column in COLUMNS if column in row} for row in rows]
+
+
+def names_in_full(rows: Sequence[Row]) -> str:
+    """Return lines, to stand below a Markdown table, that explain short names; empty if no name was shortened."""
+    names = short_names(_models(rows))
+    lines = [f"- {short}: `{name}`\n" for name, short in names.items() if short != name]
+    return "\n" + "".join(lines) if lines else ""
+
+
+def site_name(pair: tuple[int, int]) -> str:
+    """`2`, or `2→3` where source and target differ."""
+    return str(pair[0]) if pair[0] == pair[1] else f"{pair[0]}→{pair[1]}"
+
+
+def _models(rows: Sequence[Row]) -> list[str]:
+    return [row[column] for row in rows for column in COLUMNS if column in row]
+
+
+def _end(name: str, others: Sequence[str]) -> str:
+    """Return the fewest last parts that no other name ends with, or the whole name if there are none."""
+    parts = name.rstrip("/").split("/")
+    ends = ["/".join(parts[-count:]) for count in range(1, len(parts) + 1)]
+    return next((end for end in ends if not any(f"/{other.rstrip('/')}".endswith(f"/{end}") for other in others)), name)
+
+
+def _cut(name: str) -> str:
+    if len(name) <= MOST_LETTERS:
+        return name
+    last = (MOST_LETTERS - 1) // 2
+    return f"{name[: MOST_LETTERS - 1 - last]}…{name[-last:]}"

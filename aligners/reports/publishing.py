@@ -1,0 +1,127 @@
+"""Publishes a report: as files, on screen, and at W&B."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.loggers import WandbLogger
+from rich.console import Console
+
+from aligners.files.whole import whole_file, write_text
+from aligners.fitting.outcomes import MARK
+from aligners.reports.names import names_in_full, with_short_names
+from aligners.reports.page.images import save_figure
+from aligners.reports.page.run import write_page
+from aligners.reports.report import Report, Row
+from aligners.reports.screen import say, screen
+
+__all__ = ["csv_text", "environment", "publish", "show", "write"]
+
+PACKAGES = ("torch", "lightning", "transformers", "torchmetrics", "numpy")
+
+
+def publish(report: Report, folder: Path, trainer: pl.Trainer) -> None:
+    """Write a report, show it, and log it to every W&B run of a Trainer.
+
+    Args:
+        report: a report of any kind.
+        folder: created if it does not exist.
+        trainer: the Trainer with the loggers.
+    """
+    figures = write(report, folder)
+    write_page(report, folder)
+    console = show(report)
+    runs = [logger for logger in trainer.loggers if isinstance(logger, WandbLogger)]
+    places = [f"{report.files}: {folder}", *(f"W&B run: {_log(report, figures, run)}" for run in runs)]
+    say(console, "\n".join(["", *places] if report.sentences else places))
+
+
+def show(report: Report) -> Console:
+    """Show a report's tables, note and sentences, and return where."""
+    console = screen()
+    for table in report.screen:
+        console.print(table)
+    if report.note:
+        say(console, report.note, style="dim")
+    say(console, "\n".join(["", *report.sentences]))
+    return console
+
+
+def write(report: Report, folder: Path) -> list[Path]:
+    """Write a report's files, each whole or not at all, and return the paths of its figures."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {"meta": report.meta, "findings": list(report.sentences), "rows": list(report.rows)}
+    content |= {name: list(table) for name, table in report.tables.items()}
+    write_text(folder / f"{report.name}.json", json.dumps(content, indent=1, allow_nan=False))
+    for name, table in {report.name: report.rows, **report.tables}.items():
+        if table:
+            write_text(folder / f"{name}.csv", csv_text(table))
+    if report.columns:
+        write_text(folder / f"{report.name}.md", _markdown(report))
+    figures = []
+    for name, draw in report.figures.items():
+        figures.append(folder / f"{name}.png")
+        with whole_file(figures[-1]) as unfinished:
+            save_figure(draw(), unfinished)
+    return figures
+
+
+def environment(trainer: pl.Trainer) -> Row:
+    """Return the versions, device and number of ranks of a run."""
+    device = trainer.strategy.root_device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return {
+        "versions": {"python": platform.python_version(), **{package: version(package) for package in PACKAGES}},
+        "device": f"{device.type} ({name})",
+        "ranks": trainer.world_size,
+    }
+
+
+def _log(report: Report, figures: Iterable[Path], logger: WandbLogger) -> Path:
+    """Log a report to a W&B run, and return the run's folder."""
+    logger.experiment.config.update(report.meta, allow_val_change=True)
+    columns = list(report.rows[0])
+    logger.log_table(report.name, columns=columns, data=[[row[column] for column in columns] for row in report.rows])
+    for figure in figures:
+        logger.log_image(figure.stem, [str(figure)])
+    return Path(logger.experiment.dir).parent
+
+
+def csv_text(rows: Sequence[Row]) -> str:
+    """Write rows with the same keys as CSV."""
+    lines = io.StringIO()
+    writer = csv.DictWriter(lines, fieldnames=list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    return lines.getvalue()
+
+
+def _markdown(report: Report) -> str:
+    """Write the table to four digits, the sentences, and the models' full names."""
+    lines = [_line(report.columns.values()), "|" + "---|" * len(report.columns)]
+    lines += [_line(_cells(row, report.columns)) for row in with_short_names(report.rows)]
+    plain = (sentence.replace(MARK, f"\\{MARK}", sentence.startswith(MARK)) for sentence in report.sentences)
+    said = "".join(f"- {sentence}\n" for sentence in plain)
+    return "\n".join(lines) + "\n" + (f"\n{said}" if said else "") + names_in_full(report.rows)
+
+
+def _line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _cells(row: Row, columns: Mapping[str, str]) -> Iterable[str]:
+    """Yield a row's cells; `site_x` and `site_y` share a column, `1→2` where they differ."""
+    if row["site_x"] != row["site_y"]:
+        row = row | {"site_x": f"{row['site_x']}→{row['site_y']}"}
+    for key in columns:
+        value: Any = row[key]
+        yield "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,336 @@
+"""What a run has trained, as others get it: saved to a folder, loaded from one, and uploaded to the Hub."""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from logging import getLogger
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from huggingface_hub import ModelCard, ModelHubMixin
+
+from aligners.files.shared import CONFIG, FORMAT, LIBRARY, MODEL, fetch, read_config, sha256
+from aligners.files.whole import check_new_folder, whole_folder
+from aligners.fitting.storage.bank import StoredBank, load_bank, save_bank
+from aligners.fitting.storage.others import for_others
+from aligners.models.model import FrozenModel
+from aligners.probing.bank import Bank
+from aligners.probing.storing import load_banks, save_banks
+from aligners.reports.finished import FinishedRun
+from aligners.reports.sharing.card import PLACE, Subject, card_text, with_notice
+from aligners.reports.sharing.local import renamed
+from aligners.reports.sharing.models import Identity, identities, listed, refuse_others
+
+__all__ = ["KINDS", "Shared", "SharedMaps", "SharedProbes", "SharedStitching", "SharedUniverse"]
+
+logger = getLogger(__name__)
+CARD, REPORT, FIGURES = "README.md", "report.json", "figures"
+Named = Sequence[str | FrozenModel]
+
+
+class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
+    """What a run has trained, with the models that it belongs to, its card, and the files of its report.
+
+    A folder of it holds `model.safetensors`, in the format of the run's own file, `config.json`, the card
+    (`README.md`), and where a report came with it `report.json` and `figures/`. Nothing is pickled.
+
+    Attributes:
+        kind: what it is, as config.json has it.
+        models: name, revision and fingerprint of each model.
+        data: options of the data module that it was trained with.
+        fitted_on_models: of a copy that was declared for others, the models that it was trained on; else none.
+        card: text of the card.
+        files: path within the folder -> content of each further file.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(self, models: Sequence[Identity], data: Mapping[str, Any]) -> None:
+        self.models, self.data = [dict(model) for model in models], for_others(data)
+        self.fitted_on_models: list[Identity] = []
+        self.card = ""
+        self.files: dict[str, bytes] = {}
+
+    # ------------------------------------------------------------------ what each kind has
+
+    @abstractmethod
+    def about(self) -> dict[str, Any]:
+        """What config.json says of it besides, for readers."""
+
+    @abstractmethod
+    def write_weights(self, path: Path) -> None:
+        """Write the file of weights."""
+
+    @classmethod
+    @abstractmethod
+    def read_weights(cls, folder: Path, config: Mapping[str, Any]) -> Self:
+        """Read the weights of a folder."""
+
+    @abstractmethod
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Give models other names, and take the paths of this machine out of what the weights' file says."""
+
+    # ------------------------------------------------------------------ saving
+
+    def save_pretrained(
+        self, save_directory: str | Path, *, push_to_hub: bool = False, repo_id: str | None = None, **options: Any
+    ) -> str | None:
+        """Write a folder, whole or not at all.
+
+        Args:
+            save_directory: the folder, new or empty.
+            push_to_hub: whether to upload it as well.
+            repo_id: its name on the Hub; default: that of the folder.
+            options: of `push_to_hub`.
+
+        Returns:
+            The address of the commit, if it was uploaded.
+
+        Raises:
+            ValueError: the folder holds files, or cannot be written to.
+        """
+        folder = Path(save_directory)
+        check_new_folder(folder, "folder")
+        saving = {name: options.pop(name, None) for name in ("config", "model_card_kwargs")}
+        with whole_folder(folder) as unfinished:
+            super().save_pretrained(unfinished, **saving)
+        return self.push_to_hub(repo_id or folder.name, **options) if push_to_hub else None
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        self.write_weights(save_directory / MODEL)
+        config = {
+            "library_name": LIBRARY, "format": FORMAT, "kind": self.kind, "version": version(LIBRARY),
+            "models": self.models, "fitted_on_models": self.fitted_on_models, **self.about(), "data": self.data,
+            "sha256": sha256(save_directory / MODEL),
+        }  # fmt: skip
+        (save_directory / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
+        for name, content in self.files.items():
+            (save_directory / name).parent.mkdir(exist_ok=True)
+            (save_directory / name).write_bytes(content)
+
+    def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
+        """The card that the run's report made, or one without numbers."""
+        if not self.card:
+            self.write_card()
+        return ModelCard(self.card)
+
+    def write_card(self, run: FinishedRun | None = None, license: str | None = None) -> None:
+        """Write the card.
+
+        Args:
+            run: with the report that its numbers come from.
+            license: as the Hub names it.
+        """
+        self.card = card_text(Subject(self.kind, self.models, self.about(), self.data, self.files), run, license)
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> str:
+        """Upload it in one commit; the card then says under which name it is found.
+
+        Args:
+            repo_id: its name on the Hub, `owner/name`.
+            options: of `huggingface_hub.ModelHubMixin.push_to_hub`, such as `private`, `token` and `commit_message`.
+
+        Returns:
+            The address of the commit.
+        """
+        if not self.card:
+            self.write_card()
+        self.card = self.card.replace(PLACE, repo_id)
+        return str(super().push_to_hub(repo_id, **{"commit_message": f"Upload {self.kind}", **options}))
+
+    # ------------------------------------------------------------------ loading
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: str | Path,
+        *,
+        models: Named | None = None,
+        other_models: bool = False,
+        revision: str | None = None,
+        **options: Any,
+    ) -> Self:
+        """Read a shared folder. Nothing in it is run.
+
+        Args:
+            pretrained_model_name_or_path: the folder, or its name on the Hub, `owner/name`.
+            models: those that it is to be used with, by name or as they are loaded; default: they are not checked.
+            other_models: whether they may be others than those that it belongs to: it is then declared for them.
+            revision: branch, tag or commit on the Hub.
+            options: of `huggingface_hub.snapshot_download`, such as `token` and `cache_dir`.
+
+        Raises:
+            ValueError: there is no such folder, it is damaged or of another kind, or is for other models.
+        """
+        folder = fetch(pretrained_model_name_or_path, revision, **options)
+        config = read_config(folder)
+        if config.get("kind") != cls.kind:
+            known = {kind.kind: kind.__name__ for kind in KINDS}
+            raise ValueError(
+                f"Expected {pretrained_model_name_or_path} to hold {cls.kind}, but it holds {config.get('kind')}. Load "
+                f"it with {known.get(config.get('kind', ''), 'a later version')}."
+            )
+        found = cls.read_weights(folder, config)
+        found.fitted_on_models = list(config.get("fitted_on_models") or [])
+        found._read_further(folder)
+        if models is not None:
+            found.use_with(models, str(pretrained_model_name_or_path), other_models=other_models)
+        return found
+
+    def _read_further(self, folder: Path) -> None:
+        if (folder / CARD).is_file():
+            self.card = (folder / CARD).read_text(encoding="utf-8")
+        for path in [folder / REPORT, *sorted((folder / FIGURES).glob("*.png"))]:
+            if path.is_file():
+                self.files[path.relative_to(folder).as_posix()] = path.read_bytes()
+
+    def use_with(self, models: Named, what: str = "it", *, other_models: bool = False) -> None:
+        """Check that it belongs to some models, or declare it for them.
+
+        Args:
+            models: by name or as they are loaded, in the order of its own.
+            what: its name, for the message.
+            other_models: whether to declare it for them where they are others.
+
+        Raises:
+            ValueError: they are others.
+        """
+        present = identities(models, self.data)
+        if not other_models:
+            return refuse_others(self.models, present, what)
+        if len(present) != len(self.models):
+            raise ValueError(f"Expected {len(self.models)} `models`, as {what} belongs to, but got {len(present)}.")
+        if [model["fingerprint"] for model in present] == [model["fingerprint"] for model in self.models]:
+            return None
+        self.fitted_on_models = self.fitted_on_models or self.models
+        self.rename({a["name"]: b["name"] for a, b in zip(self.models, present, strict=True)})
+        self.declare(present)
+        others, own = (listed(models) for models in (present, self.fitted_on_models))
+        notice = f"Declared for {others}, but trained on {own}."
+        self.card = with_notice(self.card, f"{notice} All that follows is about the latter.") if self.card else ""
+        logger.warning("%s: %s Every number in its card is about the latter.", what, notice)
+        return None
+
+    def declare(self, models: Sequence[Identity]) -> None:
+        """Say that it belongs to some models."""
+        self.models = list(models)
+
+
+class _SharedBank(Shared):
+    """Banks of maps.
+
+    Attributes:
+        bank: the maps, where they lead, and what they were fitted on.
+    """
+
+    command: ClassVar[str]
+
+    def __init__(self, bank: StoredBank) -> None:
+        if bank.command != self.command:
+            raise ValueError(f"Expected {self.kind} of `train.py {self.command}`, but got those of `{bank.command}`.")
+        models = bank.data["models"]
+        super().__init__(list(models.values()) if isinstance(models, dict) else models, bank.data_config)
+        self.bank = replace(bank, data_config=self.data)
+
+    def about(self) -> dict[str, Any]:
+        """Routes, site pairs, maps, and what was read."""
+        maps = {route: {name: type(each).__name__ for name, each in maps.items()}
+                for route, maps in self.bank.maps.items()}  # fmt: skip
+        known = self.bank.data
+        read: dict[str, Any] = {name: known[name] for name in ("component", "rows", "text") if name in known}
+        return {"maps": maps, "pairs": self.bank.pairs, **read}
+
+    def write_weights(self, path: Path) -> None:
+        """Write the file of weights, as `train.py` writes it."""
+        save_bank(self.bank, path)
+
+    @classmethod
+    def read_weights(cls, folder: Path, config: Mapping[str, Any]) -> Self:
+        """Read the weights of a folder."""
+        return cls(load_bank(folder))
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Give models other names, and take the paths of this machine out."""
+        bank = self.bank
+        fitted = bank.fitted and replace(bank.fitted, origins=renamed(bank.fitted.origins, names))
+        self.models, self.data = renamed(self.models, names), renamed(self.data, names)
+        self.bank = replace(bank, data=renamed(bank.data, names), data_config=self.data, fitted=fitted)
+
+    def declare(self, models: Sequence[Identity]) -> None:
+        """Say that the maps belong to some models."""
+        super().declare(models)
+        own = self.bank.data["models"]
+        stored = dict(zip(own, models, strict=True)) if isinstance(own, dict) else list(models)
+        revisions = [model["revision"] for model in models]
+        named = {"revisions": revisions, **dict(zip(("revision_x", "revision_y"), revisions, strict=False))}
+        self.data |= {name: value for name, value in named.items() if name in self.data}
+        self.bank = replace(self.bank, data={**self.bank.data, "models": stored}, data_config=self.data)
+
+
+class SharedMaps(_SharedBank):
+    """Maps between two models, of `train.py fit`, one for each site pair."""
+
+    kind, command = "maps", "fit"
+
+
+class SharedUniverse(_SharedBank):
+    """One space for many models, of `train.py universe` or `train.py join`."""
+
+    kind, command = "universe", "universe"
+
+
+class SharedStitching(_SharedBank):
+    """Stitching layers, of `train.py stitch`."""
+
+    kind, command = "stitching", "stitch"
+
+
+class SharedProbes(Shared):
+    """Probes, of `train.py probe`.
+
+    Attributes:
+        banks: name -> bank, and what is known of it.
+    """
+
+    kind = "probes"
+
+    def __init__(
+        self, banks: Mapping[str, tuple[Bank, dict[str, Any]]], models: Sequence[Identity], data: Mapping[str, Any]
+    ) -> None:
+        super().__init__(models, data)
+        self.banks = dict(banks)
+
+    def about(self) -> dict[str, Any]:
+        """What is asked of each bank."""
+        return {"banks": {name: {"kind": type(bank.probes).__name__, "task": about.get("task")}
+                          for name, (bank, about) in self.banks.items()}}  # fmt: skip
+
+    def write_weights(self, path: Path) -> None:
+        """Write the file of weights, as `train.py probe` writes it."""
+        banks = {name: bank for name, (bank, _) in self.banks.items()}
+        save_banks(path, banks, {name: about for name, (_, about) in self.banks.items()})
+
+    @classmethod
+    def read_weights(cls, folder: Path, config: Mapping[str, Any]) -> Self:
+        """Read the weights of a folder."""
+        return cls(load_banks(folder), config["models"], config["data"])
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Give models other names, in the names of banks too."""
+        self.models, self.data = renamed(self.models, names), renamed(self.data, names)
+        self.banks = {
+            _in_name(name, names): (bank, renamed(about, names)) for name, (bank, about) in self.banks.items()
+        }
+
+
+def _in_name(name: str, names: Mapping[str, str]) -> str:
+    """The name of a bank of probes, which ends with that of its model."""
+    found = next((model for model in names if name.endswith(f", {model}")), None)
+    return name if found is None else name.removesuffix(found) + names[found]
+
+
+KINDS: tuple[type[Shared], ...] = (SharedMaps, SharedUniverse, SharedStitching, SharedProbes)

@@ -1,0 +1,162 @@
+"""Takes what a run has trained out of its folder, with a card from its report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+
+from aligners.files.shared import fetch, is_hub_name, is_shared, read_config
+from aligners.fitting.storage.bank import load_bank
+from aligners.probing.storing import PROBES, load_banks
+from aligners.reports.finished import FinishedRun, finished_run, has_report
+from aligners.reports.page.run import models_of
+from aligners.reports.report import Report
+from aligners.reports.sharing.local import last_parts, public_names, renamed
+from aligners.reports.sharing.pretrained import (
+    FIGURES,
+    KINDS,
+    REPORT,
+    Shared,
+    SharedMaps,
+    SharedProbes,
+    SharedStitching,
+    SharedUniverse,
+)
+
+__all__ = ["shared_from_run"]
+
+
+class Kept(NamedTuple):
+    """What a kind of run keeps.
+
+    Attributes:
+        file: in its folder.
+        read: reads it.
+    """
+
+    file: str
+    read: Callable[[Path], Shared]
+
+
+def _probes(path: Path) -> SharedProbes:
+    run = finished_run(path.parent)
+    return SharedProbes(load_banks(path), run.report.meta["models"], (yaml.safe_load(run.config) or {}).get("data", {}))
+
+
+KEPT = (
+    Kept("universe.ckpt", lambda path: SharedUniverse(load_bank(path))),
+    Kept("stitching.ckpt", lambda path: SharedStitching(load_bank(path))),
+    Kept("aligners.ckpt", lambda path: SharedMaps(load_bank(path))),
+    Kept(PROBES, _probes),
+)
+
+
+def shared_from_run(
+    run: Path | str,
+    report: Path | str | None = None,
+    *,
+    names: Sequence[str] | None = None,
+    license: str | None = None,
+) -> Shared:
+    """What a run has trained, with the card that its report makes.
+
+    Args:
+        run: the folder of a finished run, or its file; or a shared folder, or its name on the Hub.
+        report: the run whose report the numbers come from; default: `run`, where it has one.
+        names: of the models, as others find them, in their order; default: as they were named.
+        license: as the Hub names it, such as `mit`.
+
+    Raises:
+        ValueError: the run keeps nothing that can be shared, or the report is about other models.
+    """
+    path = Path(run)
+    if _is_shared_already(path):
+        return _read_again(path)
+    kept = _kept(path)
+    file = path if path.is_file() else path / kept.file
+    shared = kept.read(file)
+    folder = Path(report) if report is not None else path if path.is_dir() else path.parent
+    finished = finished_run(folder) if report is not None or has_report(folder) else None
+    models = [str(model["name"]) for model in shared.models]
+    public = {**last_parts(shared.data), **public_names(models, names)}
+    if finished is not None:
+        _refuse_report_on_others(shared, file, finished)
+        shared.files = _files(finished, public)
+        finished = finished._replace(report=_renamed_report(finished, public))
+    shared.rename(public)
+    shared.write_card(finished, license)
+    return shared
+
+
+def _is_shared_already(path: Path) -> bool:
+    return is_shared(path) and ((is_hub_name(path) and not path.is_dir()) or (path / "model.safetensors").is_file())
+
+
+def _read_again(place: Path) -> Shared:
+    folder = fetch(place)
+    kind = read_config(folder).get("kind")
+    found = next((each for each in KINDS if each.kind == kind), SharedMaps)
+    return found.from_pretrained(folder)
+
+
+def _kept(path: Path) -> Kept:
+    """Which of the files a run has, or a file is.
+
+    Raises:
+        ValueError: none.
+    """
+    found = [kept for kept in KEPT if (path.name == kept.file if path.is_file() else (path / kept.file).is_file())]
+    if not found:
+        raise ValueError(
+            f"Expected `run` to hold something to share, one of {', '.join(kept.file for kept in KEPT)}, but {path} "
+            f"{'holds none' if path.is_dir() else 'is no such file or folder'}. `train.py fit`, `universe`, `stitch` "
+            "and `probe` leave one when they are finished, `fit_pairs` one in each folder of pairs/."
+        )
+    return found[0]
+
+
+def _refuse_report_on_others(shared: Shared, file: Path, run: FinishedRun) -> None:
+    """Raise unless a report is about the models of what is shared and, as far as is known, about its file.
+
+    Raises:
+        ValueError: it is not; says what it is about.
+    """
+    options = yaml.safe_load(run.config) or {}
+    named = [*(options.get("checkpoints") or ()), options.get("checkpoint")]  # of a training, the latter is no file
+    there = [Path(name) for name in named if isinstance(name, str) and Path(name).is_file()]
+    if there and not any(name.samefile(file) for name in there):
+        raise ValueError(
+            f"Expected `report` to be about {file}, but {run.folder} measured {', '.join(map(str, there))}."
+        )
+    present = models_of(run.report.meta)
+    known = {model.get("fingerprint") for model in present}
+    missing = [model["name"] for model in shared.models if model["fingerprint"] not in known]
+    if missing:
+        raise ValueError(
+            f"Expected `report` to be about the models that this belongs to, but {run.folder} is not about "
+            f"{', '.join(map(str, missing))}: it is about {', '.join(str(model.get('name')) for model in present)}. "
+            "Name a run that measured it."
+        )
+
+
+def _files(run: FinishedRun, names: dict[str, str]) -> dict[str, bytes]:
+    """The report's numbers and figures, with the names that others find models by."""
+    report = run.report
+    content = {"meta": report.meta, "findings": list(report.sentences), "rows": list(report.rows)}
+    content |= {name: list(table) for name, table in report.tables.items()}
+    found = {REPORT: json.dumps(renamed(content, names), indent=1).encode()}
+    return found | {f"{FIGURES}/{path.name}": path.read_bytes() for path in run.figures}
+
+
+def _renamed_report(run: FinishedRun, names: dict[str, str]) -> Report:
+    return replace(
+        run.report,
+        meta=renamed(run.report.meta, names),
+        rows=renamed(run.report.rows, names),
+        sentences=renamed(run.report.sentences, names),
+    )

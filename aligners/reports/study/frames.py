@@ -1,0 +1,178 @@
+"""What a study has collected, and how tables and figures choose from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import pandas as pd
+
+from aligners.injection.methods import INVERSE_OF_ONE_WAY
+from aligners.reports.names import short_names
+from aligners.reports.study.contents import Missing
+
+__all__ = [
+    "ATTENTION",
+    "LEAST_SITE",
+    "STAGES",
+    "STATES",
+    "Frames",
+    "by",
+    "in_order",
+    "kind_words",
+    "place_words",
+    "stage_words",
+]
+
+STAGES = ("random", "pretrained", "finetuned")  # in this order, wherever they stand side by side
+STAGE_WORDS = {"random": "untrained", "pretrained": "pretrained", "finetuned": "fine-tuned"}
+KIND_WORDS = {"tokens": "token", "words": "word", "mean": "mean", "cls": "CLS"}
+STATES, ATTENTION = "states", "attention weights"  # what is mapped
+ERRORS = {STATES: {"inject": True, "fit": False}, ATTENTION: {"attention": True}}  # kind -> whether texts are held out
+LEAST_SITE = 1  # of the papers' means over layers: the first block, without the embeddings
+KEYS = ("task", "stage", "stage_x", "stage_y", "group_x", "group_y", "rows")  # missing: not told apart
+TUNED = ("tuned", "tuned_x", "tuned_y")  # the task that a model was fine-tuned on
+
+
+class Frames:
+    """The collected tables of a study.
+
+    Args:
+        collected: kind -> rows with the key columns model_x, model_y, task, stage, group_x, group_y, then what the
+            command reports.
+    """
+
+    def __init__(self, collected: Mapping[str, pd.DataFrame]) -> None:
+        self._collected = {kind: _with_keys(frame) for kind, frame in collected.items() if len(frame)}
+        models = [name for frame in self._collected.values() for name in _models(frame)]
+        self._short = short_names(models)
+        self._collected = {kind: self._shortened(frame) for kind, frame in self._collected.items()}
+
+    @property
+    def kinds(self) -> list[str]:
+        """Kinds with rows."""
+        return list(self._collected)
+
+    @property
+    def groups(self) -> dict[str, str]:
+        """Model -> its group, of all models that have one."""
+        found: dict[str, str] = {}
+        for frame in self._collected.values():
+            for side in "xy":
+                if {f"model_{side}", f"group_{side}"} <= set(frame.columns):
+                    known = frame[[f"model_{side}", f"group_{side}"]].dropna().drop_duplicates()
+                    found |= dict(zip(known[f"model_{side}"], known[f"group_{side}"], strict=True))
+        return found
+
+    def models(self) -> list[str]:
+        """Short names of all models, in the order of the study."""
+        return list(dict.fromkeys(self._short.values()))
+
+    def of(self, kind: str, *columns: str, other_tasks: bool = False) -> pd.DataFrame:
+        """The rows of a kind.
+
+        Args:
+            kind: of the cells.
+            columns: that the rows must have, with at least one value each.
+            other_tasks: whether rows of models that were fine-tuned on another task than that of the row are among
+                them.
+
+        Raises:
+            Missing: there are no such rows.
+        """
+        if kind not in self._collected:
+            raise Missing(f"the study has no rows of kind `{kind}`")
+        frame = self._collected[kind]
+        frame = frame if other_tasks else _of_their_task(frame)
+        lacking = [name for name in columns if name not in frame.columns or bool(frame[name].isna().all())]
+        if lacking:
+            raise Missing(f"the rows of kind `{kind}` have no {', '.join(f'`{name}`' for name in lacking)}")
+        return frame
+
+    def errors(self, component: str = STATES) -> pd.DataFrame:
+        """Errors of maps between models, by site pair, with the column `held_out`.
+
+        Those of states are of `inject`, on texts that nothing was fitted on. Where a study has none, they are those of
+        `fit`, on the validation texts that chose each map's best step, and `held_out` is false.
+
+        Args:
+            component: what was mapped: "states" or "attention weights".
+
+        Raises:
+            Missing: nothing was fitted.
+        """
+        for kind, held_out in ERRORS[component].items():
+            if kind in self._collected:
+                frame = self.of(kind, "mse")
+                frame = frame[frame["mse"].notna() | _overflowed(frame)]
+                return frame.assign(held_out=held_out)
+        kinds = " or ".join(f"`{kind}`" for kind in ERRORS[component])
+        raise Missing(f"the study has no errors of maps between {component} (kind {kinds})")
+
+    def _shortened(self, frame: pd.DataFrame) -> pd.DataFrame:
+        named = [name for name in ("model_x", "model_y", "model") if name in frame.columns]
+        short = {name: frame[name].map(self._short) for name in named}
+        if "base" in frame.columns:
+            short["base"] = frame["base"].map(lambda base: self._short.get(base, base))
+        return frame.assign(**short)
+
+
+def by(frame: pd.DataFrame, *keys: str) -> Iterator[tuple[tuple[str | None, ...], pd.DataFrame]]:
+    """Split rows by the values of columns, in the order of `in_order`; a missing value is None."""
+    groups = frame.groupby(list(keys), sort=False, dropna=False)
+    parts = {tuple(None if pd.isna(value) else value for value in place): own for place, own in groups}
+    orders = [in_order([place[n] for place in parts]) for n in range(len(keys))]
+    for place in sorted(parts, key=lambda place: [order.index(v) for order, v in zip(orders, place, strict=True)]):
+        yield place, parts[place]
+
+
+def in_order(names: Sequence[str | None]) -> list[str | None]:
+    """Each name once: stages as training goes, other names in the order of the study."""
+    found = list(dict.fromkeys(names))
+    return sorted(found, key=lambda name: STAGES.index(name) if name in STAGES else len(STAGES))
+
+
+def stage_words(stage: str | None) -> str:
+    """Name a stage for readers."""
+    return "" if stage is None else STAGE_WORDS.get(stage, stage)
+
+
+def kind_words(kind: str | None) -> str | None:
+    """Name a kind of rows for readers."""
+    return f"{KIND_WORDS[kind]} rows" if kind in KIND_WORDS else kind
+
+
+def place_words(*names: str | None) -> str:
+    """Title of a panel: task, stage, kind of rows, as far as there are any."""
+    return ", ".join(stage_words(name) for name in names if name is not None)
+
+
+def _with_keys(frame: pd.DataFrame) -> pd.DataFrame:
+    """Add the key columns that are not there: nothing is told apart by them."""
+    added = {name: None for name in KEYS if name not in frame.columns}
+    frame = frame.assign(**added)
+    for side in "xy":
+        frame[f"stage_{side}"] = frame[f"stage_{side}"].where(frame[f"stage_{side}"].notna(), frame["stage"])
+    if "fit" in frame.columns and "method" in frame.columns:  # another map than the one that was trained
+        turned = frame["fit"] == INVERSE_OF_ONE_WAY
+        frame["method"] = frame["method"].where(~turned, frame["method"] + ", inverted")
+    return frame.reset_index(drop=True)
+
+
+def _models(frame: pd.DataFrame) -> list[str]:
+    columns = [frame[name] for name in ("model_x", "model_y", "model") if name in frame.columns]
+    return [str(name) for column in columns for name in column.dropna().unique()]
+
+
+def _of_their_task(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows whose models, if they are fine-tuned, are so on the task of the row."""
+    for side in TUNED:
+        if side in frame.columns:
+            frame = frame[frame[side].isna() | (frame[side] == frame["task"])]
+    return frame
+
+
+def _overflowed(frame: pd.DataFrame) -> pd.Series:
+    """Rows whose map overflowed: they have no error, and count as lost."""
+    if "overflow" not in frame.columns:
+        return pd.Series(False, index=frame.index)
+    return frame["overflow"].fillna(False).astype(bool) & frame["site_x"].notna()

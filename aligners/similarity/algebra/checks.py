@@ -1,0 +1,155 @@
+"""Input checks of the measures: a number without meaning is an error with a reason, never a score."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aligners.similarity.algebra.moments import GridMoments
+
+__all__ = [
+    "check_features",
+    "check_layers",
+    "check_moments",
+    "check_pair",
+    "check_rows",
+    "check_share",
+    "constant_features",
+    "converged",
+]
+
+
+def check_rows(x: Tensor, y: Tensor) -> None:
+    """Raise unless x (L_x, N, d_x) and y (L_y, N, d_y) are paired rows of finite states.
+
+    Raises:
+        ValueError: what is wrong with them.
+    """
+    for name, states in (("x", x), ("y", y)):
+        if states.ndim != 3 or not states.is_floating_point():
+            raise ValueError(
+                f"Expected `{name}` as floating-point states (layers, rows, width), "
+                f"but got {states.dtype} of shape {tuple(states.shape)}. Give a single layer a leading axis of 1."
+            )
+    if x.shape[1] != y.shape[1] or x.shape[1] == 0:
+        raise ValueError(
+            f"Expected `x` and `y` to hold the same rows, at least one, but got {x.shape[1]} and {y.shape[1]}. "
+            "Row i of one must be the partner of row i of the other."
+        )
+    for name, states in (("x", x), ("y", y)):
+        # A sum is finite only if every term is, and much cheaper than to look at each; it may overflow, though.
+        if not states.sum().isfinite():
+            _refuse_layers(~states.isfinite().all(-1).all(-1), name, "finite states", "holds NaN or infinite values in")
+
+
+def check_moments(moments: GridMoments, measure: str, rows: int) -> None:
+    """Raise if moments hold fewer than `rows` rows, or rows that were not finite.
+
+    Raises:
+        ValueError: which, and in which layers.
+    """
+    if moments.n < rows:
+        raise ValueError(
+            f"{measure} expects at least {rows} rows, but `moments` hold {int(moments.n)}. Give more rows."
+        )
+    for name, mean, scatter in (("x", moments.mean_x, moments.xx), ("y", moments.mean_y, moments.yy)):
+        finite = mean.isfinite() & scatter.diagonal(dim1=-2, dim2=-1).isfinite()
+        _refuse_layers(~finite.all(-1), name, f"finite rows for {measure}", "had NaN or infinite values in")
+
+
+def check_pair(fitted: GridMoments, held_out: GridMoments) -> None:
+    """Raise if held-out moments have other layers or widths than those of the fitting rows.
+
+    Raises:
+        ValueError: the two shapes.
+    """
+    if fitted.xy.shape != held_out.xy.shape:
+        raise ValueError(
+            "Expected `held_out` of the layers and widths that `fitted` has, (L_x, L_y, d_x, d_y) = "
+            f"{tuple(fitted.xy.shape)}, but got {tuple(held_out.xy.shape)}."
+        )
+
+
+def check_share(share: float) -> None:
+    """Raise if a share of the variance is outside (0, 1].
+
+    Raises:
+        ValueError: naming it.
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"Expected `share` of the variance in (0, 1], but got {share:g}.")
+
+
+def constant_features(scatter: Tensor, mean: Tensor, n: Tensor) -> Tensor:
+    """Which features do not vary, a boolean (..., d).
+
+    A deviation of 1e-7 of the mean is what float32 leaves of a constant, and counts as none.
+
+    Args:
+        scatter: (..., d, d) centred.
+        mean: (..., d).
+        n: number of rows, ().
+    """
+    variance = scatter.diagonal(dim1=-2, dim2=-1) / n
+    return variance <= (1e-7 * mean).square()
+
+
+def check_features(moments: GridMoments, name: str, measure: str) -> None:
+    """Raise if a feature is constant, for measures that divide by the deviation of each.
+
+    Args:
+        moments: of the rows.
+        name: 'x' or 'y', the side to check.
+        measure: the measure's name, for error messages.
+
+    Raises:
+        ValueError: how many there are, and in which layers.
+    """
+    constant = _constant(moments, name)
+    what = f"has {int(constant.sum())} constant ones in"
+    _refuse_layers(constant.any(-1), name, f"features that vary for {measure}", what)
+
+
+def check_layers(moments: GridMoments, name: str, measure: str) -> None:
+    """Raise if nothing varies in a layer; arguments as in `check_features`.
+
+    Raises:
+        ValueError: which layers.
+    """
+    constant = _constant(moments, name).all(-1)
+    _refuse_layers(constant, name, f"states that vary for {measure}", "has only constant features in")
+
+
+def _constant(moments: GridMoments, name: str) -> Tensor:
+    side = (moments.xx, moments.mean_x) if name == "x" else (moments.yy, moments.mean_y)
+    return constant_features(*side, moments.n)
+
+
+def converged(kind: str, behind: str, decompose: Callable[..., Any], matrix: Tensor) -> Any:
+    """Run a decomposition.
+
+    Args:
+        kind: of decomposition, for error messages.
+        behind: what it is for, likewise.
+        decompose: one of `torch.linalg`.
+        matrix: (..., n, m).
+
+    Raises:
+        ValueError: it does not converge.
+    """
+    try:
+        return decompose(matrix)
+    except torch.linalg.LinAlgError as error:
+        raise ValueError(f"The {kind} behind {behind} did not converge: {error}") from error
+
+
+def _refuse_layers(bad: Tensor, name: str, expected: str, received: str) -> None:
+    if bad.any():
+        layers = torch.nonzero(bad)[:, 0].tolist()
+        raise ValueError(
+            f"Expected {expected}, but `{name}` {received} layers {layers} (positions along its first axis). "
+            "Leave those layers out."
+        )

@@ -1,0 +1,393 @@
+"""Compares two or more models: all measures of all layer pairs within a limit of memory, with controls."""
+
+from __future__ import annotations
+
+import logging
+from itertools import combinations_with_replacement
+from math import inf
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+
+from aligners.files.room import free_memory
+from aligners.models.loading.precision import check_precision
+from aligners.similarity.catalogue import ATTENTION, DEFAULT, Measure, catalogue
+from aligners.similarity.controls import matching_layers
+from aligners.similarity.functional.summaries import nuclear_norm_from_scatter
+from aligners.similarity.joining import PairFigures, joined_norms
+from aligners.similarity.outcome import Grids, TileFigures
+from aligners.similarity.passes.memory import Batches, PassCosts
+from aligners.similarity.passes.plan import Tile, in_words, plan_passes
+from aligners.similarity.passes.ranks import alone, collected, from_first, least, this_rank
+from aligners.similarity.passes.run import PassRun, Settings
+from aligners.similarity.passes.saved import PassFigures, SavedPasses
+from aligners.similarity.passes.streams import Shape, streams_of
+from aligners.similarity.passes.sums import Matching
+from aligners.similarity.tables import Row, distance_rows, layer_rows, rows_of
+from datamodules.batches import LengthBatches
+from datamodules.protocol import LayerData, stream_of
+from datamodules.tokens.splits import Split
+
+__all__ = ["SimilarityEvaluation"]
+
+logger = logging.getLogger(__name__)
+
+GROUPS = 10  # of the jackknife
+OWN = ("controls", "within", "groups", "permutations", "share", "seed", "products")  # options that decide the figures
+EVEN = 4  # so many passes for each process keep all of them busy
+
+
+class SimilarityEvaluation(pl.LightningModule):
+    """Measures how similar all layers of the data module's models are, within a limit of memory.
+
+    With `controls`, every value comes with
+    - its 95 % interval, from a jackknife over groups of texts, along matching layers;
+    - its null: the same rows, with those of Y rolled to other texts;
+    - its floor: untrained twins of the two models on the same texts;
+    - its ceiling: the model with itself;
+    - its value on standardised features (mean and deviation of the fitting texts);
+    - for fitted measures (CCA family, regression), its value when fitted on the fitting texts.
+
+    Args:
+        measures: names, or `all`. The default leaves out what needs attention weights (`attnsim_*`, `attention_*`:
+            set `data.attention` too) and what is defined by a batch or a small sample (`minibatch_cka`, `rbf_cka`).
+        controls: compute them. They cost about five times the measures alone, and a pass over the fitting texts.
+        within: also compare each model's layers with each other; `controls`, or more or fewer than two models, do so
+            in any case.
+        groups: groups of texts that the jackknife leaves out in turn; default: 10, or as many as there are batches if
+            these are fewer.
+        permutations: rolls over which the null is averaged.
+        share: the share of the variance that SVCCA and PWCCA keep.
+        products: float64, or float32 for the products of X with Y in moments, for GPUs that are slow in double
+            precision; six digits of each covariance are kept.
+        seed: of the samples of rows and of the untrained twins.
+        memory: the most memory to take for sums, samples and their decompositions, in GB (10⁹ bytes) for each process;
+            on a GPU, of its memory, models included. More pairs of models than fit are compared in several passes over
+            the texts. Default: half of what is free.
+    """
+
+    def __init__(
+        self,
+        measures: list[str] | str = list(DEFAULT),  # noqa: B006  (never changed)
+        controls: bool = False,
+        within: bool = False,
+        groups: int | None = None,
+        permutations: int = 1,
+        share: float = 0.99,
+        products: Literal["float64", "float32"] = "float64",
+        seed: int = 0,
+        memory: float | None = None,
+    ) -> None:
+        super().__init__()
+        known = catalogue(share)
+        names = list(known) if measures == "all" else [measures] if isinstance(measures, str) else list(measures)
+        unknown = [name for name in names if name not in known]
+        if unknown or not names:
+            raise ValueError(f"Expected `measures` out of {', '.join(known)}, or `all`, but got {', '.join(unknown)}.")
+        for name, value, low in (("groups", groups, 2), ("permutations", permutations, 1)):
+            if value is not None and value < low:
+                raise ValueError(f"Expected `{name}` of at least {low}, but got {value}.")
+        if not 0 < share <= 1:
+            raise ValueError(f"Expected `share` of the variance in (0, 1], but got {share:g}.")
+        if memory is not None and not 0 < memory < inf:
+            raise ValueError(f"Expected `memory` in GB, more than 0, but got {memory:g}.")
+        self.measures: list[Measure] = [known[name] for name in dict.fromkeys(names)]
+        self.controls, self.within, self.memory = controls, within, memory
+        self.wanted_groups, self.permutations, self.share, self.seed = groups, permutations, share, seed
+        self.products: torch.dtype = getattr(torch, products)
+        self.rows: list[Row] = []
+        self.layers: list[Row] = []
+        self.distances: list[Row] = []
+        self.meta: dict[str, Any] = {}
+        self._saved: SavedPasses | None = None
+
+    @property
+    def _stream(self) -> LayerData:
+        """The data module of the run."""
+        return stream_of(self.trainer, LayerData)
+
+    @property
+    def report_tables(self) -> dict[str, list[Row]]:
+        """Further tables of the report."""
+        return {"layers": self.layers, "distances": self.distances}
+
+    # ------------------------------------------------------------------ before
+
+    def keep_passes(self, folder: Path) -> SavedPasses:
+        """Keep the figures of each finished pass in a folder, and go on from those that another run has left there."""
+        self._saved = SavedPasses(folder)
+        return self._saved
+
+    def setup(self, stage: str) -> None:
+        """Run all checks that can be made before reading, and plan the passes."""
+        check_precision(self.trainer)
+        self._choose_layers(self._stream)
+        self._choose_groups()
+        self.rows, self.layers, self.distances = [], [], []
+        self.refusals: dict[str, str] = {}
+        self.cautions: list[str] = []
+        self._finished: dict[int, PassFigures] = {}
+        self._plan()
+
+    def _choose_layers(self, data: LayerData) -> None:
+        """The models, their layers and their sizes."""
+        attention = any(measure.family in ATTENTION for measure in self.measures)
+        if attention and not data.attention:
+            raise ValueError(
+                "Measures of attention need attention weights, but got `data.attention` false: set it to true, or "
+                f"leave out {', '.join(measure.name for measure in self.measures if measure.family in ATTENTION)}."
+            )
+        self.models = list(data.reader.models)
+        twice = {model.name for model in self.models if [other.name for other in self.models].count(model.name) > 1}
+        if twice:
+            raise ValueError(
+                f"Expected `data.models` to name each model once, but got {', '.join(sorted(twice))} more than once. "
+                "To set a model's layers against each other, name it alone, or set `within`."
+            )
+        self.places = [list(layers) for layers in data.reader.layers]
+        self.shapes = [
+            Shape(len(layers), model.width, *((model.depth, model.heads) if attention else ()))
+            for model, layers in zip(self.models, self.places, strict=True)
+        ]
+
+    def _choose_groups(self) -> None:
+        """The number of groups of held-out texts."""
+        self._batches = self._count_batches()
+        self.groups = self.wanted_groups or min(GROUPS, self._batches)
+        if self._fits and self._batches < self.groups:
+            raise ValueError(
+                f"The jackknife leaves out `groups` = {self.groups} groups of batches in turn, but the held-out texts "
+                f"make {self._batches} batches. Lower `groups` or `data.batch_size`, or give more texts."
+            )
+
+    def _plan(self) -> None:
+        """Divide the pairs of models into passes, and say what they take."""
+        data, device = self._stream, self.trainer.strategy.root_device
+        streams = streams_of(self.measures, self._fits, self.groups, self.permutations)
+        self._settings = Settings(streams, self.shapes, data.reader, self._matching, self.seed, self.products, device)
+        costs = PassCosts(
+            streams, self.shapes, self._largest_batch(), self._weights(device), self._matching, self.products
+        )
+        limit = self._begun(least(self._limit(device), device))
+        self.passes = plan_passes([shape.layers for shape in self.shapes], self.pairs, costs, limit)
+        self._load_finished()
+        splits: tuple[Split, ...] = ("fit", "test") if self._fits else ("test",)
+        layers = [self._settings.numbers(self.passes[number]) for number in self._mine for _ in splits]
+        data.plan(splits * len(self._mine), layers, alone=self._own_passes)
+        self.announced = max(each.bytes for each in self.passes)
+        if self.trainer.is_global_zero:
+            besides = "besides its models" if device.type == "cpu" else "with its models"
+            memory = f"{self.announced / 1e9:.3g} GB {besides}, of {limit / 1e9:.3g} GB (`memory`)"
+            names = [model.name for model in self.models]
+            logger.warning("This comparison takes up to %s, in %s.", memory, in_words(self.passes, names))
+
+    def _begun(self, limit: int) -> int:
+        """The limit of the run that is gone on with, if passes are kept; else the one given.
+
+        Raises:
+            ValueError: another comparison was begun.
+        """
+        saved = self._saved
+        if saved is None:
+            return limit
+        trainer = {"world_size": self.trainer.world_size, "limit_test_batches": self.trainer.limit_test_batches}
+        own = {"measures": [measure.name for measure in self.measures], **{name: getattr(self, name) for name in OWN}}
+        about = {"data": self._stream.describe(), **own, "trainer": trainer}
+        return int(from_first(lambda: saved.begin(about, limit, self.memory is not None)))
+
+    def _load_finished(self) -> None:
+        """Look which passes are finished, and choose those of this process.
+
+        Of enough passes each process has its own, and reads all texts in them: the same work as where all divide the
+        texts of every pass, but no sums are sent. One pass is always made again, so that there is something to run.
+        """
+        saved = self._saved
+        if saved is not None:
+            every = from_first(lambda: [saved.load(number) for number in range(len(self.passes))])
+            self._finished = {number: found for number, found in enumerate(every[:-1]) if found is not None}
+        missing = [number for number in range(len(self.passes)) if number not in self._finished]
+        ranks, whole = self.trainer.world_size, self.trainer.limit_test_batches == 1.0
+        even = len(self.passes) % ranks == 0 or len(self.passes) >= EVEN * ranks
+        self._own_passes = ranks > 1 and whole and even
+        self._to_save = missing[self.trainer.global_rank :: ranks] if self._own_passes else missing
+        self._mine = self._to_save or missing[-1:]
+        if self._finished and self.trainer.is_global_zero:
+            logger.warning("Going on: %d of %d passes are finished.", len(self._finished), len(self.passes))
+
+    def _limit(self, device: torch.device) -> int:
+        """Bytes that this process may take."""
+        if self.memory is not None:
+            return int(self.memory * 1e9)
+        here = self.trainer.num_devices if device.type == "cpu" else 1  # processes that share this memory
+        return free_memory(device) // (2 * here)
+
+    def _weights(self, device: torch.device) -> list[int]:
+        """Bytes of each model's weights that a pass needs besides those on the CPU, which are always there."""
+        copies = int(device.type != "cpu") + int(self._fits)
+        return [copies * model.nbytes for model in self.models]
+
+    def _matching(self, tile: Tile) -> Matching:
+        """Positions in a tile of matching layers, for which there are intervals."""
+        x, y = (self.places[span.model] for span in (tile.x, tile.y))
+        pairs = ((x.index(a) - tile.x.first, y.index(b) - tile.y.first) for a, b in matching_layers(x, y))
+        return [(a, b) for a, b in pairs if 0 <= a < tile.x.size and 0 <= b < tile.y.size]
+
+    def _held_out_batches(self) -> LengthBatches:
+        """The batches of held-out texts, of which no states are wanted yet: a store would write those it lacks."""
+        nothing: list[list[int]] = [[] for _ in self.models]
+        return cast(LengthBatches, self._stream.loader("test", layers=nothing).sampler)
+
+    def _count_batches(self) -> int:
+        """Batches of held-out texts that all ranks together will read."""
+        count, limit = self._held_out_batches().count, self.trainer.limit_test_batches
+        return int(count * limit) if isinstance(limit, float) else min(count, limit * self.trainer.world_size)
+
+    def _largest_batch(self) -> Batches:
+        """Most tokens, and so most rows, that a batch can have, and most entries of its attention."""
+        batches = self._held_out_batches()
+        longest = np.sort(batches.lengths)[-int(np.diff(batches.bounds).max()) :]
+        return Batches(int(longest.sum()), len(longest) * int(longest.max()) ** 2)
+
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        """The pairs of models to compare, by index."""
+        every = combinations_with_replacement(range(len(self.models)), 2)
+        several = len(self.models) != 2
+        return [(i, j) for i, j in every if i != j or several or self.within or self.controls]
+
+    @property
+    def _fits(self) -> bool:
+        """Whether the fitting texts are read too."""
+        return self.controls and len(self.models) > 1
+
+    # ------------------------------------------------------------------ the passes
+
+    def on_test_start(self) -> None:
+        """Nothing has been read."""
+        self._place = -1
+
+    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Add one batch to the sums of its pass."""
+        while self._place < dataloader_idx:  # every rank goes through all texts of all passes
+            self._leave()
+            self._place += 1
+            self._enter()
+        self._run.add(batch, self._stream.splits[dataloader_idx], batch.number * self.groups // self._batches)
+
+    def _enter(self) -> None:
+        """Begin a pass, with the first texts that it reads."""
+        splits = self._stream.splits
+        if splits[self._place] == splits[0]:
+            self._number = self._mine[self._place * len(self._mine) // len(splits)]
+            with alone(self._own_passes):
+                self._run = PassRun(self.passes[self._number], self._settings)
+
+    def _leave(self) -> None:
+        """End the texts that were read last."""
+        if self._place < 0:
+            return
+        self._stream.reader.check.flush()
+        with alone(self._own_passes):
+            if self._stream.splits[self._place] == "fit":
+                self._run.end_fit()
+            else:
+                self._end_pass()
+
+    def _end_pass(self) -> None:
+        """Measure what the pass has summed, and forget it."""
+        self._run.end()
+        tiles = [
+            TileFigures.of(tile, self.measures, contents, self._matching(tile))
+            for tile, contents in self._run.mine(this_rank())
+        ]
+        norms = {
+            (span.model, span.first): nuclear_norm_from_scatter(scatter).cpu() for span, scatter in self._run.scatters()
+        }
+        every = [figures for some in collected(tiles) for figures in some]
+        self._finished[self._number] = PassFigures(every, norms, int(self._run.rows))
+        if self._saved is not None and this_rank() == 0 and self._number in self._to_save:
+            self._saved.save(self._number, self._finished[self._number])
+        del self._run
+
+    # ------------------------------------------------------------------ after
+
+    def on_test_epoch_end(self) -> None:
+        """End the last pass, and make the tables of all."""
+        self._leave()
+        self._finished = {number: found for finished in collected(self._finished) for number, found in finished.items()}
+        self._rows = self._finished[0].rows
+        figures = self._joined()
+        self._say(figures)
+        values = {
+            (i, j, measure.name): pair.grids(measure, "value")
+            for (i, j), pair in figures.items()
+            for measure in self.measures
+        }
+        if not any(values.values()):
+            reasons = " ".join(dict.fromkeys(self.refusals.values()))
+            raise ValueError(f"No measure could be computed. {reasons} `data.layers` says which layers are compared.")
+        for (i, j), pair in figures.items():
+            for measure in self.measures:
+                same = [values[m, m, measure.name] if self._fits and i != j else {} for m in (i, j)]
+                self._add_rows(measure, (i, j), pair, same)
+        names = [model.name for model in self.models]
+        norms = joined_norms([self._finished[number].norms for number in sorted(self._finished)])
+        self.layers = layer_rows(names, self.places, norms, values)
+        self.distances = distance_rows(names, values)
+        self._describe()
+
+    def _joined(self) -> dict[tuple[int, int], PairFigures]:
+        """The figures of every pair, from all passes and ranks."""
+        tiles: dict[tuple[int, int], list[TileFigures]] = {pair: [] for pair in self.pairs}
+        for number in sorted(self._finished):
+            for figures in self._finished[number].tiles:
+                tiles[figures.tile.pair].append(figures)
+        layers = [shape.layers for shape in self.shapes]
+        return {(i, j): PairFigures(each, (layers[i], layers[j])) for (i, j), each in tiles.items()}
+
+    def _add_rows(self, measure: Measure, models: tuple[int, int], pair: PairFigures, same: list[Grids]) -> None:
+        """The rows of a measure of one pair of models."""
+        names = [self.models[m].name for m in models]
+        head = {"model_x": names[0], "model_y": names[1], "n_rows": self._rows, "measure": measure.name}
+        layers = [self.places[m] for m in models]
+        if measure.family in ATTENTION:  # which compare all blocks
+            layers = [list(range(1, self.models[m].depth + 1)) for m in models]
+        self.rows += rows_of(head, "raw", pair.grids(measure, "value"), layers, pair.controls(measure, same))
+        self.rows += rows_of(head, "standardised", pair.grids(measure, "standardised"), layers, {})
+
+    def _say(self, figures: dict[tuple[int, int], PairFigures]) -> None:
+        """Log and keep what could not be computed, and what is mostly counting."""
+        for (i, j), pair in figures.items():
+            said = f"of {self.models[i].name} and {self.models[j].name}"
+            for measure, figure, why in pair.refusals(self.measures):
+                suffix = "" if figure == "value" else f", {figure.replace('held_out', 'held out')}"
+                self.refusals[f"{measure.name} {said}{suffix}"] = why
+            for measure in self.measures:
+                caution = pair.caution(measure, f"{measure.name} {said}")
+                self.cautions += [] if caution is None else [caution]
+        if self.trainer.is_global_zero:
+            for what, why in self.refusals.items():
+                logger.warning("No %s: %s", what, why)
+            for caution in self.cautions:
+                logger.warning(caution)
+
+    def _describe(self) -> None:
+        """What holds for the whole report."""
+        self.meta = {
+            **self._stream.describe(),
+            "split": "test",
+            "n_rows": self._rows,
+            "controls": self.controls,
+            "groups": self.groups if self._fits else None,
+            "permutations": self.permutations if self._fits else None,
+            "share": self.share,
+            "products": str(self.products).removeprefix("torch."),
+            "sample_seed": self.seed,
+            "passes": len(self.passes),
+            "memory_gb": self.announced / 1e9,
+            "refusals": self.refusals,
+            "cautions": self.cautions,
+        }

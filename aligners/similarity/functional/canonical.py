@@ -1,0 +1,188 @@
+"""Whitening, and the canonical correlations and directions that follow from it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from aligners.similarity.algebra.checks import converged
+
+__all__ = ["Canonical", "Whitening", "canonical", "canonical_correlations", "whitening"]
+
+CORRELATIONS = "canonical correlations"
+
+
+class Whitening(NamedTuple):
+    """A basis in which centred rows have unit, uncorrelated columns.
+
+    Attributes:
+        weight: W (..., d, d). WᵀSW is the identity on the first `rank` columns; the columns after them are zero.
+            Columns come in descending order of the eigenvalue that each belongs to.
+        rank: number of columns in use, (...), an integer.
+    """
+
+    weight: Tensor
+    rank: Tensor
+
+    def of(self, some: int | slice) -> Whitening:
+        """The whitening of one layer, or of some."""
+        return Whitening(self.weight[some], self.rank[some])
+
+
+class Canonical(NamedTuple):
+    """Canonical correlations and directions of centred rows X and Y (Hotelling 1936).
+
+    The last axis holds the c pairs that the batch's largest `rank` needs. Where `rank` is smaller, what lies
+    beyond it is zero.
+
+    Attributes:
+        rho: correlations, descending, (..., c).
+        rank: min(rank_x, rank_y) of each pair, (...), an integer.
+        a: (..., d_x, c): XA has unit (AᵀXᵀXA = I) and uncorrelated columns; b: (..., d_y, c), likewise, and
+            AᵀXᵀYB = diag(rho).
+    """
+
+    rho: Tensor
+    rank: Tensor
+    a: Tensor
+    b: Tensor
+
+
+def whitening(scatter: Tensor, *, share: float = 1.0, tolerance: float = 1e-10) -> Whitening:
+    """Whiten the rows whose centred scatter this is, for any number of leading axes at once.
+
+    With `share` 1 every direction that varies is kept. The scatter is scaled to a correlation matrix first, so
+    that neither the result nor the rank depends on the scale of single features. With a smaller share it is a
+    PCA of the scatter as it is, cut to the fewest components that carry that share of the variance (of the
+    eigenvalues, not of their roots), as SVCCA asks.
+
+    Rows may be exactly deficient, as states after a LayerNorm are: a direction whose eigenvalue is below
+    `tolerance` times the largest is dropped and not divided by. A direction near that limit is known from a scatter
+    to ε/`tolerance`, about 1e-6 of itself; the mean over d directions to much less.
+
+    Args:
+        scatter: S = Σ (x − x̄)(x − x̄)ᵀ, (..., d, d), float64.
+        share: share of the variance to keep, in (0, 1].
+        tolerance: smallest eigenvalue kept, relative to the largest.
+
+    Raises:
+        ValueError: `share` or `tolerance` is out of range; the scatter is not finite or has no variance; with
+            `share` 1, a feature without variance; the decomposition does not converge.
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"Expected `share` of the variance in (0, 1], but got {share:g}.")
+    if not 0 < tolerance < 1:
+        raise ValueError(f"Expected `tolerance` in (0, 1), relative to the largest eigenvalue, but got {tolerance:g}.")
+    variance = scatter.diagonal(dim1=-2, dim2=-1)
+    if not variance.isfinite().all():
+        raise ValueError(
+            "Whitening expects a finite `scatter`, but it holds NaN or infinite values. Look for such rows."
+        )
+    flat = variance <= 0 if share == 1 else (variance <= 0).all(-1, keepdim=True)
+    if flat.any():
+        raise ValueError(
+            f"Whitening expects features that vary, but `scatter` has {int(flat.sum())} without variance. "
+            "Leave constant features or layers out."
+        )
+    d = scatter.shape[-1]
+    weight = torch.empty_like(scatter, memory_format=torch.contiguous_format)
+    rank = torch.empty(variance.shape[:-1], dtype=torch.int64, device=scatter.device)
+    each = zip(scatter.reshape(-1, d, d), weight.view(-1, d, d), rank.view(-1), strict=True)
+    for one, into, count in each:  # one at a time, for the memory
+        found, kept = _whitened(one, share, tolerance)
+        into.copy_(found)
+        count.copy_(kept)
+    return Whitening(weight, rank)
+
+
+def _whitened(scatter: Tensor, share: float, tolerance: float) -> tuple[Tensor, Tensor]:
+    """`whitening` of one layer: weight (d, d) and rank, ()."""
+    variance = scatter.diagonal()
+    scale = variance.sqrt() if share == 1 else torch.ones_like(variance)
+    correlation = scatter / (scale[:, None] * scale)
+    values, vectors = map(_finite, converged("eigendecomposition", "a whitening", torch.linalg.eigh, correlation))
+    values, vectors = values.flip(-1), vectors.flip(-1)
+    kept = values > tolerance * values[:1]
+    if share < 1:
+        carried = values.cumsum(-1) - values  # by the components before this one
+        kept &= carried < share * values.sum()
+    root = torch.where(kept, values, 1).rsqrt() * kept
+    return vectors * root / scale[:, None], kept.sum()
+
+
+def canonical(white_x: Whitening, white_y: Whitening, xy: Tensor) -> Canonical:
+    """Canonical correlations and directions from whitenings and the cross scatter.
+
+    Leading axes broadcast. For paired sites all are (S, ...); for the grid of all layer pairs each layer is
+    whitened once, and then x is unsqueezed to (L_x, 1, ...) and y to (1, L_y, ...) against xy (L_x, L_y, d_x, d_y).
+    A correlation may exceed 1 by rounding; none is clamped.
+
+    Args:
+        white_x: of X, weight (..., d_x, d_x).
+        white_y: of Y, weight (..., d_y, d_y).
+        xy: Σ (x − x̄)(y − ȳ)ᵀ, (..., d_x, d_y), float64.
+
+    Raises:
+        ValueError: a decomposition does not converge or is not finite.
+    """
+    core, lead, rank_x, rank_y, weight_x, weight_y = _core(white_x, white_y, xy)
+    rank = torch.minimum(rank_x, rank_y)
+    c = int(rank.max())
+    rho = core.new_zeros(len(core), c)
+    u, v = core.new_zeros(len(core), core.shape[1], c), core.new_zeros(len(core), core.shape[2], c)
+    for members, k_x, k_y in _of_one_rank(rank_x, rank_y):
+        svd = partial(torch.linalg.svd, full_matrices=False)
+        left, found, right = map(_finite, converged("SVD", CORRELATIONS, svd, core[members, :k_x, :k_y]))
+        k = min(k_x, k_y)
+        rho[members, :k] = found
+        u[members, :k_x, :k] = left
+        v[members, :k_y, :k] = right.mT
+    a = weight_x @ u.view(*lead, *u.shape[1:])
+    b = weight_y @ v.view(*lead, *v.shape[1:])
+    return Canonical(rho.view(*lead, c), rank.view(lead), a, b)
+
+
+def canonical_correlations(white_x: Whitening, white_y: Whitening, xy: Tensor) -> tuple[Tensor, Tensor]:
+    """`rho` and `rank` of `canonical` alone, from singular values without vectors."""
+    core, lead, rank_x, rank_y, _, _ = _core(white_x, white_y, xy)
+    rank = torch.minimum(rank_x, rank_y)
+    rho = core.new_zeros(len(core), int(rank.max()))
+    for members, k_x, k_y in _of_one_rank(rank_x, rank_y):
+        rho[members, : min(k_x, k_y)] = _finite(
+            converged("SVD", CORRELATIONS, torch.linalg.svdvals, core[members, :k_x, :k_y])
+        )
+    return rho.view(*lead, -1), rank.view(lead)
+
+
+def _core(
+    white_x: Whitening, white_y: Whitening, xy: Tensor
+) -> tuple[Tensor, torch.Size, Tensor, Tensor, Tensor, Tensor]:
+    """W_xᵀ xy W_y with one leading axis, the leading axes it had, ranks on that axis, and the weights in use."""
+    weight_x = white_x.weight[..., : int(white_x.rank.max())]
+    weight_y = white_y.weight[..., : int(white_y.rank.max())]
+    core = _finite(weight_x.mT @ xy @ weight_y)
+    lead = core.shape[:-2]
+    rank_x, rank_y = white_x.rank.expand(lead).flatten(), white_y.rank.expand(lead).flatten()
+    return core.reshape(-1, *core.shape[-2:]), lead, rank_x, rank_y, weight_x, weight_y
+
+
+def _of_one_rank(rank_x: Tensor, rank_y: Tensor) -> list[tuple[Tensor, int, int]]:
+    """Indices of the members that share (rank_x, rank_y), with these ranks.
+
+    Each group is decomposed at its own size. In one padded batch the singular vectors of a correlation of 0
+    could lie in the padding, and small ranks would cost as much as the largest.
+    """
+    pairs, group = torch.stack([rank_x, rank_y], 1).unique(dim=0, return_inverse=True)
+    return [((group == i).nonzero()[:, 0], k_x, k_y) for i, (k_x, k_y) in enumerate(pairs.tolist())]
+
+
+def _finite(values: Tensor) -> Tensor:
+    if not values.isfinite().all():
+        raise ValueError(
+            "A decomposition behind canonical correlations met or gave values that are not finite. "
+            "Look for NaN, infinite or overflowing states."
+        )
+    return values

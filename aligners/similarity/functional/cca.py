@@ -1,0 +1,296 @@
+"""CCA, SVCCA and PWCCA of all layer pairs, on the rows that they are fitted on and on held-out rows."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from aligners.similarity.algebra.checks import check_features, check_layers, check_moments, check_pair, check_share
+from aligners.similarity.algebra.grid import grid_moments
+from aligners.similarity.algebra.moments import GridMoments
+from aligners.similarity.algebra.tiles import by_tile
+from aligners.similarity.functional.canonical import Canonical, Whitening, canonical, canonical_correlations, whitening
+
+__all__ = [
+    "Correlations",
+    "cca",
+    "cca_from_moments",
+    "cca_held_out",
+    "correlations_from_moments",
+    "correlations_held_out",
+    "pwcca",
+    "pwcca_from_moments",
+    "pwcca_held_out",
+    "r2_cca",
+    "r2_cca_from_moments",
+    "r2_svcca",
+    "r2_svcca_from_moments",
+    "svcca",
+    "svcca_from_moments",
+    "svcca_held_out",
+]
+
+
+class Correlations(NamedTuple):
+    """What CCA, SVCCA and PWCCA in both directions are averages of: one decomposition of every layer pair.
+
+    It leaves the directions out, which would be twice as large as the moments.
+
+    Attributes:
+        rho: of each pair of canonical variables, (L_x, L_y, c); zero beyond `rank`.
+        rank: number of them, (L_x, L_y).
+        weight_x: α, how much of X's neurons each variable of X accounts for, (L_x, L_y, c); weight_y: of Y's.
+    """
+
+    rho: Tensor
+    rank: Tensor
+    weight_x: Tensor
+    weight_y: Tensor
+
+    def swap(self) -> Correlations:
+        """The same with X and Y in each other's place: all pairs (L_y, L_x)."""
+        rho, rank, weight_x, weight_y = (each.transpose(0, 1) for each in self)
+        return Correlations(rho, rank, weight_y, weight_x)
+
+    def mean(self) -> Tensor:
+        """Σρ_i / rank, (L_x, L_y): CCA, or SVCCA."""
+        return self.rho.sum(-1) / self.rank
+
+    def mean_square(self) -> Tensor:
+        """Σρ_i² / rank, (L_x, L_y): R² of CCA, or of SVCCA."""
+        return self.rho.square().sum(-1) / self.rank
+
+    def weighted(self) -> Tensor:
+        """Σα_iρ_i / Σα_i with the weights of X, (L_x, L_y): PWCCA from X to Y; `swap()` first for the other."""
+        return (self.weight_x * self.rho).sum(-1) / self.weight_x.sum(-1)
+
+
+def correlations_from_moments(moments: GridMoments, *, share: float, measure: str = "CCA") -> Correlations:
+    """Canonical correlations of all layer pairs and their weights: the costly step of SVCCA and PWCCA, for both.
+
+    Args:
+        moments: of the rows.
+        share: share of the variance in (0, 1].
+        measure: the measure's name, for error messages.
+
+    Raises:
+        ValueError: as `svcca_from_moments`.
+    """
+    return _correlations(*_whitened(moments, measure, share), moments)
+
+
+def correlations_held_out(
+    fitted: GridMoments, held_out: GridMoments, *, share: float, measure: str = "CCA"
+) -> Correlations:
+    """`correlations_from_moments` with directions and weights from `fitted`, correlations from `held_out`.
+
+    Raises:
+        ValueError: as `cca_held_out`.
+    """
+    check_pair(fitted, held_out)
+    check_moments(held_out, f"Held-out {measure}", 3)
+    found = _correlations(*_whitened(fitted, measure, share), fitted, held_out)
+    used = torch.arange(found.rho.shape[-1], device=found.rho.device) < found.rank[..., None]
+    constant = used & found.rho.isnan()
+    if constant.any():
+        raise ValueError(
+            f"Held-out {measure} expects canonical variables that vary on the rows of `held_out`, but "
+            f"{int(constant.sum())} of {int(used.sum())} are constant on its {int(held_out.n)} rows. Give more rows."
+        )
+    return found._replace(rho=found.rho.where(used, 0.0))
+
+
+def cca(x: Tensor, y: Tensor) -> Tensor:
+    """Mean canonical correlation of paired rows: x (L_x, N, d_x), y (L_y, N, d_y) -> (L_x, L_y)."""
+    return cca_from_moments(grid_moments(x, y))
+
+
+def cca_from_moments(moments: GridMoments) -> Tensor:
+    """Mean canonical correlation, Σρ_i / min(rank X, rank Y) (Hotelling 1936; Kornblith et al. 2019, Table 1).
+
+    In [0, 1], symmetric, and invariant to any invertible affine map of either side. Biased upwards where rows
+    are few for the width: see `cca_held_out`. Feature side: each layer is whitened once, and each pair of
+    layers needs the singular values of one d_x x d_y matrix.
+
+    Returns:
+        (L_x, L_y).
+
+    Raises:
+        ValueError: no more rows than one side's rank + 1 (every correlation is then 1 by counting), non-finite
+            rows, constant features, or a decomposition that does not converge.
+    """
+    return _mean_correlation(moments, "CCA", 1.0)
+
+
+def r2_cca(x: Tensor, y: Tensor) -> Tensor:
+    """R² of CCA of paired rows: x (L_x, N, d_x), y (L_y, N, d_y) -> (L_x, L_y). See `r2_cca_from_moments`."""
+    return r2_cca_from_moments(grid_moments(x, y))
+
+
+def r2_cca_from_moments(moments: GridMoments) -> Tensor:
+    """‖Q_YᵀQ_X‖² / min(rank X, rank Y), the mean *squared* canonical correlation (Ren et al. 2023, Table 2).
+
+    Q_X and Q_Y are orthonormal bases of the centred rows. In [0, 1] and never above `cca_from_moments`, of which it has
+    the invariances and the bias.
+
+    Returns:
+        (L_x, L_y).
+
+    Raises:
+        ValueError: as `cca_from_moments`.
+    """
+    return _mean_correlation(moments, "R² of CCA", 1.0, power=2)
+
+
+def r2_svcca(x: Tensor, y: Tensor, *, share: float = 0.99) -> Tensor:
+    """R² of SVCCA of paired rows: x (L_x, N, d_x), y (L_y, N, d_y) -> (L_x, L_y). See `r2_svcca_from_moments`."""
+    return r2_svcca_from_moments(grid_moments(x, y), share=share)
+
+
+def r2_svcca_from_moments(moments: GridMoments, *, share: float = 0.99) -> Tensor:
+    """`r2_cca_from_moments` between the principal components of X and of Y (Ren et al. 2023, Table 2).
+
+    The paper writes ‖(U_Y T_Y)ᵀU_X T_X‖² / min(‖T_X‖², ‖T_Y‖²): T selects the leading left singular vectors U.
+
+    Args:
+        moments: of the rows.
+        share: share of the variance in (0, 1] that each side keeps.
+
+    Returns:
+        (L_x, L_y).
+
+    Raises:
+        ValueError: as `svcca_from_moments`.
+    """
+    return _mean_correlation(moments, "R² of SVCCA", share, power=2)
+
+
+def svcca(x: Tensor, y: Tensor, *, share: float = 0.99) -> Tensor:
+    """SVCCA of paired rows: x (L_x, N, d_x), y (L_y, N, d_y) -> (L_x, L_y). See `svcca_from_moments`."""
+    return svcca_from_moments(grid_moments(x, y), share=share)
+
+
+def svcca_from_moments(moments: GridMoments, *, share: float = 0.99) -> Tensor:
+    """Mean canonical correlation between the principal components of X and of Y (Raghu et al. 2017; Wu et al. A.3).
+
+    Each side keeps the fewest components that carry `share` of its *variance*. In [0, 1], symmetric, and invariant
+    to rotations, to one factor for all features and to translation. Feature side, as `cca_from_moments`.
+
+    Args:
+        moments: of the rows.
+        share: share of the variance in (0, 1]; 1 is CCA.
+
+    Returns:
+        (L_x, L_y).
+
+    Raises:
+        ValueError: `share` out of range, fewer rows than the components need, non-finite rows, a layer in which
+            nothing varies, or a decomposition that does not converge.
+    """
+    return _mean_correlation(moments, "SVCCA", share)
+
+
+def pwcca(x: Tensor, y: Tensor, *, share: float = 0.99) -> Tensor:
+    """PWCCA of paired rows: x (L_x, N, d_x), y (L_y, N, d_y) -> (L_x, L_y). See `pwcca_from_moments`."""
+    return pwcca_from_moments(grid_moments(x, y), share=share)
+
+
+def pwcca_from_moments(moments: GridMoments, *, share: float = 0.99) -> Tensor:
+    """Projection-weighted mean canonical correlation, Σα_iρ_i / Σα_i (Morcos et al. 2018; Wu et al. A.3).
+
+    α_i = Σ_j |⟨h_i, x_j⟩| weighs a canonical variable h_i of X by how much of X's neurons x_j, centred and in
+    full, it accounts for. The variables come from a CCA after a PCA to `share` of the variance, as in Wu et al.;
+    `share` 1 is the measure of Morcos et al. Not symmetric: the weights are X's, and `moments.swap()` gives Y's.
+    In [0, 1]. Invariant to translation and to one factor for all features; to rotations of Y, but only to
+    permutations and signs of X's neurons. Feature side.
+
+    Args:
+        moments: of the rows.
+        share: share of the variance in (0, 1].
+
+    Returns:
+        (L_x, L_y).
+
+    Raises:
+        ValueError: as `svcca_from_moments`.
+    """
+    return correlations_from_moments(moments, share=share, measure="PWCCA").weighted()
+
+
+def cca_held_out(fitted: GridMoments, held_out: GridMoments) -> Tensor:
+    """Mean correlation on held-out rows of the canonical variables of the fitting rows, (L_x, L_y).
+
+    The directions come from `fitted`, and the correlation of each pair of variables from `held_out`. It is free
+    of the bias of `cca_from_moments`; a correlation may be negative and is not clamped.
+
+    Raises:
+        ValueError: as `cca_from_moments` for `fitted`; fewer than 3 held-out rows, other layers, or a canonical
+            variable that is constant on them.
+    """
+    return correlations_held_out(fitted, held_out, share=1.0).mean()
+
+
+def svcca_held_out(fitted: GridMoments, held_out: GridMoments, *, share: float = 0.99) -> Tensor:
+    """`svcca_from_moments` with directions from `fitted` and correlations from `held_out`; see `cca_held_out`."""
+    return correlations_held_out(fitted, held_out, share=share, measure="SVCCA").mean()
+
+
+def pwcca_held_out(fitted: GridMoments, held_out: GridMoments, *, share: float = 0.99) -> Tensor:
+    """`pwcca_from_moments` with directions and weights from `fitted`, correlations from `held_out`."""
+    return correlations_held_out(fitted, held_out, share=share, measure="PWCCA").weighted()
+
+
+def _mean_correlation(moments: GridMoments, measure: str, share: float, power: int = 1) -> Tensor:
+    white_x, white_y = _whitened(moments, measure, share)
+
+    def mean(i: int, some: slice, xy: Tensor) -> Tensor:
+        rho, rank = canonical_correlations(white_x.of(i), white_y.of(some), xy)
+        return rho.pow(power).sum(-1) / rank
+
+    return by_tile(moments, mean)
+
+
+def _whitened(moments: GridMoments, measure: str, share: float) -> tuple[Whitening, Whitening]:
+    """Whitenings of all layers of X and of Y. Raises if there are no correlations."""
+    check_share(share)
+    check_moments(moments, measure, 3)
+    check = check_features if share == 1 else check_layers
+    check(moments, "x", measure)
+    check(moments, "y", measure)
+    x, y = whitening(moments.xx, share=share), whitening(moments.yy, share=share)
+    rank_x, rank_y, n = int(x.rank.max()), int(y.rank.max()), int(moments.n)
+    certain = rank_x + rank_y - (n - 1)  # two subspaces of n - 1 dimensions have at least so many in common
+    if certain > 0:
+        raise ValueError(
+            f"{measure} expects more rows than the two layers have directions together, but `moments` hold {n} for "
+            f"{rank_x} and {rank_y}: {min(certain, rank_x, rank_y)} correlations would be 1 whatever the data. Give "
+            f"at least {moments.xx.shape[-1] + moments.yy.shape[-1] + 1} rows, or use SVCCA or PWCCA with a lower "
+            "`share`."
+        )
+    return x, y
+
+
+def _correlations(
+    white_x: Whitening, white_y: Whitening, moments: GridMoments, held_out: GridMoments | None = None
+) -> Correlations:
+    """Correlations, of the rows or of held-out ones, and weights on the rows that the directions were fitted on."""
+    c = int(torch.minimum(white_x.rank.max(), white_y.rank.max()))
+
+    def of_tile(i: int, some: slice, xy: Tensor) -> Tensor:
+        found = canonical(white_x.of(i), white_y.of(some), xy)
+        rho = found.rho if held_out is None else _held_out_correlations(found, held_out, i, some)
+        weight_x, weight_y = (moments.xx[i] @ found.a).abs().sum(-2), (moments.yy[some] @ found.b).abs().sum(-2)
+        return torch.nn.functional.pad(torch.stack([rho, weight_x, weight_y], 1), (0, c - rho.shape[-1]))
+
+    rho, weight_x, weight_y = by_tile(moments, of_tile).unbind(2)
+    return Correlations(rho, torch.minimum(white_x.rank[:, None], white_y.rank), weight_x, weight_y)
+
+
+def _held_out_correlations(found: Canonical, held_out: GridMoments, i: int, some: slice) -> Tensor:
+    """Pearson correlation of canonical variables of layer i with some layers of Y, (J, c); NaN of what is constant."""
+    a, b = found.a, found.b
+    variance = (a * (held_out.xx[i] @ a)).sum(-2) * (b * (held_out.yy[some] @ b)).sum(-2)
+    covariance = (a * (held_out.xy[i, some] @ b)).sum(-2)
+    return covariance / torch.where(variance > 0, variance, torch.nan).sqrt()

@@ -1,0 +1,186 @@
+"""Measures made of the similarities or distances between rows, on a sample of rows: RSA and RBF CKA.
+
+They are not additive over rows: memory and time grow with the square of the sample. Everything is in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from aligners.similarity.algebra.centred import CentredRows
+from aligners.similarity.algebra.pairs import PairSums, check_enough, kernel_pair_sums, linear_pair_sums, upper_blocks
+from aligners.similarity.functional.hsic import HSIC, LEAST_ROWS, cka_from_hsic, unbiased_hsic_from_sums
+
+__all__ = ["Kernel", "rbf_cka", "rsa"]
+
+Kernel = Literal["cosine", "linear", "euclidean"]
+# Variances below these shares, of the mean square and of the square of a row's similarity with itself, are rounding.
+_CONSTANT, _CONSTANT_TO_SELF = 1e-13, 1e-28
+
+
+def rsa(x: Tensor, y: Tensor, kernel: Kernel = "cosine") -> Tensor:
+    """Pearson correlation of K_ij with L_ij over the pairs of rows i < j, for all layer pairs (Merchant 2020, §5.1).
+
+    K_ij is the similarity of rows i and j of X, L_ij that of the same rows of Y: `cosine`, the cosine of the two
+    rows; `linear`, x_i·x_j; `euclidean`, −‖x_i − x_j‖. Symmetric; in [−1, 1].
+
+    Invariant to rotation and isotropic scaling of either side; `euclidean` also to translation. Rows are not
+    centred: `cosine` and `linear` depend on the mean, so centre beforehand if they should not.
+
+    Route: `cosine` is `linear` on rows of length 1. Both come from the linear sums over pairs of rows, for which
+    `linear_pair_sums` takes the cheaper of the feature side and the Gram side. `euclidean` has no feature side: it
+    is summed in blocks of the distance matrices. No route holds an n × n matrix.
+
+    Args:
+        x: (L_x, N, d_x) rows of X.
+        y: (L_y, N, d_y) rows of Y, row by row the partners of `x`.
+        kernel: `cosine`, `linear` or `euclidean`.
+
+    Raises:
+        ValueError: another kernel, fewer than 3 rows, rows that are not paired or not finite, a row of zeros (its
+            cosine is not defined), similarities that are all equal.
+    """
+    if kernel not in get_args(Kernel):
+        raise ValueError(f"Expected `kernel` to be one of {', '.join(get_args(Kernel))}, but got {kernel!r}.")
+    check_enough(x, y, 3, "RSA")
+    if kernel == "cosine":
+        _refuse_zeros(x, "x")
+        _refuse_zeros(y, "y")
+    rows_x, rows_y = (CentredRows(rows, of_length_one=kernel == "cosine") for rows in (x, y))
+    if kernel == "euclidean":
+        return _correlation(kernel_pair_sums(rows_x, rows_y, _minus_distances, _minus_distances))
+    # With x_i = c + w_i, K_ij is w_i·w_j + c·w_i + c·w_j and a constant, which no correlation sees.
+    sums = _added(linear_pair_sums(rows_x, rows_y), rows_x.along, rows_y.along)
+    return _correlation(sums, rows_x.squares, rows_y.squares)
+
+
+def rbf_cka(x: Tensor, y: Tensor, width: float = 0.5, unbiased: bool = False) -> Tensor:
+    """CKA with the kernel exp(−‖x_i − x_j‖² / 2σ²), for all layer pairs (Kornblith et al. 2019, §2.3).
+
+    σ is `width` times the median distance of rows i < j, for each layer its own. (The code released with the paper
+    takes the median over the whole matrix, its zero diagonal included.) HSIC is tr(KHLH), biased as in the paper; on
+    request HSIC_1, whose ratio may be negative and is not clamped.
+
+    Invariant to rotation, isotropic scaling and translation of either side. Symmetric.
+
+    Route: Gram side, in blocks; an RBF kernel has no finite feature side. The median needs the N²/2 distances of one
+    layer at a time.
+
+    Args:
+        x: (L_x, N, d_x) rows of X.
+        y: (L_y, N, d_y) rows of Y, row by row the partners of `x`.
+        width: σ in units of the median distance.
+        unbiased: HSIC_1 instead of the biased HSIC.
+
+    Raises:
+        ValueError: `width` is not positive, fewer than 4 rows, rows that are not paired or not finite, a median
+            distance of zero.
+    """
+    if not width > 0:
+        raise ValueError(f"Expected `width` (σ in units of the median distance) above 0, but got {width}.")
+    check_enough(x, y, LEAST_ROWS, "RBF CKA")
+    rows_x, rows_y = CentredRows(x), CentredRows(y)
+    kernels = [_rbf(width**2 * _median_squares(rows, name)) for name, rows in (("x", rows_x), ("y", rows_y))]
+    sums = kernel_pair_sums(rows_x, rows_y, *kernels)
+    return cka_from_hsic(unbiased_hsic_from_sums(sums) if unbiased else _biased_hsic(sums))
+
+
+def _biased_hsic(sums: PairSums) -> HSIC:
+    """tr(KHLH) of kernels with ones on the diagonal; the factor of (N − 1)² falls out of a ratio."""
+    n = sums.n
+    rows_x, rows_y = sums.rows_x + 1, sums.rows_y + 1
+    total_x, total_y = rows_x.sum(1), rows_y.sum(1)
+    return HSIC(
+        sums.xy + n - 2 / n * rows_x @ rows_y.mT + total_x[:, None] * total_y / n**2,
+        sums.xx + n - 2 / n * (rows_x**2).sum(1) + total_x**2 / n**2,
+        sums.yy + n - 2 / n * (rows_y**2).sum(1) + total_y**2 / n**2,
+    )
+
+
+def _added(sums: PairSums, a: Tensor, b: Tensor) -> PairSums:
+    """The sums of K_ij + a_i + a_j and L_ij + b_i + b_j, from those of K and L; a is (L_x, N), b (L_y, N)."""
+    n = sums.n
+    total_a, total_b = a.sum(1), b.sum(1)
+    return PairSums(
+        n,
+        sums.xy + 2 * (sums.rows_x @ b.mT + a @ sums.rows_y.mT + (n - 2) * a @ b.mT + total_a[:, None] * total_b),
+        sums.xx + 4 * (sums.rows_x * a).sum(1) + 2 * ((n - 2) * (a**2).sum(1) + total_a**2),
+        sums.yy + 4 * (sums.rows_y * b).sum(1) + 2 * ((n - 2) * (b**2).sum(1) + total_b**2),
+        sums.rows_x + (n - 2) * a + total_a[:, None],
+        sums.rows_y + (n - 2) * b + total_b[:, None],
+    )
+
+
+def _correlation(sums: PairSums, self_x: Tensor | None = None, self_y: Tensor | None = None) -> Tensor:
+    """Pearson correlation over pairs of rows; `self_x` (L_x,) is a row's mean similarity with itself, if not zero."""
+    pairs = sums.n * (sums.n - 1)
+    total_x, total_y = sums.rows_x.sum(1), sums.rows_y.sum(1)
+    variances = []
+    for name, squares, total, own in (("x", sums.xx, total_x, self_x), ("y", sums.yy, total_y, self_y)):
+        variance = (squares - total**2 / pairs) / pairs
+        least = _CONSTANT * squares / pairs
+        if own is not None:
+            least = torch.maximum(least, _CONSTANT_TO_SELF * own**2)
+        if not (variance > least).all():
+            raise ValueError(
+                f"Expected rows of `{name}` whose similarities to one another differ, but at layers "
+                f"{(~(variance > least)).nonzero()[:, 0].tolist()} they are all equal: a correlation with them is not "
+                "defined. Leave these layers out."
+            )
+        variances.append(variance)
+    covariance = (sums.xy - total_x[:, None] * total_y / pairs) / pairs
+    return covariance / (variances[0].sqrt()[:, None] * variances[1].sqrt())
+
+
+def _refuse_zeros(x: Tensor, name: str) -> None:
+    empty = ~x.any(2)
+    if empty.any():
+        layer, row = empty.nonzero()[0].tolist()
+        raise ValueError(
+            f"Expected rows of `{name}` that are not zero, but row {row} at layer {layer} is: its cosine with another "
+            "is not defined. Leave the row out at all layers, or choose another kernel."
+        )
+
+
+def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
+    """‖a_i − b_j‖², (L, r, c). Those that rounding leaves below zero become zero."""
+    squares_a, squares_b = (a**2).sum(2), (b**2).sum(2)
+    return (squares_a[:, :, None] + squares_b[:, None] - 2 * a @ b.mT).clamp_(min=0)
+
+
+def _minus_distances(a: Tensor, b: Tensor) -> Tensor:
+    return -_squared_distances(a, b).sqrt()
+
+
+def _rbf(variance: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """The kernel of layers whose σ² is `variance`, (L,)."""
+    return lambda a, b: torch.exp(_squared_distances(a, b) / (-2 * variance[:, None, None]))
+
+
+def _median_squares(x: CentredRows, name: str) -> Tensor:
+    """Square of the median distance of rows i < j at each layer, (L,)."""
+    medians = []
+    n = x.shape[1]
+    for place in range(len(x)):
+        layer, filled = x[place : place + 1, :], 0
+        squares = layer.new_empty(n * (n - 1) // 2)
+        for i, j in upper_blocks(n):
+            block = _squared_distances(layer[:, i], layer[:, j])[0]
+            some = block.flatten() if i != j else block[torch.ones_like(block, dtype=torch.bool).triu(1)]
+            squares[filled : filled + len(some)] = some
+            filled += len(some)
+        # The mean of the two in the middle, as statistics has it: `torch.median` is the lower one.
+        middle = [squares.kthvalue(k).values.sqrt() for k in ((len(squares) + 1) // 2, len(squares) // 2 + 1)]
+        medians.append((middle[0] + middle[1]) / 2)
+    median = torch.stack(medians)
+    if not median.all():
+        raise ValueError(
+            f"Expected rows of `{name}` with a median distance above 0, but at layers "
+            f"{(median == 0).nonzero()[:, 0].tolist()} it is 0: features are constant, or most rows are the same row. "
+            "Leave these layers or the repeated rows out."
+        )
+    return median**2

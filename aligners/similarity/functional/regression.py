@@ -1,0 +1,161 @@
+"""How much of X a linear regression on Y explains, of all layer pairs, on fitting rows and on held-out rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from aligners.similarity.algebra.checks import check_features, check_layers, check_moments, check_pair
+from aligners.similarity.algebra.grid import grid_moments
+from aligners.similarity.algebra.moments import GridMoments
+from aligners.similarity.algebra.tiles import by_tile
+from aligners.similarity.functional.canonical import whitening
+
+__all__ = [
+    "mixedsim",
+    "mixedsim_from_moments",
+    "mixedsim_held_out",
+    "r2",
+    "r2_from_moments",
+    "r2_held_out",
+]
+
+
+def r2(x: Tensor, y: Tensor) -> Tensor:
+    """R² of regressing X on Y: x (L_x, N, d_x), y (L_y, N, d_y) -> (L_x, L_y). See `r2_from_moments`."""
+    return r2_from_moments(grid_moments(x, y))
+
+
+def r2_from_moments(moments: GridMoments) -> Tensor:
+    """‖Q_YᵀX‖² / ‖X‖² of centred rows, Q_Y an orthonormal basis of Y's columns (R²_LR of Ren et al., Table 2).
+
+    The share of X's variance that a least-squares regression on Y explains. In [0, 1] and not symmetric.
+    Invariant to any invertible affine map of Y, and to rotations, one factor for all features and translation
+    of X. Biased upwards where rows are few for d_y: see `r2_held_out`. Feature side.
+
+    Returns:
+        (L_x, L_y).
+
+    Raises:
+        ValueError: no more rows than Y's rank + 1, non-finite rows, constant features of Y, a layer of X in which
+            nothing varies, or a decomposition that does not converge.
+    """
+    check_moments(moments, "R²", 3)
+    check_layers(moments, "x", "R²")
+    basis = _basis(moments, "R²")
+    explained = by_tile(moments, lambda i, some, xy: (xy @ basis[some]).square().sum((-1, -2)))
+    return explained / _variance(moments.xx).sum(-1)[:, None]
+
+
+def mixedsim(x: Tensor, y: Tensor) -> Tensor:
+    """Mixed similarity of paired rows: x (L_x, N, d_x), y (L_y, N, d_y) -> (L_x, L_y). See `mixedsim_from_moments`."""
+    return mixedsim_from_moments(grid_moments(x, y))
+
+
+def mixedsim_from_moments(moments: GridMoments) -> Tensor:
+    """Mean over neurons of X of the multiple correlation r of regressing it on all of Y (Wu et al. A.2).
+
+    r is the length of the prediction over that of the centred regressand, the root of that neuron's R². In [0, 1]
+    and not symmetric. Invariant to any invertible affine map of Y, and to permuting, translating, scaling and
+    negating X's neurons; not to rotating them. Biased upwards where rows are few for d_y. Feature side.
+
+    Returns:
+        (L_x, L_y).
+
+    Raises:
+        ValueError: no more rows than Y's rank + 1, non-finite rows, constant features on either side, or a
+            decomposition that does not converge.
+    """
+    check_moments(moments, "Mixed similarity", 3)
+    check_features(moments, "x", "mixed similarity")
+    basis = _basis(moments, "Mixed similarity")
+    explained = by_tile(moments, lambda i, some, xy: (xy @ basis[some]).square().sum(-1))
+    return (explained / _variance(moments.xx)[:, None]).sqrt().mean(-1)
+
+
+def r2_held_out(fitted: GridMoments, held_out: GridMoments) -> Tensor:
+    """1 − ‖X − prediction‖² / ‖X − X̄‖² on held-out rows, regression and X̄ from the fitting rows, (L_x, L_y).
+
+    Free of the bias of `r2_from_moments`; negative where the regression does worse than the mean.
+
+    Raises:
+        ValueError: as `r2_from_moments` for `fitted`; no held-out rows, other layers, or a layer of X in which no
+            held-out row differs from the mean.
+    """
+    check_moments(fitted, "R²", 3)
+    check_layers(fitted, "x", "R²")
+    check_pair(fitted, held_out)
+    check_moments(held_out, "Held-out R²", 1)
+    basis = _basis(fitted, "R²")
+    shift_x, shift_y = held_out.mean_x - fitted.mean_x, held_out.mean_y - fitted.mean_y
+    total = _variance(held_out.xx) + held_out.n * shift_x.square()
+    if not (total.sum(-1) > 0).all():
+        raise ValueError(
+            "Held-out R² expects rows that differ from the mean of `fitted`, but the "
+            f"{int(held_out.n)} rows of `held_out` do not, in a layer of X. Give other rows."
+        )
+    # All sums are about the fitting rows' means: those of the held-out rows come on top as one rank-one term.
+    along = (shift_y[:, None] @ basis)[:, 0]
+    scatter = basis.mT @ held_out.yy @ basis + held_out.n * along[:, :, None] * along[:, None]
+
+    def residuals(i: int, some: slice, xy: Tensor) -> Tensor:
+        weight = xy @ basis[some]
+        cross = held_out.xy[i, some] @ basis[some] + held_out.n * shift_x[i, :, None] * along[some, None]
+        return total[i] + (weight * (weight @ scatter[some] - 2 * cross)).sum(-1)
+
+    residual = by_tile(fitted, residuals)
+    return 1 - residual.sum(-1) / total.sum(-1)[:, None]
+
+
+def mixedsim_held_out(fitted: GridMoments, held_out: GridMoments) -> Tensor:
+    """Mean over neurons of X of the Pearson correlation between prediction and regressand on held-out rows, (L_x, L_y).
+
+    The regression of each neuron on all of Y comes from `fitted`, the correlations from `held_out`. On the fitting
+    rows this is `mixedsim_from_moments`; on others a correlation may be negative, and is not clamped.
+
+    Raises:
+        ValueError: as `mixedsim_from_moments` for `fitted`; fewer than 3 held-out rows, other layers, or neurons or
+            predictions that are constant on them.
+    """
+    check_moments(fitted, "Mixed similarity", 3)
+    check_features(fitted, "x", "mixed similarity")
+    check_pair(fitted, held_out)
+    check_moments(held_out, "Held-out mixed similarity", 3)
+    check_features(held_out, "x", "held-out mixed similarity")
+    basis = _basis(fitted, "Mixed similarity")
+    scatter = basis.mT @ held_out.yy @ basis
+
+    def sums(i: int, some: slice, xy: Tensor) -> Tensor:
+        weight = xy @ basis[some]
+        products = held_out.xy[i, some] @ basis[some], weight @ scatter[some]
+        return torch.stack([(weight * product).sum(-1) for product in products], -1)
+
+    covariance, predicted = by_tile(fitted, sums).unbind(-1)
+    constant = ~(predicted > 0)
+    if constant.any():
+        raise ValueError(
+            "Held-out mixed similarity expects predictions that vary on the rows of `held_out`, but "
+            f"{int(constant.sum())} of {constant.numel()} are constant on its {int(held_out.n)} rows. Give more rows."
+        )
+    return (covariance / (predicted * _variance(held_out.xx)[:, None]).sqrt()).mean(-1)
+
+
+def _basis(moments: GridMoments, measure: str) -> Tensor:
+    """W (L_y, d_y, k) with orthonormal columns Q_Y = YW, zero columns beyond a layer's rank.
+
+    XᵀYW = XᵀQ_Y are the coefficients of X's neurons in it.
+    """
+    check_features(moments, "y", measure)
+    basis = whitening(moments.yy)
+    rank = int(basis.rank.max())
+    if moments.n - 1 <= rank:
+        raise ValueError(
+            f"{measure} expects more rows than regressors, at least {moments.yy.shape[-1] + 2} for the "
+            f"{moments.yy.shape[-1]} features of `y`, but `moments` hold {int(moments.n)}: any X would be explained in "
+            "full. Give more rows."
+        )
+    return basis.weight[..., :rank]
+
+
+def _variance(scatter: Tensor) -> Tensor:
+    return scatter.diagonal(dim1=-2, dim2=-1)

@@ -1,0 +1,122 @@
+"""Numbers about a layer or about two whole models, drawn from moments or from measures of all layer pairs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from aligners.similarity.algebra.checks import check_moments, converged
+from aligners.similarity.algebra.moments import GridMoments
+
+__all__ = [
+    "angular_distance",
+    "localization",
+    "nuclear_norm",
+    "nuclear_norm_from_moments",
+    "nuclear_norm_from_scatter",
+]
+
+
+def nuclear_norm(x: Tensor) -> Tensor:
+    """‖X‖_* of each layer's centred rows: x (L, N, d) -> (L,), from the singular values of the rows themselves.
+
+    Raises:
+        ValueError: states that are not finite, or an SVD that does not converge.
+    """
+    if x.ndim != 3 or not x.isfinite().all():
+        raise ValueError(f"Expected `x` as finite states (layers, rows, width), but got shape {tuple(x.shape)} or NaN.")
+    x = x.double()
+    return converged("SVD", "a nuclear norm", torch.linalg.svdvals, x - x.mean(1, keepdim=True)).sum(-1)
+
+
+def nuclear_norm_from_moments(moments: GridMoments) -> tuple[Tensor, Tensor]:
+    """‖X‖_* and ‖Y‖_* of the centred rows as a measure of complexity (Ren et al. B.2).
+
+    The sum of the singular values, in the states' own units; it grows with √n and with the rank. Invariant to
+    rotations and translation. Feature side: roots of the eigenvalues of XᵀX, one decomposition per layer.
+    Rounding leaves eigenvalues of order d ε λ_max where there is exactly none (after a LayerNorm, or with fewer
+    rows than features), whose roots would be 1e-8 of the largest singular value: those are not counted.
+
+    Returns:
+        (L_x,) and (L_y,).
+
+    Raises:
+        ValueError: non-finite rows, or a decomposition that does not converge.
+    """
+    check_moments(moments, "A nuclear norm", 1)
+    return nuclear_norm_from_scatter(moments.xx), nuclear_norm_from_scatter(moments.yy)
+
+
+def nuclear_norm_from_scatter(scatter: Tensor) -> Tensor:
+    """As `nuclear_norm_from_moments`, of the layers of one model: (L, d, d) centred -> (L,).
+
+    Raises:
+        ValueError: a scatter that is not finite, or a decomposition that does not converge.
+    """
+    if not scatter.diagonal(dim1=-2, dim2=-1).isfinite().all():
+        raise ValueError("A nuclear norm expects finite rows, but `scatter` holds NaN or infinite values.")
+    return torch.stack([_root_sum(layer) for layer in scatter])
+
+
+def localization(neuronsim: Tensor, svsim: Tensor, left_out: Tensor) -> Tensor:
+    """Localization score of every layer of X: mean neuronsim less mean svsim to all other layers (Wu et al. §5.1).
+
+    Positive where a layer's similarity to others sits in single neurons rather than in subspaces.
+
+    Args:
+        neuronsim: (L, M) of L layers to M others.
+        svsim: (L, M), SVCCA of the same pairs.
+        left_out: (L, M) boolean, true where the pair is not to count: a layer with itself.
+
+    Returns:
+        (L,).
+
+    Raises:
+        ValueError: shapes that differ, or a layer with no other.
+    """
+    if not neuronsim.shape == svsim.shape == left_out.shape or left_out.dtype != torch.bool:
+        raise ValueError(
+            "Expected `neuronsim`, `svsim` and a boolean `left_out` of one shape (L, M), but got "
+            f"{tuple(neuronsim.shape)}, {tuple(svsim.shape)} and {left_out.dtype} {tuple(left_out.shape)}."
+        )
+    others = (~left_out).sum(-1)
+    if (others == 0).any():
+        raise ValueError(
+            "Expected another layer for every layer, but `left_out` leaves none to "
+            f"{(others == 0).nonzero()[:, 0].tolist()}. Give more layers or models."
+        )
+    return (neuronsim - svsim).masked_fill(left_out, 0).sum(-1) / others
+
+
+def angular_distance(cka: Tensor) -> Tensor:
+    """√Σ_l arccos(CKA_l)² over the layers of two models of one depth (Brown et al., eq. 2), ().
+
+    In radians: 0 where every layer matches its partner, at most √L · π/2 for a CKA that is not negative. A metric
+    for the linear CKA (Williams et al. 2021), which an unbiased estimate only approaches.
+
+    Args:
+        cka: (L, L), any CKA of all layer pairs; only its diagonal counts.
+
+    Raises:
+        ValueError: unequal depths, or a CKA outside [-1, 1] by more than the 1e-12 that rounding explains.
+    """
+    if cka.ndim != 2 or cka.shape[0] != cka.shape[1]:
+        raise ValueError(
+            f"Expected `cka` of two models of one depth, (L, L), but got {tuple(cka.shape)}. "
+            "Layers of models of different depth have no partners: compare the heat map instead."
+        )
+    own = cka.diagonal()
+    outside = ~(own.abs() <= 1 + 1e-12)
+    if outside.any():
+        layer = int(outside.nonzero()[0])
+        raise ValueError(
+            f"Expected `cka` in [-1, 1], but layer {layer} has {float(own[layer])}. "
+            "An unbiased estimate exceeds 1 where rows are few: give more rows, or use linear CKA."
+        )
+    return own.clamp(-1, 1).arccos().norm()
+
+
+def _root_sum(scatter: Tensor) -> Tensor:
+    values = converged("eigendecomposition", "a nuclear norm", torch.linalg.eigvalsh, scatter)
+    rounding = scatter.shape[-1] * torch.finfo(scatter.dtype).eps * values[..., -1:]
+    return torch.where(values > rounding, values, 0).sqrt().sum(-1)

@@ -1,0 +1,203 @@
+"""A study's folder: what the study is, and one folder for each cell."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from aligners.files.whole import check_folder, remove_unfinished, write_text
+from aligners.studies.cells import FOLDER, Cell
+from aligners.studies.kinds import KINDS
+from aligners.studies.spec import Study
+from datamodules.identity import differences
+
+__all__ = ["ERROR", "LOG", "RESULT", "STUDY", "State", "StudyFolder", "locked"]
+
+STUDY, PLAN = "study.yaml", "plan.json"
+CELL, RESULT, ERROR, LOG, LOCK = "cell.json", "result.json", "error.txt", "log.txt", "lock"
+FREE = ("assume", "report", "store", "keep")  # parts of a study that no result depends on
+State = Literal["done", "failed", "running", "waiting"]
+
+
+class StudyFolder:
+    """Where a study is written.
+
+    `study.yaml` is the study as resolved, `plan.json` the ids of its cells, `cells/ID/` a folder for each of them:
+    `cell.json` says what it is, `run/` is the folder of its command, and it is done once `result.json` is there.
+
+    Args:
+        path: of the folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @cached_property
+    def study(self) -> dict[str, Any]:
+        """The study as plain values.
+
+        Raises:
+            ValueError: this is no study's folder.
+        """
+        file = self.path / STUDY
+        if not file.is_file() or not (self.path / PLAN).is_file():
+            raise ValueError(f"Expected the folder of a study, with its {STUDY}, but got {self.path}.")
+        found: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+        return found
+
+    @property
+    def name(self) -> str:
+        """Name of the study."""
+        return str(self.study["name"])
+
+    # ------------------------------------------------------------------ cells
+
+    @property
+    def cells(self) -> list[str]:
+        """The ids of its cells, each after those that it needs."""
+        return list(json.loads((self.path / PLAN).read_text(encoding="utf-8"))) if self.study else []
+
+    def cell(self, number: str) -> Path:
+        """The folder of a cell."""
+        return self.path / "cells" / number
+
+    def described(self, number: str) -> dict[str, Any]:
+        """What a cell is, as plain values."""
+        found: dict[str, Any] = json.loads((self.cell(number) / CELL).read_text(encoding="utf-8"))
+        return found
+
+    def filled(self, options: Any) -> Any:
+        """The options of a cell, with this folder in the names of files."""
+        if isinstance(options, Mapping):
+            return {self.filled(name): self.filled(value) for name, value in options.items()}
+        if isinstance(options, list):
+            return [self.filled(value) for value in options]
+        return options.replace(FOLDER, str(self.path.resolve())) if isinstance(options, str) else options
+
+    def state(self, number: str) -> State:
+        """How far a cell is."""
+        place = self.cell(number)
+        if (place / RESULT).is_file():
+            return "done"
+        if (place / LOCK).is_file():
+            with locked(place) as free:
+                if not free:
+                    return "running"
+        return "failed" if (place / ERROR).is_file() else "waiting"
+
+    def result(self, number: str) -> dict[str, Any]:
+        """What a finished cell has found."""
+        found: dict[str, Any] = json.loads((self.cell(number) / RESULT).read_text(encoding="utf-8"))
+        return found
+
+    def leaves(self, cell: Cell) -> bool:
+        """Whether a cell is done, and what other cells need of it is there."""
+        place = self.path / cell.folder
+        return (place / RESULT).is_file() and (place / KINDS[cell.kind].leaves).exists()
+
+    # ------------------------------------------------------------------ beginning
+
+    def begin(self, study: Study, cells: Sequence[Cell], *, changed: bool) -> list[str]:
+        """Write down what the study is; only under `only_one`.
+
+        Args:
+            study: the study.
+            cells: its cells.
+            changed: whether results of an earlier version of the study may be set aside.
+
+        Returns:
+            What has changed since the study was begun, in words.
+
+        Raises:
+            ValueError: finished cells would be set aside, and `changed` is not set; or the folder is of another study.
+        """
+        now, said = json.loads(json.dumps(asdict(study))), []
+        if (self.path / STUDY).is_file():
+            said = self._changes(now, cells, changed)
+        self._tidy()
+        for cell in cells:
+            place = self.path / cell.folder
+            if not (place / CELL).is_file():
+                place.mkdir(parents=True, exist_ok=True)
+                write_text(place / CELL, json.dumps(cell.plain(), indent=1))
+        write_text(self.path / PLAN, json.dumps([cell.id for cell in cells], indent=0))
+        write_text(self.path / STUDY, yaml.safe_dump(now, sort_keys=False, allow_unicode=True))
+        self.__dict__.pop("study", None)
+        return said
+
+    def _tidy(self) -> None:
+        """Remove what killed workers have left half-written; jobs of an earlier command may still be at work."""
+        for lock in sorted((self.path / "cells").glob(f"*/{LOCK}")):
+            with locked(lock.parent) as free:
+                if free:
+                    remove_unfinished(lock.parent)
+
+    def _changes(self, now: dict[str, Any], cells: Sequence[Cell], changed: bool) -> list[str]:
+        """Say what differs from the study as it was begun, and which cells that touches."""
+        then = self.study
+        if then.get("name") != now["name"]:
+            raise ValueError(f"Expected {self.path} to hold the study {now['name']}, but it holds {then.get('name')}.")
+        before, after = ({k: v for k, v in each.items() if k not in FREE} for each in (then, now))
+        found = differences(before, after, "")
+        known, wanted = set(self.cells), {cell.id: cell for cell in cells}
+        gone = [self.described(number) for number in self.cells if number not in wanted]
+        lost = [cell for cell in gone if self.state(cell["id"]) == "done"]
+        new = [cell for number, cell in wanted.items() if number not in known]
+        said = [f"The study has changed: {'; '.join(found)}."] if found else []
+        if gone:
+            said.append(f"No longer part of it: {_counted(cell['kind'] for cell in gone)} ({len(lost)} done).")
+        if new:
+            said.append(f"New: {_counted(cell.kind for cell in new)}.")
+        if lost and not changed:
+            raise ValueError(
+                f"{' '.join(said)} To go on with the study as it is now, and leave these results out of its tables, "
+                "give `--changed true`; or mend the study file, or name another `--folder`."
+            )
+        return said
+
+    @contextmanager
+    def only_one(self) -> Iterator[None]:
+        """Within it, no other process runs the study.
+
+        Raises:
+            ValueError: one does, or the folder cannot be written to.
+        """
+        check_folder(self.path, "folder")
+        with locked(self.path) as free:
+            if not free:
+                raise ValueError(
+                    f"Expected no other command to run this study, but one is at work in {self.path}. Wait for it, or "
+                    "end it: a study goes on from where it was."
+                )
+            yield
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[bool]:
+    """Lock a folder against other processes as long as it lasts; false if one has it."""
+    file = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR, 0o644)
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        except OSError:  # the filesystem has no locks
+            pass
+        yield True
+    finally:
+        os.close(file)
+
+
+def _counted(kinds: Iterator[str]) -> str:
+    names = list(kinds)
+    return ", ".join(f"{names.count(kind)} {kind}" for kind in dict.fromkeys(names))

@@ -1,0 +1,183 @@
+"""Runs the cells of a study: each once those that it needs are done, as many at a time as there are workers."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from graphlib import TopologicalSorter
+
+from aligners.files.whole import remove, write_text
+from aligners.studies.cells import Cell
+from aligners.studies.folder import ERROR, RESULT, StudyFolder
+from aligners.studies.kinds import KINDS
+
+__all__ = ["Schedule", "missing"]
+
+ATTEMPTS = 2  # of a cell whose worker was lost
+PAUSE = 2.0  # seconds between two looks at cells that others are making
+
+
+def missing(folder: StudyFolder, cells: Sequence[Cell]) -> dict[str, Cell]:
+    """The cells to run: those that are not done, and those that left something which one of them needs and is gone."""
+    known = {cell.id: cell for cell in cells}
+    found = {cell.id: cell for cell in cells if folder.state(cell.id) != "done"}
+    ahead = deque(found.values())
+    while ahead:
+        for need in ahead.popleft().needs:
+            if need not in found and not folder.leaves(known[need]):
+                found[need] = known[need]
+                ahead.append(known[need])
+    return {number: found[number] for number in known if number in found}
+
+
+class Schedule:
+    """The cells that are to run.
+
+    Args:
+        folder: of the study.
+        cells: of the study, each after those that it needs.
+        run_cell: runs one, in whatever process: from the study's folder and the cell's id to `done`, `failed`, `busy`.
+        say: shows a line.
+    """
+
+    def __init__(
+        self,
+        folder: StudyFolder,
+        cells: Sequence[Cell],
+        run_cell: Callable[[str, str], str],
+        say: Callable[[str], None],
+    ) -> None:
+        self.folder, self.run_cell, self.say = folder, run_cell, say
+        self.todo = missing(folder, cells)
+        self._needed = Counter(need for cell in self.todo.values() for need in cell.needs)
+        self._fits = {cell.id: KINDS[cell.kind].leaves for cell in cells if cell.kind in ("fit", "fit_pairs")}
+        self.states: Counter[str] = Counter()
+        self.ended: Counter[str] = Counter()  # by kind
+        self.seconds: dict[str, list[float]] = {}
+        self._lost: Counter[str] = Counter()
+        self._ready: deque[str] = deque()
+        self._running: dict[Future[str], tuple[str, float]] = {}
+        self._elsewhere: set[str] = set()
+
+    def run(self, executor: Executor, workers: int, *, again: bool = False) -> None:
+        """Run them.
+
+        Args:
+            executor: runs each cell.
+            workers: cells at a time.
+            again: whether those that failed before are run, too, and what needs them.
+        """
+        failed = {number for number in self.todo if not again and self.folder.state(number) == "failed"}
+        needs = {number: [n for n in cell.needs if n in self.todo] for number, cell in self.todo.items()}
+        self._order = TopologicalSorter(needs)
+        self._order.prepare()
+        self._workers = workers
+        while True:
+            for number in self._order.get_ready():
+                if number not in failed:  # what goes on from something comes first: it may free its disk
+                    (self._ready.appendleft if needs[number] else self._ready.append)(number)
+            while self._ready and len(self._running) < workers:
+                self._submit(executor, self._ready.popleft())
+            if not self._running and not self._elsewhere:
+                return
+            self._wait()
+
+    def _wait(self) -> None:
+        """Wait until a cell is finished, or a little, and look at those that others are making."""
+        if self._running:
+            pause = PAUSE if self._elsewhere else None
+            for future in wait(self._running, pause, return_when=FIRST_COMPLETED).done:
+                self._finish(future)
+        else:
+            time.sleep(PAUSE)
+        for number in sorted(self._elsewhere):
+            state = self.folder.state(number)
+            if state != "running":
+                self._elsewhere.remove(number)
+                if state == "waiting":  # whoever made it was killed
+                    self._ready.append(number)
+                else:
+                    self._end(number, state)
+
+    def _submit(self, executor: Executor, number: str) -> None:
+        state, there = self.folder.state(number), self.folder.leaves(self.todo[number])
+        if state == "running":
+            self._leave(number)
+            return
+        if state == "done" and there:  # by a job that an earlier command has submitted, since this one began
+            self._elsewhere.add(number)
+            return
+        if not there:
+            (self.folder.cell(number) / RESULT).unlink(missing_ok=True)  # done, but what it left is gone
+        began = time.monotonic()
+        future = executor.submit(self.run_cell, str(self.folder.path.resolve()), number)
+        self._running[future] = (number, began)
+
+    def _finish(self, future: Future[str]) -> None:
+        number, began = self._running.pop(future)
+        error = future.exception()
+        state = "lost" if error is not None else future.result()
+        cell, seconds = self.todo[number], time.monotonic() - began
+        if state == "busy":
+            self._leave(number)
+            return
+        if state == "lost":
+            self._lost[number] += 1
+            if self._lost[number] < ATTEMPTS:
+                self.say(f"The worker of {cell.said()} was lost ({error!r}). It is run once more.")
+                self._ready.append(number)
+                return
+            write_text(
+                self.folder.cell(number) / ERROR,
+                f"Its worker was lost {ATTEMPTS} times: was it killed, or out of memory?\n{error!r}\n",
+            )
+            state = "failed"
+        if state == "done":
+            self.seconds.setdefault(cell.kind, []).append(seconds)
+        self._end(number, state, f"{seconds:.0f} s")
+
+    def _leave(self, number: str) -> None:
+        """Leave a cell to the process that has locked it, such as a job that an earlier command has submitted."""
+        self._elsewhere.add(number)
+        self.say(f"Another process is making {self.todo[number].said()}. It is waited for.")
+
+    def _end(self, number: str, state: str, time_taken: str = "by another process") -> None:
+        cell = self.todo[number]
+        self.states[state] += 1
+        self.ended[cell.kind] += 1
+        if state == "done":
+            self._order.done(number)
+            self._forget(cell)
+        self.say(self._line(cell, time_taken if state == "done" else state))
+
+    def _line(self, cell: Cell, words: str) -> str:
+        done = sum(self.states.values())
+        left = self.left()
+        about = f"; about {left / 60:.0f} min left" if left is not None and left > 60 else ""
+        return f"[{done}/{len(self.todo)}] {cell.said()}: {words}{about}"
+
+    def left(self) -> float | None:
+        """Seconds that the rest will take, if its cells take as long as those of their kinds so far; None: unknown."""
+        counts = Counter(cell.kind for cell in self.todo.values())
+        rest = {kind: count - self.ended[kind] for kind, count in counts.items()}
+        if any(count and kind not in self.seconds for kind, count in rest.items()):
+            return None
+        return sum(n * sum(s) / len(s) for kind, n in rest.items() if n for s in [self.seconds[kind]]) / self._workers
+
+    def forget(self) -> None:
+        """Remove the maps that no cell to run needs: a command that was killed may have left them."""
+        for number in self._fits:
+            if number not in self.todo:
+                self._remove_maps(number)
+
+    def _forget(self, done: Cell) -> None:
+        """Remove the maps that no cell needs any more, once a cell is done."""
+        self._needed.subtract(done.needs)
+        for number in (*done.needs, done.id):
+            self._remove_maps(number)
+
+    def _remove_maps(self, number: str) -> None:
+        if self.folder.study["keep"] == "results" and number in self._fits and self._needed[number] <= 0:
+            remove(self.folder.cell(number) / self._fits[number])

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from jsonargparse import ArgumentParser
+from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
+
+from aligners.cli import table
+from aligners.cli.endings import what_to_mend
+from tests.processes import HANGS
+from tests.shell import ROOT, TWO_RANKS, options
+from tests.world import World
+
+Fails = Callable[..., int]
+
+
+@pytest.fixture
+def fails(monkeypatch: pytest.MonkeyPatch) -> Fails:
+    """Run `train.py fit`, which raises; the status with which the process would end."""
+
+    def run(error: BaseException, *words: str) -> int:
+        ours: dict[str, Any] = {"__name__": "aligners.cli.train.fit", "error": error}
+        exec("def run(parser, words):\n    raise error", ours)
+        monkeypatch.setitem(
+            sys.modules, "aligners.cli.train.fit", SimpleNamespace(parser=ArgumentParser, run=ours["run"])
+        )
+        monkeypatch.setattr("sys.argv", ["train.py", "fit", *words])
+        with pytest.raises(SystemExit) as done:
+            table.train()
+        return int(done.value.code or 0)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ValueError("Expected `this`, but got that."), "error: Expected `this`, but got that.\n"),
+        (MisconfigurationException("No such device."), "error: No such device.\n"),
+        (PermissionError(13, "Permission denied", "/x"), "error: Cannot read or write /x: Permission denied.\n"),
+        (OSError(28, "No space left on device"), "error: Cannot read or write: No space left on device.\n"),
+    ],
+)
+def test_what_the_user_can_mend_is_one_message(
+    error: Exception, said: str, fails: Fails, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fails(error) == 2
+    assert capsys.readouterr().err == said
+    with pytest.raises(type(error)):
+        fails(error, "--traceback")
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), RuntimeError("x"), TypeError("x"), OSError("no number")])
+def test_our_own_faults_keep_their_traceback(error: Exception, fails: Fails) -> None:
+    with pytest.raises(type(error)):
+        fails(error)
+
+
+def test_a_library_that_is_called_wrongly_is_our_own_fault() -> None:
+    def message(code: str) -> str | None:
+        try:
+            exec(code, {"__name__": "datamodules.rows.policies"})
+        except ValueError as error:
+            return what_to_mend(error)
+        raise AssertionError(code)
+
+    assert message("raise ValueError('ours')") == "ours"
+    assert (
+        message("try:\n    int('x')\nexcept ValueError as e:\n    raise ValueError('said better') from e") is not None
+    )
+    assert message("int('x')") is None  # written in C
+    assert message("list(zip([1], [], strict=True))") is None
+    assert message("import json; json.loads('')") is None
+
+
+@pytest.mark.parametrize(("error", "status", "said"), [
+    (KeyboardInterrupt(), 130, "Stopped by Ctrl-C.\n"),
+    (SIGTERMException(), 143, "Stopped by SIGTERM.\n"),
+])  # fmt: skip
+def test_a_signal_ends_with_a_line_and_its_status(
+    error: BaseException, status: int, said: str, fails: Fails, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fails(error) == status
+    assert capsys.readouterr().err == said
+
+
+def test_an_exit_that_hangs_is_cut_off() -> None:
+    script = (
+        "import atexit, time; from commands import endings; endings.LONGEST_EXIT = 0.2\n"
+        "atexit.register(lambda: (time.sleep(300), print('late')))\n"
+        "with endings.early_endings(): raise KeyboardInterrupt"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (130, "")
+
+
+def test_a_further_rank_is_silent_where_the_first_has_ended(
+    fails: Fails, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr("aligners.cli.endings.PATIENCE", 0.2)
+    assert fails(ValueError("Mine alone.")) == 2
+    assert capsys.readouterr().err == "On rank 1: error: Mine alone.\n"
+    parents = iter([1, *[2] * 9])
+    monkeypatch.setattr(os, "getppid", lambda: next(parents))
+    assert fails(ValueError("As the first.")) == 2
+    assert capsys.readouterr().err == ""
+
+
+def as_typed(script: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr("sys.argv", [f"{script}.py", *words])
+    with pytest.raises(SystemExit) as done:
+        getattr(table, script)()
+    return int(done.value.code or 0)
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "said"),
+    [
+        ("evaluate inject", ["--closed_form", "[nonsense]"], "`closed_form` out of linear"),
+        ("evaluate stitch", ["--checkpoint", "nothing.ckpt"], "no such file"),
+        ("evaluate similarity", ["--measures", "[nonsense]"], "measures"),
+        ("evaluate surgery", ["--learning_rate", "-1"], "`learning_rate` above 0"),
+        ("train fit", ["--trainer.max_epochs", "0"], "`trainer.max_epochs` to be at least 1, but got 0"),
+        ("train finetune", ["--trainer.limit_train_batches", "0"], "`trainer.limit_train_batches` to be at least 1"),
+        ("train stitch", ["--trainer.max_steps", "0"], "`trainer.max_steps` to be at least 1, but got 0"),
+        ("train validate", ["--model.warmup", "2"], "`warmup` to be a share"),
+        ("train fit", ["--seed_everything", "4294967296"], "`seed_everything` between 0 and 4294967295"),
+        ("train fit", ["--data.site", "all"], "--data.site"),  # refused by jsonargparse
+    ],
+    ids=lambda value: value if isinstance(value, str) and " " in value else "",
+)
+def test_every_command_says_what_is_wrong_with_its_options(
+    command: str, words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    script, name = command.split()
+    assert as_typed(script, [name, *words], monkeypatch) == 2
+    shown = capsys.readouterr().err
+    (line,) = [line for line in shown.splitlines() if line.startswith("error: ")]
+    assert said in line
+    assert "Traceback" not in shown
+    assert list(tmp_path.iterdir()) == []
+
+
+def fit_options(world: World, **more: Any) -> list[str]:
+    return ["fit", *options(
+        data__model_x=world.model_x, data__model_y=world.model_y, data__text__source=world.fit,
+        data__text__held_out=world.test, data__max_length=64, trainer__accelerator="cpu", trainer__logger=False, **more,
+    )]  # fmt: skip
+
+
+def test_several_ranks_give_one_message(world: World, tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "train.py"), *fit_options(world, data__sites="9:9"), *TWO_RANKS]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANGS)
+    assert done.returncode == 2
+    assert done.stderr.count("Expected `sites` between 0 and 3, but got 9") == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_while_a_fit_runs(world: World, tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "train.py"), *fit_options(world, trainer__max_epochs=100000)]
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=tmp_path, **pipes) as running:
+        while not list(tmp_path.glob("runs/*/last.ckpt")):
+            assert running.poll() is None, running.communicate()
+        running.send_signal(signal.SIGINT)
+        out, err = running.communicate(timeout=HANGS)
+    assert running.returncode == 130
+    assert err.endswith("Stopped by Ctrl-C.\n")
+    assert "Traceback" not in err
+    assert "last.ckpt" in out

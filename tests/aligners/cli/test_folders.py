@@ -1,0 +1,148 @@
+"""One command at a time has a run's folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import wandb
+import yaml
+from jsonargparse import Namespace
+
+from aligners.cli import folders, run
+from aligners.cli.folders import (
+    CONFIG,
+    RANKS_SHARE,
+    claim,
+    claim_checkpoints,
+    is_begun,
+    new_run_folder,
+    release_unused,
+    tidy,
+    try_run_folder,
+)  # fmt: skip
+from aligners.cli.options import command_parser
+from aligners.cli.run import start
+from tests.claims import claims_at_once
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(RANKS_SHARE, "")
+
+
+def test_of_ten_commands_at_once_one_gets_the_folder(tmp_path: Path) -> None:
+    new, empty = tmp_path / "new", tmp_path / "empty"
+    empty.mkdir()
+    said = claims_at_once([new, empty, None])
+    for place, folder in enumerate((new, empty)):
+        lost = [each[place] for each in said if each[place] != f"has {folder}"]
+        assert len(lost) == 9
+        assert all("Expected `run` to be a" in message for message in lost)
+        assert [path.name for path in folder.iterdir()] == [CONFIG]
+    assert len({each[2] for each in said}) == 10  # default folders
+    assert all(each[2].startswith("has runs/fit-") for each in said)
+
+
+def test_a_run_in_progress_is_not_gone_on_with(tmp_path: Path) -> None:
+    claim(tmp_path, "a: 1")
+    os.close(folders._claimed.pop((tmp_path / CONFIG).resolve()))  # as if its process had ended
+    claim(tmp_path, "a: 2", begun=True)
+    assert yaml.safe_load((tmp_path / CONFIG).read_text()) == {"a": 1}
+    held = folders._claimed.pop((tmp_path / CONFIG).resolve())  # another process's
+    with pytest.raises(ValueError, match="another command is at work"):
+        claim(tmp_path, "a: 3", begun=True)
+    os.close(held)
+
+
+def test_a_folder_of_checkpoints_belongs_to_one_run(tmp_path: Path) -> None:
+    place, owner = tmp_path / "maps", tmp_path / "maps" / folders.OWNER
+    claim_checkpoints(place, tmp_path / "one")
+    assert owner.read_text() == f"{tmp_path / 'one'}\n"
+    with pytest.raises(ValueError, match=r"`checkpoint\.folder` to be a folder of its own, but another command is at"):
+        claim_checkpoints(place, tmp_path / "two")
+    os.close(folders._claimed.pop(owner))  # its process has ended
+    (place / "last.ckpt").touch()
+    for resumed in (None, tmp_path / "last.ckpt"):
+        with pytest.raises(ValueError, match=r"`checkpoint.folder` to hold no checkpoints.*holds last.ckpt. Name"):
+            claim_checkpoints(place, tmp_path / "two", resumed)
+    assert owner.read_text() == f"{tmp_path / 'one'}\n"
+    claim_checkpoints(place, tmp_path / "two", place / "last.ckpt")
+    assert owner.read_text() == f"{tmp_path / 'two'}\n"
+    os.close(folders._claimed.pop(owner))
+
+
+def test_what_a_killed_command_left_is_removed_but_not_what_another_is_writing(tmp_path: Path) -> None:
+    killed, other = tmp_path / "killed", tmp_path / "other"
+    for folder in (killed, other):
+        claim(new_run_folder(folder, "fit"), "a: 1")
+        (folder / ".last.ckpt.unfinished").touch()
+    os.close(folders._claimed.pop((killed / CONFIG).resolve()))
+    for folder in (killed, other, tmp_path):
+        tidy(folder)
+    assert not (killed / ".last.ckpt.unfinished").exists()
+    assert (other / ".last.ckpt.unfinished").exists()
+
+
+@pytest.mark.parametrize("named", ["file", "file/below"])
+def test_what_is_no_folder_is_refused(named: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for refuses in (lambda path: new_run_folder(path, "fit"), try_run_folder):
+        with pytest.raises(ValueError, match=r"`run` to be a folder that can be written to.*Not a directory. Name"):
+            refuses(tmp_path / named)
+    try_run_folder(tmp_path / "new" / "below")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_folder_is_given_back_only_if_nothing_was_written(tmp_path: Path) -> None:
+    used, unused = tmp_path / "used", tmp_path / "unused"
+    for folder in (used, unused):
+        (folder / "wandb" / "run").mkdir(parents=True)
+        claim(new_run_folder(folder, "fit"), "a: 1")
+    (used / "metrics.csv").touch()
+    release_unused()
+    assert is_begun(used)
+    assert (used / CONFIG).resolve() in folders._claimed
+    claim(new_run_folder(unused, "fit"), "a: 2")
+    with pytest.raises(ValueError, match="holds files"):
+        new_run_folder(unused, "fit")
+
+
+def test_a_full_disk_leaves_no_half_begun_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(folders, "write_text", full)
+    with pytest.raises(ValueError, match="No space left on device"):
+        claim(tmp_path, "a: 1")
+    assert not is_begun(tmp_path)
+
+
+@pytest.mark.filterwarnings("error")  # nothing is said of a folder that holds config.yaml alone
+def test_the_options_are_kept_before_wandb_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "_wandb", killed)
+    parser = command_parser("boring", "Nothing.")
+    trainer = SimpleNamespace(logger=None, default_root_dir=None, callbacks=None, enable_progress_bar=False)
+    with pytest.raises(KeyboardInterrupt):
+        start("boring", parser, parser.parse_args(["--run", "here"]), Namespace(trainer=trainer))
+    assert is_begun(Path("here"))
+
+
+def test_wandb_without_a_key_says_how_to_log_in_and_goes_on_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb.setup()  # which keeps what it finds in the environment for all later runs of this process
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "nothing"))
+    with pytest.warns(UserWarning, match=r"no key: run `wandb login`.*logged offline"):
+        logger = run._wandb(tmp_path, "fit")
+    assert logger.experiment.settings._offline
+    wandb.finish()

@@ -1,0 +1,164 @@
+"""W&B learns what a run used and left, gets no file unasked, and has one run for an interrupted command."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import wandb
+
+from aligners.cli.folders import claim, claim_checkpoints, interrupted_run
+from aligners.cli.table import evaluate, train
+from aligners.fitting.storage.bank import load_bank
+from aligners.reports.tracking.lineage import described
+from aligners.reports.tracking.runs import new_number, start_run, unfinished
+from tests.processes import HANGS, PROCESSES
+from tests.wandb_files import artifacts, records, run_numbers
+from tests.world import World
+
+QUIET = ("--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false")
+
+
+def of_the_world(world: World) -> list[str]:
+    models = [f"--data.model_x={world.model_x}", f"--data.model_y={world.model_y}", "--data.sites=1"]
+    texts = [f"--data.text.source={world.fit}", f"--data.text.held_out={world.test}", "--data.max_length=60"]
+    return [*models, *texts, "--data.held_out_types=0", "--data.batch_size=64", *QUIET]
+
+
+def fit(world: World, run: str, *more: str) -> None:
+    train(["fit", *of_the_world(world), "--model.aligners={linear: Linear}", f"--run={run}", *more])
+    wandb.finish()
+
+
+def own_artifacts(run: str) -> list[Any]:
+    """Without the tables that W&B itself makes artifacts of."""
+    return [each for each in artifacts(Path(run)) if each.type != "run_table"]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_maps_and_states_lead_from_run_to_run_and_stay_where_they_are(world: World, tmp_path: Path) -> None:
+    fit(world, "fit", "--data.store=store")
+    made, kept = {each.name: each for each in own_artifacts("fit")}, load_bank("fit/aligners.ckpt")
+    (maps,) = (each for each in made.values() if each.type == "maps")
+    assert not maps.use_after_commit
+    about = json.loads(maps.metadata)
+    assert about["models"] == {model["name"]: model["fingerprint"] for model in kept.data["models"].values()}
+    assert (about["command"], about["maps"]["0_1"]) == ("fit", ["linear"])
+    stores = {each.name for each in made.values() if each.type == "states"}
+    assert stores == {f"states-{path.parent.name}" for path in Path("store").glob("*/manifest.json")}
+    assert all(each.use_after_commit for each in made.values() if each.type == "states")
+
+    evaluate(["inject", "--checkpoints+=fit/aligners.ckpt", "--closed_form=[]", "--run=inject", *QUIET])
+    wandb.finish()
+    (used,) = (each for each in own_artifacts("inject") if each.type == "maps")
+    assert used.use_after_commit
+    assert (used.name, used.digest) == (maps.name, maps.digest)
+    config = {item.key: item.value_json for each in records(Path("inject"), "config") for item in each.update}
+    assert json.loads(config["inputs"])[0]["digest"] == maps.digest
+
+    entries = [entry for each in (*made.values(), used) for entry in each.manifest.contents]
+    assert {entry.ref.partition(":")[0] for entry in entries} == {"file"}
+    assert not any(entry.local_path for entry in entries)  # nothing would be uploaded
+
+
+def test_a_file_is_uploaded_on_request(world: World) -> None:
+    fit(world, "fit", "--upload=true")
+    (maps,) = own_artifacts("fit")
+    (entry,) = maps.manifest.contents
+    assert (entry.path, entry.ref) == ("model.safetensors", "")
+    assert entry.local_path
+    (Path("shared")).mkdir()
+    shutil.copy("fit/aligners.ckpt", "shared/model.safetensors")  # as `evaluate.py share` does
+    shared = described(Path("shared"))
+    assert shared is not None
+    assert (shared.name, shared.artifact().digest) == (maps.name, maps.digest)
+
+
+def test_without_wandb_nothing_is_said(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="W&B was not told.*")
+        fit(world, "fit")
+    assert Path("fit/aligners.ckpt").is_file()
+
+
+def test_what_is_no_file_of_ours_is_no_artifact(world: World, tmp_path: Path) -> None:
+    assert described(Path(world.model_x)) is None  # a model's own weights
+    (tmp_path / "aligners.ckpt").write_text("no maps")
+    (tmp_path / "config.yaml").write_text("a: 1")
+    assert described(tmp_path / "aligners.ckpt") is None
+    assert described(tmp_path / "config.yaml") is None
+    assert described(tmp_path) is None
+
+
+def long_fit(folder: Path, words: list[str]) -> None:
+    os.chdir(folder)
+    os.environ.pop("WANDB_SERVICE", None)  # that of the tests, which would outlive this process
+    train(words)
+
+
+def test_a_killed_run_goes_on_as_the_same_run_at_wandb(world: World, tmp_path: Path) -> None:
+    mlp = "--model.aligners={mlp: {class_path: MLP, init_args: {hidden: [8]}}}"
+    words = ["fit", *of_the_world(world), mlp]
+    endless = [*words, "--trainer.max_epochs=1000000", "--run=first"]
+    process = PROCESSES.Process(target=long_fit, args=(tmp_path, endless))
+    process.start()
+    while not Path("first/last.ckpt").is_file():
+        assert process.is_alive()
+        signal.sigtimedwait([], 0.1)
+    process.kill()
+    process.join(HANGS)
+    epochs = torch.load("first/last.ckpt", weights_only=True)["epoch"] + 2  # a slow machine may be beyond the first
+    train([*words, f"--trainer.max_epochs={epochs}", "--run=second", "--ckpt_path=first/last.ckpt"])
+    wandb.finish()
+    (number,) = run_numbers(Path("first"))
+    assert run_numbers(Path("second")) == [number]
+    assert unfinished(Path("first")) == number
+    assert unfinished(Path("second")) is None  # what follows from a run that is complete is another
+
+
+def test_the_interrupted_run_is_found_where_its_checkpoints_are_kept_elsewhere(tmp_path: Path) -> None:
+    claim(_made(tmp_path / "run"), "a: 1")
+    claim_checkpoints(tmp_path / "kept", tmp_path / "run")
+    assert interrupted_run(str(tmp_path / "kept" / "last.ckpt")) == tmp_path / "run"
+    assert interrupted_run(str(tmp_path / "run" / "last.ckpt")) == tmp_path / "run"
+    assert interrupted_run(str(tmp_path / "run")) == tmp_path / "run"  # with its parts
+    assert interrupted_run(str(tmp_path / "run" / "aligners.ckpt")) is None
+    assert interrupted_run(None) is None
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def test_a_number_that_is_in_use_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the process that began it was killed, and W&B's service was another's and goes on."""
+    real = wandb.init
+
+    def init(**options: Any) -> Any:
+        if options["id"] is not None:
+            raise RuntimeError(f"run ID {options['id']} is in use")
+        return real(**options)
+
+    monkeypatch.setattr(wandb, "init", init)
+    with pytest.warns(UserWarning, match="the run `one` cannot go on, as it has not ended"):
+        run = start_run(tmp_path, "name", "fit", number="one")
+    run.finish()
+    assert run_numbers(tmp_path) == [run.id]
+
+
+def test_the_number_that_a_sweep_gives_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_RUN_ID", "of-a-sweep")
+    assert new_number(tmp_path, "another") == "of-a-sweep" == unfinished(tmp_path)

@@ -1,0 +1,75 @@
+"""`train.py probe` as it is configured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+from aligners.cli.study import run as running
+from aligners.cli.table import study, train
+from aligners.cli.train.probe import parser
+from datamodules.text.sources import TextSource
+from tests.cells import Inline
+from tests.shell import ROOT
+from tests.world import World
+
+CONFIGS = sorted((ROOT / "aligners" / "configs" / "probe").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+def test_configs_are_understood(config: Path) -> None:
+    given = parser().parse_args(["--config", str(config), "--data.text.source", "en_ewt-ud-train.conllu"])
+    assert given.tasks
+    assert all("/" in name for name in given.data.models)
+
+
+def test_base_and_fine_tuned_models_stand_side_by_side(
+    masked: list[str], treebank: TextSource, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train([
+        "probe", "--config", str(ROOT / "aligners" / "configs" / "probe" / "merchant.yaml"), f"--data.models={json.dumps(masked)}",
+        f"--data.text.source={treebank.source}", f"--data.text.held_out={treebank.held_out}", "--tasks=[pos,distance]",
+        "--data.max_length=64", "--projection=4", "--hidden=4", "--seeds=1", "--training.max_epochs=1", "--drawn=0",
+        "--training.least_steps=5", "--portions=[0.5,1]", "--trainer.logger=false", "--trainer.accelerator=cpu",
+        f"--run={tmp_path / 'run'}",
+    ])  # fmt: skip
+    rows = json.loads((tmp_path / "run" / "probing.json").read_text())["rows"]
+    mixed = [row["model"] for row in rows if row["task"] == "pos" and row["source"] == "model" and row["site"] is None]
+    assert mixed == masked
+    assert (tmp_path / "run" / "probes.safetensors").exists()
+    assert "compressed most" in capsys.readouterr().out
+
+
+def test_a_study_of_probes_before_and_after_fine_tuning(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every cell run for real: fine-tuned to tell tenses, probed on the same sentences, compared in the report."""
+    config = yaml.safe_load((ROOT / "aligners" / "configs" / "study" / "embedded_probes.yaml").read_text())
+    config["models"] = {"names": [world.model_x]}
+    config["tasks"]["tense"]["text"] |= {"max_texts": 120, "max_held_out": 40}
+    config["data"] = {"max_length": 60}
+    config["finetune"]["options"]["trainer"] = {"max_epochs": 1}
+    config["probe"]["options"] |= {
+        "tasks": ["pos", "depth"], "projection": 4, "hidden": 4, "drawn": 0,
+        "training": {"max_epochs": 1, "least_steps": 5},
+    }  # fmt: skip
+    config["similarity"]["options"]["measures"] = ["rsa"]
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(config))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(running, "make_executor", lambda *_: Inline())
+    study(["run", "study.yaml"])
+    folder = tmp_path / "runs" / "embedded_probes"
+    found = pd.read_parquet(folder / "tables" / "probing.parquet")
+    assert set(zip(found["stage"], found["probed"], strict=True)) == {
+        (stage, probed) for stage in ("pretrained", "finetuned") for probed in ("pos", "depth")
+    }
+    assert set(found["corpus"]) == {"grammar"}
+    (row,) = pd.read_csv(folder / "report" / "tables" / "merchant_table_1.csv").to_dict("records")
+    assert row["probed"] == "pos"
+    layers = pd.read_csv(folder / "report" / "tables" / "merchant_layers.csv")
+    assert set(layers["probed"]) == {"pos", "depth"}
+    assert (folder / "report" / "figures" / "merchant_figure_1.png").is_file()

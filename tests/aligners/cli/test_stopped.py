@@ -1,0 +1,113 @@
+"""Every command that trains or evaluates ends within a step of SIGTERM; each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+
+from aligners.cli.table import COMMANDS, train
+from datamodules.text.sources import TextSource
+from tests.interrupting import strike
+from tests.processes import HANGS, PROCESSES
+from tests.tiny import tiny_folder
+from tests.world import World
+
+QUIET = ["--trainer.accelerator=cpu", "--trainer.logger=false", "--trainer.enable_progress_bar=false"]
+LONG = "--trainer.max_epochs=1000"
+STEP, PROBES = "torch.optim:AdamW.step", "torch.optim:Adam.step"
+# Command -> the step of its loop, and its options. Words in braces are those of `given`.
+STOPPED: dict[str, tuple[str, list[str]]] = {
+    "train fit": (STEP, ["{pair}", "{text}", "--data.sites=1", "--model.aligners={mlp: MLP}", LONG]),
+    "train finetune": (STEP, ["{x}", "{text}", LONG]),
+    "train fit_attention": (STEP, ["{pair}", "{text}", "--model.aligners={mlp: MLP}", LONG]),
+    "train fit_pairs": (STEP, ["{models}", "{text}", "--data.sites=1", "--model.aligners={mlp: MLP}", LONG]),
+    "train join": (STEP, ["--universe={universe}", "{fourth}", LONG]),
+    "train probe": (PROBES, ["{x}", "{trees}", "--tasks=[pos]", "--training.least_steps=100000"]),
+    "train recover": (STEP, ["--data.model={world.model_x}", "{text}", "--model.aligners={mlp: MLP}", LONG]),
+    "train stitch": (STEP, ["{models}", "{text}", "--trainer.max_steps=100000"]),
+    "train universe": (STEP, ["{three}", "{text}", "--data.sites=1", LONG]),
+    "train validate": (
+        "aligners.fitting.alignment:Alignment.validation_step",
+        ["{pair}", "{text}", "--data.batch_size=1", "--data.sites=1", "--ckpt_path={fit}"],
+    ),
+    "evaluate bijection": (STEP, ["{pair}", "{text}", "--steps=[100000]"]),
+    "evaluate inject": ("aligners.injection.evaluation:InjectionEvaluation.test_step", ["{pair}", "{text}"]),
+    "evaluate probe": (PROBES, ["--checkpoints=[{fit}]", "{trees}", "--training.least_steps=100000", "--tasks=[pos]"]),
+    "evaluate similarity": ("aligners.similarity.evaluation:SimilarityEvaluation.test_step", ["{models}", "{text}"]),
+    "evaluate stitch": ("aligners.injection.stitching.evaluation:StitchingEvaluation.test_step", ["{models}", "{text}"]),
+    "evaluate surgery": (STEP, ["{models}", "{text}", LONG]),
+}  # fmt: skip
+NO_LOOP = {"train untrained", "evaluate share", "evaluate show"}
+OTHERWISE = {f"study {name}" for name in COMMANDS["study"]}  # tests/aligners/cli/test_study_stopped.py
+
+
+def test_every_command_is_here() -> None:
+    every = {f"{script} {name}" for script, names in COMMANDS.items() for name in names}
+    assert every == set(STOPPED) | NO_LOOP | OTHERWISE
+
+
+@pytest.fixture(scope="module")
+def given(world: World, treebank: TextSource, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """Options by their names above."""
+    folder = tmp_path_factory.mktemp("given")
+    third, fourth = (str(tiny_folder(folder / str(seed), seed=seed)) for seed in (2, 3))
+    common = ["--data.max_length=64", "--data.batch_size=12"]
+    models = ["--data.models", json.dumps([world.model_x, world.model_y])]
+    text = [f"--data.text.source={world.fit}", f"--data.text.held_out={world.test}", *common]
+    pair = [f"--data.model_x={world.model_x}", f"--data.model_y={world.model_y}"]
+    quick = [*text, "--data.sites=1", *QUIET, "--trainer.max_epochs=1"]
+    train(["fit", *pair, *quick, "--model.aligners={linear: Linear}", f"--run={folder / 'fit'}"])
+    three = ["--data.models", json.dumps([world.model_x, world.model_y, third])]
+    train(["universe", *three, *quick, f"--run={folder / 'universe'}"])
+    return {
+        "text": text, "pair": pair, "models": models, "x": ["--data.models", json.dumps([world.model_x])],
+        "three": three, "fourth": ["--data.models", json.dumps([fourth])],
+        "trees": [f"--data.text.source={treebank.source}", f"--data.text.held_out={treebank.held_out}", *common],
+        "fit": [str(folder / "fit" / "aligners.ckpt")], "universe": [str(folder / "universe" / "universe.ckpt")],
+        "world.model_x": [world.model_x],
+    }  # fmt: skip
+
+
+def struck(step: str, script: str, words: Sequence[str], screen: Path) -> None:
+    """In the process: the command, which gets SIGTERM in its third step and may not begin a fifth."""
+    with screen.open("w") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+    torch.set_num_threads(1)
+    module, owner, method = step.replace(":", ".").rsplit(".", 2)
+    sys.argv = [f"{script}.py", *words]
+    with strike(getattr(import_module(module), owner), method, 3, signal.SIGTERM, most=4):
+        getattr(import_module("aligners.cli.table"), script)()
+
+
+@pytest.mark.parametrize("command", STOPPED)
+def test_sigterm_ends_it_within_a_step(command: str, given: dict[str, list[str]], tmp_path: Path) -> None:
+    step, words = STOPPED[command]
+    script, name = command.split()
+    filled = [w for word in words for w in (given.get(word[1:-1]) or [_filled(word, given)])]
+    screen = tmp_path / "screen.txt"
+    arguments = (step, script, [name, *filled, *QUIET, f"--run={tmp_path / 'run'}"], screen)
+    process = PROCESSES.Process(target=struck, args=arguments)
+    process.start()
+    process.join(HANGS)
+    said = screen.read_text()
+    assert process.exitcode == 143, f"{process.exitcode}: {said}"
+    assert said.endswith("Stopped by SIGTERM.\n")
+    assert "Traceback" not in said
+    assert ("--ckpt_path" in said) == (tmp_path / "run" / "last.ckpt").exists()
+    assert ("goes on with what is missing" in said) == (command in ("train finetune", "evaluate similarity"))
+
+
+def _filled(word: str, given: dict[str, list[str]]) -> str:
+    for name, (first, *_) in given.items():
+        word = word.replace(f"{{{name}}}", first)
+    return word

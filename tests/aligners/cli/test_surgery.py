@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import csv
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib import image
+from rich.console import Console
+
+from aligners.cli.evaluate.surgery import parser
+from aligners.cli.table import evaluate as main
+from aligners.finetuning.truncating import MEAN, conditions
+from aligners.reports.publishing import write
+from aligners.reports.surgery import report, skipping_figure, surgery_table, truncation_figure
+from tests.ranks import two_ranks
+from tests.shell import ROOT, TWO_RANKS, WARNED
+from tests.world import World
+
+QUIET = ["--trainer.logger", "false", "--trainer.enable_progress_bar", "false"]
+
+
+def rows(models: list[str], bases: list[str]) -> list[dict[str, Any]]:
+    found = []
+    for model in [*models, *bases, *([MEAN] if len(models) > 1 else [])]:
+        for number, condition in enumerate(conditions(4, base=model in bases, heads=True)):
+            accuracy = 0.5 + 0.02 * number
+            found.append(
+                {
+                    "model": model, **vars(condition), "accuracy": accuracy, "accuracy_low": accuracy - 0.05,
+                    "accuracy_high": accuracy + 0.05, "loss": 0.5, "n_texts": 25,
+                    "score": accuracy, "score_low": accuracy - 0.05, "score_high": accuracy + 0.05,
+                    "score_name": "accuracy",
+                }
+            )  # fmt: skip
+    return found
+
+
+def test_files_hold_every_row_and_figures_can_be_read(tmp_path: Path) -> None:
+    every = rows(["a/x", "a/y"], ["b"])
+    figures = write(report({"majority_score": 0.5}, every), tmp_path / "new")
+    assert json.loads((tmp_path / "new" / "surgery.json").read_text())["rows"] == every
+    with (tmp_path / "new" / "surgery.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == len(every)
+    assert [figure.name for figure in figures] == ["truncation.png", "skipping.png"]
+    assert all(image.imread(figure).std() > 0 for figure in figures)
+    assert not list(tmp_path.rglob("*.part*"))
+
+
+def test_the_mean_of_several_models_or_the_only_one_is_drawn_thick() -> None:
+    for models, thick in ((["a", "b"], 3), (["a"], 3)):
+        (axis,) = truncation_figure(rows(models, ["c"]), 0.5).axes
+        assert sum(line.get_linewidth() > 1.5 for line in axis.lines) == thick  # one for each kind of head
+        assert sum(line.get_linewidth() == 0.7 for line in axis.lines) == (4 if len(models) == 2 else 0)
+        labels = [line.get_label() for line in axis.lines if not str(line.get_label()).startswith("_")]
+        assert [label.split(":")[0] for label in labels] == ["untuned", "tuned", "tuned_orig", "majority class"]
+
+
+def test_spans_have_their_first_block_up_and_their_last_across() -> None:
+    figure = skipping_figure(rows(["a"], []), 0.5)
+    grid = figure.axes[0].images[0].get_array()
+    spans = {(row["first"], row["last"]): row["accuracy"] for row in rows(["a"], []) if row["kind"] == "skip"}
+    assert grid[1, 3] == spans[2, 4]
+    assert bool(grid.mask[3, 1])
+    assert len(skipping_figure(rows(["a", "b"], []), 0.5).axes) >= 3
+
+
+def test_what_overflowed_is_left_out() -> None:
+    broken = rows(["a"], [])
+    for row in broken:
+        if row["kind"] == "native" or row["first"] == 2:
+            row |= dict.fromkeys(("accuracy", "accuracy_low", "accuracy_high", "loss"))
+    truncation_figure(broken, 0.5)
+    skipping_figure(broken, 0.5)
+    surgery_table(broken, 0.5)
+
+
+def test_a_model_that_overflows_everywhere_is_not_drawn() -> None:
+    broken = [row | {"score": None} if row["model"] == "a" else row for row in rows(["a", "b"], [])]
+    (axis,) = truncation_figure([row for row in broken if row["model"] != MEAN], 0.5).axes
+    assert {text.get_text() for text in axis.texts} == {"b"}
+
+
+def test_the_table_shows_every_site_of_every_head(capsys: pytest.CaptureFixture[str]) -> None:
+    Console(width=120).print(surgery_table(rows(["a", "b"], ["c"]), 0.55))
+    screen = capsys.readouterr().out
+    assert "majority class: 55.0" in screen
+    for said in ("untuned", "tuned_orig", MEAN):
+        assert said in screen
+
+
+@pytest.fixture(scope="module")
+def options(world: World) -> list[str]:
+    return [
+        *("surgery", "--data.models", f"[{world.model_x}, {world.model_y}]", "--data.bases", world.model_x),
+        *("--data.text.source", world.fit, "--data.text.held_out", world.test, "--data.max_length", "60"),
+        *("--data.batch_size", "9", "--trainer.max_epochs", "1", "--trainer.accelerator", "cpu"),
+    ]
+
+
+def measure(rank: int, options: list[str]) -> None:
+    """What one rank does."""
+    main([*options, *QUIET])
+
+
+def test_two_ranks_measure_what_one_does(options: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    measure(0, [*options, "--run", str(tmp_path / "one")])
+    two_ranks(partial(measure, options=[*options, *TWO_RANKS, "--run", str(tmp_path / "two")]), tmp_path, meet=False)
+    assert WARNED.findall(capfd.readouterr().err) == []
+    one, two = (json.loads((tmp_path / run / "surgery.json").read_text()) for run in ("one", "two"))
+    assert (one["meta"]["ranks"], two["meta"]["ranks"]) == (1, 2)
+    for a, b in zip(one["rows"], two["rows"], strict=True):
+        for name, value in a.items():
+            expected = pytest.approx(value, rel=1e-4) if isinstance(value, float) else value
+            assert b[name] == expected, (a["model"], a["kind"], a["site"], name)
+
+
+def test_no_epochs_train_no_heads(
+    options: list[str],
+    world: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    place = options.index("--data.bases")
+    main([*options[:place], *options[place + 2 :], *QUIET, "--run", "here", "--trainer.max_epochs", "0"])
+    found = json.loads(Path("here/surgery.json").read_text())["rows"]
+    assert {row["kind"] for row in found} == {"native", "untuned", "skip"}
+    assert {row["model"] for row in found} == {world.model_x, world.model_y, MEAN}
+    assert world.model_x not in capsys.readouterr().out  # it is shown as x
+
+
+def test_the_config_is_understood() -> None:
+    given = parser().parse_args(["--config", str(ROOT / "aligners" / "configs" / "surgery" / "phang.yaml")])
+    assert given.data.bases == ["FacebookAI/roberta-base"]
+    assert given.learning_rate == 1e-3

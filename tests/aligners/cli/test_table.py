@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib import import_module
+from types import SimpleNamespace
+
+import pytest
+from jsonargparse import ArgumentParser
+
+from aligners.cli import table
+from tests.processes import HANGS
+from tests.shell import ROOT
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What the command `fit` gets: the name of its parser and the words."""
+    got: list[object] = []
+    command = SimpleNamespace(parser=ArgumentParser, run=lambda parser, words: got.append((parser.prog, words)))
+    monkeypatch.setitem(sys.modules, "aligners.cli.train.fit", command)
+    return got
+
+
+def test_the_first_word_says_what_runs(seen: list[object]) -> None:
+    table.train(["fit", "--run", "x"])
+    assert seen == [("train.py fit", ["--run", "x"])]
+
+
+def test_shapes_of_batches_are_not_kept_for_ever(seen: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
+    monkeypatch.setenv(name, "7")
+    table.train(["fit"])
+    assert os.environ[name] == "7"
+    monkeypatch.delenv(name)
+    table.train(["fit"])
+    assert os.environ[name] == "64"
+
+
+def test_the_words_of_the_process_are_the_default(seen: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["train.py", "fit", "--run", "x"])
+    table.train()
+    assert seen == [("train.py fit", ["--run", "x"])]
+
+
+@pytest.mark.parametrize("script", ["train", "evaluate", "study"])
+def test_every_command_has_the_same_shape(script: str) -> None:
+    for name, said in table.COMMANDS[script].items():
+        command = import_module(f"aligners.cli.{script}.{name}")
+        assert isinstance(command.parser(), ArgumentParser), name
+        assert callable(command.run)
+        assert said.endswith(".")
+
+
+@pytest.mark.parametrize("script", ["train", "evaluate", "study"])
+def test_help_lists_every_command_and_imports_none(script: str) -> None:
+    code = (
+        f"import sys; from aligners.cli.table import {script}; {script}(['--help']); "
+        "assert not {'torch', 'lightning', 'wandb', 'matplotlib'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=HANGS)
+    assert done.returncode == 0, done.stderr
+    commands = {line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")}
+    assert commands == set(table.COMMANDS[script])
+
+
+SOME_OPTIONS = {
+    "train fit": ["--model.aligners", "--data.sites", "ALIGNERS_CACHE", "--run", "--sites_at_once", "--ckpt_path"],
+    "train stitch": ["--model.layers", "loss.distillation", "--data.sites", "--ckpt_path", "--seed_everything"],
+    "train finetune": ["--variants", "--seeds", "--learning_rate", "--data.models", "--config"],
+    "evaluate inject": ["--checkpoints", "--closed_form", "--data.text.held_out", "--other_text", "--run"],
+    "evaluate stitch": ["--checkpoint", "--groups", "--identity", "--data.models"],
+    "evaluate similarity": ["--measures", "--controls", "--data.models", "--data.rows", "--groups", "--run"],
+    "evaluate bijection": ["--maps", "--steps", "--parameters", "--seeds", "--data.sites", "--run"],
+    "evaluate surgery": ["--data.models", "--data.bases", "--learning_rate", "--run", "--seed"],
+}
+
+
+@pytest.mark.parametrize("command", SOME_OPTIONS)
+def test_help_explains_the_options(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    script, name = command.split()
+    with pytest.raises(SystemExit) as done:
+        getattr(table, script)([name, "--help"])
+    assert not done.value.code
+    shown = capsys.readouterr().out
+    assert f"usage: {script}.py {name}" in shown
+    assert [option for option in SOME_OPTIONS[command] if option not in shown] == []
+
+
+@pytest.mark.parametrize(("words", "said"), [([], "got nothing"), (["fti"], "got 'fti'")])
+def test_another_word_is_an_error(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as done:
+        table.train(words)
+    assert done.value.code == 2
+    assert said in capsys.readouterr().err

@@ -1,0 +1,137 @@
+"""A file is written whole or not at all."""
+
+import errno
+import os
+import resource
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from aligners.files.whole import remove_unfinished, whole_file, whole_folder, write_text
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from aligners.files.whole import whole_file, whole_folder
+with {writer}(Path(sys.argv[1])) as unfinished:
+    ({place}).write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def fail_half_way(writing: AbstractContextManager[Path], name: str) -> None:
+    with writing as unfinished:
+        (unfinished / name).write_text("half")
+        raise RuntimeError
+
+
+def test_the_new_content_replaces_the_old(tmp_path: Path) -> None:
+    write_text(tmp_path / "file", "old")
+    write_text(tmp_path / "file", "neu €")
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "neu €"
+    assert names(tmp_path) == ["file"]
+
+
+def test_an_error_leaves_the_old_content_and_nothing_else(tmp_path: Path) -> None:
+    write_text(tmp_path / "file", "old")
+    with pytest.raises(RuntimeError):
+        fail_half_way(whole_file(tmp_path / "file"), "")
+    assert (tmp_path / "file").read_text() == "old"
+    assert names(tmp_path) == ["file"]
+
+
+def test_a_full_disk_leaves_the_old_content_and_nothing_else(tmp_path: Path) -> None:
+    code = """
+import resource, signal, sys
+from pathlib import Path
+from aligners.files.whole import write_text
+write_text(Path(sys.argv[1]), "old")
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+try:
+    write_text(Path(sys.argv[1]), "new" * 1000)
+except OSError as error:
+    sys.exit(error.errno)
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "file")], check=False)
+    assert done.returncode == errno.EFBIG
+    assert (tmp_path / "file").read_text() == "old"
+    assert names(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("write", [torch.save, lambda value, path: save_file({"x": value}, path)])
+def test_a_full_disk_is_named_whatever_the_library_says(write: Callable[[Any, Path], None], tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for whole, place in ((whole_file, ""), (whole_folder, "inside")):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+        try:
+            with pytest.raises(OSError, match="File too large") as failed, whole(tmp_path / "name") as unfinished:
+                write(torch.ones(10**6), unfinished / place)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert failed.value.filename == str(tmp_path / "name")
+        assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize(("writer", "place"), [("whole_file", "unfinished"), ("whole_folder", "unfinished / 'file'")])
+def test_what_a_killed_process_left_is_written_over(tmp_path: Path, writer: str, place: str) -> None:
+    code = KILLED.format(writer=writer, place=place)
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "name")], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert names(tmp_path) == [".name.unfinished"]
+    if writer == "whole_file":
+        write_text(tmp_path / "name", "whole")
+        assert (tmp_path / "name").read_text() == "whole"
+    else:
+        with whole_folder(tmp_path / "name") as unfinished:
+            assert names(unfinished) == []
+            (unfinished / "other").write_text("whole")
+        assert names(tmp_path / "name") == ["other"]
+    assert names(tmp_path) == ["name"]
+
+
+def test_a_folder_appears_with_everything_in_it(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError):
+        fail_half_way(whole_folder(tmp_path / "new"), "file")
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("of_folders", [True, False])
+def test_a_filesystem_that_cannot_sync_folders_still_syncs_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_folders: bool
+) -> None:
+    def sync(place: int) -> None:
+        if stat.S_ISDIR(os.fstat(place).st_mode) == of_folders:
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", sync)
+    if of_folders:
+        with whole_folder(tmp_path / "folder") as unfinished:
+            write_text(unfinished / "file", "whole")
+        assert (tmp_path / "folder" / "file").read_text() == "whole"
+    else:
+        with pytest.raises(OSError, match="Invalid argument"):
+            write_text(tmp_path / "file", "half")
+        assert names(tmp_path) == []
+
+
+def test_left_overs_can_be_removed(tmp_path: Path) -> None:
+    (tmp_path / "below" / ".folder.unfinished").mkdir(parents=True)
+    (tmp_path / "below" / ".folder.unfinished" / "file").write_text("half")
+    (tmp_path / ".file.unfinished").write_text("half")
+    (tmp_path / "kept").write_text("whole")
+    remove_unfinished(tmp_path)
+    assert [os.path.relpath(path, tmp_path) for path in sorted(tmp_path.rglob("*"))] == ["below", "kept"]

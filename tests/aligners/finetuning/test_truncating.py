@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from aligners.finetuning.training import FinetuningRecipe
+from aligners.finetuning.truncating import MEAN, SurgeryEvaluation, conditions
+from aligners.models.truncation import skipping, truncated
+from datamodules.labelled import LabelledTexts
+from datamodules.text.sources import TextSource
+from tests.runs import quiet_trainer
+from tests.tiny import tiny_folder
+from tests.world import TEST_TEXTS, World, sentences, write_texts
+
+
+def labelled(world: World, **options: Any) -> LabelledTexts:
+    text = options.pop("text", TextSource(world.fit, held_out=world.test))
+    models = [world.model_x, world.model_y]
+    return LabelledTexts(**{"models": models, "text": text, "batch_size": 16, "max_length": 60} | options)
+
+
+def evaluated(data: LabelledTexts, heads: bool, **options: Any) -> SurgeryEvaluation:
+    evaluation = SurgeryEvaluation(FinetuningRecipe(learning_rate=1e-2), heads)
+    trainer = quiet_trainer(**{"max_epochs": 2} | options)
+    if heads:
+        trainer.fit(evaluation, datamodule=data)
+    trainer.test(evaluation, datamodule=data, verbose=False)
+    return evaluation
+
+
+def figures(evaluation: SurgeryEvaluation, column: str = "accuracy") -> dict[tuple[Any, ...], float]:
+    return {(r["model"], r["kind"], r["site"], r["first"], r["last"]): r[column] for r in evaluation.rows}
+
+
+def test_every_truncation_and_every_span_is_a_condition() -> None:
+    found = conditions(3, base=False, heads=True)
+    assert [c.kind for c in found] == ["native"] + ["untuned"] * 4 + ["skip"] * 6 + ["tuned"] * 4
+    assert {(c.first, c.last) for c in found if c.kind == "skip"} == {(1, 1), (1, 2), (1, 3), (2, 2), (2, 3), (3, 3)}
+    assert [(c.first, c.last) for c in found if c.kind == "untuned"] == [(1, 3), (2, 3), (3, 3), (None, None)]
+    assert {c.kind for c in conditions(3, base=True, heads=True)} == {"tuned_orig"}
+    assert "tuned" not in {c.kind for c in conditions(3, base=False, heads=False)}
+
+
+def test_figures_are_those_of_the_views_one_by_one(world: World) -> None:
+    data = labelled(world)
+    found = figures(evaluated(data, heads=False), "loss")
+    batch = data.split("test")[list(range(TEST_TEXTS))]
+    for model in data.frozen:
+        views = {("untuned", site, site + 1, 3): truncated(model, site) for site in range(3)}
+        views |= {("skip", None, i, j): skipping(model, i, j) for i in range(1, 4) for j in range(i, 4)}
+        views |= {(kind, 3, None, None): truncated(model, 3) for kind in ("untuned", "native")}
+        for condition, view in views.items():
+            expected = torch.nn.functional.cross_entropy(view.logits(batch.inputs[0]), batch.labels)
+            assert found[(model.name, *condition)] == pytest.approx(float(expected), rel=1e-4), condition
+    for key, value in found.items():
+        if key[0] == MEAN:
+            both = [found[(model.name, *key[1:])] for model in data.frozen]
+            assert value == pytest.approx(sum(both) / 2)
+    assert sum(key[0] == MEAN for key in found) == len(views)
+
+
+def test_batches_of_any_size_give_the_same_figures(world: World) -> None:
+    one, other = (evaluated(labelled(world, batch_size=size), heads=False) for size in (3, 25))
+    for a, b in zip(one.rows, other.rows, strict=True):
+        assert a["accuracy"] == b["accuracy"]
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-5)
+
+
+def test_trained_heads_do_better_than_the_model_s_own_and_leave_models_alone(world: World) -> None:
+    data = labelled(world, models=world.model_x, bases=[world.model_y])
+    before = [model.fingerprint for model in data.frozen]
+    losses = figures(evaluated(data, heads=True, max_epochs=4), "loss")
+    for site in range(4):
+        ends = (site + 1, 3) if site < 3 else (None, None)
+        assert losses[(world.model_x, "tuned", site, *ends)] < losses[(world.model_x, "untuned", site, *ends)]
+        assert (world.model_y, "tuned_orig", site, *ends) in losses
+    for model in data.frozen:
+        del model.fingerprint
+    assert [model.fingerprint for model in data.frozen] == before
+
+
+def test_the_report_knows_texts_models_and_the_majority(world: World) -> None:
+    evaluation = evaluated(labelled(world), heads=False)
+    assert 0.5 <= evaluation.meta["majority_score"] < 1
+    assert [model["name"] for model in evaluation.meta["models"]] == [world.model_x, world.model_y]
+    assert {row["n_texts"] for row in evaluation.rows} == {TEST_TEXTS}
+    assert all(row["accuracy_low"] <= row["accuracy"] <= row["accuracy_high"] for row in evaluation.rows)
+
+
+def test_a_broken_model_fails_its_self_test(world: World) -> None:
+    data = labelled(world, models=world.model_x)
+    calls = iter(range(100))
+    data.frozen[0].blocks[1].register_forward_hook(lambda part, args, out: out + next(calls))
+    with pytest.raises(RuntimeError, match="Injecting what was read at site"):
+        evaluated(data, heads=False)
+
+
+def test_models_of_different_depth_have_no_mean(world: World, tmp_path: Path) -> None:
+    short = str(tiny_folder(tmp_path / "short", layers=2))
+    evaluation = evaluated(labelled(world, models=[world.model_x, short]), heads=False)
+    assert {row["model"] for row in evaluation.rows} == {world.model_x, short}
+
+
+def test_bases_without_heads_are_refused(world: World) -> None:
+    with pytest.raises(ValueError, match="no `bases` where no heads are trained"):
+        evaluated(labelled(world, bases=world.model_x), heads=False)
+
+
+def test_more_classes_than_the_head_knows_are_refused(world: World, tmp_path: Path) -> None:
+    texts = sentences(80)
+    text = TextSource(write_texts(tmp_path / "three.csv", texts, [0, 1, 2, 1] * 20))
+    with pytest.raises(ValueError, match=r"Expected labels 0..1, as the head of .* answers"):
+        evaluated(labelled(world, text=text), heads=False)

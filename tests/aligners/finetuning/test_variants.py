@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pytest
+
+from aligners.finetuning.variants import Variant, parse_variants
+from tests.tiny import tiny_model
+
+
+def names(written: list[str], depth: int = 3) -> list[str]:
+    return [variant.name for variant in parse_variants(written, depth)]
+
+
+def test_what_is_written_is_what_is_tried_each_once() -> None:
+    assert names(["none", "top:4", " bottom:0", "none"]) == ["none", "top-4", "bottom-0"]
+    assert names(["bottom:all"]) == ["none", "bottom-0", "bottom-1", "bottom-2", "bottom-3"]
+    assert names(["top:all", "none"]) == ["none", "top-1", "top-2", "top-3"]
+    assert names(["layers:all"]) == ["layers-1", "layers-2", "layers-3"]
+
+
+@pytest.mark.parametrize("entry", ["bottom", "bottom:", "bottom:-1", "none:1", "middle:2", "layers:two", ""])
+def test_anything_else_is_refused(entry: str) -> None:
+    with pytest.raises(ValueError, match="Expected `variants` out of none, bottom:4"):
+        parse_variants([entry], 3)
+
+
+def test_no_variant_at_all_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one of `variants`"):
+        parse_variants([], 3)
+
+
+def trained(variant: Variant) -> set[str]:
+    """Blocks of a BERT of three that train."""
+    model = tiny_model("bert")
+    variant.apply(model.requires_grad_(True))
+    return {
+        name.split(".")[3] for name, weight in model.named_parameters() if ".layer." in name and weight.requires_grad
+    }
+
+
+def test_variants_freeze_and_shorten() -> None:
+    assert trained(Variant()) == {"0", "1", "2"}
+    assert trained(Variant("bottom", 2)) == {"2"}
+    assert trained(Variant("top", 1)) == {"0", "1"}
+    model = tiny_model("bert")
+    assert Variant("layers", 2).apply(model).config.num_hidden_layers == 2
+    assert model.config.num_hidden_layers == 3
+
+
+@pytest.mark.parametrize("variant", [Variant("bottom", 4), Variant("top", 4), Variant("layers", 0)])
+def test_blocks_that_are_not_there_are_refused_beforehand(variant: Variant) -> None:
+    with pytest.raises(ValueError, match=rf"`{variant.kind}` between . and L = 3"):
+        variant.check(tiny_model("bert"))
+    Variant().check(tiny_model("bert"))

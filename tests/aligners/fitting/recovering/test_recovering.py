@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from aligners.fitting.alignment import Alignment
+from aligners.fitting.evaluation import ErrorsEvaluation
+from aligners.fitting.recovering.data import RandomTargets
+from aligners.fitting.recovering.targets import random_inns
+from aligners.maps.inn import INN
+from aligners.maps.linear import Linear
+from aligners.reports.publishing import write
+from aligners.reports.recovery import report
+from aligners.similarity.algebra.moments import moments_of
+from datamodules.text.sources import TextSource
+from tests.references.maps import fvu, mse
+from tests.runs import quiet_trainer, related_rows
+from tests.world import World
+
+
+def targets(world: World, **options: Any) -> RandomTargets:
+    given = {"model": world.model_x, "strengths": [0.0, 0.5], "targets": 2, "sites": [1, 3], "batch_size": 16}
+    text = TextSource(world.fit, held_out=world.test)
+    return RandomTargets(text=text, max_length=64, **{**given, "held_out_types": 0.0, **options})
+
+
+@pytest.fixture(scope="module")
+def found(world: World) -> tuple[RandomTargets, Alignment, ErrorsEvaluation]:
+    data, module = targets(world), Alignment({"linear": Linear, "inn": partial(INN, couplings=2, hidden=8)})
+    trainer = quiet_trainer(max_epochs=2)
+    trainer.fit(module, datamodule=data)
+    evaluation = ErrorsEvaluation(module)
+    trainer.test(evaluation, datamodule=data, verbose=False)
+    return data, module, evaluation
+
+
+def test_a_target_is_a_bijection_whose_strength_is_its_distance_from_a_linear_map() -> None:
+    x, _ = related_rows(1, 4000, 8, 8)
+    x = x.float().repeat(4, 1, 1)
+    moments = moments_of(x, x)
+    bank = random_inns(moments, [0.0, 0.1, 0.5, 0.5], [0, 0, 0, 1], 4).double()
+    y = bank(x.double())
+    torch.testing.assert_close(bank.inverse(y), x.double(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(y[0], x[0].double())
+    linear = Linear(4, 8, 8).double()
+    linear.fit(moments_of(x.double(), y))
+    left = (linear(x.double()) - y).square().sum((1, 2)) / (y - y.mean(1, keepdim=True)).square().sum((1, 2))
+    assert left[0] < 1e-6 < left[1] < left[2] / 5
+    assert not torch.allclose(y[2], y[3])
+
+
+def test_every_strength_target_and_site_has_its_rows(found: tuple[Any, Any, ErrorsEvaluation]) -> None:
+    rows = found[2].rows
+    assert {row["method"] for row in rows} == {"linear", "inn"}
+    places = {(row["strength"], row["target_seed"], row["site_x"]) for row in rows}
+    assert places == {(s, t, i) for s in (0.0, 0.5) for t in (0, 1) for i in (1, 3)}
+    by = {(row["strength"], row["target_seed"], row["site_x"]): row for row in rows if row["method"] == "linear"}
+    assert by[0.0, 0, 1]["fvu"] < 1e-6 < by[0.5, 0, 1]["fvu"]
+    assert by[0.5, 0, 1]["fvu"] != by[0.5, 1, 1]["fvu"]
+
+
+def test_errors_are_those_of_held_out_and_of_fitting_rows(found: tuple[RandomTargets, Alignment, Any]) -> None:
+    data, module, evaluation = found
+    linear = module.forward_maps["linear"]
+    rows = [row for row in evaluation.rows if row["method"] == "linear"]
+    count = len(data.split("test"))
+    for split, end in (("test", ""), ("fit", "_fit")):
+        batches = list(data.paired(split, only=count, batch_size=5))
+        x, y = (torch.cat([getattr(batch, side) for batch in batches], 1) for side in "xy")
+        with torch.no_grad():
+            mapped = linear(x).double().numpy()  # type: ignore[operator]
+        for s, row in enumerate(rows):
+            mean = module.moments.mean_y[s].numpy()  # type: ignore[union-attr]
+            assert row[f"mse{end}"] == pytest.approx(mse(mapped[s], y[s].double().numpy()), rel=1e-4, abs=1e-10)
+            assert row[f"fvu{end}"] == pytest.approx(fvu(mapped[s], y[s].double().numpy(), mean), rel=1e-4, abs=1e-10)
+
+
+def test_the_report_says_which_map_is_closest(found: tuple[Any, Any, ErrorsEvaluation], tmp_path: Path) -> None:
+    made = report(found[2].meta, found[2].rows)
+    assert made.sentences[0].startswith("Closest to the target, of its variance: at strength 0 linear leaves")
+    assert [path.name for path in write(made, tmp_path)] == ["recover.png"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("strengths", []), ("strengths", [-1.0]), ("strengths", [1.0, 1.0]), ("targets", 0), ("couplings", 1)],
+)
+def test_options_out_of_range_are_refused(world: World, option: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"Expected `{option}` to be"):
+        targets(world, **{option: value})

@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import math
+import os
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from aligners.fitting.storage.bank import StoredBank, load_bank, save_bank
+from aligners.fitting.storage.describing import build_aligner, describe_aligner
+from aligners.fitting.storage.earlier import ALIGNMENT, FORMAT
+from aligners.fitting.storage.refusals import refuse_other_models
+from aligners.maps.affine import LowRank
+from aligners.maps.inn import INN
+from aligners.maps.linear import Linear, Procrustes
+from aligners.similarity.algebra.moments import Moments, moments_of
+from datamodules.rows.types import SeenTypes
+from datamodules.text.fitted import FittedTexts
+from tests.earlier import earlier_alignment, earlier_stitching
+from tests.runs import related_rows
+
+MODELS = {which: {"name": f"model-{which}", "revision": None, "fingerprint": which * 32} for which in "xy"}
+
+
+FITTED = FittedTexts(np.array([-3, 5]), [{"source": "texts.csv", "n_texts": 2}])
+
+
+def bank(path: Path = Path()) -> StoredBank:
+    """With two names of which one begins like the other, and two routes."""
+    torch.manual_seed(0)
+    x, y = related_rows(2, 100, 5, 5)
+    maps = {"linear": Linear(2, 5, 5), "linear_2": Procrustes(2, 5, 5), "inn": INN(2, 5, 5, couplings=2, hidden=4)}
+    for aligner in maps.values():
+        aligner.fit(moments_of(x, y))
+    data = {"models": MODELS, "sites": [[1, 1], [2, 3]], "rows": "tokens", "special_tokens": True}
+    pairs = {"0_1": [(1, 1), (2, 3)], "1_0": [(1, 1), (3, 2)]}
+    record = {"best_step": [3, 0], "diverged_step": [0, 0], "start": ["linear", "linear"], "steps": 4}
+    spread = {"1_0": {"mean": torch.ones(2, 5), "variance": torch.ones(2)}}
+    return StoredBank(
+        "fit", {"0_1": maps, "1_0": {"low": LowRank(2, 5, 5, rank=2)}}, pairs, data, {"rows": "tokens"},
+        moments_of(x, y), SeenTypes("tokens", frozenset("abc")), FITTED,
+        {"0_1.inn": record},
+        spread, [{"step": 0, "penalty": math.inf}], {"task": 1.0}, path,
+    )  # fmt: skip
+
+
+def same(found: StoredBank, expected: StoredBank, *names: str) -> None:
+    for name in names:
+        assert getattr(found, name) == getattr(expected, name), name
+    for route, maps in expected.maps.items():
+        assert list(found.maps[route]) == list(maps)
+        for name, aligner in maps.items():
+            other = found.maps[route][name]
+            assert describe_aligner(other) == describe_aligner(aligner)
+            assert not other.training
+            assert not any(weight.requires_grad for weight in other.parameters())
+            for key, value in aligner.state_dict().items():
+                assert torch.equal(other.state_dict()[key], value), key
+
+
+PLAIN = ("command", "pairs", "data", "data_config", "seen", "training", "curves", "loss", "path")
+
+
+def test_what_was_stored_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "aligners.ckpt"
+    expected = bank(path)
+    save_bank(expected, path)
+    found = load_bank(path)
+    same(found, expected, *PLAIN)
+    for a, b in zip(found.moments or (), expected.moments or (), strict=True):
+        assert torch.equal(a, b)
+    assert found.fitted is not None
+    assert found.fitted.keys.tolist() == [-3, 5]
+    assert found.fitted.origins == FITTED.origins
+    assert torch.equal(found.spread["1_0"]["mean"], torch.ones(2, 5))
+    x, _ = related_rows(2, 10, 5, 5)
+    assert torch.equal(found.maps["0_1"]["inn"](x.float()), expected.maps["0_1"]["inn"](x.float()))
+
+
+def test_equal_banks_make_equal_files_without_anything_else_in_them(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        save_bank(bank(), tmp_path / name)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+    large = replace(bank(), maps={"0_1": {"linear": Linear(2, 200, 200)}}, moments=Moments.zeros(2, 200, 200))
+    save_bank(large, tmp_path / "large")
+    kept = [*large.maps["0_1"]["linear"].state_dict().values(), *(large.moments or ())]
+    content = sum(value.numel() * value.element_size() for value in kept)
+    assert content < (tmp_path / "large").stat().st_size < 1.1 * content
+
+
+def test_a_bank_without_moments_types_or_loss_comes_back(tmp_path: Path) -> None:
+    few = replace(bank(), moments=None, seen=None, fitted=None, spread={}, loss=None, command="stitch")
+    save_bank(few, tmp_path / "stitching.ckpt")
+    found = load_bank(tmp_path / "stitching.ckpt")
+    assert (found.moments, found.seen, found.fitted, found.spread, found.loss, found.command) == (
+        None,
+        None,
+        None,
+        {},
+        None,
+        "stitch",
+    )
+
+
+def test_tensors_that_share_memory_are_written_too(tmp_path: Path) -> None:
+    mean = torch.ones(2, 5)
+    save_bank(replace(bank(), spread={route: {"mean": mean} for route in ("0_1", "1_0")}), tmp_path / "aligners.ckpt")
+    assert torch.equal(load_bank(tmp_path / "aligners.ckpt").spread["1_0"]["mean"], mean)
+
+
+def test_files_of_before_are_read(tmp_path: Path) -> None:
+    path, expected = tmp_path / "aligners.ckpt", bank()
+    del expected.maps["1_0"]["low"]
+    torch.save(earlier_alignment(expected), path)
+    found = load_bank(path)
+    same(found, expected, "command", "pairs", "data")
+    assert found.data_config == {"rows": "tokens", "held_out_types": 0.0}  # of before there was the option
+    assert (found.seen, found.fitted, found.training, found.curves, found.loss) == (None, None, {}, [], None)
+    assert found.moments is not None
+    assert torch.equal(found.moments.xy, bank().moments.xy)  # type: ignore[union-attr]
+    content = earlier_alignment(expected)
+    content[ALIGNMENT] |= {"seen": {"kind": "tokens", "names": ["a"]}, "training": {"forward.inn": {"steps": 4}}}
+    torch.save(content, path)
+    found = load_bank(path)
+    assert found.seen == SeenTypes("tokens", frozenset("a"))
+    assert found.training == {"0_1.inn": {"steps": 4}}
+    torch.save(earlier_stitching(replace(bank(), command="stitch")), path)
+    same(load_bank(path), replace(bank(), command="stitch"), "command", "pairs", "data", "curves", "loss")
+
+
+def test_a_run_to_go_on_with_is_not_taken_for_a_finished_one(tmp_path: Path) -> None:
+    for name, extra in (("last.ckpt", {}), ("moved.ckpt", {"format": FORMAT})):
+        content = earlier_alignment(bank())
+        content[ALIGNMENT] |= extra
+        torch.save(content, tmp_path / name)
+        with pytest.raises(ValueError, match=rf"finished run, but .*{name} is one to go on from: `train\.py fit"):
+            load_bank(tmp_path / name)
+
+
+def test_a_model_is_another_when_its_weights_are() -> None:
+    moved = {**MODELS, "x": {**MODELS["x"], "name": "a/folder/that/moved"}}
+    refuse_other_models(MODELS, moved, "a.ckpt")
+    changed = {**MODELS, "y": {"name": "other", "revision": None, "fingerprint": "z" * 32}}
+    said = (
+        r"a\.ckpt was .*: Y was model-y \(fingerprint yyyyyyyyyyyy\) and is other \(fingerprint zzzzzzzzzzzz\)\. Name"
+    )
+    with pytest.raises(ValueError, match=said):
+        refuse_other_models(MODELS, changed, "a.ckpt")
+    swapped = {"x": MODELS["y"], "y": MODELS["x"]}
+    with pytest.raises(ValueError, match=r": X was .*; Y was "):
+        refuse_other_models(MODELS, swapped, "a.ckpt")
+    with pytest.raises(ValueError, match=r"model 1 was model-y .* and is nothing"):
+        refuse_other_models(list(MODELS.values()), [MODELS["x"]], "a.ckpt")
+
+
+class Code:
+    """Pickled, it makes a folder when it is read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.folder),)
+
+
+def test_a_file_that_brings_code_is_refused_and_not_run(tmp_path: Path) -> None:
+    path, trace = tmp_path / "evil.ckpt", tmp_path / "trace"
+    torch.save({**earlier_alignment(bank()), "more": Code(trace)}, path)
+    with pytest.raises(ValueError, match=r"evil\.ckpt.*`train\.py fit`"):
+        load_bank(path)
+    path.write_bytes(pickle.dumps(Code(trace), protocol=2))
+    with pytest.raises(ValueError, match=r"evil\.ckpt"):
+        load_bank(path)
+    assert not trace.exists()
+
+
+def test_a_file_that_is_missing_damaged_or_something_else_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "aligners.ckpt"
+    with pytest.raises(ValueError, match=r"Expected a checkpoint at .*, but there is no such file"):
+        load_bank(path)
+    said = r"written by `train\.py fit` or `train\.py stitch`, but it cannot be read"
+    save_bank(bank(), path)
+    whole = path.read_bytes()
+    renamed = whole.replace(b"1/inn", b"1/onn")
+    for damaged in (whole[: len(whole) // 2], whole[:5], b"", b"text", renamed, whole + b"more"):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=said):
+            load_bank(path)
+    for content in ({"state_dict": {}}, [1, 2], {**earlier_alignment(bank()), "state_dict": {}}):
+        torch.save(content, path)
+        with pytest.raises(ValueError, match=said):
+            load_bank(path)
+    save_file({"a": torch.zeros(2)}, path)
+    with pytest.raises(ValueError, match=said):
+        load_bank(path)
+
+
+def test_a_file_of_something_else_is_said_to_hold_no_maps(tmp_path: Path) -> None:
+    path = tmp_path / "aligners.ckpt"
+    for metadata in (None, {"format": "pt"}):
+        save_file({"weight": torch.zeros(1)}, path, metadata)
+        with pytest.raises(ValueError, match="cannot be read as one: it holds no maps"):
+            load_bank(path)
+    for content in ({"state_dict": {}}, [torch.zeros(1)]):
+        torch.save(content, path)
+        with pytest.raises(ValueError, match="cannot be read as one: it holds no maps"):
+            load_bank(path)
+
+
+def test_maps_of_a_class_that_is_not_known_are_named(tmp_path: Path) -> None:
+    save_bank(bank(), tmp_path / "some.ckpt")
+    content = (tmp_path / "some.ckpt").read_bytes()
+    (tmp_path / "some.ckpt").write_bytes(content.replace(b"Procrustes", b"Teleporter"))
+    with pytest.raises(ValueError, match=r"'Teleporter'.*Import the module"):
+        load_bank(tmp_path / "some.ckpt")
+
+
+def test_an_aligner_that_nobody_defined_is_named() -> None:
+    description = {**describe_aligner(Linear(1, 5, 5)), "class": "Teleporter"}
+    with pytest.raises(ValueError, match=r"'Teleporter'.*Linear.*Import the module"):
+        build_aligner(description)
+
+
+def test_building_leaves_the_random_numbers_alone() -> None:
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    build_aligner({"class": "MLP", "sites": 1, "d_x": 3, "d_y": 3, "options": {}})
+    assert torch.equal(torch.rand(3), expected)

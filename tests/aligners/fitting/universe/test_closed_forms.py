@@ -1,0 +1,139 @@
+"""Generalised Procrustes and MAXVAR: planted truths, noise, null directions, too few rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from aligners.fitting.universe.closed_forms import generalised_procrustes, maxvar
+from aligners.fitting.universe.joint import JointMoments, paired_rows
+from aligners.similarity.algebra.moments import moments_of
+
+MODELS, SITES, ROWS, WIDTH = 4, 2, 400, 6
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def latent(rows: int = ROWS) -> Tensor:
+    """(S, N, d), with a different variance in every direction."""
+    return drawn(SITES, rows, WIDTH) * torch.linspace(3, 0.5, WIDTH)
+
+
+def copies(turned: Tensor, rows: int = ROWS, noise: float = 0.0) -> Tensor:
+    """The latent states in the coordinates of each model: (k · S, N, d)."""
+    offsets = 10 * drawn(MODELS, SITES, 1, WIDTH, seed=2)
+    states = latent(rows) @ turned + offsets
+    return (states + noise * drawn(*states.shape, seed=3)).flatten(0, 1)
+
+
+def rotations() -> Tensor:
+    return torch.linalg.qr(drawn(MODELS, SITES, WIDTH, WIDTH, seed=1)).Q
+
+
+def joint(states: Tensor) -> JointMoments:
+    return JointMoments.of(moments_of(*paired_rows(states, MODELS)), MODELS)
+
+
+def fvu(states: Tensor, into: Tensor, back: Tensor) -> Tensor:
+    """FVU of every i -> j, (k, k, S)."""
+    centred = (states - states.mean(1, keepdim=True)).unflatten(0, (MODELS, SITES))
+    mapped = torch.einsum("isna,isab,jsbc->ijsnc", centred, into, back)
+    return (mapped - centred).square().sum((-2, -1)) / centred.square().sum((-2, -1))
+
+
+def test_joint_moments_are_those_of_all_rows_side_by_side() -> None:
+    states = copies(rotations(), noise=0.3)
+    found = joint(states)
+    centred = (states - states.mean(1, keepdim=True)).unflatten(0, (MODELS, SITES))
+    torch.testing.assert_close(found.scatter, torch.einsum("isna,jsnb->ijsab", centred, centred))
+    torch.testing.assert_close(found.mean.flatten(0, 1), states.mean(1))
+    weights = drawn(MODELS, SITES, WIDTH, WIDTH, seed=5)
+    summed = torch.einsum("isna,isab->snb", centred, weights).repeat(MODELS, 1, 1)
+    expected = moments_of(states, summed)
+    each = moments_of(states, (centred @ weights).flatten(0, 1))
+    for name in ("xx", "yy", "xy"):
+        torch.testing.assert_close(getattr(found.with_sum(weights), name), getattr(expected, name))
+        torch.testing.assert_close(getattr(found.mapped(weights), name), getattr(each, name))
+
+
+def test_rotated_copies_are_rotated_onto_each_other() -> None:
+    states, turned = copies(rotations()), rotations()
+    found = generalised_procrustes(joint(states))
+    maps = torch.einsum("isab,jscb->ijsac", found, found)
+    torch.testing.assert_close(maps, torch.einsum("isba,jsbc->ijsac", turned, turned), atol=1e-6, rtol=0)
+    assert fvu(states, found, found.mT).max() < 1e-12
+
+
+def test_the_space_has_the_principal_axes_of_the_mean() -> None:
+    moments = joint(copies(rotations(), noise=0.5))
+    covariance = moments.with_sum(generalised_procrustes(moments)).yy[:SITES] / moments.n
+    values = covariance.diagonal(dim1=-2, dim2=-1)
+    torch.testing.assert_close(covariance, torch.diag_embed(values), atol=1e-6, rtol=0)
+    assert bool((values.diff() < 0).all())
+
+
+def test_procrustes_does_not_depend_on_the_order_of_the_models() -> None:
+    states = copies(rotations(), noise=2.0)
+    order = torch.tensor([2, 0, 3, 1])
+    turned = states.unflatten(0, (MODELS, SITES))[order].flatten(0, 1)
+    found = [generalised_procrustes(joint(each)) for each in (states, turned)]
+    maps, others = (torch.einsum("isab,jscb->ijsac", r, r) for r in found)
+    torch.testing.assert_close(maps[order][:, order], others, atol=1e-6, rtol=0)
+
+
+def test_procrustes_is_a_fixed_point_and_better_than_a_hub() -> None:
+    states = copies(rotations(), noise=2.0)
+    moments = joint(states)
+    found = generalised_procrustes(moments)
+
+    def agreement(r: Tensor) -> Tensor:
+        return torch.einsum("isab,ijsac,jscb->s", r, moments.scatter, r)
+
+    u, _, vh = torch.linalg.svd(moments.scatter[:, 0])  # each onto the first model alone
+    assert bool((agreement(found) > agreement(u @ vh)).all())
+    for i in range(MODELS):
+        others = sum(moments.scatter[i, j] @ found[j] for j in range(MODELS) if j != i)
+        u, _, vh = torch.linalg.svd(others)
+        torch.testing.assert_close(u @ vh, found[i], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("rows", [3, 5])
+def test_procrustes_of_few_rows_is_orthogonal_and_exact_where_the_rows_say_anything(rows: int) -> None:
+    states = copies(rotations(), rows=rows)
+    found = generalised_procrustes(joint(states))
+    torch.testing.assert_close(found @ found.mT, torch.eye(WIDTH, dtype=torch.float64).expand_as(found))
+    assert fvu(states, found, found.mT).max() < 1e-9
+
+
+def test_maxvar_finds_copies_under_any_linear_maps() -> None:
+    stretched = drawn(MODELS, SITES, WIDTH, WIDTH, seed=4)
+    states = copies(stretched)
+    assert fvu(states, *maxvar(joint(states))).max() < 1e-9
+
+
+def test_maxvar_copes_with_a_direction_that_does_not_vary() -> None:
+    states = copies(rotations())
+    flat = torch.ones(WIDTH, dtype=torch.float64) / WIDTH**0.5
+    states = states - (states @ flat)[..., None] * flat  # as after a LayerNorm
+    states = states.unflatten(0, (MODELS, SITES))
+    shared = states[:1] @ torch.eye(WIDTH, dtype=torch.float64) + torch.zeros_like(states)
+    into, back = maxvar(joint(shared.flatten(0, 1)))
+    assert into.isfinite().all()
+    assert fvu(shared.flatten(0, 1), into, back).max() < 1e-9
+
+
+def test_maxvar_embeds_with_unit_variance_and_is_no_worse_than_procrustes_under_noise() -> None:
+    states = copies(rotations(), rows=4000, noise=1.0)
+    moments = joint(states)
+    turned = generalised_procrustes(moments)
+    assert fvu(states, *maxvar(moments)).mean() < fvu(states, turned, turned.mT).sum() / (MODELS * (MODELS - 1))
+
+
+def test_maxvar_needs_more_rows_than_dimensions_of_all_models() -> None:
+    with pytest.raises(
+        ValueError, match="more fitting rows than the 4 models have dimensions together, 24, but got 24"
+    ):
+        maxvar(joint(copies(rotations(), rows=24)))

@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torchmetrics.functional.classification import binary_matthews_corrcoef
+
+from aligners.finetuning.truncating import SurgeryEvaluation
+from aligners.fitting.alignment import Alignment
+from aligners.fitting.storage.bank import load_bank
+from aligners.injection.evaluation import InjectionEvaluation
+from aligners.injection.scoring.answers import in_data_order, match_heads, one_after_another
+from aligners.maps.linear import Linear
+from aligners.models.loading.models import load_frozen
+from aligners.reports.kinds import make_report
+from callbacks.checkpoint import SaveAligners
+from datamodules.text.sources import TextSource
+from tests.datamodules.test_labelled import labelled
+from tests.runs import activations, quiet_trainer
+from tests.stitches import evaluate as stitch
+from tests.tiny import tiny_model, tiny_tokenizer
+from tests.world import GOOD, TEST_TEXTS, World, sentences, write_texts
+
+NAMES = ["negative", "positive"]
+NLI = ["entailment", "neutral", "contradiction"]
+
+
+def test_probabilities_of_several_classes_are_added() -> None:
+    logits = torch.randn(4, 5, 3, generator=torch.Generator().manual_seed(0)).double()
+    found = in_data_order(logits, ((1,), (2, 0))).softmax(-1)
+    own = logits.softmax(-1)
+    torch.testing.assert_close(found, torch.stack([own[..., 1], own[..., 0] + own[..., 2]], -1))
+    assert torch.equal(in_data_order(logits, ((2,), (0,), (1,))), logits[..., [2, 0, 1]])
+    assert in_data_order(logits, None) is logits
+
+
+def test_a_new_head_has_groups_of_the_same_sizes() -> None:
+    assert one_after_another(((2,), (0, 1))) == ((0,), (1, 2))
+    assert one_after_another(((1,), (0,))) is None
+    assert one_after_another(None) is None
+
+
+def named_world(folder: Path, names: list[str], swapped: bool = False) -> World:
+    """Two tiny models with these classes, Y's perhaps in the other order, and texts with the names as labels."""
+    folder.mkdir()
+    for place, side in enumerate("xy"):
+        model = tiny_model("bert", seed=place, n_labels=len(names))
+        own = list(names)
+        if swapped and side == "y":
+            own.reverse()
+            for weight in model.classifier.parameters():
+                weight.data.copy_(weight.data.flip(0))
+        model.config.id2label = dict(enumerate(own))
+        model.config.label2id = {name: k for k, name in enumerate(own)}
+        model.save_pretrained(folder / side)
+        tiny_tokenizer().save_pretrained(folder / side)
+    texts = sentences(200)
+    fit, test = texts[TEST_TEXTS:], texts[:TEST_TEXTS]
+    written = [
+        write_texts(folder / name, own, [NAMES[bool(GOOD & set(text.split()))] for text in own])  # type: ignore[misc]
+        for name, own in (("fit.csv", fit), ("test.csv", test))
+    ]
+    return World(str(folder / "x"), str(folder / "y"), *written)
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> tuple[World, World]:
+    """The same world twice, in the second with Y's classes in the other order; both under one path, in turn."""
+    folder = tmp_path_factory.mktemp("named")
+    return named_world(folder / "plain", NAMES), named_world(folder / "swapped", NAMES, swapped=True)
+
+
+def inject(world: World, folder: Path, **options: Any) -> InjectionEvaluation:
+    """Linear maps at two sites, both ways."""
+    shutil.rmtree(folder, ignore_errors=True)
+    trainer = quiet_trainer(max_epochs=1, limit_val_batches=0, callbacks=[SaveAligners(folder)])
+    trainer.fit(Alignment({"linear": Linear}, both_directions=True), datamodule=activations(world, sites=[1, 3]))
+    module = InjectionEvaluation([load_bank(folder / "aligners.ckpt")], [], both_directions=True)
+    quiet_trainer().test(module, datamodule=activations(world, sites=[1, 3], **options), verbose=False)
+    return module
+
+
+def without_names(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in row.items() if not key.startswith("model")} for row in rows]
+
+
+def test_classes_in_another_order_change_nothing_in_a_report(worlds: tuple[World, World], tmp_path: Path) -> None:
+    plain, swapped = (inject(world, tmp_path / "maps") for world in worlds)
+    assert without_names(plain.rows) == without_names(swapped.rows)
+    assert plain.meta["labels"][worlds[0].model_y] == {"negative": ["negative"], "positive": ["positive"]}
+    (head,) = (model for model in swapped.answering if model.name == worlds[1].model_y)
+    assert head.class_map == ((1,), (0,))
+    assert {model.class_map for model in plain.answering} == {None}
+    assert not torch.equal(*(load_frozen(w.model_y).model.classifier.weight for w in worlds))
+
+
+def test_classes_in_another_order_change_nothing_in_stitching_and_surgery(worlds: tuple[World, World]) -> None:
+    rows = [stitch(world, data={"sites": "blocks"}).rows for world in worlds]
+    assert without_names(rows[0]) == without_names(rows[1])
+    tables = []
+    for world in worlds:
+        surgery = SurgeryEvaluation()
+        data = labelled(world, models=[world.model_y], bases=[world.model_x])
+        trainer = quiet_trainer(max_epochs=1)
+        trainer.fit(surgery, datamodule=data)
+        trainer.test(surgery, datamodule=data, verbose=False)
+        tables.append([{name: row[name] for name in ("accuracy", "accuracy_low", "loss")} for row in surgery.rows])
+    for a, b in zip(*tables, strict=True):
+        assert a == pytest.approx(b, rel=1e-5)
+
+
+def test_a_head_of_three_classes_answers_texts_of_two(tmp_path: Path) -> None:
+    world = named_world(tmp_path / "nli", NLI)
+    given = {"negative": "contradiction", "positive": [0, 1]}
+    found = inject(world, tmp_path / "maps", labels=given)
+    (native,) = (r for r in found.rows if r["method"] == "native_y" and r["direction"] == "forward")
+    data = activations(world)
+    batch = data.split("test")[list(range(TEST_TEXTS))]
+    own = data.frozen[1].logits(batch.inputs_y).softmax(-1)
+    positive = own[:, 0] + own[:, 1] > own[:, 2]
+    assert native["accuracy"] == pytest.approx((positive.long() == batch.labels).double().mean().item())
+    drawn = next(r for r in found.rows if r["method"] == "random_label")
+    assert drawn["agreement"] > 0  # of two classes, not three
+
+
+def test_unknown_names_are_refused_before_anything_is_measured(tmp_path: Path, worlds: tuple[World, World]) -> None:
+    world = named_world(tmp_path / "other", ["bad", "good"])
+    for run in (
+        lambda: inject(world, tmp_path / "maps"),
+        lambda: stitch(world),
+        lambda: quiet_trainer().test(SurgeryEvaluation(heads=False), datamodule=labelled(world)),
+    ):
+        with pytest.raises(ValueError, match=r"0: negative, 1: positive, but it has 0: bad, 1: good.*--data\.labels"):
+            run()
+    each = [{"negative": "bad", "positive": "good"}, None]
+    mixed = World(world.model_x, worlds[0].model_y, world.fit, world.test)
+    data = activations(mixed, labels=each)
+    assert len(match_heads(data, data.frozen)) == 2
+    with pytest.raises(ValueError, match=r"a list of one for each of the 2 models .* but got 1"):
+        match_heads(activations(mixed, labels=each[:1]), data.frozen)
+
+
+def test_a_source_of_another_task_is_not_asked(tmp_path: Path, worlds: tuple[World, World], caplog: Any) -> None:
+    other = named_world(tmp_path / "other", ["bad", "good"])
+    data = activations(World(other.model_x, *worlds[0][1:]))
+    x, y = data.frozen
+    assert list(match_heads(data, [y], [x])) == [y]
+    assert f"{other.model_x} only supplies states" in caplog.text
+
+
+def test_heads_that_differ_need_texts_with_names(tmp_path: Path, worlds: tuple[World, World], world: World) -> None:
+    numbers = TextSource(world.fit, held_out=world.test)
+    plain, swapped = (activations(each, text=numbers) for each in (worlds[0], World(worlds[0].model_x, *worlds[1][1:])))
+    assert len(match_heads(plain, plain.frozen)) == 2
+    with pytest.raises(ValueError, match=r"have no names.*negative, positive; .* positive, negative.*--data\.labels"):
+        match_heads(swapped, swapped.frozen)
+    swapped.labels = {"0": "negative", "1": "positive"}
+    match_heads(swapped, swapped.frozen)
+    assert [model.class_map for model in swapped.frozen] == [None, ((1,), (0,))]
+
+
+@pytest.mark.parametrize("names", [NAMES, NLI])
+def test_named_heads_on_numbered_texts_are_a_caution_in_every_report(
+    tmp_path: Path, names: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    world = named_world(tmp_path / "named", names)
+    for path in (world.fit, world.test):
+        texts = [line.rsplit(",", 1)[0] for line in Path(path).read_text().splitlines()[1:]]
+        write_texts(Path(path), texts, [k % len(names) for k in range(len(texts))])
+    surgery = SurgeryEvaluation(heads=False)
+    quiet_trainer().test(surgery, datamodule=labelled(world))
+    kinds = {"injection": inject(world, tmp_path / "maps"), "stitching": stitch(world), "surgery": surgery}
+    for kind, found in kinds.items():
+        said = [line for line in make_report(kind, found.meta, found.rows).sentences if "matched by number" in line]
+        assert len(said) == len(found.meta["labels"])
+        assert all(any(f"the head of {model} " in line for line in said) for model in found.meta["labels"])
+        assert all(f"0 is {names[0]}, 1 is {names[1]}" in line and line in caplog.text for line in said)
+    caplog.clear()
+    data = activations(world, labels={str(k): name for k, name in enumerate(names)})
+    assert len(match_heads(data, data.frozen)) == 2
+    assert "by number" not in caplog.text
+
+
+def test_stitching_by_matthews_correlation(world: World) -> None:
+    text = TextSource(world.fit, held_out=world.test, score="mcc")
+    module = stitch(world, data={"text": text, "sites": [2]})
+    (native,) = (r for r in module.rows if r["method"] == "native" and r["model_x"] != r["model_y"] == world.model_y)
+    (itself,) = (r for r in module.rows if r["method"] == "identity" and r["model_x"] == r["model_y"] == world.model_y)
+    data = activations(world)
+    batch = data.split("test")[list(range(TEST_TEXTS))]
+    expected = binary_matthews_corrcoef(data.frozen[1].logits(batch.inputs_y).argmax(-1), batch.labels).item()
+    assert native["score"] == itself["score"] == pytest.approx(expected, abs=1e-6)
+    assert (itself["score_penalty"], itself["score_name"]) == (0, "mcc")
+    assert (module.meta["score"], module.meta["constant_score"]) == ("mcc", 0)

@@ -1,0 +1,536 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from aligners.fitting.alignment import Alignment
+from aligners.fitting.storage.bank import load_bank, save_bank
+from aligners.injection.forward import read_all
+from aligners.injection.stitching.evaluation import StitchingEvaluation
+from aligners.injection.stitching.loss import LossWeights
+from aligners.injection.stitching.training import Stitching
+from aligners.maps.affine import AffineLayer, LowRank, Orthogonal
+from aligners.maps.base import Aligner
+from aligners.maps.inn import INN
+from aligners.maps.linear import Identity, Linear, Mean
+from aligners.maps.mlp import MLP
+from aligners.models import FrozenModel
+from callbacks.best import BestPerSite
+from callbacks.checkpoint import SaveAligners
+from datamodules.asking import TaskBatch
+from datamodules.text.fitted import hash_texts
+from datamodules.text.sources import TextSource
+from tests.runs import activations, quiet_trainer
+from tests.stitches import LAYERS, evaluate, masking_folder, model_texts, rows_of, train
+from tests.tiny import tiny_folder
+from tests.world import World, sentences, write_texts
+
+IDENTITY = {"same": partial(AffineLayer, start="identity")}
+
+
+def penalties(module: Stitching, **where: Any) -> dict[int, list[float]]:
+    """Step -> penalties of the points of the learning curves that are so."""
+    found: dict[int, list[float]] = {}
+    for point in module.curves:
+        if all(point[name] == value for name, value in where.items()):
+            found.setdefault(point["step"], []).append(point["penalty"])
+    return found
+
+
+@pytest.fixture(scope="module")
+def together(world: World) -> Stitching:
+    """Both layers along all routes, clipped hard."""
+    return train(world, gradient_clip=0.05, trainer={"max_steps": 6, "log_every_n_steps": 2})
+
+
+# ---------------------------------------------------------------------- each site by itself
+
+
+@pytest.mark.parametrize(
+    ("layers", "given", "keys"),
+    [
+        (LAYERS, {"sites": ["1:2"]}, ["0_1", "1_0", "0_0", "1_1"]),
+        ({"affine_norm": LAYERS["affine_norm"]}, {"routes": "forward"}, ["0_1"]),
+    ],
+    ids=["one site", "one route and layer"],
+)
+def test_a_bank_gives_each_site_what_it_would_get_alone(
+    world: World, together: Stitching, layers: Any, given: dict[str, Any], keys: list[str]
+) -> None:
+    torch.manual_seed(7)  # the run's own seed decides, not the global one
+    alone = train(world, layers, gradient_clip=0.05, trainer={"max_steps": 6}, **given)
+    assert list(alone.maps) == keys
+    for route in alone.routes:
+        for name, layer in alone.layers_of(route).items():
+            many = together.maps[route.key][name].state_dict()  # type: ignore[index]
+            for key, value in layer.state_dict().items():
+                torch.testing.assert_close(many[key][: len(value)], value, rtol=1e-4, atol=1e-5, msg=f"{name} {key}")
+
+
+def test_every_site_has_a_gradient_and_is_clipped_by_itself(world: World) -> None:
+    norms: list[Tensor] = []
+
+    class Watching(Stitching):
+        def _watch(self, losses: Any, batch_idx: int) -> None:
+            for layer in self.banks().values():
+                squares = [weight.grad.flatten(1).square().sum(1) for weight in layer.parameters()]  # type: ignore[union-attr]
+                norms.append(torch.stack(squares).sum(0).sqrt())
+
+    for largest in (0.0, 0.01):
+        module = Watching(LAYERS, gradient_clip=largest, start_batches=2)
+        quiet_trainer(max_steps=1, max_epochs=-1, limit_val_batches=0).fit(module, datamodule=model_texts(world))
+    free, clipped = torch.cat(norms[:8]), torch.cat(norms[8:])
+    assert (free > 0).all()
+    assert (free > 0.01).any()
+    torch.testing.assert_close(clipped, free.clamp(max=0.01))
+
+
+# ---------------------------------------------------------------------- what training does
+
+
+def test_training_lowers_the_loss_and_is_watched(world: World, together: Stitching) -> None:
+    assert together.global_step == 6
+    for key, route in {route.key: route for route in together.routes}.items():
+        for i, j in route.pairs:
+            course = penalties(
+                together, model_x=route.source.name, model_y=route.target.name, site_x=i, site_y=j, method="affine_norm"
+            )
+            assert list(course) == [0, 2, 4, 6]
+            assert [len(values) for values in course.values()] == [1] * 4
+            logged = together.trainer.callback_metrics[f"validation/{key}/affine_norm/{i}-{j}/penalty"]
+            assert logged.item() == pytest.approx(course[6][0], abs=1e-6)
+            assert together.trainer.callback_metrics[f"step/{key}/affine_norm/{i}-{j}/loss"] > 0
+    lower = [penalties(together, method="affine_norm")[step] for step in (6, 0)]
+    assert sum(lower[0]) < sum(lower[1])
+
+
+def test_through_the_task_a_random_layer_learns_the_task(world: World) -> None:
+    random = {"affine": partial(AffineLayer, start="random")}
+    module = train(world, random, routes="forward", trainer={"max_steps": 60, "val_check_interval": 30})
+    course = penalties(module)
+    for start, end in zip(course[0], course[60], strict=True):
+        assert end < start - 0.05
+
+
+def test_the_last_steps_are_validated_whatever_the_interval(world: World) -> None:
+    for steps, interval, at in ((5, 2, [0, 2, 4, 5]), (3, 50, [0, 3]), (4, 2, [0, 2, 4])):
+        module = train(
+            world, IDENTITY, routes="forward", trainer={"max_steps": steps, "val_check_interval": interval},
+            start_batches=0,
+        )  # fmt: skip
+        assert list(penalties(module)) == at
+        assert module.trainer.global_step == steps
+
+
+def test_what_is_kept_is_the_best_of_each_site(world: World) -> None:
+    """At a rate at which it soon gets worse."""
+    rate = {"optimizer": partial(torch.optim.SGD, lr=30.0), "gradient_clip": 0.0, "schedule": "constant", "warmup": 0.0}
+    module = train(world, routes="different", trainer={"max_steps": 8, "callbacks": [BestPerSite()]}, **rate)
+    course = penalties(module)
+    best = [min(values) for values in zip(*course.values(), strict=True)]
+    assert best != course[8]
+    quiet_trainer().validate(module, datamodule=model_texts(world), verbose=False)
+    again = [point["penalty"] for point in module.curves[-len(best) :]]
+    assert again == pytest.approx(best, abs=1e-6)
+
+
+# ---------------------------------------------------------------------- the loss
+
+
+def first_losses(world: World, layers: Any, **given: Any) -> dict[str, Tensor]:
+    """The losses of each bank in the first step."""
+    found: dict[str, Tensor] = {}
+
+    class Watching(Stitching):
+        def _watch(self, losses: Any, batch_idx: int) -> None:
+            found.update({f"{route.key}.{name}": loss for (route, name), loss in losses.items()})
+
+    options = {name: given.pop(name) for name in ("loss", "routes", "start_batches") if name in given}
+    trainer = quiet_trainer(max_steps=1, max_epochs=-1, limit_val_batches=0)
+    trainer.fit(Watching(layers, **options), datamodule=model_texts(world, **given))
+    return found
+
+
+def test_losses_of_what_changes_nothing_are_none(world: World) -> None:
+    for weights in (LossWeights(0.0, distillation=1.0), LossWeights(0.0, activation=1.0)):
+        found = first_losses(world, IDENTITY, loss=weights, start_batches=2)
+        for key in ("0_0.same", "1_1.same"):
+            assert found[key].abs().max() < 1e-6
+        assert (found["0_1.same"] > 0.01).all()
+
+
+def test_a_loss_is_the_weighted_sum_of_its_parts(world: World) -> None:
+    parts = [
+        first_losses(world, IDENTITY, loss=weights, start_batches=2)
+        for weights in (
+            LossWeights(),
+            LossWeights(0.0, distillation=1.0, temperature=2.0),
+            LossWeights(0.0, activation=1.0),
+            LossWeights(0.5, distillation=2.0, temperature=2.0, activation=0.1),
+        )
+    ]
+    for key, whole in parts[3].items():
+        torch.testing.assert_close(whole, 0.5 * parts[0][key] + 2 * parts[1][key] + 0.1 * parts[2][key])
+
+
+def test_the_activation_loss_is_the_fvu_of_the_rows(world: World) -> None:
+    """In units of the fitting rows' variance, mean over the rows of the batch."""
+    whole = {"batch_size": 200, "start_batches": 1}
+    found = first_losses(world, {"mean": Constant}, loss=LossWeights(0.0, activation=1.0), **whole)
+    for loss in found.values():
+        assert loss.tolist() == pytest.approx([1.0] * len(loss), abs=1e-4)
+
+
+class Constant(Aligner):
+    """Answers with Y's mean; only a stand-in for something that is trained."""
+
+    def __init__(self, sites: int, d_x: int, d_y: int) -> None:
+        super().__init__(sites, d_x, d_y)
+        self.mean = torch.nn.Parameter(torch.zeros(sites, 1, d_y))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mean.expand(-1, x.shape[1], -1)
+
+    def fit(self, moments: Any) -> None:
+        with torch.no_grad():
+            self.mean.copy_(moments.mean_y[:, None])
+
+
+def test_training_on_activations_alone_approaches_least_squares(world: World) -> None:
+    away = {"affine": partial(AffineLayer, start="identity")}
+    given = {"routes": "forward", "batch_size": 175, "start_batches": 1, "gradient_clip": 0.0}
+    module = train(
+        world, away, loss=LossWeights(0.0, activation=1.0), schedule="cosine",
+        optimizer=partial(torch.optim.Adam, lr=0.1), trainer={"max_steps": 150, "val_check_interval": 150}, **given,
+    )  # fmt: skip
+    still = {"optimizer": partial(torch.optim.SGD, lr=0.0), "trainer": {"max_steps": 1, "limit_val_batches": 0}}
+    solved = train(world, {"affine": partial(AffineLayer, ridge=0.0)}, **still, **given)
+    loader = model_texts(world, batch_size=175)
+    (texts,) = loader.loader("fit")
+    batch = loader.prepare(texts)
+    states = read_all(module.routes, batch, targets=True)
+    x, y = states.sources(module.routes[0]), states.targets(module.routes[0])
+    total = (y - y.mean(1, keepdim=True)).square().sum((1, 2))
+    start, found, least = (
+        (layer(x) - y).square().sum((1, 2)) / total
+        for layer in (lambda rows: rows, module.maps["0_1"]["affine"], solved.maps["0_1"]["affine"])  # type: ignore[index]
+    )
+    assert (start > 1.2 * least).all()
+    assert (found < 1.03 * least).all()
+
+
+def test_distillation_alone_raises_agreement(world: World) -> None:
+    random, agreement = {"affine": partial(AffineLayer, start="random")}, []
+    for steps in (1, 60):
+        weights = LossWeights(0.0, distillation=1.0)
+        module = train(world, random, routes="forward", loss=weights, trainer={"max_steps": steps})
+        agreement.append([row["agreement"] for row in evaluate_layers(world, module)])
+    for before, after in zip(*agreement, strict=True):
+        assert after > before + 0.1
+
+
+def evaluate_layers(world: World, module: Stitching, **data: Any) -> list[dict[str, Any]]:
+    """Rows of a module's layers on the held-out texts, past any file."""
+    return [row for row in evaluate(world, module.stored(), data=data).rows if row["role"] == "method"]
+
+
+# ---------------------------------------------------------------------- precision
+
+
+def test_layers_stay_in_full_precision_while_models_run_in_half(world: World) -> None:
+    dtypes: list[torch.dtype] = []
+
+    class Watching(Stitching):
+        def training_step(self, batch: TaskBatch, batch_idx: int) -> None:
+            assert torch.is_autocast_enabled("cpu")
+            super().training_step(batch, batch_idx)
+            for layer in self.banks().values():
+                dtypes.extend(d for p in layer.parameters() for d in (p.dtype, p.grad.dtype))  # type: ignore[union-attr]
+
+    half, full = Watching(LAYERS, start_batches=2), Stitching(LAYERS, start_batches=2)
+    for module, precision in ((half, "bf16-mixed"), (full, "32-true")):
+        trainer = quiet_trainer(max_steps=2, max_epochs=-1, precision=precision)
+        trainer.fit(module, datamodule=model_texts(world))
+    assert set(dtypes) == {torch.float32}
+    for name, layer in half.banks().items():
+        other = full.banks()[name].state_dict()
+        assert any(not torch.equal(other[key], value) for key, value in layer.state_dict().items())
+        for key, value in layer.state_dict().items():
+            torch.testing.assert_close(value, other[key], rtol=0.1, atol=0.02)
+
+
+def test_models_can_be_held_in_half_precision(world: World) -> None:
+    module = train(world, {"affine": AffineLayer}, dtype="bfloat16")
+    assert {model.dtype for route in module.routes for model in (route.source, route.target)} == {torch.bfloat16}
+    assert {p.dtype for p in module.parameters()} == {torch.float32}
+    assert all(math.isfinite(value) for values in penalties(module).values() for value in values)
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
+def test_other_precisions_are_refused(world: World, precision: Any) -> None:
+    trainer = quiet_trainer(max_steps=2, max_epochs=-1, precision=precision)
+    with pytest.raises(ValueError, match=rf"`trainer\.precision` 32-true or bf16-mixed, but got {precision}"):
+        trainer.fit(Stitching(LAYERS), datamodule=model_texts(world))
+
+
+# ---------------------------------------------------------------------- other tasks
+
+
+@pytest.mark.parametrize("kind", ["masked", "causal", "packed"])
+def test_language_models_are_stitched_too(world: World, tmp_path: Path, kind: str) -> None:
+    if kind == "masked":
+        models = [masking_folder(tmp_path / str(seed), seed=seed) for seed in range(2)]
+    else:
+        models = [str(tiny_folder(tmp_path / str(s), "gpt2", task="causal", seed=s, layers=2 + s)) for s in range(2)]
+    packed = {"packed": True, "max_length": 20} if kind == "packed" else {}
+    random = {"affine": partial(AffineLayer, start="random")}
+    module = train(
+        world, random, models=models, sites=["1:2"], routes="different",
+        trainer={"max_steps": 40, "val_check_interval": 40}, **packed,
+    )  # fmt: skip
+    course = penalties(module)
+    assert all(end < start for start, end in zip(course[0], course[40], strict=True))
+
+
+# ---------------------------------------------------------------------- fitted maps
+
+
+@pytest.fixture(scope="module")
+def fitted(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Maps of all kinds, in both directions."""
+    folder = tmp_path_factory.mktemp("fitted")
+    aligners = {"linear": Linear, "mean": Mean, "none": Identity, "mlp": partial(MLP, hidden=[8])}
+    aligners["inn"] = partial(INN, couplings=2, hidden=8)
+    trainer = quiet_trainer(max_epochs=1, callbacks=[SaveAligners(folder)])
+    trainer.fit(
+        Alignment(aligners, both_directions=True), datamodule=activations(world, sites=["1:2", 3], max_length=60)
+    )
+    return folder / "aligners.ckpt"
+
+
+def test_fitted_maps_are_trained_on_from_where_they_stand(
+    world: World, fitted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StitchingEvaluation, "measured", lambda _: [])  # the texts are those of the validation
+    module = train(world, {}, fitted=fitted, start_batches=0)
+    assert {key: list(layers) for key, layers in module.maps.items()} == {  # type: ignore[call-overload]
+        "0_1": ["linear_stitched", "mlp_stitched", "inn_stitched"],
+        "1_0": ["linear_stitched", "mlp_stitched"],
+        "0_0": [],
+        "1_1": [],
+    }
+    as_they_are = evaluate(world, None, fitted, identity=False, routes="different", data={"text": validation(world)})
+    for row in as_they_are.rows:
+        if row["method"] in ("native", "none", "mean"):  # of which the latter two have nothing to train
+            continue
+        where = {name: row[name] for name in ("model_x", "model_y", "site_x", "site_y")}
+        if row["method"] == "inn" and row["model_x"] == world.model_y:
+            continue
+        course = penalties(module, method=f"{row['method']}_stitched", **where)
+        assert course[0] == [pytest.approx(row["penalty"], abs=2e-5)], row["method"]
+        assert course[4] != course[0]
+
+
+def validation(world: World) -> TextSource:
+    """The validation texts of a run, as held-out texts."""
+    path = Path(world.fit).with_name("validation.csv")
+    split = model_texts(world).texts.validation
+    write_texts(path, split["text"][:], split["label"][:])
+    return TextSource(world.fit, held_out=str(path), validation_share=0.3)
+
+
+@pytest.mark.parametrize("kept", [True, False])  # a file of before there were hashes does not say, but its source does
+def test_layers_that_go_on_from_fitted_maps_have_seen_their_texts(
+    world: World, fitted: Path, tmp_path: Path, kept: bool
+) -> None:
+    others = TextSource(write_texts(tmp_path / "others.csv", sentences(260)[200:]))
+    bank, start = load_bank(fitted), tmp_path / "aligners.ckpt"
+    save_bank(bank if kept else replace(bank, fitted=None), start)
+    module = train(world, {}, fitted=start, routes="forward", text=others, trainer={"max_steps": 1})
+    start.unlink()  # hours may have passed
+    known = module.stored().fitted
+    assert known is not None
+    assert known.among(hash_texts(activations(world).texts.fit)).all()
+    assert known.among(hash_texts(activations(world, text=others).texts.fit)).all()
+
+
+def test_fitted_maps_stand_beside_layers_of_their_own(world: World, fitted: Path) -> None:
+    module = train(world, {"affine": AffineLayer}, fitted=fitted, routes="forward", trainer={"max_steps": 1})
+    assert list(module.maps["0_1"]) == [  # type: ignore[call-overload]
+        *("affine", "linear_stitched", "mlp_stitched", "inn_stitched")
+    ]
+    start = load_bank(fitted).maps["0_1"]["mlp"].state_dict()
+    trained = module.maps["0_1"]["mlp_stitched"].state_dict()  # type: ignore[index]
+    assert torch.equal(start["scaling.mean_x"], trained["scaling.mean_x"])
+    assert not torch.equal(start["layers.0.weight"], trained["layers.0.weight"])
+
+
+def test_fitted_maps_of_something_else_are_refused(world: World, fitted: Path, tmp_path: Path) -> None:
+    turned = [world.model_y, world.model_x]
+    for given, says in (
+        ({"models": turned}, r"aligners\.ckpt was fitted on other models: model 0 was .*/x .*and is .*/y"),
+        ({"sites": [1, 3]}, r"fitted at site pairs \[\(1, 2\), \(3, 3\)\].*has \[\(1, 1\), \(3, 3\)\].*`data\.sites`"),
+        ({"models": [world.model_x, world.model_x]}, "other models"),
+        ({"component": "mlp"}, r"aligners\.ckpt was fitted on `component` 'residual'"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            train(world, {}, fitted=fitted, **given)
+    with pytest.raises(ValueError, match="no such file"):
+        train(world, {}, fitted=tmp_path / "aligners.ckpt")
+
+
+# ---------------------------------------------------------------------- refusals
+
+
+def nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is refused is refused before any model runs."""
+
+    def run(*_: Any, **__: Any) -> None:
+        raise AssertionError("a model was run")
+
+    for name in ("front", "tail", "logits"):
+        monkeypatch.setattr(FrozenModel, name, run)
+
+
+def test_runs_that_cannot_be_are_refused_before_a_model_runs(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, bare = tmp_path / "plain.csv", str(tiny_folder(tmp_path / "bare", n_labels=None))
+    plain.write_text("\n".join(["text", *sentences(80)]))
+    three = write_texts(tmp_path / "three.csv", sentences(80), [i % 3 for i in range(80)])
+    two_in_three = write_texts(tmp_path / "two.csv", sentences(150)[80:], [i % 3 for i in range(70)])
+    wide = str(tiny_folder(tmp_path / "wide", seed=2, width=24))
+    causal = str(tiny_folder(tmp_path / "causal", "gpt2", task="causal"))
+    nothing_is_read(monkeypatch)
+    for given, says in (
+        ({"text": TextSource(str(plain))}, "needs labels.*plain.csv"),
+        ({"text": TextSource(three)}, r"labels 0\.\.1.*have labels 0\.\.2"),
+        ({"text": TextSource(world.fit, held_out=two_in_three)}, r"labels 0\.\.1.*have labels 0\.\.2"),
+        ({"models": [world.model_x, bare]}, "bare has none"),
+        ({"models": [world.model_x, causal]}, "same task"),
+        ({"models": [world.model_x, causal], "routes": "forward"}, "`allow_mixed` to true"),
+        ({"models": [world.model_x, wide], "layers": IDENTITY}, "identity only between equal widths"),
+        ({"models": [world.model_x, wide], "layers": {"o": Orthogonal}}, "equal widths"),
+        ({"layers": {"rank": partial(LowRank, rank=17)}}, "`rank` to be at least 1 and at most 16"),
+        ({"layers": {"linear": Linear}}, "none of them has a parameter"),
+        ({"trainer": {"max_steps": -1, "max_epochs": 2}}, r"`trainer\.max_steps` to be at least 1, but got -1"),
+        ({"trainer": {"max_steps": 0}}, r"`trainer\.max_steps` to be at least 1, but got 0"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            train(world, given.pop("layers", LAYERS), **given)
+
+
+def test_a_mixed_route_is_trained_when_it_is_asked_for(world: World, tmp_path: Path) -> None:
+    causal = str(tiny_folder(tmp_path / "causal", "gpt2", task="causal"))
+    module = train(world, models=[world.model_x, causal], routes="forward", allow_mixed=True, trainer={"max_steps": 1})
+    assert [route.key for route in module.routes] == ["0_1"]
+
+
+def test_too_few_rows_to_start_from_are_refused(world: World, tmp_path: Path) -> None:
+    few = TextSource(write_texts(tmp_path / "few.csv", sentences(30)), held_out=world.test, validation_share=0.3)
+    with pytest.raises(ValueError, match=r"affine from .*x → .*y expects at least 17 fitting.*but got \d+\. Give more"):
+        train(world, {"affine": AffineLayer}, text=few, batch_size=1, start_batches=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"layers": {"a.b": AffineLayer}}, r"letters, digits and underscores.*a\.b"),
+        ({"layers": {"items": AffineLayer}}, "keeps for itself.*items"),
+        ({"layers": {}}, "at least one of `layers`, or `fitted`"),
+        ({"warmup": 1.0}, r"`warmup`.*1\.0"),
+        ({"start_batches": -1}, "`start_batches` to be at least 1.*got -1"),
+        ({"start_batches": 0, "loss": LossWeights(activation=1.0)}, "`start_batches` to be at least 1.*got 0"),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Stitching(**options)
+
+
+@pytest.mark.parametrize(
+    ("weights", "says"),
+    [
+        ({"task": -1.0}, r"zero or more.*task -1\.0"),
+        ({"task": 0.0}, r"at least one of them positive.*task 0\.0, distillation 0\.0, activation 0\.0"),
+        ({"temperature": 0.0}, r"`loss\.temperature` above 0, but got 0\.0"),
+    ],
+)
+def test_bad_weights_are_refused(weights: dict[str, float], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        LossWeights(**weights)
+
+
+# ---------------------------------------------------------------------- the module and the models
+
+
+def test_frozen_models_stay_frozen_and_out_of_the_module(world: World) -> None:
+    modes: list[bool] = []
+
+    class Watching(Stitching):
+        def training_step(self, batch: TaskBatch, batch_idx: int) -> None:
+            for model in self.trainer.datamodule.frozen:  # type: ignore[attr-defined]
+                modes.extend(part.training for part in model.model.modules())
+                modes.extend(weight.requires_grad for weight in model.model.parameters())
+            assert self.training
+            super().training_step(batch, batch_idx)
+
+    data, module = model_texts(world), Watching(LAYERS, start_batches=2)
+    before = [model.fingerprint for model in data.frozen]
+    quiet_trainer(max_steps=3, max_epochs=-1).fit(module, datamodule=data)
+    assert modes
+    assert not any(modes)
+    for model, fingerprint in zip(data.frozen, before, strict=True):
+        del model.fingerprint  # computed anew
+        assert model.fingerprint == fingerprint
+        assert all(weight.grad is None for weight in model.model.parameters())
+    assert {name.split(".")[0] for name in module.state_dict()} == {"maps"}
+    size = sum(value.numel() for layer in module.banks().values() for value in layer.state_dict().values())
+    assert sum(value.numel() for value in module.state_dict().values()) == size
+
+
+class Explodes(AffineLayer):
+    """Of no meaning at its second site."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * torch.tensor([1.0, torch.inf])[:, None, None]
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+def test_a_loss_of_no_meaning_stops_the_run_under_its_name(world: World, steps: int) -> None:
+    layers = {"bad": Explodes, "good": AffineLayer}
+    with pytest.raises(ValueError, match=r"training loss.*batch 0.*bad, .*/x → .*/y, site pair 3-3") as error:
+        train(world, layers, routes="forward", trainer={"max_steps": steps, "num_sanity_val_steps": 0})
+    assert "good," not in str(error.value)  # as a layer is named in it
+    assert "1-2" not in str(error.value)
+
+
+def test_the_schedule_covers_the_steps_that_train(world: World) -> None:
+    rates: list[float] = []
+
+    class Watching(Stitching):
+        def training_step(self, batch: TaskBatch, batch_idx: int) -> None:
+            rates.append(self.optimizers().param_groups[0]["lr"])  # type: ignore[union-attr]
+            super().training_step(batch, batch_idx)
+
+    module = Watching(LAYERS, "forward", start_batches=1, optimizer=partial(torch.optim.SGD, lr=1.0), warmup=0.0)
+    quiet_trainer(max_steps=15, max_epochs=-1, limit_val_batches=0).fit(module, datamodule=model_texts(world))
+    assert rates == pytest.approx([1 - step / 15 for step in range(15)])  # over more than one pass
+    assert all(a > b for a, b in pairwise(rates))
+
+
+def test_without_start_batches_nothing_is_read_before_training(world: World) -> None:
+    module = train(world, IDENTITY, start_batches=0, routes="forward", trainer={"max_steps": 1})
+    assert module.spread == {}
+    assert evaluate_layers(world, module)[0]["fvu"] is None
+    course = penalties(module)
+    measured = evaluate(world, data={"text": validation(world)}, routes="forward")
+    assert course[0] == pytest.approx([row["penalty"] for row in rows_of(measured, "identity")], abs=2e-5)

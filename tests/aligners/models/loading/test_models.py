@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel, T5ForConditionalGeneration, T5ForSequenceClassification, T5Model
+from transformers.utils import logging
+
+from aligners.models import load_frozen
+from tests.tiny import ARCHITECTURES, CLASSIFIERS, LANGUAGE_HEADS, tiny_folder, tiny_frozen, tiny_model, tokenised
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tiny_folder(tmp_path / "model")
+
+
+def edit_config(folder: Path, **values: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def keep_weights(folder: Path, keep: Callable[[str], bool]) -> None:
+    path = folder / "model.safetensors"
+    save_file({k: v for k, v in load_file(path).items() if keep(k)}, path, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("architecture", CLASSIFIERS)
+def test_loads_what_was_saved(architecture: str, tmp_path: Path) -> None:
+    # AutoTokenizer takes a qwen2 model's tokenizer for Qwen2's own, whatever was saved.
+    frozen = load_frozen(tiny_folder(tmp_path, architecture), tokenizer=architecture != "qwen2")
+    saved = tiny_frozen(architecture)
+    assert frozen.fingerprint == saved.fingerprint
+    assert torch.equal(frozen.logits(tokenised()), saved.logits(tokenised()))
+    assert frozen.identity() == {"name": str(tmp_path), "revision": None, "fingerprint": saved.fingerprint}
+    assert frozen.tokenizer is None or frozen.tokenizer("the film")["input_ids"] == [0, 5, 8, 2]
+    assert not frozen.model.training
+    assert not any(weight.requires_grad for weight in frozen.model.parameters())
+
+
+@pytest.mark.parametrize(("architecture", "task"), LANGUAGE_HEADS)
+def test_a_language_modelling_head_is_loaded(architecture: str, task: str, tmp_path: Path) -> None:
+    frozen = load_frozen(tiny_folder(tmp_path, architecture, task=task), tokenizer=False)
+    saved = tiny_frozen(architecture, task=task)
+    assert (frozen.task, frozen.n_labels) == (task, None)
+    assert frozen.fingerprint == saved.fingerprint
+    assert torch.equal(frozen.logits(tokenised()), saved.logits(tokenised()))
+
+
+@pytest.mark.parametrize("head", ["BertLMHeadModel", "BertForPreTraining", "BertForTokenClassification", None])
+def test_any_other_head_is_left_aside(folder: Path, head: str | None) -> None:
+    edit_config(folder, architectures=head and [head])
+    frozen = load_frozen(folder)
+    assert type(frozen.model).__name__ == "BertModel"
+    assert frozen.task is None
+
+
+def test_a_language_model_without_its_head_is_loaded_bare_and_that_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tiny_folder(tmp_path, "mpnet", task="masked")
+    assert load_frozen(tmp_path).task == "masked"
+    keep_weights(tmp_path, lambda name: "lm_head" not in name)
+    frozen = load_frozen(tmp_path)
+    assert (frozen.task, type(frozen.model).__name__) == (None, "MPNetModel")
+    assert [record.message for record in caplog.records if record.name == "aligners.models.loading.models"] == [
+        f"{tmp_path} has no weights for the head of a MPNetForMaskedLM: it is loaded without."
+    ]
+    keep_weights(tmp_path, lambda name: "layer.1" not in name)
+    with pytest.raises(ValueError, match=r"all weights of a MPNetForMaskedLM.*and 18 more"):
+        load_frozen(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [T5Model, T5ForConditionalGeneration, T5ForSequenceClassification])
+def test_the_encoder_is_taken_out_of_a_whole_t5(kind: type[PreTrainedModel], tmp_path: Path) -> None:
+    whole = kind(tiny_model("t5").config).eval()
+    whole.save_pretrained(tmp_path)
+    frozen = load_frozen(tmp_path, tokenizer=False)
+    assert type(frozen.model).__name__ == "T5EncoderModel"
+    with torch.no_grad():
+        expected = whole.get_encoder()(**tokenised(), output_hidden_states=True).hidden_states[2]
+    assert torch.equal(frozen.front(tokenised(), [2])[0], expected)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_bare_encoder_has_no_random_weights(architecture: str, tmp_path: Path) -> None:
+    tiny_folder(tmp_path, architecture, n_labels=None)
+    keep_weights(tmp_path, lambda name: "pooler" not in name)
+    first, second = (load_frozen(tmp_path, tokenizer=False) for _ in range(2))
+    assert first.n_labels is None
+    assert first.task is None
+    assert first.fingerprint == second.fingerprint
+    states = tiny_frozen(architecture, n_labels=None).front(tokenised(), [3])[0]
+    assert torch.equal(first.front(tokenised(), [3])[0], states)
+
+
+def test_dtype_attention_and_tokenizer_are_selectable(folder: Path) -> None:
+    frozen = load_frozen(folder, dtype="bfloat16", attn_implementation="eager", tokenizer=False)
+    assert frozen.dtype == torch.bfloat16
+    assert frozen.model.config._attn_implementation == "eager"
+    assert frozen.tokenizer is None
+
+
+def test_old_weights_are_read_as_tensors_only(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(weights, folder / "pytorch_model.bin")
+    assert load_frozen(folder).fingerprint == tiny_frozen().fingerprint
+
+
+def test_old_weights_cannot_run_code(folder: Path) -> None:
+    class Code:
+        def __reduce__(self) -> tuple[Callable[..., object], tuple[str]]:
+            return (Path.touch, (folder / "ran",))
+
+    (folder / "model.safetensors").unlink()
+    torch.save({"weight": Code()}, folder / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="cannot be loaded"):
+        load_frozen(folder)
+    assert not (folder / "ran").exists()
+
+
+def test_transformers_talks_again_afterwards(folder: Path) -> None:
+    logging.set_verbosity_info()
+    logging.enable_progress_bar()
+    try:
+        load_frozen(folder)
+        assert logging.get_verbosity() == logging.INFO
+        assert logging.is_progress_bar_enabled()
+    finally:
+        logging.set_verbosity_warning()
+
+
+def truncate(folder: Path) -> None:
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "truncated": (truncate, r"cannot be loaded \(SafetensorError"),
+    "empty weights": (
+        lambda d: (d / "model.safetensors").write_bytes(b""),
+        "download or save the model again",
+    ),
+    "no weights": (lambda d: (d / "model.safetensors").unlink(), "no file named model.safetensors"),
+    "no config": (lambda d: (d / "config.json").unlink(), "no config.json"),
+    "broken config": (lambda d: (d / "config.json").write_text("{"), "not a valid JSON"),
+    "no head": (
+        lambda d: keep_weights(d, lambda name: "classifier" not in name),
+        "BertForSequenceClassification.*classifier.bias, classifier.weight.*would be random",
+    ),
+    "a block too few": (lambda d: edit_config(d, num_hidden_layers=4), r"layer\.3\..* and 12 more"),
+    "another shape": (
+        lambda d: edit_config(d, vocab_size=20),
+        "right shape, for bert.embeddings.word_embeddings",
+    ),
+    "unknown family": (lambda d: edit_config(d, model_type="bloom"), "got 'bloom'"),
+    "no tokenizer": (lambda d: [p.unlink() for p in d.glob("tokenizer*")], "without a vocabulary"),
+    "broken tokenizer": (lambda d: (d / "tokenizer.json").write_text("{"), "none that can be read"),
+}
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_damaged_folder_is_refused(folder: Path, damage: Callable[[Path], object], message: str) -> None:
+    damage(folder)
+    with pytest.raises(ValueError, match=message):
+        load_frozen(folder)
+
+
+def test_a_tokenizer_of_another_model_is_refused(folder: Path) -> None:
+    frozen = load_frozen(folder)
+    frozen.tokenizer.add_tokens(["another"])
+    frozen.tokenizer.save_pretrained(folder)
+    with pytest.raises(ValueError, match=r"at most 39 tokens.*got one of 40"):
+        load_frozen(folder)
+
+
+@pytest.mark.parametrize("name", ["no/such-model", "/no/such/folder"])
+def test_a_model_that_is_not_there_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"`name` to be a local model folder or a model on the Hub.*{name}"):
+        load_frozen(name)
+
+
+def test_a_bad_option_is_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match="`dtype` to be float32, bfloat16 or float16, but got 'int8'"):
+        load_frozen(folder, dtype="int8")
+    with pytest.raises(ValueError, match='attn_implementation="none"'):
+        load_frozen(folder, attn_implementation="none")
+    if find_spec("flash_attn") is None:
+        with pytest.raises(ValueError, match=r"cannot be loaded \(ImportError: FlashAttention2"):
+            load_frozen(folder, attn_implementation="flash_attention_2")

@@ -1,0 +1,291 @@
+"""Models on other devices than their inputs, and blocks on several.
+
+There may be one device only where the tests run. Two things stand for the others. Real hooks of accelerate around real
+weights on the CPU show that nothing changes in what is computed. Tensors without values on devices that are only named
+show that everything arrives where it is used: torch computes their shapes, and refuses to mix devices as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import dispatch_model
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import BitsAndBytesConfig, PreTrainedModel
+
+from aligners.models import FrozenModel, load_frozen
+from aligners.models.hooks import blocks_of, inject
+from aligners.models.loading.placement import check_device
+from tests.tiny import CLASSIFIERS, tiny_folder, tiny_frozen, tiny_model, tiny_tokenizer, tokenised
+
+SITES = range(4)
+# Blocks that are shared, that answer with a tensor or more, that take what the trunk made of positions in its own way.
+VARIED = ("albert", "bert", "deberta-v2", "gemma3_text", "gpt2", "mpnet", "opt", "xlnet")
+FIRST, SECOND, ELSEWHERE = "lazy:0", "lazy:1", "lazy:2"  # a device type that every build of torch can name
+
+
+def device_map(model: PreTrainedModel, later: str = "cpu") -> dict[str, str]:
+    """Every block by itself, those from the second on `later`; all else on the CPU."""
+    blocks = blocks_of(model)
+    paths = {name: blocks.order.index(list(blocks.listed).index(part)) for name, part in listed(model)}
+    found: dict[str, str] = {}
+
+    def cover(name: str, part: nn.Module) -> None:
+        if name in paths:
+            found[name] = later if paths[name] else "cpu"
+        elif not name or any(path.startswith(f"{name}.") for path in paths):
+            for child, inner in part.named_children():
+                cover(f"{name}.{child}".lstrip("."), inner)
+            found.update({f"{name}.{weight}": "cpu" for weight, _ in part.named_parameters(recurse=False)})
+        else:
+            found[name] = "cpu"
+
+    cover("", model)
+    return found
+
+
+def listed(model: PreTrainedModel) -> list[tuple[str, nn.Module]]:
+    blocks = blocks_of(model)
+    return [(name, part) for name, part in model.named_modules() if any(part is block for block in blocks.listed)]
+
+
+def sharded(architecture: str, **options: Any) -> FrozenModel:
+    model = tiny_model(architecture, **options)
+    keys = model._skip_keys_device_placement
+    dispatch_model(model, device_map(model), skip_keys=keys, force_hooks=True)
+    return FrozenModel(model, tiny_tokenizer(), name=f"tiny-{architecture}")
+
+
+@pytest.mark.filterwarnings("ignore:The following device_map keys")
+@pytest.mark.parametrize("architecture", VARIED)
+def test_hooks_of_accelerate_change_nothing(architecture: str) -> None:
+    parted, whole, inputs = sharded(architecture), tiny_frozen(architecture), tokenised(side="left")
+    assert (parted.sharded, whole.sharded) == (True, False)
+    for component in ("residual", "attention", "mlp"):
+        parted.self_test(inputs, component)
+    assert torch.equal(parted.logits(inputs), whole.logits(inputs))
+    for found, wanted in zip(parted.front(inputs, SITES), whole.front(inputs, SITES), strict=True):
+        assert torch.equal(found, wanted)
+    assert parted.fingerprint == whole.fingerprint
+
+
+@pytest.mark.parametrize("architecture", ["bert", "gpt2", "roberta"])
+def test_fresh_weights_and_attention_of_a_sharded_model(architecture: str) -> None:
+    parted, whole, inputs = sharded(architecture), tiny_frozen(architecture), tokenised()
+    native = parted.logits(inputs)
+    with parted.fresh_head(1), whole.fresh_head(1):
+        assert torch.equal(parted.logits(inputs), whole.logits(inputs))
+        assert not torch.equal(parted.logits(inputs), native)
+    assert torch.equal(parted.logits(inputs), native)
+    twin, other = parted.untrained(3), whole.untrained(3)
+    assert twin.sharded
+    assert twin.fingerprint == other.fingerprint != parted.fingerprint
+    assert torch.equal(twin.front(inputs, [2])[0], other.front(inputs, [2])[0])
+    for model in (parted, whole):
+        model.model.set_attn_implementation("eager")
+    for found, wanted in zip(parted.attention(inputs)[0], whole.attention(inputs)[0], strict=True):
+        assert torch.equal(found, wanted)
+
+
+def test_a_sharded_model_is_not_moved() -> None:
+    with pytest.raises(ValueError, match=r"one device to move to `device` cpu, but got tiny-bert.*keeps where it is"):
+        sharded("bert").to("cpu")
+
+
+@contextmanager
+def pretended(frozen: FrozenModel, later: str = SECOND, first: str = FIRST) -> Iterator[dict[str, Tensor]]:
+    """Within it, blocks from the second on are on `later`, all else is on `first`, and the inputs are elsewhere."""
+    moved = {id(part) for block in set(frozen.blocks[1:]) - {frozen.blocks[0]} for part in block.modules()}
+    mode = FakeTensorMode()
+    pretend: dict[int, Tensor] = {}  # a weight that two modules share is one
+    for part in frozen.model.modules():
+        device = later if id(part) in moved else first
+        if "_hf_hook" in vars(part):
+            part._hf_hook.execution_device = device
+        for held in (part._parameters, part._buffers):
+            for name, weight in held.items():
+                if weight is not None:
+                    without_values = mode.from_tensor(weight.detach())
+                    with mode:
+                        held[name] = pretend.setdefault(id(weight), without_values.to(device))
+    with mode:
+        ids = torch.zeros(5, 14, dtype=torch.long, device=ELSEWHERE)
+        yield {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def test_pretended_devices_do_not_mix() -> None:
+    frozen = tiny_frozen("bert")
+    with (
+        pretended(frozen) as inputs,
+        pytest.raises(RuntimeError, match="found at least two devices, lazy:0 and lazy:1"),
+    ):
+        frozen.front(inputs, [2])
+
+
+@pytest.mark.filterwarnings("ignore:The following device_map keys")
+@pytest.mark.parametrize("architecture", CLASSIFIERS)
+def test_everything_arrives_where_it_is_used(architecture: str) -> None:
+    frozen, home = sharded(architecture), torch.device(ELSEWHERE)
+    ran: list[torch.device] = []
+    for block in set(frozen.blocks):
+        block.register_forward_hook(
+            lambda block, args, output: ran.append((output if isinstance(output, Tensor) else output[0]).device)
+        )
+    places = [FIRST] * 3 if len(set(frozen.blocks)) == 1 else [FIRST, SECOND, SECOND]
+    with pretended(frozen) as inputs:
+        assert frozen.device == torch.device(FIRST)
+        for component, sites in (("residual", range(4)), ("attention", [3]), ("mlp", [2])):
+            for site, states in zip(sites, frozen.front(inputs, sites, component), strict=True):
+                assert (states.device, states.shape) == (home, (5, 14, 16))
+                ran.clear()
+                assert frozen.tail(inputs, site, states.to("lazy:3"), component).device == home
+                assert ran == [torch.device(place) for place in places[site if component == "residual" else 0 :]]
+        assert frozen.logits(inputs).device == home
+
+
+def test_t5_encoder_hands_its_position_bias_to_another_device() -> None:
+    frozen = sharded("t5", n_labels=None)
+    with pretended(frozen) as inputs:
+        for site, states in enumerate(frozen.front(inputs, SITES)):
+            with inject(frozen.blocks, frozen.architecture, site, states):
+                frozen.model(**inputs)
+
+
+@pytest.mark.parametrize("architecture", [*VARIED, "t5"])
+def test_inputs_of_a_whole_model_come_from_any_device(architecture: str) -> None:
+    frozen = tiny_frozen(architecture)
+    frozen.model.set_attn_implementation("eager")
+    with pretended(frozen, FIRST) as inputs:
+        weights, states = frozen.attention(inputs, [1])
+        assert {tensor.device for tensor in (*weights, *states)} == {torch.device(ELSEWHERE)}
+
+
+def test_autocast_is_that_of_the_models_device() -> None:
+    frozen = tiny_frozen("bert")
+    received: list[torch.dtype] = []
+    frozen.blocks[1].register_forward_pre_hook(lambda block, args: received.append(args[0].dtype))
+    with pretended(frozen, "cpu", "cpu") as inputs:
+        states = torch.zeros(5, 14, 16, dtype=torch.bfloat16, device=ELSEWHERE)
+        frozen.tail(inputs, 1, states)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            frozen.tail(inputs, 1, states)
+    assert received == [torch.float32, torch.bfloat16]
+
+
+def test_on_one_device_nothing_is_copied() -> None:
+    frozen, inputs = tiny_frozen(), tokenised()
+    layout = frozen._layout(inputs)
+    states = torch.zeros(5, 14, 16)
+    assert layout.turn(states) is states
+    assert layout.turn_back(states) is states
+    assert layout.bring_back(states) is states
+
+
+# ------------------------------------------------------------------ loading
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tiny_folder(tmp_path / "model")
+
+
+@pytest.mark.parametrize("placed", ["auto", "cpu", {"": "cpu"}, {"bert": "cpu", "classifier": "cpu"}])
+def test_a_device_map_is_handed_on(folder: Path, placed: Any) -> None:
+    frozen = load_frozen(folder, device_map=placed)
+    frozen.self_test(tokenised())
+    assert frozen.fingerprint == tiny_frozen().fingerprint
+
+
+REFUSED = {
+    "disk": ({"bert": "cpu", "classifier": "disk"}, "every weight on a device that computes with it, but got disk"),
+    "offloaded": ({"bert": "lazy:0", "classifier": "cpu"}, "got cpu beside lazy"),
+    "meta": ({"": "meta"}, "got meta"),
+    "no device": ({"": "gpu7"}, "`device_map` to name devices such as cpu or cuda:1, but got 'gpu7'"),
+    "no choice": ("automatic", "to name devices such as cpu or cuda:1, but got 'automatic'"),
+    "too few": ({"": "cuda:99"}, r"got 'cuda:99': it has \d+ CUDA devices"),
+    "a hole": ({"bert": "cpu"}, "a place for every weight, but got none for classifier.weight"),
+    "a split block": (
+        {"": "lazy:0", "bert.encoder.layer.1.output": "lazy:1"},
+        r"splits block 2: attention.self.query.weight is on lazy:0, output.dense.weight on lazy:1",
+    ),
+}
+
+
+@pytest.mark.parametrize(("placed", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_a_map_that_cannot_be_followed_is_refused_before_weights_are_read(
+    folder: Path, placed: Any, message: str
+) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=message):
+        load_frozen(folder, device_map=placed)
+
+
+def test_a_device_map_needs_accelerate(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aligners.models.loading.placement.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"`device_map` \('auto'\) needs the package accelerate.*aligners\[sharded\]"):
+        load_frozen(folder, device_map="auto")
+    load_frozen(folder)
+
+
+def test_a_split_or_absent_block_is_refused_however_it_came_about() -> None:
+    model = tiny_model("bert")
+    model.bert.encoder.layer[1].output.to("meta")
+    with pytest.raises(ValueError, match=r"got one that leaves bert.encoder.layer.1.output.dense.weight there"):
+        FrozenModel(model, name="absent")
+    whole = tiny_frozen("bert")
+    with pretended(whole):
+        weights = whole.model.bert.encoder.layer[1].output.dense._parameters
+        weights["bias"] = weights["bias"].to(FIRST)
+        with pytest.raises(ValueError, match=r"splits block 2.*output.dense.bias on lazy:0"):
+            FrozenModel(whole.model, name="split")
+
+
+def test_devices_are_known_by_name() -> None:
+    assert check_device("cpu", "devices") == torch.device("cpu")
+    with pytest.raises(ValueError, match="`devices` to name devices such as"):
+        check_device("there", "devices")
+
+
+@pytest.mark.parametrize(
+    "config", [{"quant_method": "gptq", "bits": 4}, BitsAndBytesConfig(load_in_4bit=True), None], ids=str
+)
+def test_says_how_weights_are_quantised(config: Any) -> None:
+    model = tiny_model("bert")
+    assert FrozenModel(model, name="plain").quantised is None
+    if config is not None:
+        model.config.quantization_config = config
+        expected = "gptq" if isinstance(config, dict) else "bitsandbytes"
+        assert FrozenModel(model, name="quantised").quantised == expected
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("architecture", CLASSIFIERS)
+def test_a_model_on_a_gpu_takes_inputs_and_states_of_the_cpu(architecture: str) -> None:
+    there, here, inputs = tiny_frozen(architecture).to("cuda"), tiny_frozen(architecture), tokenised(side="left")
+    for component in ("residual", "attention", "mlp"):
+        there.self_test(inputs, component)
+    torch.testing.assert_close(there.logits(inputs), here.logits(inputs), atol=1e-3, rtol=1e-3)
+    states = here.front(inputs, [1])[0].requires_grad_()
+    logits = there.tail(inputs, 1, states)
+    assert logits.device == torch.device("cpu")
+    logits.square().sum().backward()
+    assert states.grad is not None
+    torch.testing.assert_close(logits, here.logits(inputs), atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("architecture", CLASSIFIERS)
+def test_a_model_on_two_gpus_passes_the_self_test(architecture: str) -> None:
+    model, inputs = tiny_model(architecture), tokenised()
+    placed = {name: "cuda:0" if where == "cpu" else where for name, where in device_map(model, "cuda:1").items()}
+    dispatch_model(model, placed, skip_keys=model._skip_keys_device_placement)
+    frozen = FrozenModel(model, name="two")
+    for component in ("residual", "attention", "mlp"):
+        frozen.self_test(inputs, component)
+    torch.testing.assert_close(frozen.logits(inputs), tiny_frozen(architecture).logits(inputs), atol=1e-3, rtol=1e-3)

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from aligners.models import FrozenModel, load_frozen
+from tests.tiny import ARCHITECTURES, TEXTS, reference, tiny_folder, tiny_model, tiny_tokenizer, tokenised
+
+SITES = (3, 0, 1)
+
+
+def eager(architecture: str = "bert", **options: int | None) -> FrozenModel:
+    model = tiny_model(architecture, **options)
+    model.set_attn_implementation("eager")
+    return FrozenModel(model, tiny_tokenizer(), name=f"tiny-{architecture}")
+
+
+@pytest.fixture(params=ARCHITECTURES)
+def frozen(request: pytest.FixtureRequest) -> FrozenModel:
+    return eager(request.param)
+
+
+def test_weights_and_states_are_what_the_plain_model_computes(frozen: FrozenModel) -> None:
+    inputs = tokenised(side=frozen.architecture.padding)
+    expected, output = reference(eager(frozen.model.config.model_type), inputs, output_attentions=True)
+    weights, states = frozen.attention(inputs, SITES)
+    assert len(weights) == frozen.depth
+    own = output.encoder_attentions if "encoder_attentions" in output else output.attentions
+    for found, wanted in zip(weights, own, strict=True):
+        assert found.shape == (len(TEXTS), 2, *inputs["input_ids"].shape[1:] * 2)
+        assert torch.equal(found, wanted)
+    for site, found in zip(SITES, states, strict=True):
+        assert torch.equal(found, expected[site])
+    # Far from uniform and from each other: random models would otherwise agree with anything.
+    assert weights[0].std() > 0.05
+    assert not torch.allclose(weights[0], weights[1], atol=0.1)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_rows_are_distributions_over_the_tokens_of_their_text(frozen: FrozenModel, side: str) -> None:
+    inputs = tokenised(side=side)
+    mask = inputs["attention_mask"].bool()
+    for weights in frozen.attention(inputs)[0]:
+        rows = weights.transpose(1, 2)[mask]
+        torch.testing.assert_close(rows.sum(-1), torch.ones(rows.shape[:2]))
+        assert rows.masked_fill(mask[:, None, None].expand_as(weights).transpose(1, 2)[mask], 0).eq(0).all()
+
+
+def test_both_token_axes_come_in_the_layout_of_the_caller(frozen: FrozenModel) -> None:
+    right, left = tokenised(), tokenised(side="left")
+    lengths = right["attention_mask"].sum(1).tolist()
+    for a, b in zip(frozen.attention(left)[0], frozen.attention(right)[0], strict=True):
+        for text, n in enumerate(lengths):
+            torch.testing.assert_close(a[text, :, -n:, -n:], b[text, :, :n, :n], atol=1e-5, rtol=0)
+
+
+def test_states_alone_or_beside_the_weights_are_the_same(frozen: FrozenModel) -> None:
+    inputs = tokenised(side="left")
+    for a, b in zip(frozen.attention(inputs, SITES)[1], frozen.front(inputs, SITES), strict=True):
+        assert torch.equal(a, b)
+    assert frozen.attention(inputs)[1] == []
+
+
+def test_own_hooks_are_gone_also_after_an_exception(frozen: FrozenModel) -> None:
+    inputs = tokenised()
+    frozen.attention(inputs)  # transformers puts its own in
+    expected = frozen.front(inputs, [3])[0]
+
+    def hooks() -> int:
+        return sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in frozen.model.modules())
+
+    def fail(module: nn.Module, args: object) -> None:
+        raise ZeroDivisionError
+
+    before = hooks()
+    frozen.attention(inputs, SITES)
+    assert hooks() == before
+    failing = frozen.blocks[2].register_forward_pre_hook(fail)
+    with pytest.raises(ZeroDivisionError):
+        frozen.attention(inputs, SITES)
+    failing.remove()
+    assert hooks() == before
+    assert torch.equal(frozen.front(inputs, [3])[0], expected)
+
+
+def test_train_mode_drops_nothing(frozen: FrozenModel) -> None:
+    inputs = tokenised()
+    expected = frozen.attention(inputs)[0]
+    frozen.model.train()
+    for a, b in zip(frozen.attention(inputs)[0], expected, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("architecture", ["bert", "distilbert", "electra", "roberta"])
+def test_another_implementation_is_refused_before_the_forward(architecture: str) -> None:
+    frozen = FrozenModel(tiny_model(architecture), name="sdpa")
+    calls: list[int] = []
+    frozen.blocks[0].register_forward_hook(lambda block, args, output: calls.append(1))
+    with pytest.raises(ValueError, match=r"got sdpa with 'sdpa'.*attn_implementation=\"eager\""):
+        frozen.attention(tokenised())
+    assert not calls
+
+
+def test_a_model_that_keeps_its_weights_to_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen = eager()
+    monkeypatch.setattr(frozen.model.bert, "forward", lambda **arguments: SimpleNamespace(attentions=()))
+    with pytest.raises(ValueError, match="weights of 3 blocks, but got those of 0 from tiny-bert"):
+        frozen.attention(tokenised())
+
+
+def test_a_site_outside_the_model_is_refused() -> None:
+    with pytest.raises(ValueError, match="`sites` between 0 and 3, but got 4"):
+        eager().attention(tokenised(), [4])
+
+
+@pytest.mark.parametrize("n_labels", [2, None])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_untrained_is_drawn_from_its_seed_alone(architecture: str, n_labels: int | None) -> None:
+    frozen, inputs = eager(architecture, n_labels=n_labels), tokenised()
+    before = frozen.fingerprint
+    torch.manual_seed(5)
+    expected_draw = torch.rand(3)
+    torch.manual_seed(5)
+    first, again, other = (frozen.untrained(seed) for seed in (1, 1, 2))
+    assert torch.equal(torch.rand(3), expected_draw)
+    assert first.fingerprint == again.fingerprint
+    assert len({before, first.fingerprint, other.fingerprint}) == 3
+    assert first.name == f"tiny-{architecture} (untrained, seed 1)"
+    assert (first.depth, first.width, first.n_labels) == (frozen.depth, frozen.width, frozen.n_labels)
+    assert first.tokenizer is frozen.tokenizer
+    for (name, a), (_, b) in zip(weights_of(first), weights_of(frozen), strict=True):
+        constant = bool((b == b.flatten()[0]).all())  # biases at 0 and gains at 1, by the recipe
+        assert torch.equal(a, b) == constant, name
+    a, b = (model.attention(inputs)[0][0] for model in (first, frozen))  # eager, like the original
+    assert not torch.allclose(a, b, atol=0.1)
+    assert type(frozen)(frozen.model, name="again").fingerprint == before
+
+
+def weights_of(frozen: FrozenModel) -> list[tuple[str, Tensor]]:
+    return [(name, weight) for name, weight in frozen.model.named_parameters() if "pooler" not in name]
+
+
+def test_untrained_is_what_the_recipe_gives_before_training() -> None:
+    assert eager(seed=0).untrained(7).fingerprint == eager(seed=7).fingerprint
+
+
+def test_untrained_keeps_how_a_loaded_model_computes(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path / "model", n_labels=None)
+    frozen = load_frozen(folder, dtype="bfloat16", attn_implementation="eager", tokenizer=False)
+    frozen.blocks[0].register_forward_hook(lambda block, args, output: 0 * output)
+    fresh = frozen.untrained(3)
+    assert fresh.dtype == torch.bfloat16
+    assert fresh.model.config._attn_implementation == "eager"
+    assert fresh.model.config is not frozen.model.config
+    assert fresh.model.state_dict().keys() == frozen.model.state_dict().keys()
+    assert not fresh.blocks[0]._forward_hooks
+    assert not any(weight.requires_grad for weight in fresh.model.parameters())

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers.activations import ACT2FN
+
+from aligners.models import FrozenModel, load_frozen
+from aligners.models.classifiers import new_classifier
+from aligners.models.heads import head_parts
+from aligners.models.solu import SoLU, register_solu
+from tests.tiny import CLASSIFIERS, LANGUAGE_HEADS, TEXTS, tiny_folder, tiny_model, tiny_tokenizer
+
+# The tokenizer that transformers makes of this family's saved folder has one token more than the tiny model.
+FAMILIES = [name for name in CLASSIFIERS if name not in ("qwen2", "qwen3")]
+
+
+def inputs(side: str = "right") -> dict[str, Tensor]:
+    tokenizer = tiny_tokenizer()
+    tokenizer.padding_side = side
+    return dict(tokenizer(list(TEXTS), padding=True, return_tensors="pt"))
+
+
+def body(model: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: value for name, value in model.base_model.state_dict().items() if not name.startswith("pooler.")}
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_a_bare_model_gets_a_head_and_keeps_its_body(architecture: str, tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path / "base", architecture, n_labels=None)
+    bare, state = load_frozen(folder), torch.random.get_rng_state()
+    model, tokenizer = new_classifier(folder, 3, 5)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert model.config.num_labels == 3
+    assert not model.training
+    assert all(weight.requires_grad for weight in model.parameters())
+    states = bare.front(inputs(), [bare.depth])[0]
+    frozen = FrozenModel(model, tokenizer, name="new")
+    assert torch.equal(frozen.front(inputs(), [bare.depth])[0], states)
+    assert frozen.logits(inputs()).shape == (len(TEXTS), 3)
+    assert frozen.fingerprint == FrozenModel(new_classifier(folder, 3, 5)[0], name="same").fingerprint
+    assert frozen.fingerprint != FrozenModel(new_classifier(folder, 3, 6)[0], name="other").fingerprint
+
+
+@pytest.mark.parametrize(("architecture", "task"), [entry for entry in LANGUAGE_HEADS if entry[0] in FAMILIES])
+def test_a_language_model_is_a_base_as_well(architecture: str, task: str, tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path / "base", architecture, task=task)
+    model, _ = new_classifier(folder, 2, 0)
+    written = load_file(folder / "model.safetensors")
+    prefix = f"{model.base_model_prefix}."
+    for name, value in body(model).items():
+        assert torch.equal(written[prefix + name], value), name
+
+
+@pytest.mark.parametrize("architecture", ["bert", "distilbert", "llama"])
+def test_another_classifier_loses_its_head_and_nothing_else(architecture: str, tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path / "base", architecture, n_labels=2)
+    old = tiny_model(architecture)
+    for n_labels in (2, 4):
+        model, _ = new_classifier(folder, n_labels, 0)
+        for name, value in body(old).items():
+            assert torch.equal(model.base_model.state_dict()[name], value), name
+        for name, part in head_parts(model).items():
+            kept = name.startswith(model.base_model_prefix)  # the pooler, which this checkpoint has
+            for weight, before in zip(part.parameters(), old.get_submodule(name).parameters(), strict=True):
+                if weight.ndim > 1:  # biases are zero before and after
+                    assert torch.equal(weight, before) == kept, name
+
+
+def test_a_pooler_is_kept_where_there_is_one_and_drawn_where_there_is_none(tmp_path: Path) -> None:
+    with_pooler = tiny_folder(tmp_path / "with", "bert", n_labels=None)
+    without = tiny_folder(tmp_path / "without", "bert", task="masked")
+    written = load_file(with_pooler / "model.safetensors")["pooler.dense.weight"]
+    assert torch.equal(new_classifier(with_pooler, 2, 0)[0].bert.pooler.dense.weight, written)
+    drawn = [new_classifier(without, 2, seed)[0].bert.pooler.dense.weight for seed in (0, 0, 1)]
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+
+
+def test_it_is_saved_and_loaded_as_any_model_with_its_classes(tmp_path: Path) -> None:
+    model, tokenizer = new_classifier(tiny_folder(tmp_path / "base", n_labels=None), 2, 0, label_names=["no", "yes"])
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "new")
+    loaded = load_frozen(tmp_path / "new")
+    assert loaded.task == "classification"
+    assert loaded.model.config.id2label == {0: "no", 1: "yes"}
+    assert torch.equal(loaded.logits(inputs()), FrozenModel(model, name="new").logits(inputs()))
+
+
+def without_padding(folder: Path, ends: bool) -> Path:
+    for name, wanted in (("config.json", None), ("tokenizer_config.json", "</s>" if ends else None)):
+        settings = json.loads((folder / name).read_text())
+        settings["pad_token_id" if name == "config.json" else "pad_token"] = None
+        if name != "config.json":
+            settings["eos_token"] = wanted
+        (folder / name).write_text(json.dumps(settings))
+    return folder
+
+
+def test_a_causal_model_without_padding_token_ends_texts_with_one(tmp_path: Path) -> None:
+    folder = without_padding(tiny_folder(tmp_path / "base", "gpt2", task="causal"), ends=True)
+    model, tokenizer = new_classifier(folder, 2, 0)
+    assert tokenizer.pad_token == "</s>"
+    assert model.config.pad_token_id == tokenizer.pad_token_id == 2
+    bare = without_padding(tiny_folder(tmp_path / "none", "gpt2", task="causal"), ends=False)
+    with pytest.raises(ValueError, match="padding or an end-of-text token"):
+        new_classifier(bare, 2, 0)
+
+
+def test_a_missing_weight_of_the_body_is_an_error(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path / "base", n_labels=None)
+    weights = load_file(folder / "model.safetensors")
+    del weights["encoder.layer.1.output.dense.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"below the head of a BertFor.*layer\.1\.output\.dense\.weight"):
+        new_classifier(folder, 2, 0)
+
+
+def test_a_model_that_reads_its_text_again_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="reads the text a second time"):
+        new_classifier(tiny_folder(tmp_path / "t5", "t5", n_labels=None), 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"n_labels": 0}, "`n_labels` of 2 or more classes, or 1 for a number, but got 0"),
+        ({"n_labels": 3, "label_names": ["a", "b"]}, "`label_names` to be 3 different names, but got a, b"),
+    ],
+)
+def test_classes_that_are_none_are_refused(wrong: dict[str, object], said: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=said):
+        new_classifier(tmp_path, seed=0, **wrong)
+
+
+def test_a_base_with_an_activation_of_our_own(tmp_path: Path) -> None:
+    register_solu()
+    folder = tiny_folder(tmp_path / "base", "gpt2", task="causal", activation_function="solu")
+    ACT2FN.pop("solu")  # as in a new process
+    model, _ = new_classifier(folder, 2, 0)
+    assert any(isinstance(part, SoLU) for part in model.modules())

@@ -1,0 +1,276 @@
+"""What attention and feed-forward sub-layers add to the residual stream: read, replaced, and what it means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from aligners.models import FrozenModel
+from aligners.models.architectures import Architecture, architecture_of, register
+from tests.tiny import ARCHITECTURES, CLASSIFIERS, LANGUAGE_HEADS, TEXTS, tiny_frozen, tiny_model, tokenised
+
+SITES = range(1, 4)
+COMPONENTS = ("attention", "mlp")
+# Where the norms of a block are that come after an addition; all other families norm what goes into a sub-layer.
+AFTER = {
+    "albert": ("albert_layers.0.attention.LayerNorm", "albert_layers.0.full_layer_layer_norm"),
+    "distilbert": ("sa_layer_norm", "output_layer_norm"),
+    "mpnet": ("attention.LayerNorm", "output.LayerNorm"),
+    "openai-gpt": ("ln_1", "ln_2"),
+    "xlnet": ("rel_attn.layer_norm", "ff.layer_norm"),
+} | dict.fromkeys(
+    ("bert", "deberta-v2", "electra", "roberta", "xlm-roberta"), ("attention.output.LayerNorm", "output.LayerNorm")
+)
+
+
+@pytest.fixture(params=CLASSIFIERS)
+def frozen(request: pytest.FixtureRequest) -> FrozenModel:
+    return tiny_frozen(request.param)
+
+
+def built_up(frozen: FrozenModel, inputs: dict[str, Tensor], norms: tuple[str, str] | None) -> list[Tensor]:
+    """The outputs of the blocks from their inputs and what the sub-layers are said to add to them."""
+    stream = frozen.front(inputs, range(4))
+    found = []
+    for block, x, a, m in zip(
+        frozen.blocks, stream[:-1], *(frozen.front(inputs, SITES, c) for c in COMPONENTS), strict=True
+    ):
+        first, second = [block.get_submodule(path) for path in norms] if norms else [nn.Identity()] * 2
+        found.append(second(first(x + a) + m))
+    return found
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_the_sub_layers_make_up_the_stream(architecture: str, side: str) -> None:
+    frozen, inputs = tiny_frozen(architecture), tokenised(side=side)
+    expected = frozen.front(inputs, SITES)
+    real = inputs["attention_mask"].bool()
+    for found, wanted in zip(built_up(frozen, inputs, AFTER.get(architecture)), expected, strict=True):
+        torch.testing.assert_close(found[real], wanted[real], atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings", "norms"),
+    [
+        ("opt", {"do_layer_norm_before": False}, ("self_attn_layer_norm", "final_layer_norm")),
+        ("gpt_neox", {"use_parallel_residual": False}, None),
+        ("t5", {"feed_forward_proj": "gated-gelu"}, None),
+    ],
+)
+def test_the_sub_layers_make_up_the_stream_in_the_other_form_of_a_family(
+    architecture: str, settings: dict[str, Any], norms: tuple[str, str] | None
+) -> None:
+    frozen, inputs = tiny_frozen(architecture, **settings), tokenised()
+    for found, wanted in zip(built_up(frozen, inputs, norms), frozen.front(inputs, SITES), strict=True):
+        torch.testing.assert_close(found, wanted, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("component", "side"), [("attention", "right"), ("mlp", "left")])
+def test_injecting_what_was_read_changes_nothing(frozen: FrozenModel, component: str, side: str) -> None:
+    inputs = tokenised(side=side)
+    frozen.self_test(inputs, component)
+    native = frozen.logits(inputs)
+    for site, states in zip(SITES, frozen.front(inputs, SITES, component), strict=True):
+        states.requires_grad_()
+        logits = frozen.tail(inputs, site, states)
+        changed = frozen.tail(inputs, site, states.roll(1, 0) + 1, component)
+        assert not torch.allclose(changed, native, atol=1e-3)
+        changed.square().sum().backward()
+        assert states.grad is not None
+        assert states.grad.isfinite().all()
+        assert states.grad.abs().sum() > 0
+        assert not torch.allclose(logits, native, atol=1e-3)  # as a state of the stream it is something else
+    assert all(weight.grad is None for weight in frozen.model.parameters())
+
+
+@pytest.mark.parametrize(("architecture", "task"), LANGUAGE_HEADS)
+def test_language_models_pass_the_self_test(architecture: str, task: str) -> None:
+    for component in COMPONENTS:
+        tiny_frozen(architecture, task=task).self_test(tokenised(), component)
+        FrozenModel(tiny_model(architecture, task=task).bfloat16(), name="low").self_test(tokenised(), component)
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_self_test_passes_under_autocast(frozen: FrozenModel, component: str) -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        frozen.self_test(tokenised(), component)
+
+
+# Where a plain hook finds the whole sub-layer, beside the last map that the table names.
+WHOLE = {
+    "bert": ("attention.output.dense", "output.dense"),
+    "distilbert": ("attention", "ffn"),
+    "gemma2": ("post_attention_layernorm", "post_feedforward_layernorm"),
+    "gpt2": ("attn", "mlp"),
+    "gpt_neox": ("attention", "mlp"),
+    "llama": ("self_attn", "mlp"),
+    "modernbert": ("attn", "mlp"),
+    "phi": ("self_attn", "mlp"),
+    "qwen3": ("self_attn", "mlp"),
+    "t5": ("layer.0.SelfAttention", "layer.1.DenseReluDense"),
+}
+
+
+@pytest.mark.parametrize("architecture", WHOLE)
+def test_reading_is_what_a_plain_hook_sees(architecture: str) -> None:
+    frozen, plain, inputs = tiny_frozen(architecture), tiny_frozen(architecture), tokenised()
+    for component, path in zip(COMPONENTS, WHOLE[architecture], strict=True):
+        seen: list[Tensor] = []
+        for block in plain.blocks:
+            block.get_submodule(path).register_forward_hook(
+                lambda part, args, output, seen=seen: seen.append(output if isinstance(output, Tensor) else output[0])
+            )
+        with torch.no_grad():
+            plain.model.base_model.get_submodule(plain.architecture.trunk)(**inputs)
+        for found, wanted in zip(frozen.front(inputs, SITES, component), seen, strict=True):
+            assert torch.equal(found, wanted)
+
+
+def block_calls(frozen: FrozenModel) -> list[nn.Module]:
+    seen: list[nn.Module] = []
+    for block in set(frozen.blocks):
+        block.register_forward_pre_hook(lambda block, args: seen.append(block))
+    return seen
+
+
+def test_nothing_above_the_deepest_is_run(frozen: FrozenModel) -> None:
+    inputs, seen = tokenised(), block_calls(frozen)
+    for component in COMPONENTS:
+        expected = frozen.front(inputs, SITES, component)
+        seen.clear()
+        for site in SITES:
+            found = frozen.front(inputs, [site, 1, site], component)
+            assert seen == list(frozen.blocks[:site])
+            assert torch.equal(found[0], expected[site - 1])
+            assert torch.equal(found[1], expected[0])
+            assert found[0] is found[2]
+            seen.clear()
+            frozen.tail(inputs, site, expected[site - 1], component)
+            assert seen == list(frozen.blocks)
+            seen.clear()
+
+
+def test_attention_is_read_before_the_feed_forward_layer_is_run() -> None:
+    frozen, inputs = tiny_frozen("llama"), tokenised()
+    ran: list[int] = []
+    for number, block in enumerate(frozen.blocks, start=1):
+        block.mlp.register_forward_pre_hook(lambda part, args, number=number: ran.append(number))
+    frozen.front(inputs, [2], "attention")
+    assert ran == [1]
+
+
+def test_the_model_is_whole_again_after_an_exception(frozen: FrozenModel) -> None:
+    def fail(module: nn.Module, args: object) -> None:
+        raise ZeroDivisionError
+
+    def hooks() -> int:
+        return sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in frozen.model.modules())
+
+    inputs, before = tokenised(), hooks()
+    for component in COMPONENTS:
+        states = frozen.front(inputs, [3], component)[0]
+        failing = frozen.blocks[2].register_forward_pre_hook(fail)
+        calls: list[Callable[[], object]] = [
+            lambda c=component: frozen.front(inputs, [3], c),
+            lambda c=component, s=states: frozen.tail(inputs, 1, s, c),
+        ]
+        for call in calls:
+            with pytest.raises(ZeroDivisionError):
+                call()
+        failing.remove()
+        assert hooks() == before
+
+
+def test_hooks_of_the_user_act_on_what_is_read() -> None:
+    frozen, inputs = tiny_frozen(), tokenised()
+    plain = frozen.front(inputs, [2], "mlp")[0]
+    frozen.blocks[1].output.dense.register_forward_hook(lambda part, args, output: output / 2)
+    frozen.self_test(inputs, "mlp")
+    assert torch.equal(frozen.front(inputs, [2], "mlp")[0], plain / 2)
+
+
+def test_self_test_names_the_sub_layer_where_it_fails() -> None:
+    frozen, kept = tiny_frozen(), []
+    frozen.blocks[0].output.dense.register_forward_hook(lambda part, args, output: kept.append(1))
+
+    def noise(block: nn.Module, args: object, output: Tensor) -> Tensor:
+        return output + len(kept)  # another answer at every run
+
+    frozen.blocks[1].register_forward_hook(noise)
+    with pytest.raises(RuntimeError, match=r"at the attention of block 1 of tiny-bert changes its logits by"):
+        frozen.self_test(tokenised(), "attention")
+
+
+@pytest.mark.parametrize("site", [0, 4])
+def test_a_sub_layer_outside_the_model_is_refused(site: int) -> None:
+    frozen, inputs = tiny_frozen(), tokenised()
+    states = frozen.front(inputs, [1], "mlp")[0]
+    with pytest.raises(ValueError, match=rf"`sites` between 1 and 3, but got {site}.*l is what the mlp of block l"):
+        frozen.front(inputs, [site], "mlp")
+    with pytest.raises(ValueError, match="`site` between 1 and 3"):
+        frozen.tail(inputs, site, states, "mlp")
+
+
+def test_a_component_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="`component` to be residual, attention or mlp, but got 'head'"):
+        tiny_frozen().front(tokenised(), [1], "head")
+
+
+def test_a_component_that_nobody_located_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aligners.models.architectures._ARCHITECTURES", {})
+    register("bert", Architecture("encoder.layer"))
+    with pytest.raises(ValueError, match=r"known for 'bert' models, but got 'mlp'.*mlp=SubLayer\('path.from.block'\)"):
+        tiny_frozen().front(tokenised(), [1], "mlp")
+
+
+def test_a_path_that_leads_nowhere_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = Architecture("encoder.layer", attention=architecture_of("gpt2").attention)
+    monkeypatch.setattr("aligners.models.architectures._ARCHITECTURES", {"bert": other})
+    with pytest.raises(ValueError, match=r"`path` 'attn.c_proj' of every block, but got block 1, a BertLayer"):
+        tiny_frozen().front(tokenised(), [1], "attention")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings", "component", "message"),
+    [
+        ("albert", {"inner_group_num": 2}, "attention", "'albert' model with inner_group_num = 2.*to 1"),
+        (
+            "bert",
+            {"chunk_size_feed_forward": 7},
+            "mlp",
+            "'mlp' of a 'bert' model with chunk_size_feed_forward = 7.*to 0",
+        ),
+    ],
+)
+def test_a_sub_layer_that_a_block_runs_in_parts_is_refused(
+    architecture: str, settings: dict[str, int], component: str, message: str
+) -> None:
+    frozen = tiny_frozen(architecture, **settings)
+    frozen.self_test(tokenised())
+    with pytest.raises(ValueError, match=message):
+        frozen.front(tokenised(), [1], component)
+
+
+def test_a_module_may_answer_with_a_tuple(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = type(architecture_of("llama").attention)("self_attn")
+    other = Architecture("layers", causal=True, attention=layer)
+    expected = tiny_frozen("llama").front(tokenised(), SITES, "attention")
+    monkeypatch.setattr("aligners.models.architectures._ARCHITECTURES", {"llama": other})
+    frozen = tiny_frozen("llama")
+    frozen.self_test(tokenised(), "attention")
+    for found, wanted in zip(frozen.front(tokenised(), SITES, "attention"), expected, strict=True):
+        assert torch.equal(found, wanted)
+
+
+def test_states_are_converted_to_what_the_sub_layer_answers() -> None:
+    frozen, inputs = tiny_frozen("opt"), tokenised(TEXTS[:3], side="left")
+    states = frozen.front(inputs, [2], "mlp")[0]
+    assert states.shape == (*inputs["input_ids"].shape, 16)
+    assert torch.equal(frozen.tail(inputs, 2, states.double(), "mlp"), frozen.logits(inputs))
+    with pytest.raises(ValueError, match="`states` of shape"):
+        frozen.tail(inputs, 2, states.flatten(0, 1), "mlp")

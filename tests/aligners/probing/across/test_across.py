@@ -1,0 +1,329 @@
+"""Probes across a map, on tiny models and a treebank of made-up trees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from aligners.cli.table import evaluate
+from aligners.fitting.alignment import Alignment
+from aligners.fitting.storage.bank import StoredBank, load_bank
+from aligners.injection.behaviour import BEHAVIOUR, Behaviour
+from aligners.maps.linear import Identity, Linear
+from aligners.probing.across.comparing import _columns
+from aligners.probing.across.evaluation import ProbesAcrossMaps
+from aligners.probing.across.measures import Measured, measure
+from aligners.probing.across.pairs import PairedWords
+from aligners.probing.across.subspaces import principal_subspaces, random_subspaces, read_subspaces, swapped
+from aligners.probing.across.twin import Twin
+from aligners.probing.arms import Arm
+from aligners.probing.bank import answers, fresh_bank
+from aligners.probing.edges.probes import edge_bank
+from aligners.probing.edges.scores import counts, f1
+from aligners.probing.edges.targets import Labels, targets_of
+from aligners.probing.training import ProbeTraining
+from aligners.probing.trees.asked import Trees
+from aligners.probing.trees.probes import DistanceProbes
+from aligners.reports.probing.across import report
+from aligners.reports.publishing import write
+from callbacks.checkpoint import SaveAligners
+from datamodules.text.annotated.sentence import Sentence
+from datamodules.text.sources import TextSource
+from tests.aligners.probing.made import kinds_of_words, made_words, sentences_of_words, write_treebank
+from tests.runs import activations, quiet_trainer
+from tests.world import World
+
+Row = dict[str, Any]
+SITES, PAIRS = ["0", "1:2", "2:2"], [(0, 0), (1, 2), (2, 2)]
+QUICK = ProbeTraining(max_epochs=4, batch=16, learning_rate=5e-3)
+TASKS = ["pos", "distance", "depth"]
+
+
+# ---------------------------------------------------------------------- subspaces
+
+
+def test_only_what_a_probe_reads_is_in_its_subspace() -> None:
+    sentences, kinds = kinds_of_words(20, 3, forms=9)
+    words = made_words(sentences, *torch.randn(2, len(kinds), 10, generator=torch.Generator().manual_seed(0)))
+    labels = Labels.of("kind", sentences)
+    trees = [Sentence(s.words, (0, 1, 2, 3, 4, 5)) for s in sentences]
+    treed = made_words(trees, *words.states)
+    arms = [Arm("model", 0), Arm("model", 1)]
+    structural = fresh_bank(DistanceProbes, [arm._replace(rank=3) for arm in arms], treed, 0)
+    edge = edge_bank(arms, words, labels, 0, projection=3, hidden=5)
+    for bank, own, asked in ((edge, words, targets_of(labels, words)), (structural, treed, Trees.of(treed))):
+        subspace = read_subspaces(bank)
+        assert subspace.shape == (2, 10, 3)
+        torch.testing.assert_close(subspace.mT @ subspace, torch.eye(3).expand(2, -1, -1))
+        other = torch.randn(own.states.shape, generator=torch.Generator().manual_seed(1))
+        outside = own.states + (other - swapped(torch.zeros_like(other), other, subspace))
+        inside = swapped(own.states, other, subspace)
+        before, unread, read = (
+            torch.cat([found.flatten(1) for _, found in answers(bank, made_words(own.sentences, *states), asked)], 1)
+            for states in (own.states, outside, inside)
+        )
+        torch.testing.assert_close(unread, before, rtol=1e-3, atol=1e-4)
+        assert not torch.allclose(read, before, rtol=1e-3, atol=1e-4)
+
+
+def test_a_swap_of_all_dimensions_is_that_of_the_state() -> None:
+    own, other = torch.randn(2, 2, 7, 5, generator=torch.Generator().manual_seed(0))
+    every = random_subspaces(torch.zeros(2, 5, 5), 0)
+    torch.testing.assert_close(swapped(own, other, every), other)
+    assert swapped(own, other, None) is other
+    one = random_subspaces(torch.zeros(2, 5, 2), 0)
+    torch.testing.assert_close(swapped(own, other, one) @ one, other @ one)  # inside
+    rest = torch.eye(5) - one @ one.mT
+    torch.testing.assert_close(swapped(own, other, one) @ rest, own @ rest)  # and outside
+
+
+def test_every_draw_of_a_subspace_counts_alike() -> None:
+    own, other = torch.randn(2, 1, 7, 5, generator=torch.Generator().manual_seed(0))
+    draws = [random_subspaces(torch.zeros(1, 5, 2), seed) for seed in range(3)]
+    assert not any(torch.allclose(draws[0], each) for each in draws[1:])
+
+    def injected(task: Any, states: torch.Tensor, answered: Any) -> dict[str, torch.Tensor]:
+        return {name: states.square().sum(-1) for name in BEHAVIOUR}
+
+    behaviour = cast(Behaviour, SimpleNamespace(route=SimpleNamespace(pairs=[(1, 1)]), injected=injected))
+    found = Twin(behaviour, [], [], 7, 0)._mean(cast(Any, None), own, other, draws, cast(Any, None))
+    each = torch.stack([swapped(own, other, one).square().sum(-1) for one in draws])
+    assert found.keys() == set(BEHAVIOUR)
+    for value in found.values():
+        torch.testing.assert_close(value, each.mean(0))
+
+
+def test_principal_dimensions_hold_most_variance() -> None:
+    states = torch.randn(1, 400, 6, generator=torch.Generator().manual_seed(0))
+    states[..., 4] *= 10
+    states[..., 1] *= 5
+    found = principal_subspaces(states + 100, 2)[0]
+    assert found[[1, 4]].square().sum() > 1.98
+
+
+# ---------------------------------------------------------------------- the experiment
+
+
+def fitted(world: World, folder: Path, text: TextSource, model_y: str, **options: Any) -> StoredBank:
+    module = Alignment({"linear": Linear, "same": Identity})
+    trainer = quiet_trainer(max_epochs=-1, limit_val_batches=0, callbacks=[SaveAligners(folder)])
+    trainer.fit(module, datamodule=activations(world, text=text, model_y=model_y, **options))
+    return load_bank(folder / "aligners.ckpt")
+
+
+def across(world: World, stored: StoredBank, text: TextSource, **options: Any) -> ProbesAcrossMaps:
+    given = {name: options.pop(name) for name in ("tasks", "dimensions") if name in options}
+    found = ProbesAcrossMaps(
+        [stored], ["procrustes"], **{"tasks": TASKS, "dimensions": 2, "training": QUICK, "projection": 8} | given
+    )
+    data = activations(world, text=text, **{"rows": "words"} | options)
+    quiet_trainer(inference_mode=False).test(found, datamodule=data, verbose=False)
+    return found
+
+
+@pytest.fixture(scope="module")
+def stored(masked: list[str], world: World, treebank: TextSource, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return fitted(world, tmp_path_factory.mktemp("stored"), treebank, masked[1], model_x=masked[0], sites=SITES)
+
+
+@pytest.fixture(scope="module")
+def found(masked: list[str], world: World, treebank: TextSource, stored: StoredBank) -> ProbesAcrossMaps:
+    return across(world, stored, treebank, model_x=masked[0], model_y=masked[1], sites=SITES)
+
+
+def of(rows: Sequence[Row], **wanted: Any) -> list[Row]:
+    return [row for row in rows if all(row[key] == value for key, value in wanted.items())]
+
+
+def test_every_map_is_read_at_every_site_pair(found: ProbesAcrossMaps) -> None:
+    measures = [("pos", "F1"), ("distance", "Spearman"), ("distance", "UUAS"), ("depth", "Spearman"), ("depth", "root")]
+    methods = {"native_x", "native_y", "linear", "same", "procrustes", "mean", "identity", "baseline"}
+    seen = {(row["task"], row["measure"], row["method"], (row["site_x"], row["site_y"])) for row in found.rows}
+    assert seen == {(*measure, method, pair) for measure in measures for method in methods for pair in PAIRS}
+    assert len(seen) == len(found.rows)
+
+
+def test_the_score_is_that_of_ys_probe_on_mapped_words(found: ProbesAcrossMaps, stored: StoredBank) -> None:
+    held: PairedWords = found.held
+    _, y = found.fitted[0]
+    targets = targets_of(y.task.labels, held.y, y.task.seed)
+    linear = stored.maps["0_1"]["linear"]
+    for s, (i, j) in enumerate(PAIRS):
+        source = held.x.read([place for place in held.x.places if place.layer == i], range(len(held.x.sentences)))
+        mapped = linear(source.expand(len(PAIRS), -1, -1))[s]
+        words = made_words(held.y.sentences, *[mapped] * (j + 1))
+        arm = [arm.layer for arm in y.bank.arms].index(j)
+        expected = f1(counts(y.bank.only([arm]), words, targets).sum(1)).item()
+        (row,) = of(found.rows, task="pos", method="linear", site_x=i, site_y=j)
+        (own,) = of(found.rows, task="pos", method="native_y", site_x=i, site_y=j)
+        (least,) = of(found.rows, task="pos", method="mean", site_x=i, site_y=j)
+        assert row["score"] == pytest.approx(expected)
+        assert row["lost"] == pytest.approx(own["score"] - expected)
+        assert row["kept"] == pytest.approx((expected - least["score"]) / (own["score"] - least["score"]))
+        assert row["lost_low"] <= row["lost"] <= row["lost_high"]
+        assert (own["lost"], own["kept"]) == (0, 1)
+
+
+def test_an_unmapped_state_tells_ys_probe_less(found: ProbesAcrossMaps) -> None:
+    for pair in PAIRS[1:]:
+        place = {"task": "pos", "site_x": pair[0], "site_y": pair[1]}
+        linear, same = (of(found.rows, method=name, **place)[0] for name in ("linear", "same"))
+        assert linear["score"] > same["score"]
+        assert same == {**of(found.rows, method="identity", **place)[0], "method": "same", "role": "method"}
+
+
+def test_the_twin_swaps_every_part_through_every_map(found: ProbesAcrossMaps) -> None:
+    twin = found.report_tables["twin"]
+    parts = {*TASKS, "random", "principal", "whole state"}
+    assert {(row["method"], row["part"]) for row in twin} == {
+        (method, part) for method in ("linear", "same", "procrustes", "mean", "identity") for part in parts
+    }
+    width = found.route.target.width
+    assert all(row["dimensions"] == (width if row["part"] == "whole state" else 2) for row in twin)
+    for row in of(twin, part="pos"):
+        assert row["probe_score"] is not None
+
+
+def test_a_model_into_itself_changes_nothing(
+    masked: list[str], world: World, treebank: TextSource, tmp_path: Path
+) -> None:
+    itself = {"model_x": masked[0], "model_y": masked[0], "sites": [1]}
+    bank = fitted(world, tmp_path, treebank, masked[0], **{name: itself[name] for name in ("model_x", "sites")})
+    found = across(world, bank, treebank, tasks=["pos"], **itself)
+    for row in of(found.rows, method="same"):
+        assert row["score"] == of(found.rows, method="native_y")[0]["score"]
+    twin = found.report_tables["twin"]
+    assert all(abs(row["penalty"]) < 1e-5 and row["agreement"] == 1 for row in of(twin, method="same"))
+    whole, part = (of(twin, method="mean", part=part)[0] for part in ("whole state", "pos"))
+    assert abs(whole["penalty"]) > 1e-3  # an erased state is another one
+    assert whole["penalty"] != part["penalty"]
+
+
+def test_maps_of_words_are_read_and_not_swapped(
+    masked: list[str], world: World, treebank: TextSource, tmp_path: Path
+) -> None:
+    bank = fitted(world, tmp_path, treebank, masked[1], model_x=masked[0], sites=[1], rows="words_mean")
+    pair = {"model_x": masked[0], "model_y": masked[1], "sites": [1]}
+    found = across(world, bank, treebank, tasks=["pos"], rows="words_mean", **pair)
+    assert {row["method"] for row in found.rows} >= {"linear", "native_y"}
+    assert found.report_tables["twin"] == []
+    assert "tokens" in found.meta["not_swapped"]
+
+
+def test_sentences_that_a_map_was_fitted_on_are_left_out(
+    masked: list[str], world: World, treebank: TextSource, stored: StoredBank
+) -> None:
+    seen, fresh = Path(treebank.source).read_text().split("\n\n"), Path(str(treebank.held_out)).read_text()
+    mixed = Path(treebank.source).with_name("mixed.conllu")
+    mixed.write_text("\n\n".join([*seen[:10], fresh]))
+    others = TextSource(
+        write_treebank(mixed.with_name("others.conllu"), sentences_of_words(60, 2)), held_out=str(mixed)
+    )
+    found = across(
+        world, stored, others, model_x=masked[0], model_y=masked[1], sites=SITES, tasks=["pos"], dimensions=0
+    )
+    dropped = found.meta["text"]["left_out"]
+    assert dropped["texts"] == 10
+    assert found.rows[0]["n_sentences"] == dropped["of"] - 10
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"rows": "tokens"}, "`data.rows`"), ({"held_out_types": 0.3}, "`data.held_out_types`")],
+)
+def test_all_words_are_needed(
+    options: Row, said: str, masked: list[str], world: World, treebank: TextSource, stored: StoredBank
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        across(world, stored, treebank, model_x=masked[0], model_y=masked[1], sites=SITES, **options)
+
+
+def test_texts_without_annotations_are_refused(masked: list[str], world: World, stored: StoredBank) -> None:
+    plain = TextSource(world.fit, held_out=world.test)
+    with pytest.raises(ValueError, match="annotated"):
+        across(world, stored, plain, model_x=masked[0], model_y=masked[1], sites=SITES)
+
+
+@pytest.mark.parametrize("options", [{"dimensions": -1}, {"tasks": []}, {"draws": 0}])
+def test_options_out_of_range_are_refused(options: Row, stored: StoredBank) -> None:
+    with pytest.raises(ValueError, match=f"`{next(iter(options))}`"):
+        ProbesAcrossMaps([stored], **options)
+
+
+# ---------------------------------------------------------------------- the report and the command
+
+
+def test_no_share_is_kept_of_what_ys_own_probe_does_not_read() -> None:
+    own, found, floor = (Measured(torch.full((1, 3), value).double()) for value in (0.3, 0.3, 0.1))
+    assert _columns(found, own, floor, beaten=True)["kept"] == pytest.approx(1)
+    weak = _columns(found, own, floor, beaten=False)
+    assert (weak["score"], weak["kept"], weak["kept_low"]) == (pytest.approx(0.3), None, None)
+    about = {"model_x": "x", "model_y": "y", "task": "distance", "measure": "UUAS", "site_x": 1, "site_y": 2}
+    roles = {"native_y": "ceiling", "native_x": "ceiling", "linear": "method", "mean": "floor", "baseline": "floor"}
+    rows = [{**about, **weak, "method": name, "role": role} for name, role in roles.items()]
+    said = report({"unfinished": {"probes": 2, "of": 8}, "training": {"max_epochs": 60}}, rows).sentences
+    assert said == [
+        "distance, UUAS, mean over sites: 30.0 in y, its own states, 30.0 through linear; x under its own probe 30.0.",
+        "distance, UUAS: in its own states the probe of y is no better than the baseline (30.0) or equal states at 1→2 "
+        "(30.0): of that no share can be kept.",
+        "2 of 8 probes were still learning after 60 epochs, the limit of `training.max_epochs`: with a higher one they "
+        "may read more.",
+    ]
+
+
+def test_a_baseline_stands_beside_every_probe_and_is_not_beaten_by_itself(found: ProbesAcrossMaps) -> None:
+    held = found.held.y
+    for _, y in found.fitted:
+        least = measure(y.task, None, held, 0)
+        for name, each in least.items():
+            for row in of(found.rows, task=y.task.name, measure=name, method="baseline"):
+                assert row["score"] == pytest.approx(float(each.score))
+                place = {key: row[key] for key in ("task", "measure", "site_x", "site_y")}
+                (own,), (floor,) = (of(found.rows, **place, method=method) for method in ("native_y", "mean"))
+                assert (own["kept"] is None) == (own["score"] <= max(row["score"], floor["score"] or 0))
+
+
+def test_the_report_is_written(found: ProbesAcrossMaps, tmp_path: Path) -> None:
+    made = report(found.meta, found.rows, **found.report_tables)
+    write(made, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} >= {
+        "probes_across.json", "probes_across.csv", "probes_across.png", "probes_twin.png", "twin.csv",
+    }  # fmt: skip
+    said = " ".join(made.sentences)
+    assert "pos, F1" in said
+    assert "Erasing what the pos probe reads, 2 dimensions, costs" in said
+
+
+def test_the_command_reads_the_words_of_a_checkpoint_of_tokens(
+    masked: list[str], stored: StoredBank, treebank: TextSource, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluate([
+        "probe", f"--checkpoints=[{stored.path}]", "--tasks=[pos]", "--dimensions=2", "--closed_form=[]",
+        "--training.least_steps=5", "--training.max_epochs=1", "--projection=4", "--hidden=4", "--trainer.logger=false",
+        "--trainer.accelerator=cpu", f"--run={tmp_path / 'run'}",
+    ])  # fmt: skip
+    assert (tmp_path / "run" / "probes_across.json").exists()
+    assert "rows: words\n" in (tmp_path / "run" / "config.yaml").read_text()
+    assert "Erasing what the pos probe reads" in capsys.readouterr().out
+
+
+def test_a_checkpoint_is_needed(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="`checkpoints`"):
+        evaluate(["probe", "--checkpoints=[]", f"--run={tmp_path / 'run'}"])
+
+
+def test_a_map_that_is_not_trained_is_compared_with_none(found: ProbesAcrossMaps) -> None:
+    whole = report(found.meta, found.rows, **found.report_tables)
+    best = {said.split(" through ")[1].split(" ")[0] for said in whole.sentences if " through " in said}
+    told = [r | {"training": "diverged at step 3" if r["method"] in best else None} for r in found.rows]
+    twin = [r | {"training": "diverged at step 3"} for r in found.report_tables["twin"] if r["method"] != "mean"]
+    erased = [r for r in found.report_tables["twin"] if r["method"] == "mean"]
+    made = report(found.meta, told, [*erased, *twin])
+    assert not any(f" through {name} (" in said for name in best for said in made.sentences)
+    assert not any("at best" in said for said in made.sentences)
+    assert any(said.endswith("diverged at step 3.") for said in made.sentences)

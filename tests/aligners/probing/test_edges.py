@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from aligners.probing.arms import Arm
+from aligners.probing.bank import Bank, Examples, answers
+from aligners.probing.edges.probes import EdgeProbes, edge_bank
+from aligners.probing.edges.scores import accuracy, codelengths, counts, f1, majority
+from aligners.probing.edges.targets import Labels, Targets, targets_of
+from aligners.probing.edges.task import EdgeTask
+from aligners.probing.training import ProbeTraining, train_bank
+from aligners.probing.words import Place, Words
+from datamodules.text.annotated.sentence import Sentence, Target
+from tests.aligners.probing.worlds import FORMS, PLACES, made_words
+
+ARMS = [Arm(*PLACES[1]), Arm("untrained", 0), Arm("model", None), Arm("model", None, control=True)]
+SIZES = {"projection": 5, "hidden": 4}
+HOW = ProbeTraining(max_epochs=3, batch=2, learning_rate=1e-2, least_steps=4)
+
+
+def bank_of(task: str, words: Words, arms: list[Arm] = ARMS, seed: int = 0) -> tuple[Bank, Targets]:
+    """A bank with weights that differ between its arms."""
+    labels = Labels.of(task, words.sentences)
+    bank = edge_bank(arms, words, labels, seed, **SIZES)
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in bank.parameters():
+            weight += 0.3 * torch.randn(weight.shape, generator=draw)
+    return bank, targets_of(labels, words)
+
+
+def plain_logits(bank: Bank, arm: int, states: Tensor, spans: Tensor) -> Tensor:
+    """One probe on one target, written with the layers of PyTorch."""
+    probes = bank.probes
+    assert isinstance(probes, EdgeProbes)
+
+    def layer(part: nn.Module, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, part.get_parameter("weight")[arm].T, part.get_parameter("bias")[arm, 0])
+
+    pooled = []
+    for place, (first, end) in enumerate(spans.tolist()):
+        projected = layer(probes.projections[place], states[first:end])
+        weights = layer(probes.attention[place], projected).flatten().softmax(0)
+        pooled.append(weights @ projected)
+    hidden = layer(probes.first, torch.cat(pooled)).tanh()
+    return layer(probes.last, nn.LayerNorm(len(hidden), elementwise_affine=False)(hidden))
+
+
+@pytest.mark.parametrize("task", ["kind", "flags", "arc"])
+def test_answers_are_those_of_plain_layers(task: str) -> None:
+    words = made_words()
+    bank, targets = bank_of(task, words)
+    found = torch.cat([logits for _, logits in answers(bank, words, targets)], 1)
+    scaled = [(own - own.mean(0)) / (own - own.mean(0)).square().mean().sqrt() for own in words.states]
+    for a, arm in enumerate(ARMS):
+        if arm.layer is None:
+            own = bank.readings.mix[a, [bank.places.index(Place("model", layer)) for layer in (0, 1)]]
+            shares = (10 * own).softmax(0) * bank.readings.gamma[a]
+            read = shares[0] * scaled[0] + shares[1] * scaled[1]
+        else:
+            read = scaled[PLACES.index(Place(arm.source, arm.layer))]
+        for t in range(len(targets)):
+            torch.testing.assert_close(found[a, t], plain_logits(bank, a, read, targets.spans[t]), rtol=1e-4, atol=1e-5)
+
+
+def test_scores_and_codes_are_those_of_plain_counting() -> None:
+    words = made_words()
+    bank, targets = bank_of("flags", words)
+    logits = torch.cat([each for _, each in answers(bank, words, targets)], 1)
+    found, bits = counts(bank, words, targets).sum(1), codelengths(bank, words, targets)
+    for a, arm in enumerate(ARMS):
+        right = given = true = exact = 0
+        for t in range(len(targets)):
+            mine = {k for k in range(3) if logits[a, t, k].sigmoid() > 0.5}
+            theirs = {k for k in range(3) if targets.labels[int(arm.control), t, k]}
+            right, given, true = right + len(mine & theirs), given + len(mine), true + len(theirs)
+            exact += mine == theirs
+            chances = logits[a, t].double().sigmoid()
+            own = sum(math.log2(chances[k] if k in theirs else 1 - chances[k]) for k in range(3))
+            assert bits[a, t].item() == pytest.approx(-own, rel=1e-6)
+        assert found[a].tolist() == [right, given, true, exact]
+        precision, recall = right / given, right / true
+        assert f1(found)[a].item() == pytest.approx(2 * precision * recall / (precision + recall))
+        assert accuracy(found, len(targets))[a].item() == pytest.approx(exact / len(targets))
+
+
+def test_f1_of_single_labels_is_accuracy_and_a_probe_of_nothing_needs_log_k_bits() -> None:
+    words = made_words()
+    bank, targets = bank_of("kind", words)
+    found = counts(bank, words, targets).sum(1)
+    assert torch.equal(f1(found), accuracy(found, len(targets)))
+    for weight in (bank.probes.last.weight, bank.probes.last.bias):
+        nn.init.zeros_(weight.requires_grad_(False))
+    kinds = len({form[0] for own in words.sentences for form in own.words})
+    torch.testing.assert_close(
+        codelengths(bank, words, targets), torch.full((len(ARMS), len(targets)), math.log2(kinds)).double()
+    )
+
+
+def test_a_bank_is_its_probes_one_after_another() -> None:
+    words = made_words()
+    labels = Labels.of("arc", words.sentences)
+    targets, other = targets_of(labels, words), made_words(seed=50)
+    asked = Examples(words, targets), Examples(other, targets_of(labels, other))
+    together = edge_bank(ARMS, words, labels, 0, **SIZES)
+    train_bank(together, *asked, HOW, 0)
+    for a, arm in enumerate(ARMS):
+        alone = edge_bank([arm], words, labels, 0, **SIZES)
+        train_bank(alone, *asked, HOW, 0)
+        assert not any(weight.requires_grad for weight in alone.parameters())
+        part = together.only([a])
+        assert part.places == alone.places
+        assert part.arms == alone.arms
+        bits = codelengths(alone, words, targets)[0]
+        torch.testing.assert_close(codelengths(part, words, targets)[0], bits, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(codelengths(together, words, targets)[a], bits, rtol=1e-4, atol=1e-5)
+        assert (bits - codelengths(edge_bank([arm], words, labels, 0, **SIZES), words, targets)[0]).abs().min() > 1e-3
+
+
+def test_training_lowers_the_loss_and_starts_differ_by_seed() -> None:
+    words = made_words((5,) * 20)
+    labels = Labels.of("kind", words.sentences)
+    targets, before, after = targets_of(labels, words), [], []
+    asked = Examples(words, targets), Examples(words, targets)
+    for seed in range(2):
+        bank = edge_bank(ARMS, words, labels, seed, **SIZES)
+        before.append(codelengths(bank, words, targets).mean(1))
+        train_bank(bank, *asked, ProbeTraining(max_epochs=4, batch=5, learning_rate=1e-2), seed)
+        after.append(codelengths(bank, words, targets).mean(1))
+    assert all((a < 0.95 * b).all() for a, b in zip(after, before, strict=True))
+    assert not torch.equal(before[0], before[1])
+
+
+def test_some_targets_alone_are_asked() -> None:
+    words = made_words()
+    bank, targets = bank_of("arc", words)
+    chosen = torch.tensor([7, 0, 3])
+    some = targets.only(chosen)
+    every = codelengths(bank, words, targets)
+    # sums of float32 products, of other shapes: another CPU adds them up in another order
+    torch.testing.assert_close(codelengths(bank, words, some), every[:, [0, 3, 7]], rtol=1e-5, atol=1e-5)
+    assert some.sentences == sorted(set(targets.sentence[chosen].tolist()))
+    hidden = targets.only(torch.arange(len(targets)) < 0)
+    for kind, asked in (("fitting", (hidden, targets)), ("validation", (targets, hidden))):
+        with pytest.raises(ValueError, match=f"Expected {kind} sentences of which something is asked"):
+            train_bank(bank, *(Examples(words, each) for each in asked), HOW, 0)
+
+
+def test_the_control_task_goes_by_the_word_alone() -> None:
+    words, other = made_words(), made_words(seed=50)
+    labels = Labels.of("kind", words.sentences)
+    given: dict[str, set[tuple[bool, ...]]] = {}
+    for own in (words, other):
+        forms = [word for each in own.sentences for word in each.words]
+        for form, hot in zip(forms, targets_of(labels, own, seed=3).labels[1].tolist(), strict=True):
+            given.setdefault(form, set()).add(tuple(hot))
+    assert set(given) == set(FORMS)
+    assert {len(found) for found in given.values()} == {1}
+    shares = [labels.drawn(f"word {n}", 3) for n in range(4000)]
+    for names, count in labels.sets:
+        assert shares.count(names) / 4000 == pytest.approx(count / sum(c for _, c in labels.sets), abs=0.03)
+    assert [labels.drawn(form, 4) for form in FORMS] != [labels.drawn(form, 3) for form in FORMS]
+
+
+def test_a_label_that_fitting_has_not_seen_is_counted_and_never_right() -> None:
+    words = made_words()
+    bank, _ = bank_of("kind", words)
+    labels = Labels.of("kind", words.sentences)
+    new = [replace(s, targets=(Target("kind", (0, 1), labels=("new",)), *s.targets)) for s in words.sentences]
+    targets = targets_of(labels, replace(words, sentences=new))
+    assert int(targets.unknown.sum()) == len(words.sentences)
+    unknown = targets.unknown > 0
+    bits = codelengths(bank, words, targets)
+    assert torch.equal(bits.isinf(), unknown & torch.tensor([[not arm.control] for arm in ARMS]))
+    whole, known = (counts(bank, words, own).sum(1) for own in (targets, targets.only(~unknown)))
+    assert torch.equal(
+        whole[:, 0] - known[:, 0] > 0, torch.tensor([False, False, False, False]) | (whole[:, 0] > known[:, 0])
+    )
+    for a, arm in enumerate(ARMS):
+        if not arm.control:
+            assert whole[a].tolist() == [known[a, 0], known[a, 1] + len(new), known[a, 2] + len(new), known[a, 3]]
+    least = majority(labels, targets).sum(1)[0]
+    assert least[0] == labels.sets[0][1]
+    assert least[1] == least[2] == len(targets)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda t: replace(t, span1=(0, 99)), r"within the \d words .* got \(0, 99\)"),
+        (lambda t: replace(t, span1=(1, 1)), r"got \(1, 1\)"),
+        (lambda t: replace(t, span2=(0, 1)), "1 spans of every target of 'kind', but got 2"),
+    ],
+)
+def test_spans_that_are_none_are_refused(change: Callable[[Target], Target], said: str) -> None:
+    words = made_words()
+    labels = Labels.of("kind", words.sentences)
+    wrong = [
+        replace(s, targets=tuple(change(t) if t.task == "kind" else t for t in s.targets)) for s in words.sentences
+    ]
+    with pytest.raises(ValueError, match=said):
+        targets_of(labels, replace(words, sentences=wrong))
+
+
+def test_tasks_and_arms_that_there_are_not_are_refused() -> None:
+    words = made_words()
+    with pytest.raises(ValueError, match="got 'ner'; there are: kind, flags, arc"):
+        Labels.of("ner", words.sentences)
+    both = [Sentence(("a",), targets=(Target("t", (0, 1), span2, ("x",)),)) for span2 in ((), (0, 1))]
+    with pytest.raises(ValueError, match="to have `span2`, or none"):
+        Labels.of("t", both)
+    same = [Sentence(("a",), targets=(Target("t", (0, 1), labels=("x",)),))] * 2
+    with pytest.raises(ValueError, match=r"to be told apart, but all have the labels \('x',\)"):
+        Labels.of("t", same)
+    with pytest.raises(ValueError, match=r"Expected a place that .*layer=7"):
+        edge_bank([Arm("model", 7)], words, Labels.of("kind", words.sentences), 0)
+    with pytest.raises(ValueError, match="read at layer 1 of the model"):
+        replace(words, states=words.states[:1], places=PLACES[:1]).read(PLACES[1:2], [0])
+
+
+def test_rows_have_intervals_selectivity_and_the_centre_of_gravity() -> None:
+    words = made_words((6,) * 30)
+    arms = [Arm("model", 0), Arm("model", None), Arm("model", 0, control=True), Arm("model", None, control=True)]
+    task = EdgeTask("kind", words, made_words((6,) * 10, seed=70), arms, SIZES, seed=0)
+    banks = [task.train(HOW, seed) for seed in range(2)]
+    least, single, mixed = task.rows(banks, made_words((6,) * 40, seed=100))
+    held = made_words((6,) * 40, seed=100)
+    by_seed = [f1(counts(bank, held, targets_of(task.labels, held)).sum(1)) for bank in banks]
+    assert least["source"] == "majority"
+    assert single["score"] == pytest.approx(float(by_seed[0][0] + by_seed[1][0]) / 2)
+    assert (single["score_seeds_low"], single["score_seeds_high"]) == pytest.approx(
+        sorted(float(own[0]) for own in by_seed)
+    )
+    assert single["control"] == pytest.approx(float(by_seed[0][2] + by_seed[1][2]) / 2)
+    for row in (single, mixed):
+        assert row["selectivity"] == pytest.approx(row["score"] - row["control"])
+        assert row["score_low"] < row["score"] < row["score_high"]
+        assert row["selectivity_low"] < row["selectivity"] < row["selectivity_high"]
+    weights = torch.stack([bank.readings.weights()[1] for bank in banks]).mean(0)
+    assert mixed["centre_of_gravity"] == pytest.approx(float(weights[1]))
+    assert single["centre_of_gravity"] is None

@@ -1,0 +1,95 @@
+"""How long each probe of a bank is trained, and at what rate."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from aligners.probing.arms import Arm
+from aligners.probing.bank import Examples, fresh_bank, losses
+from aligners.probing.storing import ENTRY, load_banks, save_banks
+from aligners.probing.training import ProbeTraining, Progress, ended, train_bank
+from aligners.probing.trees.asked import Trees
+from aligners.probing.trees.probes import DepthProbes, DistanceProbes, StructuralProbes
+from aligners.probing.trees.scores import distance_scores
+from tests.aligners.probing.worlds import made_words
+
+ARMS = [Arm("model", 0), Arm("model", 1)]
+
+
+def test_each_arm_has_its_own_rate_end_and_weights() -> None:
+    bank = nn.Linear(1, 3, bias=False)  # three arms of one weight
+    nn.init.zeros_(bank.weight)
+    optimizer = torch.optim.SGD(bank.parameters(), lr=1.0)
+    progress = Progress(bank, torch.ones(3), patience=2)  # type: ignore[arg-type]
+    for found in ([0.9, 2.0, 2.0], [0.8, 2.0, 0.5], [0.7, 0.1, 0.6]):
+        bank.weight.grad = -torch.ones_like(bank.weight)
+        progress.step(optimizer)
+        progress.look(torch.tensor(found))
+    assert progress.rates.tolist() == [1, 0, 0.25]
+    assert bank.weight.flatten().tolist() == [3, 1.5, 2]  # 1 + 1 + 1, 1 + 1/2 + 0, 1 + 1/2 + 1/2
+    progress.take_back()
+    assert bank.weight.flatten().tolist() == [3, 0, 1.5]  # an arm that has ended stays so, though .1 is less
+
+
+@pytest.mark.parametrize("width", [6, 384])
+@pytest.mark.parametrize("kind", [DistanceProbes, DepthProbes])
+def test_the_rate_of_a_structural_probe_does_not_fall_with_the_width(kind: type[StructuralProbes], width: int) -> None:
+    words = made_words(width=width)
+    asked = Examples(words, Trees.of(words))
+    banks = [fresh_bank(kind, ARMS, words, 0) for _ in range(2)]
+    train_bank(banks[0], asked, asked, ProbeTraining(max_epochs=1, learning_rate=1e-6, least_steps=1), 0)
+    before, after = (bank.probes.get_parameter("weight") for bank in reversed(banks))
+    assert (after - before).abs().quantile(0.9).item() == pytest.approx(1e-6, rel=0.1)
+
+
+def test_training_ends_when_nothing_is_left_to_learn_and_the_limit_is_said() -> None:
+    words, other = made_words(), made_words(seed=50)
+    fitting, watched = (Examples(own, Trees.of(own)) for own in (words, other))
+    for most, unfinished in ((1, ARMS), (200, [])):
+        bank = fresh_bank(DistanceProbes, ARMS, words, 0)
+        start = losses(bank, watched)
+        how = ProbeTraining(max_epochs=most, learning_rate=1e-4 if most == 1 else 3e-2, patience=2, least_steps=4)
+        train_bank(bank, fitting, watched, how, 0)
+        assert bank.unfinished == unfinished
+        assert (losses(bank, watched) <= start).all()
+        assert ended([bank, bank]) == {"probes": 2 * len(unfinished), "of": 4}
+
+
+def test_depths_are_of_states_that_are_not_centred() -> None:
+    words = made_words()
+    assert not fresh_bank(DepthProbes, ARMS, words, 0).readings.mean.any()
+    assert fresh_bank(DistanceProbes, ARMS, words, 0).readings.mean.all()
+
+
+def test_a_prediction_that_is_constant_has_no_correlation_and_says_nothing_else() -> None:
+    words = made_words((5,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = distance_scores(iter([(0, np.zeros((1, 5, 5)))]), words.sentences, Trees.of(words))
+    assert found.spearman.isnan().all()
+
+
+def test_probes_that_an_earlier_version_has_saved_are_read(tmp_path: Path) -> None:
+    """They were of the states' width where no rank was given, and centred for depths, too."""
+    words = made_words()
+    bank = fresh_bank(DepthProbes, ARMS, words, 0)
+    bank.readings.mean += 3
+    save_banks(tmp_path / "new", {"depth": bank})
+    with safe_open(tmp_path / "new", "pt") as file:
+        described = json.loads(file.metadata()[ENTRY])
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (no mapping)
+    del described["depth"]["options"]["usual"]
+    save_file(tensors, tmp_path / "old", metadata={ENTRY: json.dumps(described)})
+    found, _ = load_banks(tmp_path / "old")["depth"]
+    part = Trees.of(words).part(words, [2, 3])
+    states = words.read(bank.places, [2, 3])
+    torch.testing.assert_close(found(states, part), bank(states, part).detach())

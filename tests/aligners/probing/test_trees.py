@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.sparse.csgraph import shortest_path
+from scipy.stats import spearmanr
+
+from aligners.probing.arms import Arm
+from aligners.probing.bank import Bank, Examples, fresh_bank
+from aligners.probing.training import ProbeTraining, train_bank
+from aligners.probing.trees.asked import Trees
+from aligners.probing.trees.drawing import drawn_trees
+from aligners.probing.trees.probes import DepthProbes, DistanceProbes, StructuralProbes
+from aligners.probing.trees.scores import (
+    by_length,
+    chain,
+    depth_scores,
+    distance_scores,
+    predictions,
+    punctuation,
+    spanning_edges,
+)
+from aligners.probing.trees.shapes import tree_depths, tree_distances, tree_edges
+from aligners.probing.trees.task import TreeTask
+from aligners.reports.probing.figures import trees_figure
+from datamodules.text.annotated.sentence import Target
+from tests.aligners.probing.worlds import made_words
+
+ARMS = [Arm("model", 0, rank=2), Arm("model", 1), Arm("untrained", 1, rank=4)]
+HOW = ProbeTraining(max_epochs=3, batch=2, learning_rate=1e-2, least_steps=4)
+
+
+def bank_of(kind: type[StructuralProbes]) -> Bank:
+    bank = fresh_bank(kind, ARMS, made_words(), 0)
+    with torch.no_grad():
+        bank.probes.weight += torch.randn(bank.probes.weight.shape, generator=torch.Generator().manual_seed(1))
+    return bank
+
+
+def test_depths_and_distances_are_those_of_paths() -> None:
+    for own in made_words((9, 12, 2)).sentences:
+        edges = np.zeros((len(own.heads),) * 2)
+        for first, last in tree_edges(own.heads):
+            edges[first, last] = 1
+        paths = shortest_path(edges, directed=False)
+        assert np.array_equal(tree_distances(own.heads).numpy(), paths)
+        assert np.array_equal(tree_depths(own.heads).numpy(), paths[own.heads.index(0)])
+
+
+@pytest.mark.parametrize("kind", [DistanceProbes, DepthProbes])
+def test_predictions_and_losses_are_those_of_the_paper(kind: type[StructuralProbes]) -> None:
+    words, bank = made_words(), bank_of(kind)
+    trees = Trees.of(words)
+    found = dict(predictions(bank, words, trees))
+    losses = torch.zeros(len(ARMS))
+    assert sorted(found) == trees.sentences == [b for b, own in enumerate(words.sentences) if len(own.words) > 1]
+    for a, arm in enumerate(ARMS):
+        states = words.states[words.places.index((arm.source, arm.layer))]
+        centre = states.mean(0)
+        scaled = (states - centre if kind is DistanceProbes else states) / (states - centre).square().mean().sqrt()
+        matrix = bank.probes.weight[a, :, : arm.rank]
+        for b in trees.sentences:
+            own = (scaled[words.rows([b])] @ matrix).detach()
+            if kind is DistanceProbes:
+                plain = torch.stack([(own - each).square().sum(1) for each in own])
+                true = trees.distances[b]
+            else:
+                plain, true = own.square().sum(1), trees.depths[b]
+            np.testing.assert_allclose(found[b][a], plain.numpy(), rtol=1e-4, atol=1e-4)
+            losses[a] += (plain - true).abs().mean() / len(trees.sentences)
+    part = trees.part(words, trees.sentences)
+    torch.testing.assert_close(bank.losses(words.read(bank.places, trees.sentences), part).mean(1).detach(), losses)
+
+
+def test_a_bank_over_sites_and_ranks_is_its_probes_one_after_another() -> None:
+    words = made_words()
+    trees, other = Trees.of(words), made_words(seed=50)
+    asked = Examples(words, trees), Examples(other, Trees.of(other))
+    together = fresh_bank(DistanceProbes, ARMS, words, 0)
+    train_bank(together, *asked, HOW, 0)
+    for a, arm in enumerate(ARMS):
+        alone = fresh_bank(DistanceProbes, [arm], words, 0)
+        train_bank(alone, *asked, HOW, 0)
+        rank = arm.rank or 6
+        torch.testing.assert_close(
+            together.probes.weight[a, :, :rank], alone.probes.weight[0, :, :rank], rtol=1e-4, atol=1e-5
+        )
+        part = together.only([a])
+        for (b, one), (_, other) in zip(predictions(part, words, trees), predictions(alone, words, trees), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4, err_msg=str(b))
+
+
+def test_rank_correlations_are_scipys_averaged_by_word_sentence_and_length() -> None:
+    words, bank = made_words((3, 5, 5, 6, 7, 7, 7)), bank_of(DistanceProbes)
+    trees = Trees.of(words)
+    found = distance_scores(predictions(bank, words, trees), words.sentences, trees)
+    by_sentence = []
+    for (b, predicted), length in zip(predictions(bank, words, trees), found.lengths, strict=True):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            each = [spearmanr(predicted[0][w], trees.distances[b][w]).statistic for w in range(int(length))]
+        by_sentence.append((int(length), np.nanmean(each)))
+    np.testing.assert_allclose(found.spearman[0], [value for _, value in by_sentence], rtol=1e-6)
+    of_length = {n: [value for length, value in by_sentence if length == n] for n in (5, 6, 7)}  # 3 is too short
+    expected = np.mean([np.mean(values) for values in of_length.values()])
+    assert by_length(found.spearman, found.lengths)[0].item() == pytest.approx(expected)
+    twice = torch.tensor([[1.0, 2, 0, 1, 0, 1, 1]])
+    drawn = torch.tensor([1, 1, 3, 5, 6])
+    assert by_length(found.spearman, found.lengths, twice)[0, 0].item() == pytest.approx(
+        by_length(found.spearman[:, drawn], found.lengths[drawn])[0].item()
+    )
+    depth = depth_scores(predictions(bank_of(DepthProbes), words, trees), words.sentences, trees)
+    _, first = next(predictions(bank_of(DepthProbes), words, trees))
+    assert depth.spearman[1, 0].item() == pytest.approx(spearmanr(first[1], trees.depths[0]).statistic)
+    assert depth.hits[1, 0] == (first[1].argmin() == words.sentences[0].heads.index(0))
+
+
+def test_true_distances_give_the_tree_and_punctuation_does_not_count() -> None:
+    words = made_words((8, 11))
+    trees = Trees.of(words)
+    for b, own in enumerate(words.sentences):
+        true = trees.distances[b].double().numpy()
+        assert spanning_edges(true, np.ones(len(true), dtype=bool)) == tree_edges(own.heads)
+    leaf = next(w for w in range(8) if w + 1 not in words.sentences[0].heads)
+    marked = replace(words.sentences[0], targets=(Target("pos", (leaf, leaf + 1), labels=("PUNCT",)),))
+    assert punctuation(marked).nonzero()[0].tolist() == [leaf]
+    perfect = ((b, own.double().numpy()[None]) for b, own in trees.distances.items())
+    found = distance_scores(perfect, [marked, words.sentences[1]], trees)
+    assert found.asked.tolist() == [6, 10]
+    assert found.hits.tolist() == [[6, 10]]
+    assert found.spearman.min() > 1 - 1e-12
+    flat = ((b, own.double().numpy()[None]) for b, own in trees.depths.items())
+    assert depth_scores(flat, words.sentences, trees).hits.tolist() == [[1, 1]]
+
+
+def test_the_caption_of_a_drawn_tree_counts_the_edges_that_uuas_counts() -> None:
+    words = made_words((8,))
+    own = words.sentences[0]
+    leaf = next(w for w in range(8) if w + 1 not in own.heads)
+    marked = replace(own, targets=(Target("pos", (leaf, leaf + 1), labels=("PUNCT",)),))
+    (row,) = drawn_trees(fresh_bank(DistanceProbes, ARMS[:1], words, 0), replace(words, sentences=[marked]), 1, "m")
+    counted, found = (set(row[name].split()) for name in ("counted", "found"))
+    assert len(row["edges"].split()) == 7
+    assert len(counted) == 6
+    (axis,) = trees_figure([row]).axes
+    assert axis.get_title() == f"m, site 0: {len(counted & found)} of 6 edges"
+
+
+def test_a_chain_is_the_order_of_the_words() -> None:
+    trees = Trees.of(made_words((4,)))
+    assert next(chain(trees, depth=True))[1].tolist() == [[0, 1, 2, 3]]
+    assert next(chain(trees, depth=False))[1][0, 1].tolist() == [1, 0, 1, 2]
+
+
+def test_rows_of_a_structural_probe() -> None:
+    words = made_words((6,) * 20)
+    task = TreeTask("distance", words, made_words((6,) * 5, seed=60), ARMS, seed=0)
+    least, *found = task.rows([task.train(HOW, seed) for seed in range(2)], made_words((7, 8) * 15, seed=30))
+    assert least["source"] == "word order"
+    assert [(row["site"], row["rank"], row["parameters"]) for row in found] == [(0, 2, 12), (1, None, 36), (1, 4, 24)]
+    for row in found:
+        assert row["score_low"] <= row["score"] <= row["score_high"]
+        assert row["uuas_low"] <= row["uuas"] <= row["uuas_high"]
+        assert row["root_accuracy"] is None
+
+
+def test_sentences_without_trees_cycles_and_ranks_that_there_are_not_are_refused() -> None:
+    words = made_words()
+    bare = [replace(own, heads=()) for own in words.sentences]
+    with pytest.raises(ValueError, match="all heads are missing"):
+        Trees.of(replace(words, sentences=bare))
+    assert Trees.of(replace(words, sentences=[*bare[:2], *words.sentences[2:]])).sentences == [2, 3, 4, 5]
+    with pytest.raises(ValueError, match=r"words \[1, 2\] are in a cycle"):
+        Trees.of(replace(words, sentences=[replace(bare[0], heads=(2, 1, 0)), *bare[1:]]))
+    for rank in (0, 7):
+        with pytest.raises(ValueError, match=f"`ranks` between 1 and 6, the width of the states, but got {rank}"):
+            fresh_bank(DistanceProbes, [Arm("model", 0, rank=rank)], words, 0)

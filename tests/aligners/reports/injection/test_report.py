@@ -1,0 +1,316 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from aligners.injection.behaviour import BEHAVIOUR_COLUMNS
+from aligners.injection.methods import BOTH_WAYS, CLOSED, TRAINED
+from aligners.injection.text_errors import ERROR_COLUMNS
+from aligners.reports.drawing import FLOORS, METHODS, method_looks
+from aligners.reports.injection.figures import fvu_figure
+from aligners.reports.injection.report import FIGURES, console_tables, report
+from aligners.reports.injection.words import below_chance, price_of_bijectivity, reading
+from aligners.reports.kinds import make_report
+from aligners.reports.page.run import write_page
+from aligners.reports.publishing import write
+
+Row = dict[str, Any]
+
+
+def row(method: str, site: int | None, fvu: float | None, accuracy: float | None, **changes: Any) -> Row:
+    role = "ceiling" if method.startswith("native") else "floor" if site is None or method == "identity" else "method"
+    return {
+        "model_x": "first",
+        "model_y": "second",
+        "direction": "forward",
+        "rows": "tokens",
+        "n_texts": 10,
+        "n_rows": 100,
+        "seed": 0,
+        "method": method,
+        "role": role,
+        "site_x": site,
+        "site_y": site,
+        "parameters": None,
+        "fit": None,
+        "bijective": None,
+        "fitted_on": None,
+        "training": None,
+        **dict.fromkeys(BEHAVIOUR_COLUMNS),
+        "accuracy": accuracy,
+        "accuracy_low": None if accuracy is None else accuracy - 0.05,
+        "accuracy_high": None if accuracy is None else accuracy + 0.05,
+        "score": accuracy,
+        "score_low": None if accuracy is None else accuracy - 0.05,
+        "score_high": None if accuracy is None else accuracy + 0.05,
+        "score_name": "accuracy",
+        "loss": 0.5,
+        **dict.fromkeys(("penalty", "penalty_low", "penalty_high", "perplexity")),
+        "agreement": 0.9,
+        **dict.fromkeys(ERROR_COLUMNS),
+        "fvu": fvu,
+    } | changes
+
+
+def forward() -> list[Row]:
+    """Two sites; linear loses nothing, procrustes five points at site 2, the INN is 1.25 to 1.5 times the MLP."""
+    inn, mlp = ({"fit": TRAINED, "parameters": size, "bijective": size == 1000} for size in (1000, 1030))
+    return [
+        row("native_x", None, None, None),
+        row("native_y", None, None, 0.8),
+        row("random_classifier", None, None, 0.5),
+        *(row("identity", site, 2.0, accuracy) for site, accuracy in ((1, 0.5), (2, 0.6))),
+        *(row("linear", site, fvu, 0.79, fit=CLOSED) for site, fvu in ((1, 0.4), (2, 0.5))),
+        *(row("procrustes", site, 0.7, accuracy, fit=CLOSED) for site, accuracy in ((1, 0.8), (2, 0.75))),
+        *(row("inn", site, fvu, 0.8, **inn) for site, fvu in ((1, 0.25), (2, 0.3))),
+        *(row("mlp", site, 0.2, 0.8, **mlp) for site in (1, 2)),
+        *(row("mlp_wide", site, 0.1, 0.7, fit=TRAINED, parameters=9000, bijective=False) for site in (1, 2)),
+    ]
+
+
+def test_a_model_worse_than_random_labels_is_flagged() -> None:
+    chance = row("random_label", None, None, 0.5)
+    rows = [row("native_x", None, None, 0.44), row("native_y", None, None, 0.46), chance]
+    assert [entry["method"] for entry in below_chance(rows)] == ["native_x"]
+    (entry,) = below_chance([*rows, *(r | {"direction": "backward", "model_x": "second", "model_y": "first"} for r in
+                                      [row("native_y", None, None, 0.44), chance])])  # fmt: skip
+    assert (entry["model"], entry["score"], entry["chance_low"]) == ("first", 0.44, 0.45)
+    said = reading([*forward(), chance | {"score_low": 0.81}])
+    assert "Caution: second by itself scores 80.0, below what random labels get (from 81.0)" in said
+    assert "--data.labels" in said
+    assert said.startswith("Caution")
+    assert "Caution" not in reading(forward())
+
+
+def two_ways() -> list[Row]:
+    back = [r | {"model_x": "second", "model_y": "first", "direction": "backward"} for r in forward()]
+    return forward() + back
+
+
+def test_a_map_no_better_than_the_mean_is_not_praised() -> None:
+    worse = [row("linear", 1, 1.06, 0.7, fit=CLOSED), row("native_y", None, None, 0.8)]
+    said = reading(worse)
+    assert "The closest map, linear, is no better than the mean: its FVU is 1.06. No better than the mean of" in said
+    assert "106" not in said
+    ridge = row("ridge", 1, 0.4, 0.7, fit=CLOSED, fvu_other=1.5)
+    said = reading([*worse, ridge])
+    assert "The closest map, ridge, leaves 40.0% of the variance unexplained. No better than the mean of the" in said
+    assert "at some site, by its largest FVU: linear 1.06." in said
+    assert "On the other text ridge is closest and is no better than the mean: its FVU is 1.5." in said
+    inn = row("inn", 1, 0.3, 0.7, fit=TRAINED, bijective=True, parameters=9)
+    assert "inn, leaves 30.0% of the variance unexplained, where ridge leaves 40.0%." in reading([*worse, ridge, inn])
+    assert "where linear is no better than the mean: its FVU is 1.06." in reading([*worse, inn])
+    assert "No better" not in reading(forward())
+
+
+def test_cautions_are_among_the_findings_of_every_report() -> None:
+    found = make_report("injection", {"cautions": ["Caution: few."]}, forward())
+    assert found.sentences[0] == "Caution: few."
+
+
+def test_files_hold_every_row_and_every_number(tmp_path: Path) -> None:
+    rows = two_ways()
+    folder = tmp_path / "deep" / "report"
+    write(report({"seed": 3}, rows), folder)
+    found = json.loads((folder / "report.json").read_text())
+    judged = {"price_of_bijectivity": price_of_bijectivity(rows), "below_chance": below_chance(rows)}
+    assert found == {"meta": {"seed": 3, **judged}, "rows": rows, "findings": reading(rows).splitlines()}
+    with (folder / "report.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert [line["fvu"] for line in lines] == ["" if r["fvu"] is None else str(r["fvu"]) for r in rows]
+    assert [line["method"] for line in lines] == [r["method"] for r in rows]
+    table, said = (part.splitlines() for part in (folder / "report.md").read_text().split("\n\n"))
+    assert said == [f"- {sentence}" for sentence in reading(rows).splitlines()]
+    assert len(table) == len(rows) + 2
+    assert {line.count("|") for line in table} == {table[0].count("|")}
+    for name in ("fvu.png", "accuracy.png"):
+        assert (folder / name).read_bytes().startswith(b"\x89PNG")
+    assert not [path for path in folder.iterdir() if ".part" in path.name]
+
+
+def test_rows_of_several_pairs_of_models_and_uneven_sites_are_drawn(tmp_path: Path) -> None:
+    other = [
+        r | {"model_y": "third", "site_y": None if r["site_y"] is None else r["site_y"] + 4}
+        for r in forward()
+        if r["method"] != "identity"
+    ]
+    write(report({}, forward() + other), tmp_path)
+    assert "| 1→5 |" in (tmp_path / "report.md").read_text()
+    assert (tmp_path / "fvu.png").exists()
+
+
+def test_files_name_models_in_full_and_show_them_shortly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = "/tmp/" + "folder/" * 40
+    rows = [r | {side: long + r[side] for side in ("model_x", "model_y")} for r in forward()]
+    drawn: list[str] = []
+    for name, draw in FIGURES.items():
+        monkeypatch.setitem(FIGURES, name, lambda rows, draw=draw: drawn.append(rows[0]["model_x"]) or draw(rows))
+    write(report({}, rows), tmp_path)
+    assert (tmp_path / "report.csv").read_text().count(long) == 2 * len(rows)
+    assert drawn == ["first"] * 2
+    text = (tmp_path / "report.md").read_text()
+    assert text.count("| first | second |") == len(rows)
+    assert text.endswith(f"\n\n- first: `{long}first`\n- second: `{long}second`\n")
+
+
+@pytest.mark.parametrize("sites", [2, 12])
+def test_tables_on_screen_show_each_direction(sites: int) -> None:
+    wide = [r | {"site_x": s, "site_y": s} for s in range(sites) for r in forward() if r["site_x"] == 1]
+    rows = [r for r in forward() if r["site_x"] is None] + wide
+    rows += [r | {"model_x": "second", "model_y": "first"} for r in rows]
+    screen = io.StringIO()
+    for table in console_tables(rows):
+        Console(width=160, file=screen).print(table)
+    shown = screen.getvalue()
+    assert "first → second" in shown
+    assert "second → first" in shown
+    assert "procrustes" in shown
+    assert "80.0" in shown
+    assert "1,030" in shown
+    assert "…" not in shown  # nothing is cut off
+
+
+def test_price_of_bijectivity_is_asked_of_networks_of_equal_size() -> None:
+    prices = price_of_bijectivity(two_ways())
+    assert {(price["method"], price["against"]) for price in prices} == {("inn", "mlp")}
+    assert [price["ratio"] for price in prices if price["model_x"] == "first"] == pytest.approx([1.25, 1.5])
+    assert len(prices) == 4
+    closed = [r | {"fit": CLOSED} if r["method"] == "inn" else r for r in forward()]
+    assert price_of_bijectivity(closed) == []
+    ways = [r | {"fit": BOTH_WAYS} if r["method"] == "inn" else r for r in forward()]
+    assert [price["fit"] for price in price_of_bijectivity(ways)] == [BOTH_WAYS, BOTH_WAYS]
+
+
+def test_reading_says_what_the_numbers_say() -> None:
+    for part in (
+        "second answers 80.0% of the held-out texts rightly on its own",
+        "50.0% to 60.0% when first's states are put in as they are",
+        "mapped by linear, inn and mlp they keep it within 1.5 points",
+        "the worst site loses 5.0 points with procrustes and 10.0 points with mlp_wide",
+        "The closest map, mlp_wide, leaves 10.0% of the variance unexplained",
+        "where linear leaves 40.0% to 50.0%",
+        "inn 1.25 to 1.50 times mlp",
+    ):
+        assert part in reading(forward())
+    assert reading(two_ways()).count("answers") == 2
+    assert "No map that is trained at every site was evaluated" in reading(
+        [r for r in forward() if r["role"] != "method"]
+    )
+
+
+def test_a_gain_is_not_said_to_be_kept_within_a_margin() -> None:
+    rows = [r | {"score": 0.85} if r["method"] == "linear" and r["site_x"] == 2 else r for r in forward()]
+    said = reading(rows)
+    assert "mapped by inn and mlp they keep it within 1.5 points of that at every site" in said
+    assert "the best site gains 5.0 points with linear" in said
+
+
+@pytest.mark.parametrize("outcome", ["untrained start (linear)", "diverged at step 3, set back to step 2"])
+def test_a_map_that_is_not_trained_is_marked_and_compared_with_none(outcome: str, tmp_path: Path) -> None:
+    """The MLPs, which are closest, and at one site only."""
+    rows = [r | {"training": outcome} if r["method"].startswith("mlp") and r["site_x"] == 2 else r for r in forward()]
+    assert not price_of_bijectivity([r for r in rows if r["site_x"] == 2])
+    headline, *marks = reading(rows).splitlines()
+    assert "The closest map, inn, leaves 25.0% to 30.0%" in headline
+    assert headline.count("mlp") == 1  # the price at site 1, where both are trained
+    assert marks[1:] == [f"* {name} at site 2: {outcome}." for name in ("mlp", "mlp_wide")]
+    write(report({}, rows), tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert text.count(f"| {outcome} |") == 2
+    assert f"- \\* mlp at site 2: {outcome}." in text  # no list within a list
+    cells = [cell for table in console_tables(rows) for column in table.columns for cell in column.cells]
+    assert "0.200*" in cells
+    assert "*" not in cells
+    page = write_page(report({}, rows), tmp_path).read_text()
+    assert "*: untrained start, or diverged (see the findings)." in page
+    for draw in FIGURES.values():
+        if draw is not FIGURES["penalty"]:
+            assert any(line.get_markerfacecolor() == "white" for axis in draw(rows).axes for line in axis.lines)
+
+
+def test_ticks_are_plain_numbers_and_reach_above_the_floors() -> None:
+    for top in (1.06, 1.8, 2.3, 9.0):
+        rows = [r | {"fvu": top} if r["method"] == "identity" else r for r in forward()]
+        (axis,) = fvu_figure(rows).axes
+        ticks, (_, end) = list(axis.get_yticks()), axis.get_ylim()
+        assert len(ticks) >= 4
+        assert any(tick > 1 and tick >= top for tick in ticks if tick <= end)
+        assert [label.get_text() for label in axis.get_yticklabels()] == [f"{tick:g}" for tick in ticks]
+        assert not axis.get_yticklabels(minor=True)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.713, 0.714), (0.65, 1.06), (1e-9, 2.0), (1.0, 1.0)])
+def test_ticks_cover_any_range(low: float, high: float) -> None:
+    rows = [row("linear", 1, low, 0.7, fit=CLOSED), row("procrustes", 1, high, 0.7, fit=CLOSED)]
+    (axis,) = fvu_figure(rows).axes
+    bottom, top = axis.get_ylim()
+    assert bottom <= low <= high <= top
+    assert 3 <= sum(bottom <= tick <= top for tick in axis.get_yticks()) <= 13
+
+
+def test_unseen_types_and_other_text_are_shown_where_they_are_known() -> None:
+    seen = {"linear": (0.4, 0.6), "mlp": (0.1, 0.9)}
+    rows = [
+        r | {"fvu_seen": seen[r["method"]][0], "fvu_unseen": seen[r["method"]][1], "fvu_other": 0.7, "n_unseen": 25}
+        for r in forward()
+        if r["method"] in seen
+    ]
+    text = reading([*forward()[:2], *rows])
+    assert "On types that no map saw, 25.0% of the rows, linear is closest and leaves 60.0%." in text
+    assert "Partly a vocabulary: mlp, 90.0% there and 10.0% on types it saw." in text
+    assert "On the other text linear is closest and leaves 70.0%." in text
+    assert "vocabulary" not in reading(forward())
+    assert len(fvu_figure(rows).axes) == 3 * len(fvu_figure(forward()).axes)
+    screen = io.StringIO()
+    for table in console_tables(rows):
+        Console(width=160, file=screen).print(table)
+    assert {"unseen", "other", "0.900", "0.700"} <= set(screen.getvalue().split())
+
+
+def test_a_method_looks_the_same_in_every_panel() -> None:
+    backward = [row("inn", 1, 0.3, 0.7), row("procrustes", 1, 0.8, 0.7), row("linear", 1, 0.5, 0.7)]
+    rows = forward() + [entry | {"direction": "backward"} for entry in backward]
+    left, right = fvu_figure(rows).axes
+    colours = {line.get_label(): line.get_color() for line in left.lines}
+    for line in right.lines[: len(backward)]:
+        assert line.get_color() == colours[line.get_label()], line.get_label()
+
+
+def test_a_method_looks_the_same_in_every_figure_whatever_else_is_drawn() -> None:
+    each = [fvu_figure([entry for entry in forward() if entry["method"] not in left_out]).axes[0]
+            for left_out in ((), ("procrustes", "mlp"))]  # fmt: skip
+    all_lines, fewer = ({line.get_label(): line for line in axis.lines} for axis in each)
+    for name in ("linear", "inn", "identity"):
+        for look in ("get_color", "get_marker", "get_linestyle"):
+            assert getattr(fewer[name], look)() == getattr(all_lines[name], look)(), (name, look)
+
+
+def test_methods_and_floors_can_be_told_apart() -> None:
+    looks = method_looks([*METHODS, *FLOORS, "mine", "yours"])
+    assert len({(look["color"], look["marker"], look["linestyle"]) for look in looks.values()}) == len(looks)
+    assert len({looks[name]["color"] for name in (*METHODS, *FLOORS)}) == len(METHODS) + len(FLOORS)
+
+
+def test_no_panel_has_more_lines_than_can_be_told_apart() -> None:
+    rows = [row(name, 1, 0.5, 0.7, fit=CLOSED) for name in ("cca", "linear", "procrustes", "permutation")]
+    rows += [row(name, 1, 0.5, 0.7, fit=TRAINED) for name in ("inn", "mlp", "one", "two", "three")]
+    figure = fvu_figure([*rows, row("identity", 1, 2.0, 0.5)])
+    drawn = [{line.get_label() for line in axis.lines if line.get_label()[0] != "_"} for axis in figure.axes]
+    assert [len(names) for names in drawn] == [4, 6]
+    assert [axis.get_title().split("\n")[1] for axis in figure.axes] == ["closed forms", "trained maps and floors"]
+    (together,) = fvu_figure(forward()).axes
+    assert together.get_title() == "first → second"
+
+
+def test_one_site_is_drawn_in_the_middle_and_many_are_named_sparsely() -> None:
+    rows = [row("linear", site, 0.5, 0.7) for site in range(40)]
+    one, many = (fvu_figure(rows[:count]).axes[0] for count in (1, 40))
+    assert one.get_xlim() == (-1.5, 1.5)
+    assert len(many.get_xticks()) < 20
+    assert [label.get_text() for label in many.get_xticklabels()][:2] == ["0", f"{many.get_xticks()[1]:g}"]

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import base64
+import io
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+from PIL import Image
+
+from aligners.reports.page.images import alt_text
+from aligners.reports.page.run import write_page
+from aligners.reports.page.tables import page_tables
+from aligners.reports.publishing import write
+from aligners.reports.report import Report, Row
+from aligners.reports.screen import site_table
+
+MODELS = {"x": {"name": "runs/deep/seed-0", "revision": None, "fingerprint": "f" * 32}}
+META: Row = {
+    "models": MODELS,
+    "versions": {"torch": "2.8"},
+    "text": {"source": "/data/texts.csv", "n_texts": {"validation": 2, "test": 9}},
+}
+ROWS: list[Row] = [
+    {
+        "model_x": "runs/deep/seed-0",
+        "model_y": "runs/deep/seed-1",
+        "site_x": 1,
+        "role": "floor",
+        "fvu": 1.0,
+        "empty": None,
+    },
+    {
+        "model_x": "runs/deep/seed-0",
+        "model_y": "runs/deep/seed-1",
+        "site_x": 2,
+        "role": None,
+        "fvu": 0.25,
+        "empty": None,
+    },
+]
+
+
+def drawn() -> Figure:
+    figure = Figure(figsize=(2, 2))
+    axis = figure.subplots()
+    axis.plot([0, 1], [2, 3], label="linear")
+    axis.set(xlabel="site", ylabel="error", title="seed-0 → seed-1")
+    axis.legend()
+    return figure
+
+
+def report(**changes: Any) -> Report:
+    table = site_table("FVU <by> site", ["method"], ["parameters"], {"FVU": ["1", "2"], "acc. %": ["1", "2"]})
+    table.add_row("native", "", "", "", "70.0", "71.5*", style="green")
+    table.add_row("linear", "1,024", "0.300", "4e+03", "69.9", "9.5")
+    given: dict[str, Any] = {
+        "figures": {"fvu": drawn},
+        "screen": [table],
+        "sentences": ["It `holds` at 0.5. Not <there>."],
+    }
+    return Report("summary", META, ROWS, **given | changes)
+
+
+def page(folder: Path, found: Report) -> str:
+    write(found, folder)
+    (folder / "config.yaml").write_text("seed: 0 # <resolved>\n")
+    return write_page(found, folder).read_text(encoding="utf-8")
+
+
+def test_a_page_needs_nothing_but_itself(tmp_path: Path) -> None:
+    text = page(tmp_path, report())
+    assert re.findall(r'(?:src|href)="(?!#|data:)[^"]*"', text) == []
+    assert "@import" not in text
+    assert "url(" not in text
+    (image,) = re.findall(r'<img src="data:image/png;base64,([^"]+)"', text)
+    assert Image.open(io.BytesIO(base64.b64decode(image))).format == "PNG"
+
+
+def test_a_page_holds_what_the_run_was(tmp_path: Path) -> None:
+    text = page(tmp_path, report())
+    assert "<h1>Fit: seed-0</h1>" in text
+    assert "texts of texts.csv (2 to watch training on, 9 held out)" in text
+    assert "It <code>holds</code> at 0.5." in text
+    assert '<p class="said">Not &lt;there&gt;.</p>' in text  # a sentence a line, and nothing of it is HTML
+    assert "<h2>FVU &lt;by&gt; site</h2>" in text
+    assert "seed: 0 # &lt;resolved&gt;" in text
+    assert f"<td>runs/deep/seed-0</td><td></td><td><code>{'f' * 32}</code></td>" in text
+    assert "<li>torch 2.8</li>" in text
+
+
+def test_headings_repeat_what_stands_above_several_columns() -> None:
+    table = page_tables(report())[0]
+    assert table.headings == ["method", "parameters", "FVU · 1", "FVU · 2", "acc. % · 1", "acc. % · 2"]
+    assert [row.role for row in table.rows] == ["ceiling", ""]
+
+
+def test_cells_are_sorted_by_their_numbers() -> None:
+    first, second = (row.cells for row in page_tables(report())[0].rows)
+    assert [cell.key for cell in second] == ["linear", 1024.0, 0.3, 4000.0, 69.9, 9.5]
+    assert (first[1].key, first[5].key, first[5].value) == ("", 71.5, "71.5*")
+
+
+def test_all_rows_have_short_names_and_no_empty_columns() -> None:
+    table = page_tables(report())[-1]
+    assert table.headings == ["model_x", "model_y", "site_x", "role", "fvu"]
+    assert [cell.value for cell in table.rows[0].cells] == ["seed-0", "seed-1", "1", "floor", "1"]
+    assert [row.role for row in table.rows] == ["floor", ""]
+
+
+def test_many_rows_are_cut_and_said_to_be() -> None:
+    table = page_tables(Report("summary", META, ROWS * 300))[-1]
+    assert len(table.rows) == 400
+    assert table.caption.startswith("The first 400 of 600 rows")
+
+
+def test_tables_of_one_title_are_told_apart() -> None:
+    tables = [site_table("the same", ["method"], [], {group: ["1"]}) for group in ("FVU", "penalty")]
+    assert [table.title for table in page_tables(Report("thing", {}, [], screen=tables))] == [
+        "the same: FVU",
+        "the same: penalty",
+    ]
+
+
+def test_a_figure_says_what_it_shows(tmp_path: Path) -> None:
+    text = page(tmp_path, report())
+    said = "Chart (seed-0 → seed-1); vertical axis: error; horizontal axis: site; drawn: linear."
+    assert alt_text((tmp_path / "fvu.png").read_bytes()) == said
+    assert f'alt="{said}"' in text
+    Image.new("RGB", (2, 2)).save(tmp_path / "old.png")
+    assert "without a description" in alt_text((tmp_path / "old.png").read_bytes())
+
+
+def test_a_page_stays_small(tmp_path: Path) -> None:
+    noise = Image.effect_noise((1200, 1200), 80)
+    found = report(figures={name: partial(Figure, figsize=(1, 1)) for name in ("one", "two", "three")})
+    write(found, tmp_path)
+    for name in ("one", "two", "three"):
+        noise.save(tmp_path / f"{name}.png")
+    assert (tmp_path / "one.png").stat().st_size > 800_000
+    text = write_page(found, tmp_path).read_text()
+    assert len(text) < 3_500_000
+    assert '<a href="three.png">three.png</a>' in text
+
+
+def test_every_label_has_its_table_and_every_id_is_one_of_a_kind(tmp_path: Path) -> None:
+    text = page(tmp_path, report(screen=[]))
+    ids = re.findall(r' id="([^"]+)"', text)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'href="#([^"]+)"', text)) <= set(ids)
+    assert set(re.findall(r'data-filters="([^"]+)"', text)) <= set(ids)

@@ -1,0 +1,271 @@
+"""The files of a study's report: the page in a real browser, LaTeX, Markdown, CSV, W&B."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+
+from aligners.reports.study.contents import Column, Table
+from aligners.reports.study.drawing import interactive
+from aligners.reports.study.drawing.colours import Palette
+from aligners.reports.study.estimates import RANGE_OF_PAIRS, Estimate
+from aligners.reports.study.frames import Frames
+from aligners.reports.study.provenance import provenance_of
+from aligners.reports.study.registry import make
+from aligners.reports.study.report import report
+from aligners.reports.study.writing.cells import plain_cell
+from aligners.reports.study.writing.latex import latex
+from aligners.reports.study.writing.markdown import markdown
+from tests.aligners.reports.study.rows import MODELS, collected
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+NAMES = ["ren_table_4", "ren_table_5", "ren_figure_2", "wu_figure_1", "wu_figure_3", "ren_table_3", "ren_figure_4"]
+# Sorts Table 4 by its mse, twice, and filters it, as a reader would.
+READER = """<script>
+const heads = Array.from(document.querySelectorAll("#t-ren_table_4 th"));
+const place = heads.findIndex((head) => head.textContent === "mse");
+heads[place].querySelector("button").click();
+const first = (table) => table.tBodies[0].rows[0].cells[place].dataset.key;
+const table = document.getElementById("t-ren_table_4");
+const least = first(table);
+heads[place].querySelector("button").click();
+const most = first(table);
+const input = document.querySelector("input[data-filters=t-ren_table_4]");
+input.value = "inn fine"; input.dispatchEvent(new Event("input"));
+document.title = JSON.stringify({least, most, sorted: heads[place].getAttribute("aria-sort"),
+  shown: document.getElementById("n-ren_table_4").textContent,
+  plots: document.querySelectorAll(".js-plotly-plot .main-svg").length,
+  wider: document.documentElement.scrollWidth - document.documentElement.clientWidth});
+</script>"""
+
+
+@pytest.fixture(scope="module")
+def frames() -> dict[str, pd.DataFrame]:
+    return collected(models=MODELS[:5])
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory, frames: dict[str, pd.DataFrame]) -> Path:
+    """The folder of a study with a report: two cells that finished, one that failed, two that are no longer in it."""
+    folder = tmp_path_factory.mktemp("study")
+    for name in ("one", "two", "three", "gone", "failed-and-gone"):
+        (folder / "cells" / name).mkdir(parents=True)
+    meta = {
+        "models": [{"name": "a:0", "revision": None, "fingerprint": "f00d"}],
+        "versions": {"torch": "2.13.0"}, "device": "cpu (x86_64)", "ranks": 1,
+    }  # fmt: skip
+    for name in ("one", "two", "gone"):
+        result = {"kind": "inject", "seconds": 1800, "meta": meta, "rows": []}
+        (folder / "cells" / name / "result.json").write_text(json.dumps(result))
+    for name in ("three", "failed-and-gone"):
+        (folder / "cells" / name / "error.txt").write_text("Traceback ...\nValueError: <no head>\n")
+    (folder / "plan.json").write_text(json.dumps(["one", "two", "three"]))
+    (folder / "study.yaml").write_text("name: seeds & <friends>\n")
+    report(folder, frames, {"name": "seeds & <friends>", "report": NAMES})
+    return folder
+
+
+class Elements(HTMLParser):
+    """Tags with their attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def named(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.found if name == tag]
+
+
+def test_the_page_needs_nothing_else_and_can_be_heard(study: Path) -> None:
+    text = (study / "report" / "report.html").read_text()
+    page = Elements(text)
+    assert not [
+        each for tag in ("script", "link", "img") for each in page.named(tag) if each.get("src") or each.get("href")
+    ]
+    assert len(page.named("caption")) == len(page.named("table"))
+    plots = [each for each in page.named("div") if each.get("class") == "plot"]
+    assert len(plots) == 3
+    assert all(each["role"] == "img" and len(str(each["aria-label"])) > 40 for each in plots)
+    assert page.named("html") == [{"lang": "en"}]
+    ids = [each["id"] for _, each in page.found if "id" in each]
+    assert len(ids) == len(set(ids))
+    targets = {str(each["href"])[1:] for each in page.named("a") if str(each.get("href", "")).startswith("#")}
+    assert targets <= set(ids)
+
+
+def test_the_page_says_what_the_study_ran_and_what_is_missing(study: Path) -> None:
+    text = (study / "report" / "report.html").read_text()
+    assert "<h1>Study seeds &amp; &lt;friends&gt;</h1>" in text
+    assert "3 cells, 1 of them failed, 1.0 hours of computing in all." in text
+    assert "ValueError: &lt;no head&gt;" in text
+    assert "(kind <code>attention</code>)" in text
+    assert "<code>f00d</code>" in text
+    assert "torch 2.13.0; cpu (x86_64), 1 rank (2 cells)" in text
+    assert "name: seeds &amp; &lt;friends&gt;" in text
+    assert json.loads((study / "report" / "missing.json").read_text()).keys() == {"ren_figure_4"}
+    assert "the closest map is mlp" in (study / "report" / "findings.md").read_text()
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium: install the package `chromium`")
+@pytest.mark.skipif(not interactive.PLOTLY, reason="no plotly: install the extra `report`")
+def test_a_reader_sorts_and_filters_in_a_real_browser_without_network(study: Path, tmp_path: Path) -> None:
+    text = (study / "report" / "report.html").read_text()
+    page = tmp_path / "page.html"
+    page.write_text(READER.join(text.rpartition("</body>")[::2]))
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND", "--dump-dom"]
+    with tempfile.TemporaryDirectory(dir="/tmp") as own:  # it meets itself at sockets, whose paths must be short
+        options += ["--window-size=390,844", f"--user-data-dir={own}", "--virtual-time-budget=5000"]
+        command, place = [str(BROWSER), *options, page.as_uri()], {**os.environ, "TMPDIR": own}
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=120, env=place)
+    said = json.loads(re.findall(r"<title>(.*?)</title>", shown.stdout)[0])  # plotly's script holds others
+    assert 0 < float(said["least"]) < float(said["most"])
+    assert (said["sorted"], said["shown"]) == ("descending", "1 of 8 rows")
+    assert said["plots"] >= 3
+    assert said["wider"] <= 0  # a phone need not scroll the whole page sideways
+
+
+def test_without_plotly_the_page_holds_images(
+    tmp_path: Path, frames: dict[str, pd.DataFrame], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interactive, "PLOTLY", False)
+    (page, *_) = report(tmp_path, frames, SimpleNamespace(name="plain", report="wu_figure_3"))
+    (image,) = Elements(page.read_text()).named("img")
+    assert str(image["src"]).startswith("data:image/png;base64,iVBOR")
+    assert image["alt"]
+    assert page.stat().st_size < 1e6
+
+
+def test_tables_are_files_of_every_kind(study: Path) -> None:
+    tables = study / "report" / "tables"
+    assert {path.name for path in tables.iterdir()} == {
+        f"ren_table_{n}.{end}" for n in (3, 4, 5) for end in ("md", "tex", "csv")
+    }
+    with (tables / "ren_table_4.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert float(rows[0]["mse_low"]) < float(rows[0]["mse"]) < float(rows[0]["mse_high"])
+    assert rows[0]["mse_interval"] == "95 % interval over models"
+    figures = {path.name for path in (study / "report" / "figures").iterdir()}
+    assert figures == {
+        f"{name}.{end}" for name in ("ren_figure_2", "wu_figure_1", "wu_figure_3") for end in ("png", "csv")
+    }
+
+
+def test_the_report_is_one_run_of_the_studys_group(study: Path) -> None:
+    (run,) = (study / "report" / "wandb").glob("offline-run-*")
+    tables = {path.name.split("_table_")[0] for path in (run / "files" / "media" / "table" / "tables").iterdir()}
+    assert len(tables) == 1
+    logged = next(run.glob("*.wandb")).read_bytes()
+    assert b"seeds & <friends>-report" in logged
+    assert b"study report" in logged
+
+
+def test_nothing_collected_and_unknown_names_are_refused(tmp_path: Path, frames: dict[str, pd.DataFrame]) -> None:
+    with pytest.raises(ValueError, match="no cell has finished"):
+        report(tmp_path, {"inject": pd.DataFrame()}, {"name": "empty", "report": None})
+    with pytest.raises(ValueError, match="ren_table_9"):
+        report(tmp_path, frames, {"name": "wrong", "report": ["ren_table_9"]})
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---------------------------------------------------------------------- formats
+
+
+ONE = Table(
+    "one",
+    "A title with 100 %",
+    "Caption with $ and _.",
+    [Column("name", "map_x"), Column("value", "± & co", ".2f"), Column("count", "n", "d")],
+    [
+        {"name": "a|b{c}\\", "value": Estimate(0.123, 0.01, 0.1, 0.2, lost=2, pairs=3), "count": 1200},
+        {"name": "none", "value": None, "count": 3},
+    ],
+)
+
+
+def test_latex_has_the_lines_of_booktabs_and_nothing_special_unescaped() -> None:
+    text = latex(ONE)
+    for line in (r"\toprule", r"\midrule", r"\bottomrule", r"\label{tab:one}"):
+        assert line in text
+    assert r"map\_x & $\pm$ \& co & n \\" in text
+    estimate = r"\shortstack[r]{0.12 $\pm$ 0.01\\\scriptsize {[}0.10, 0.20{]} (2 of 5 pairs lost)}"
+    assert rf"a|b\{{c\}}\textbackslash{{}} & {estimate} & 1200 \\" in text
+    assert r"none &  & 3 \\" in text
+    assert r"\caption{A title with 100 \%. Caption with \$ and \_.}" in text
+    assert text.count("{") == text.count("}")
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no LaTeX: install texlive-latex-recommended")
+def test_latex_compiles(study: Path, tmp_path: Path) -> None:
+    names = [*sorted((study / "report" / "tables").glob("*.tex")), tmp_path / "one.tex"]
+    names[-1].write_text(latex(ONE))
+    lines = [r"\documentclass{article}", r"\usepackage{booktabs, graphicx}", r"\begin{document}"]
+    lines += [rf"\input{{{name}}}\clearpage" for name in names]
+    (tmp_path / "all.tex").write_text("\n".join([*lines, r"\end{document}"]))
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "all.tex"]
+    made = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert made.returncode == 0, made.stdout[-2000:]
+    assert "Missing character" not in made.stdout
+    assert "Overfull" not in made.stdout
+
+
+def test_markdown_escapes_what_ends_a_cell() -> None:
+    lines = markdown(ONE).splitlines()
+    assert lines[4] == "| map_x | ± & co | n |"
+    assert lines[6] == r"| a\|b{c}\ | 0.12 ± 0.01 [0.10, 0.20] (2 of 5 pairs lost) | 1200 |"
+
+
+def test_a_mere_range_stands_in_braces() -> None:
+    few = Estimate(0.5, 0.1, 0.4, 0.6, RANGE_OF_PAIRS, 3, 3)
+    assert plain_cell(few, Column("v", "v", ".1f", 100)) == "50.0 ± 10.0 {40.0, 60.0}"
+
+
+def test_a_colour_has_one_meaning_in_all_figures(frames: dict[str, pd.DataFrame]) -> None:
+    figures = make(Frames(frames), ["ren_figure_2", "wu_figure_3", "brown_figure_2_cka"]).figures
+    palette = Palette(figures)
+    meanings = {series.meaning for item in figures for panel in item.panels for series in getattr(panel, "series", ())}
+    assert {("stage", "pretrained"), ("stage", "finetuned"), ("group", "a and b")} <= meanings
+    looks = [palette.look(meaning) for meaning in meanings]
+    assert len(set(looks)) == len(looks)
+
+
+def test_models_of_one_family_have_its_colour_and_lines_of_their_own(frames: dict[str, pd.DataFrame]) -> None:
+    (found,) = make(Frames(frames), ["wu_figure_3"]).figures
+    series = [each for each in found.panels[0].series if each.meaning == ("group", "a")]  # type: ignore[union-attr]
+    looks = [Palette([found]).look(each.meaning, each.number) for each in series]
+    assert len(series) == 4
+    assert len({look.colour for look in looks}) == 1
+    assert len({(look.marker, look.dash) for look in looks}) == 4
+
+
+@pytest.mark.skipif(not interactive.PLOTLY, reason="no plotly: install the extra `report`")
+def test_boxes_stand_above_their_names_and_beside_each_other_only_where_a_name_has_several(
+    frames: dict[str, pd.DataFrame],
+) -> None:
+    figures = {figure.name: figure for figure in make(Frames(frames), ["ren_figure_2", "brown_figure_8"]).figures}
+    palette = Palette(figures.values())
+    of_stages, of_groups = (interactive.fragment(figures[name], palette)[0] for name in figures)
+    assert '"boxmode":"group"' in of_stages
+    assert '"boxmode":"overlay"' in of_groups
+    assert '"showlegend":true' in of_stages
+    assert '"showlegend":true' not in of_groups  # the names stand below the boxes
+
+
+def test_short_studies_are_counted_in_minutes(tmp_path: Path) -> None:
+    (tmp_path / "cells" / "one").mkdir(parents=True)
+    (tmp_path / "cells" / "one" / "result.json").write_text(json.dumps({"kind": "fit", "seconds": 66}))
+    assert provenance_of(tmp_path, {}).said() == "1 cell, 1 minute of computing in all."

@@ -1,0 +1,123 @@
+"""Finished runs, read back, and what is said of folders that are none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from aligners.cli.table import evaluate
+from aligners.reports.finished import finished_run
+from aligners.reports.kinds import KINDS, NAMES, make_report
+from aligners.reports.publishing import write
+from aligners.reports.report import Row
+from tests.aligners.reports.stitching.stitched_rows import stitched
+
+ROWS: list[Row] = [
+    {"model_x": f"{side}/x", "model_y": "y", "site_x": 1, "site_y": 1, "method": "linear", "role": "method",
+     "fvu": 0.5, "fvu_unseen": None, "training": "trained"}
+    for side in ("left", "right")
+]  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    write(make_report("fit", {"models": {}}, ROWS), folder)
+    (folder / "config.yaml").write_text("seed: 0\n")
+    content = json.loads((folder / "summary.json").read_text())
+    content["findings"] = ["As it was said then."]
+    (folder / "summary.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_a_run_is_read_back_as_it_was_written(run: Path) -> None:
+    found = finished_run(run)
+    assert (found.kind, found.report.name, found.config) == ("fit", "summary", "seed: 0\n")
+    assert found.report.rows == ROWS
+    assert found.report.sentences == ["As it was said then."]
+    assert found.figures == [run / "fvu.png"]
+    assert found.report.screen[0].row_count == 2
+
+
+def test_options_of_the_report_come_from_the_run(tmp_path: Path) -> None:
+    groups, rows = {"one": ["a", "b"], "two": ["c", "d"]}, stitched(("a", "b", "c", "d"))
+    expected = make_report("stitching", {}, rows, groups=groups)
+    write(expected, tmp_path)
+    (tmp_path / "config.yaml").write_text(f"groups: {json.dumps(groups)}\n")
+    assert [list(table.columns[0].cells) for table in finished_run(tmp_path).report.screen] == [
+        list(table.columns[0].cells) for table in expected.screen
+    ]
+
+
+def test_every_kind_has_the_name_of_its_files() -> None:
+    assert set(NAMES) == set(KINDS)
+    assert len(set(NAMES.values())) == len(NAMES)
+    assert make_report("fit", {}, ROWS).name == NAMES["fit"]
+
+
+def test_show_prints_the_run_and_makes_its_page(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
+    evaluate(["show", str(run)])
+    shown = capsys.readouterr().out
+    assert "FVU on the validation texts, by site pair" in shown
+    assert "left/x → y  linear" in shown
+    assert "As it was said then." in shown
+    assert (run / "report.html").is_file()
+    assert opened == []  # there is no terminal here
+    evaluate(["show", str(run), "--open", "true"])
+    assert opened == [(run / "report.html").as_uri()]
+    evaluate(["show", str(run), "--open", "false"])
+    assert len(opened) == 1
+
+
+def test_a_desktop_is_a_display_a_terminal_and_no_ssh(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from aligners.reports import opening
+
+    monkeypatch.setattr("webbrowser.open", lambda address: True)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setattr("sys.platform", "linux")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "SSH_CONNECTION"):
+        monkeypatch.delenv(name, raising=False)
+    assert not opening.open_where_there_is_a_desktop(run)
+    monkeypatch.setenv("DISPLAY", ":0")
+    assert opening.open_where_there_is_a_desktop(run)
+    assert not opening.open_where_there_is_a_desktop(run, "false")
+    monkeypatch.setenv("SSH_CONNECTION", "10.0.0.1 22")
+    assert not opening.open_where_there_is_a_desktop(run)
+
+
+def test_a_folder_that_is_no_finished_run_is_told_what_it_lacks(run: Path, tmp_path: Path) -> None:
+    def said(folder: Path) -> str:
+        with pytest.raises(ValueError, match="Expected `run` to be the folder of a finished run, but") as found:
+            evaluate(["show", str(folder)])
+        return str(found.value)
+
+    assert "is not a folder" in said(tmp_path / "nowhere")
+    assert f"holds several: name one of {run}." in said(tmp_path)
+    (tmp_path / "new").mkdir()
+    assert "holds no config.yaml, which every run begins with" in said(tmp_path / "new")
+    (tmp_path / "new" / "config.yaml").touch()
+    assert "no report: the run is at work, was stopped, or failed" in said(tmp_path / "new")
+    (tmp_path / "new" / "last.ckpt").touch()
+    assert f"`--ckpt_path {tmp_path / 'new' / 'last.ckpt'}` goes on" in said(tmp_path / "new")
+    (tmp_path / "new" / "study.yaml").touch()
+    assert "is that of a study: `study.py status" in said(tmp_path / "new")
+
+
+def test_a_damaged_report_is_refused(run: Path) -> None:
+    path = run / "summary.json"
+    whole = path.read_text()
+    path.write_text(whole[:-20])
+    with pytest.raises(ValueError, match=r"summary\.json to be a report, but it cannot be read"):
+        finished_run(run)
+    path.write_text('{"rows": []}')
+    with pytest.raises(ValueError, match="to be a report with meta, findings, rows, but it is something else"):
+        finished_run(run)
+    path.write_text(whole.replace('"fvu_unseen"', '"fvu_elsewhere"'))
+    with pytest.raises(ValueError, match="its rows have no 'fvu_unseen': another version wrote it"):
+        finished_run(run)

@@ -1,0 +1,79 @@
+"""The figure of a fit: a panel for each pair of models, as long as there are few."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aligners.reports.drawing import short
+from aligners.reports.fit import report
+from aligners.reports.kinds import make_report
+from aligners.reports.study.contents import Column
+from aligners.reports.study.estimates import Estimate
+from aligners.reports.study.writing.cells import plain_cell
+from aligners.reports.words import fixed, held_out_name, value_range
+from datamodules.text.loading import load_texts
+from datamodules.text.sources import TextSource
+from tests.world import World
+
+
+def rows(models: int) -> list[dict[str, Any]]:
+    return [
+        {"model_x": f"m{x}", "model_y": f"m{y}", "method": "linear", "role": "method", "site_x": site, "site_y": site,
+         "training": None, "fvu": 0.01 * (x + 1) * site, "fvu_unseen": None}
+        for x, y in combinations(range(models), 2) for site in (1, 2)
+    ]  # fmt: skip
+
+
+def test_maps_no_better_than_the_mean_are_named() -> None:
+    few = [row | {"fvu": 50 * row["fvu"]} for row in rows(3)]
+    (said,) = report({}, few).sentences
+    assert said.endswith("by its largest FVU: linear 2.")
+    assert report({}, rows(3)).sentences == []
+
+
+@pytest.mark.parametrize(("models", "panels"), [(5, 10), (6, 1)])
+def test_more_than_a_dozen_pairs_are_drawn_as_their_median(models: int, panels: int) -> None:
+    figure = report({}, rows(models)).figures["fvu"]()
+    drawn = [axis for axis in figure.axes if axis.axison]
+    assert len(drawn) == panels
+    if panels == 1:
+        assert drawn[0].get_title() == "X → Y, median of 15 pairs"
+        assert np.asarray(drawn[0].get_lines()[0].get_ydata()) == pytest.approx([0.02, 0.04])
+
+
+def test_a_median_over_pairs_keeps_what_did_not_train() -> None:
+    each = rows(6)
+    each[0]["training"] = "untrained start (linear)"
+    (axis,) = (axis for axis in report({}, each).figures["fvu"]().axes if axis.axison)
+    hollow = [line for line in axis.get_lines() if line.get_markerfacecolor() == "white"]
+    assert [list(line.get_xdata()) for line in hollow if len(line.get_xdata())] == [[0]]
+
+
+def recovered(method: str, fvu: float, **more: Any) -> dict[str, Any]:
+    place = {"model_x": "x", "model_y": "target", "site_x": 1, "site_y": 1, "strength": 0.3}
+    return {**place, "method": method, "role": "method", "training": None, "fvu": fvu, **more}
+
+
+def test_the_map_that_recovers_best_is_one_that_is_trained() -> None:
+    each = [recovered("linear", 0.2), recovered("inn", 0.1, training="diverged at step 2")]
+    made = make_report("recovery", {}, each)
+    assert made.sentences[0].startswith("Closest to the target, of its variance: at strength 0.3 linear leaves 20 %")
+    assert "0.1000*" in {cell for column in made.screen[0].columns for cell in column.cells}
+
+
+def test_a_rounding_to_zero_has_no_sign() -> None:
+    assert [fixed(-0.0001, form) for form in (".3f", "+.3f", ".1%", ",.2f", "+z.1f")] == [
+        "0.000", "+0.000", "0.0%", "0.00", "+0.0"
+    ]  # fmt: skip
+    assert (fixed(-3, "d"), value_range([-0.0001, 0.0002], ".3f"), short(-0.001)) == ("-3", "0.000", ".00")
+    assert plain_cell(Estimate(-0.00001, low=-0.00002, high=0.1), Column("x", "x", ".3f")) == "0.000 [0.000, 0.100]"
+
+
+def test_the_held_out_file_is_named(world: World) -> None:
+    about = load_texts(TextSource(world.fit, held_out=world.test)).describe()
+    assert held_out_name(about) == world.test
+    assert held_out_name(load_texts(TextSource(world.fit)).describe()) is None

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aligners.similarity.algebra.grid import GridSums, grid_moments
+from aligners.similarity.algebra.moments import GridMoments, Moments, merge_moments, moments_of
+from aligners.similarity.functional.cka import linear_cka_from_moments
+from aligners.similarity.moments import MomentsMetric
+from tests.rows import CASES, paired, rows_of
+from tests.runs import related_rows
+
+ROWS = 60
+
+
+def close(a: Moments, b: Moments) -> None:
+    for name in Moments._fields:
+        torch.testing.assert_close(getattr(a, name), getattr(b, name), rtol=1e-10, atol=1e-10, msg=name)
+
+
+def test_they_are_what_numpy_says() -> None:
+    x, y = related_rows(2, ROWS, 5, 3)
+    found = moments_of(x.float(), y.float())
+    for site in range(2):
+        a, b = x[site].float().double().numpy(), y[site].float().double().numpy()
+        scatter = np.cov(np.hstack([a, b]).T) * (ROWS - 1)
+        np.testing.assert_allclose(found.mean_x[site], a.mean(0), rtol=1e-12)
+        np.testing.assert_allclose(found.mean_y[site], b.mean(0), rtol=1e-12)
+        np.testing.assert_allclose(found.xx[site], scatter[:5, :5], rtol=1e-10)
+        np.testing.assert_allclose(found.yy[site], scatter[5:, 5:], rtol=1e-10)
+        np.testing.assert_allclose(found.xy[site], scatter[:5, 5:], rtol=1e-10)
+    assert found.n == ROWS
+    assert all(value.dtype == torch.float64 for value in found)
+
+
+@settings(max_examples=40, deadline=None)
+@given(cuts=st.sets(st.integers(1, ROWS - 1), max_size=8), offset=st.sampled_from([0.0, 1e3]), seed=st.integers(0, 5))
+def test_any_split_into_batches_gives_the_whole(cuts: set[int], offset: float, seed: int) -> None:
+    x, y = related_rows(2, ROWS, 5, 3, seed)
+    x, y = x + offset, y - offset
+    metric = MomentsMetric(2, 5, 3)
+    bounds = [0, *sorted(cuts), ROWS]
+    for start, end in pairwise(bounds):
+        metric.update(x[:, start:end], y[:, start:end])
+    close(metric.compute(), moments_of(x, y))
+
+
+def test_an_offset_of_a_thousand_deviations_cancels_nothing() -> None:
+    x, y = related_rows(1, ROWS, 5, 3)
+    x, y = x / x.std(), y / y.std()
+    near, far = moments_of(x, y), moments_of(x + 1000, y - 1000)
+    for name in ("xx", "yy", "xy"):
+        torch.testing.assert_close(getattr(far, name), getattr(near, name), rtol=1e-9, atol=1e-9)
+
+
+def test_nothing_merged_with_rows_is_the_rows() -> None:
+    x, y = related_rows(1, ROWS, 5, 3)
+    empty = MomentsMetric(1, 5, 3)
+    nothing = Moments(*(getattr(empty, name) for name in Moments._fields))
+    close(merge_moments(nothing, moments_of(x, y)), moments_of(x, y))
+    close(merge_moments(moments_of(x, y), nothing), moments_of(x, y))
+
+
+def test_swapped_they_are_those_of_the_pairs_turned_round() -> None:
+    x, y = related_rows(2, ROWS, 5, 3)
+    close(moments_of(x, y).swap(), moments_of(y, x))
+
+
+def test_half_precision_leaves_the_sums_alone() -> None:
+    x, y = related_rows(1, ROWS, 5, 3)
+    module = torch.nn.ModuleList([MomentsMetric(1, 5, 3)])
+    module[0].update(x, y)
+    close(module.half().to(torch.float16)[0].compute(), moments_of(x, y))
+
+
+def grid_close(a: GridMoments, b: GridMoments, rtol: float = 1e-10) -> None:
+    for name in GridMoments._fields:
+        found, expected = getattr(a, name), getattr(b, name)
+        torch.testing.assert_close(found, expected, rtol=rtol, atol=rtol * float(expected.abs().max()), msg=name)
+
+
+def numpy_grid(x: torch.Tensor, y: torch.Tensor) -> GridMoments:
+    """By the definitions, row by row and pair by pair."""
+    rows_x, rows_y = (np.asarray(rows - rows.mean(1, keepdim=True)) for rows in (x, y))
+
+    def sums(term: Callable[[np.ndarray, np.ndarray], np.ndarray | float], *models: np.ndarray) -> torch.Tensor:
+        grid = [[sum(term(*pair) for pair in zip(a, b, strict=True)) for b in models[1]] for a in models[0]]
+        return torch.tensor(np.array(grid), dtype=torch.float64)
+
+    def quartic(a: np.ndarray, b: np.ndarray) -> float:
+        return float(a @ a * (b @ b))
+
+    return GridMoments(
+        torch.tensor(float(x.shape[1]), dtype=torch.float64),
+        x.mean(1),
+        y.mean(1),
+        torch.stack([sums(np.outer, layer[None], layer[None])[0, 0] for layer in rows_x]),
+        torch.stack([sums(np.outer, layer[None], layer[None])[0, 0] for layer in rows_y]),
+        sums(np.outer, rows_x, rows_y),
+        sums(quartic, rows_x, rows_x).diagonal(),
+        sums(quartic, rows_y, rows_y).diagonal(),
+        sums(quartic, rows_x, rows_y),
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_those_of_the_grid_are_what_numpy_says(case: str) -> None:
+    x, y = rows_of(case)
+    found = grid_moments(x, y)
+    grid_close(found, numpy_grid(x, y), 1e-8 if "far" in case else 1e-10)
+    grid_close(grid_moments(x.float(), y.float()), numpy_grid(x.float().double(), y.float().double()), 1e-8)
+    grid_close(found.swap(), grid_moments(y, x))
+
+
+@settings(max_examples=30, deadline=None)
+@given(cuts=st.sets(st.integers(0, ROWS), max_size=8), offset=st.sampled_from([0.0, 1e3]), seed=st.integers(0, 5))
+def test_sums_in_place_over_any_batches_give_the_whole(cuts: set[int], offset: float, seed: int) -> None:
+    x, y = paired(ROWS, seed=seed)
+    x, y = x + offset, y - offset
+    sums, parts = GridSums.zeros(3, 6, 2, 5), GridSums.zeros(3, 6, 2, 5)
+    for start, end in pairwise([0, *sorted(cuts), ROWS]):  # some of them without rows
+        sums.add_(x[:, start:end], y[:, start:end])
+        parts = parts + GridSums.zeros(3, 6, 2, 5).add_(x[:, start:end], y[:, start:end])
+    grid_close(sums.moments(), grid_moments(x, y), 1e-9)
+    grid_close(parts.moments(), grid_moments(x, y), 1e-9)
+
+
+@settings(max_examples=20, deadline=None)
+@given(offset=st.floats(-5, 5), seed=st.integers(0, 5))
+def test_sums_about_another_shift_are_those_of_rows_so_shifted(offset: float, seed: int) -> None:
+    x, y = paired(ROWS, seed=seed)
+    shift_x, shift_y = x[:, 0] + offset, y[:, 3] - offset
+    sums = GridSums.zeros(3, 6, 2, 5).add_(x[:, :9], y[:, :9]).add_(x[:, 9:], y[:, 9:])  # not about the mean of all
+    found = sums.about(shift_x, shift_y)
+    expected = GridSums.zeros(3, 6, 2, 5)
+    for side in (expected.x, expected.y):
+        side.n.fill_(1)  # not its first rows: the shift stays at zero
+    expected.add_(x - shift_x[:, None], y - shift_y[:, None])
+    for side, other, shift in ((found.x, expected.x, shift_x), (found.y, expected.y, shift_y)):
+        assert side.n == other.n.sub_(1)
+        assert side.shift.equal(shift)
+        sums_close(side[2:], other[2:])
+    sums_close(found.cross, expected.cross)
+
+
+def sums_close(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9 * float(b.abs().max()))
+
+
+def test_a_batch_allocates_nothing_of_the_grids_size() -> None:
+    x, y = torch.randn(6, 8, 40), torch.randn(6, 8, 40)
+    sums = GridSums.zeros(6, 40, 6, 40).add_(x, y)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        sums.add_(x, y)
+    assert max(event.cpu_memory_usage for event in profile.events()) < sums.cross.xy.nbytes / 10
+
+
+def test_rows_that_are_no_pairs_are_refused() -> None:
+    x, y = paired(ROWS)
+    with pytest.raises(ValueError, match=r"`x` as floating-point states .* shape \(60, 6\)"):
+        grid_moments(x[0], y)
+    with pytest.raises(ValueError, match="the same rows, at least one, but got 59 and 60"):
+        grid_moments(x[:, 1:], y)
+    y[1, 3, 2] = torch.nan
+    with pytest.raises(ValueError, match=r"`y` holds NaN or infinite values in layers \[1\]"):
+        grid_moments(x, y)
+    with pytest.raises(ValueError, match=r"`y` had NaN or infinite values in layers \[1\]"):
+        linear_cka_from_moments(GridSums.zeros(3, 6, 2, 5).add_(x, y).moments())
+
+
+def test_a_pair_of_layers_is_what_its_rows_alone_give() -> None:
+    x, y = paired(ROWS)
+    grid_close(GridSums.zeros(3, 6, 2, 5).add_(x, y).pair(2, 1).moments(), grid_moments(x[2:], y[1:]))
+
+
+def test_products_in_single_precision_keep_six_digits() -> None:
+    x, y = paired(400)
+    exact, fast = GridSums.zeros(3, 6, 2, 5), GridSums.zeros(3, 6, 2, 5)
+    for rows in ((x[:, :150] + 1000, y[:, :150]), (x[:, 150:] + 1000, y[:, 150:])):
+        exact.add_(*rows)
+        fast.add_(*rows, torch.float32)
+    (a, b), scale = (exact.moments(), fast.moments()), grid_moments(x, y)
+    assert torch.equal(a.xx, b.xx)
+    norms = [scatter.diagonal(dim1=-2, dim2=-1).sqrt() for scatter in (scale.xx, scale.yy)]
+    error = (a.xy - b.xy).abs() / (norms[0][:, None, :, None] * norms[1][None, :, None])
+    assert 0 < error.max() < 1e-6

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from aligners.similarity.algebra.grid import grid_moments
+from aligners.similarity.functional.cka import linear_cka
+from aligners.similarity.functional.neurons import neuronsim
+from aligners.similarity.functional.summaries import (
+    angular_distance,
+    localization,
+    nuclear_norm,
+    nuclear_norm_from_moments,
+)
+from tests.references import measures as reference
+from tests.rows import CASES, paired, rows_of
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_nuclear_norm_is_the_sum_of_singular_values(case: str) -> None:
+    for rows, found in zip(rows_of(case), nuclear_norm_from_moments(grid_moments(*rows_of(case))), strict=True):
+        expected = torch.tensor([reference.nuclear_norm(np.asarray(layer)) for layer in rows], dtype=torch.float64)
+        torch.testing.assert_close(found, expected, rtol=1e-8, atol=0)
+        torch.testing.assert_close(nuclear_norm(rows), expected, rtol=1e-10, atol=0)
+
+
+def test_it_bears_rotations_and_translation_and_grows_with_the_scale() -> None:
+    x, _ = paired(30)
+    turn = torch.linalg.qr(paired(6, 6, 6, 1)[0])[0]
+    torch.testing.assert_close(nuclear_norm(2 * x @ turn + 3), 2 * nuclear_norm(x), rtol=1e-10, atol=0)
+    with pytest.raises(ValueError, match="Expected `x` as finite states"):
+        nuclear_norm(x * torch.inf)
+
+
+def test_localization_leaves_a_layer_with_itself_out() -> None:
+    x, _ = paired(30)
+    neuron, subspace, own = neuronsim(x, x), linear_cka(x, x), torch.eye(3, dtype=torch.bool)
+    expected = reference.localization(*(np.asarray(value) for value in (neuron, subspace, own)))
+    torch.testing.assert_close(localization(neuron, subspace, own), torch.tensor(expected, dtype=torch.float64))
+    elsewhere = localization(neuron + 5 * own, subspace, own)
+    torch.testing.assert_close(elsewhere, localization(neuron, subspace, own))
+
+
+def test_localization_needs_another_layer() -> None:
+    one = torch.ones(2, 2)
+    with pytest.raises(ValueError, match=r"leaves none to \[1\]"):
+        localization(one, one, torch.tensor([[True, False], [True, True]]))
+    with pytest.raises(ValueError, match="of one shape"):
+        localization(one, one[:1], one.bool())
+
+
+def test_an_angular_distance_adds_up_over_matching_layers() -> None:
+    x, _ = paired(30)
+    y = x + 0.5 * paired(30, seed=1)[0]
+    cka = linear_cka(x, y)
+    torch.testing.assert_close(float(angular_distance(cka)), reference.angular_distance(np.asarray(cka)))
+    assert angular_distance(torch.full((2, 2), 1 + 1e-13, dtype=torch.float64)) == 0
+    torch.testing.assert_close(angular_distance(torch.zeros(4, 4)), torch.tensor(torch.pi))
+
+
+@pytest.mark.parametrize("value", [1.001, -1.1, float("nan")])
+def test_a_cka_out_of_range_has_no_angle(value: float) -> None:
+    cka = torch.eye(3, dtype=torch.float64)
+    cka[1, 1] = value
+    with pytest.raises(ValueError, match=r"`cka` in \[-1, 1\], but layer 1 has"):
+        angular_distance(cka)
+
+
+def test_models_of_unequal_depth_have_no_angular_distance() -> None:
+    with pytest.raises(ValueError, match=r"one depth, \(L, L\), but got \(2, 3\)"):
+        angular_distance(torch.ones(2, 3))

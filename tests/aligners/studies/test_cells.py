@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from aligners.studies.cells import Cell, expand
+from tests.cells import NoCommands, study_of
+
+
+def cells_of(**changes: Any) -> list[Cell]:
+    return expand(study_of(**changes), NoCommands())
+
+
+def counts(cells: list[Cell]) -> dict[str, int]:
+    return dict(Counter(cell.kind for cell in cells))
+
+
+ALL: dict[str, Any] = {"similarity": {}, "stitch": {}, "identity": {}, "recover": {}, "attention": {}, "finetune": {}}
+ALL |= {"surgery": {}, "probe": {}}
+
+
+def test_every_kind_of_cell() -> None:
+    cells = cells_of(
+        stages=["random", "pretrained", "finetuned"], tasks={"t": {"text": "a"}, "u": {"text": "b"}}, **ALL
+    )
+    pairs = 3 * 2 * 3  # pairs × tasks × stages
+    assert counts(cells) == {
+        "untrained": 3,  # the same for both tasks
+        "finetune": 3 * 2,
+        "fit": pairs,
+        "inject": pairs,
+        "stitch": pairs,
+        "recover": pairs,
+        "probe": 3 * 2 * 3,  # models × tasks × stages
+        "attention": pairs,
+        "similarity": 2 * 3,
+        "identity": 2 * 3,
+        "surgery": 3 * 2,  # of fine-tuned models alone
+    }
+    assert len({cell.id for cell in cells}) == len(cells)
+
+
+def test_a_cell_comes_after_those_that_it_needs() -> None:
+    cells = cells_of(stages=["finetuned", "random"], **ALL)
+    before: set[str] = set()
+    for cell in cells:
+        assert set(cell.needs) <= before, cell.said()
+        before.add(cell.id)
+    kinds = {cell.id: cell.kind for cell in cells}
+    inject = next(cell for cell in cells if cell.kind == "inject" and cell.stage == "finetuned")
+    assert Counter(kinds[need] for need in inject.needs) == {"finetune": 2, "fit": 1}
+    (need,) = [need for need in inject.needs if kinds[need] == "fit"]
+    assert inject.options["checkpoints"] == [f"{{study}}/cells/{need}/run/aligners.ckpt"]
+
+
+def test_a_fine_tuned_model_is_the_folder_that_its_cell_leaves() -> None:
+    cells = cells_of(stages=["finetuned"], finetune={"copies": 2}, inject=None)
+    fit = next(cell for cell in cells if cell.kind == "fit" and cell.models[0].name == "m1#2")
+    assert fit.options["data"]["model_x"] == f"{{study}}/cells/{fit.models[0].cell}/run/none/seed-1"
+    assert {tuple(cell.options["seeds"]) for cell in cells if cell.kind == "finetune"} == {(0,), (1,)}
+
+
+def ids(**changes: Any) -> set[str]:
+    return {cell.id for cell in cells_of(**changes)}
+
+
+def test_an_id_is_the_hash_of_what_decides_the_result() -> None:
+    same = {"name": "other", "keep": "results", "report": ["ren_table_4"], "assume": {"tokens": 9}}
+    usual = ids()
+    assert ids(**same) == usual
+    assert ids(models={"names": ["m0", "m1", "m2"], "groups": {"g": ["m0"]}}) == usual
+    assert ids(pairs={"given": [["m0", "m1"]]}) < usual
+    assert ids(tasks={"renamed": {}}) == usual
+    for other in ({"fit": {"options": {"seed": 1}}}, {"data": {"rows": "mean"}}, {"tasks": {"t": {"text": "a"}}}):
+        assert not ids(**other) & usual, other
+    # What was fitted in another way is another map to inject, and a fine-tuned model another model.
+    assert ids(inject={"options": {"seed": 1}}) & usual == {c.id for c in cells_of() if c.kind == "fit"}
+    tuned = {"stages": ["finetuned"], "finetune": {}}
+    assert not ids(**tuned) & ids(**{**tuned, "finetune": {"options": {"rate": 1}}})
+
+
+def test_tasks_and_kinds_take_precedence_over_what_is_shared() -> None:
+    cells = cells_of(
+        data={"rows": "mean", "sites": "all"},
+        tasks={"t": {"rows": "cls"}},
+        fit={"options": {"data": {"sites": "1"}}},
+    )
+    fit = next(cell for cell in cells if cell.kind == "fit")
+    assert fit.options["data"] == {"rows": "cls", "sites": "1", "model_x": "m0", "model_y": "m1"}
+    inject = next(cell for cell in cells if cell.kind == "inject")  # its checkpoint has the data options
+    assert set(inject.options["data"]) == {"model_x", "model_y"}
+
+
+def test_similarity_is_one_cell_of_all_models_or_one_of_each_pair() -> None:
+    only: dict[str, Any] = {"fit": None, "inject": None, "similarity": {}}
+    (every,) = cells_of(**only)
+    assert [model.name for model in every.models] == ["m0", "m1", "m2"]
+    pairs = cells_of(**only, pairs={"random": 2})
+    assert [len(cell.models) for cell in pairs] == [2, 2]
+    stages = {"stages": ["pretrained", "finetuned"], "finetune": {}, "similarity": {"across_stages": True}}
+    across = [cell for cell in cells_of(**{**only, **stages}) if cell.kind == "similarity"]
+    assert [len(cell.models) for cell in across] == [6]
+    assert across[0].stage is None
+
+
+def test_models_tuned_on_all_tasks_are_compared_on_the_texts_of_each() -> None:
+    stages = {"stages": ["pretrained", "finetuned"], "finetune": {}, "tasks": {"t": {"text": "a"}, "u": {"text": "b"}}}
+    compared = {"across_stages": True, "across_tasks": True, "tasks": ["u"]}
+    (cell,) = (
+        cell for cell in cells_of(**stages, fit=None, inject=None, similarity=compared) if cell.kind == "similarity"
+    )
+    assert cell.task == "u"
+    assert [(model.name, model.tuned_on) for model in cell.models[:5]] == [
+        ("m0", None), ("m1", None), ("m2", None), ("m0", "t"), ("m0", "u")
+    ]  # fmt: skip
+    assert len({model.path for model in cell.models}) == 3 + 3 * 2
+
+
+def test_surgery_is_of_all_fine_tunings_of_a_model_with_the_model_beside_them() -> None:
+    cell = next(
+        cell
+        for cell in cells_of(stages=["finetuned"], finetune={"copies": 2}, fit=None, inject=None, surgery={})
+        if cell.kind == "surgery"
+    )
+    assert [model.name for model in cell.models] == ["m0", "m0#2", "m0"]
+    assert cell.options["data"] == {"models": [model.path for model in cell.models[:2]], "bases": ["m0"]}
+    assert len(cell.needs) == 2
+
+
+def test_a_model_with_itself_is_fitted_where_asked_for() -> None:
+    cells = cells_of(pairs={"same": True}, inject=None)
+    assert [cell.models[0] == cell.models[1] for cell in cells] == [False] * 3 + [True] * 3
+
+
+def test_several_pairs_share_a_cell_and_each_has_maps_of_its_own() -> None:
+    cells = cells_of(models={"names": "m{seed}", "seeds": 4}, fit={"pairs_at_once": 4}, pairs={"same": True})
+    first, second = (cell for cell in cells if cell.kind == "fit_pairs")
+    assert first.options["data"] == {"models": ["m0", "m1", "m2", "m3"], "pairs": [[0, 1], [0, 2], [0, 3], [1, 2]]}
+    assert second.options["data"] == {"models": ["m1", "m3", "m2"], "pairs": [[0, 1], [2, 1]]}
+    assert counts(cells) == {"fit_pairs": 2, "fit": 4, "inject": 10}  # with itself, each is fitted alone
+    files = {
+        tuple(model.name for model in cell.models): cell.options["checkpoints"][0].removeprefix("{study}/cells/")
+        for cell in cells
+        if cell.kind == "inject"
+    }
+    assert files["m1", "m2"] == f"{first.id}/run/pairs/m1--m2/aligners.ckpt"
+    assert files["m2", "m3"] == f"{second.id}/run/pairs/m2--m3/aligners.ckpt"
+
+
+def test_options_are_asked_for_once() -> None:
+    commands = NoCommands()
+    expand(study_of(models={"names": "m{seed}", "seeds": 25}), commands)
+    assert commands.asked == ["fit", "inject"]
+
+
+@pytest.mark.parametrize("place", [{"data": {"wrong": 1}}, {"tasks": {"t": {"wrong": 1}}}])
+def test_a_data_option_that_no_command_has_is_refused(place: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"data options of fit, inject, but none of them has wrong"):
+        cells_of(**place)
+
+
+def test_probes_of_one_text_are_the_same_whatever_the_task() -> None:
+    tasks = {"t": {"text": "a"}, "u": {"text": "b"}}
+    own = cells_of(tasks=tasks, inject=None, fit=None, probe={"options": {"data": {"text": "trees"}}})
+    assert counts(own) == {"probe": 3}
+    assert [cell.options["data"] for cell in own] == [{"text": "trees", "models": [f"m{n}"]} for n in range(3)]
+
+
+def test_a_text_of_a_works_own_takes_nothing_of_the_tasks() -> None:
+    tasks = {"t": {"text": {"source": "a.csv", "label_column": "kind"}}}
+    own = {"options": {"data": {"text": {"source": "trees.conllu"}}}}
+    (cell, *_) = [cell for cell in cells_of(tasks=tasks, inject=None, fit=None, probe=own) if cell.kind == "probe"]
+    assert cell.options["data"]["text"] == {"source": "trees.conllu"}
+
+
+def test_embedded_models_are_the_same_before_and_after_fine_tuning() -> None:
+    own = {"options": {"data": {"text": {"source": "grammar"}}}}
+    changes: dict[str, Any] = {"models": {"names": ["embedded-mlm:0"]}, "inject": None, "fit": None, "finetune": {}}
+    changes |= {"stages": ["pretrained", "finetuned"], "probe": own}
+    with pytest.raises(ValueError, match=r"no `data.text` in `probe.options`.*another model there"):
+        cells_of(tasks={"t": {"text": {"source": "rotten_tomatoes"}}}, **changes)
+    assert counts(cells_of(tasks={"t": {"text": {"source": "grammar"}}}, **changes))["probe"] == 2
+    assert cells_of(**{**changes, "stages": ["pretrained"], "finetune": None})  # each text has models of its own
