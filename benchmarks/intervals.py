@@ -1,8 +1,8 @@
 """How often a nominal 95 % interval holds the truth: jackknife over groups of texts, and bootstraps.
 
 Texts of ten rows each, dependent within a text, from a known distribution; the truth is the measure on 100,000
-texts. `aligners.similarity.controls.jackknife_interval` leaves one of ten groups of texts out at a time. The bootstraps draw
-texts, or groups, with replacement and take percentiles. Not a timing: it prints shares of trials.
+texts. `aligners.similarity.controls.jackknife_interval` leaves one of ten groups of texts out at a time. The
+bootstraps draw texts, or groups, with replacement and take percentiles. Not a timing: it prints shares of trials.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def layers_for(route: Route) -> AffineLayer:
 
 
 def stitched_step(route: Route, layer: AffineLayer, batch: TaskBatch) -> None:
-    """One step as `aligners.injection.stitching.training` takes it, up to the optimiser: gradients of every site's loss."""
+    """One step as `aligners.injection.stitching.training` takes it, up to the optimiser: gradients of every loss."""
 
     def loss(pair: int, rows: Tensor) -> Tensor:
         logits = stitched_logits(route.target, batch.inputs, route.pairs[pair][1], batch.rows, rows)

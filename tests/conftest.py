@@ -55,11 +55,11 @@ def _home() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _nothing_registered_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Maps and measures that a test adds are gone after it."""
-    import aligners.similarity.catalogue
     from aligners.maps.base import Aligner
+    from aligners.similarity import catalogue
 
     monkeypatch.setattr(Aligner, "registry", dict(Aligner.registry))
-    monkeypatch.setattr(similarity.catalogue, "_FURTHER", dict(similarity.catalogue._FURTHER))
+    monkeypatch.setattr(catalogue, "_FURTHER", dict(catalogue._FURTHER))
 
 
 @pytest.fixture(autouse=True)

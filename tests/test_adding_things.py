@@ -10,13 +10,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Olmo2Config
 
-import aligners.similarity.catalogue
 from aligners.fitting.storage.describing import build_aligner, describe_aligner
 from aligners.models import architectures
 from aligners.models.model import FrozenModel
 from aligners.reports.study import registry
 from aligners.reports.study.frames import Frames
 from aligners.reports.study.writing.markdown import markdown
+from aligners.similarity import catalogue
 from aligners.similarity.algebra.grid import grid_moments
 from aligners.similarity.algebra.moments import moments_of
 from aligners.similarity.shared import SharedMoments
@@ -49,7 +49,7 @@ def test_a_map() -> None:
 def test_a_measure() -> None:
     run("# a measure")
     x, y = paired(30)
-    found = similarity.catalogue.catalogue()["covariance"].compute(SharedMoments(grid_moments(x, y)))
+    found = catalogue.catalogue()["covariance"].compute(SharedMoments(grid_moments(x, y)))
     centred = x[1] - x[1].mean(0), y[0] - y[0].mean(0)
     torch.testing.assert_close(found[1, 0], (centred[0].T @ centred[1]).norm() / 30)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import tomllib
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -11,19 +12,8 @@ import pytest
 
 from tests.shell import ROOT
 
-PACKAGES = (
-    "aligners",
-    "callbacks",
-    "commands",
-    "datamodules",
-    "finetuning",
-    "frozen",
-    "probing",
-    "reports",
-    "sharing",
-    "similarity",
-    "storage",
-    "studies",
+PACKAGES = tuple(
+    tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]["lint"]["isort"]["known-first-party"]
 )
 
 
@@ -61,11 +51,11 @@ def test_no_module_needs_one_that_needs_it() -> None:
     assert circle(ROOT) == []
 
 
-@pytest.mark.parametrize("second", ["import frozen.a", "if TYPE_CHECKING:\n    from frozen import a"])
+@pytest.mark.parametrize("second", ["import aligners.a", "if TYPE_CHECKING:\n    from aligners import a"])
 def test_a_circle_is_seen(tmp_path: Path, second: str) -> None:
-    (tmp_path / "frozen").mkdir()
-    (tmp_path / "frozen" / "__init__.py").write_text("")
-    (tmp_path / "frozen" / "a.py").write_text("from frozen.b import something")
-    (tmp_path / "frozen" / "b.py").write_text(f"{second}\n\ndef later():\n    import frozen.c")
-    (tmp_path / "frozen" / "c.py").write_text("import frozen.b")
-    assert set(circle(tmp_path)) == {"frozen.a", "frozen.b"}
+    (tmp_path / "aligners").mkdir()
+    (tmp_path / "aligners" / "__init__.py").write_text("")
+    (tmp_path / "aligners" / "a.py").write_text("from aligners.b import something")
+    (tmp_path / "aligners" / "b.py").write_text(f"{second}\n\ndef later():\n    import aligners.c")
+    (tmp_path / "aligners" / "c.py").write_text("import aligners.b")
+    assert set(circle(tmp_path)) == {"aligners.a", "aligners.b"}

@@ -17,8 +17,8 @@ ROWS, WIDTH = 400, 8
 SAME = 1e-6
 INTRODUCTION = """# Measures in a table
 
-What stands in the catalogue (`aligners/similarity/catalogue.py`); what is **bold** is computed by default. What each measure
-means, misses and costs: [Measures](../measures.md).
+What stands in the catalogue (`aligners/similarity/catalogue.py`); what is **bold** is computed by default. What each
+measure means, misses and costs: [Measures](../measures.md).
 """
 INVARIANCES = """
 ## What a measure does not change under

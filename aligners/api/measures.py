@@ -1,4 +1,4 @@
-"""Measures of paired rows x (N, d_x) and y (N, d_y): the formulas of `aligners.similarity.functional`, for one pair of sites.
+"""Measures of paired rows x (N, d_x) and y (N, d_y): `aligners.similarity.functional` for one pair of sites.
 
 `docs/measures.md` says what each means, which changes of coordinates it does not see, and how many rows it needs. All
 take NumPy arrays or tensors, and raise a `ValueError` for rows that are not paired, not finite or too few.

@@ -71,7 +71,7 @@ def steps_in(folder: Path) -> list[Step]:
     return [
         Step(
             "eight maps from one language model to the other, at every block", 3,
-            ["train.py", "fit", "--config", "aligners/configs/train/demo.yaml", "--run", fit],
+            ["train.py", "fit", "--config", "demo", "--run", fit],
         ),
         Step("mapped states into the second language model", 1, ["evaluate.py", "inject", *stored, "--run", report]),
         Step("the same with two classifiers", 1, ["evaluate.py", "inject", *closed, "--run", classifiers]),

@@ -18,10 +18,7 @@ __all__ = ["MENDABLE", "Terminated", "early_endings", "ended_by_signals", "goes_
 
 MENDABLE, INTERRUPTED, TERMINATED = 2, 130, 143  # exit statuses: jsonargparse's for wrong options, and those of shells
 ENDING = (signal.SIGTERM, signal.SIGHUP)
-OURS = {
-    *("aligners", "callbacks", "commands", "datamodules", "finetuning", "frozen", "probing", "reports", "similarity"),
-    *("sharing", "storage", "studies"),
-}
+OURS = {"aligners", "callbacks", "datamodules"}
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 PATIENCE = 10.0  # seconds; a first rank that fails in the same way has ended by then
 LONGEST_EXIT = 30.0  # seconds after a signal; W&B, stopped as it starts, waits for itself for ever

@@ -1,4 +1,4 @@
-"""The commands of `train.py`, `evaluate.py` and `study.py`, one line each."""
+"""The commands of `train.py`, `evaluate.py` and `study.py`, one line each, which `aligners` runs as well."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 
 from aligners.cli.endings import early_endings
 
-__all__ = ["COMMANDS", "evaluate", "study", "train"]
+__all__ = ["COMMANDS", "CONFIGS", "evaluate", "main", "study", "train"]
+
+CONFIGS = Path(__file__).parents[1] / "configs"  # the YAML files that the package brings
 
 # Script -> command -> its line of help. The command is the module `commands/SCRIPT/COMMAND.py` with two functions,
 # `parser()` and `run(parser, words)`, which is imported only when the command is used.
@@ -78,22 +81,34 @@ def study(args: Sequence[str] | None = None) -> None:
     _main("study", args)
 
 
-def _main(script: str, args: Sequence[str] | None) -> None:
+def main() -> None:
+    """`aligners`: run the command that the first two words name, such as `aligners train fit`."""
+    script = sys.argv[1] if len(sys.argv) > 1 else None
+    if script in COMMANDS:
+        _main(script, None, program=f"aligners {script}", skip=2)
+    else:
+        print(*(_usage(f"aligners {name}", name) for name in COMMANDS), sep="\n\n")
+        sys.exit(0 if script in ("-h", "--help") else 2)
+
+
+def _main(script: str, args: Sequence[str] | None, program: str | None = None, skip: int = 1) -> None:
+    program = program or f"{script}.py"
     if args is not None:
-        return _run(script, list(args))
+        return _run(script, list(args), program)
     with early_endings(traceback="--traceback" in sys.argv):
-        _run(script, sys.argv[1:])
+        _run(script, sys.argv[skip:], program)
 
 
-def _run(script: str, words: list[str]) -> None:
+def _run(script: str, words: list[str], program: str) -> None:
     # Batches differ in shape, and oneDNN keeps what it has compiled for each of the last 1,024: memory without end.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     name = words[0] if words else None
     if name in ("-h", "--help"):
-        print(_usage(script))
+        print(_usage(program, script))
     elif name not in COMMANDS[script]:
         received = "nothing" if name is None else repr(name)
-        print(f"{_usage(script)}\n\nExpected the name of a command as first word, but got {received}.", file=sys.stderr)
+        usage = _usage(program, script)
+        print(f"{usage}\n\nExpected the name of a command as first word, but got {received}.", file=sys.stderr)
         sys.exit(2)
     else:
         _import_wandb_first()
@@ -104,9 +119,9 @@ def _run(script: str, words: list[str]) -> None:
         quiet()
         module = import_module(f"aligners.cli.{script}.{name}")
         parser = module.parser()
-        parser.prog = f"{script}.py {name}"
+        parser.prog = f"{program} {name}"
         try:
-            module.run(parser, words[1:])
+            module.run(parser, _with_config_files(script, name, words[1:]))
             end_runs()
         except BaseException:
             release_unused()
@@ -115,10 +130,26 @@ def _run(script: str, words: list[str]) -> None:
             forget_runs()
 
 
-def _usage(script: str) -> str:
+def _with_config_files(script: str, command: str, words: list[str]) -> list[str]:
+    """Put the files of configs that the package brings in the place of their names: `--config demo`, `run embedded`."""
+    folder = CONFIGS / (command if (CONFIGS / command).is_dir() else script)
+
+    def file_of(name: str) -> str:
+        brought = folder / f"{name}.yaml"
+        return str(brought) if brought.is_file() and not Path(name).exists() else name
+
+    found = [
+        file_of(word) if before in ("-c", "--config") else word
+        for before, word in zip(["", *words], words, strict=False)
+    ]
+    found = [f"--config={file_of(word[9:])}" if word.startswith("--config=") else word for word in found]
+    return [file_of(found[0]), *found[1:]] if (script, command) == ("study", "run") and found else found
+
+
+def _usage(program: str, script: str) -> str:
     lines = [f"  {name:<14}{said}" for name, said in COMMANDS[script].items()]
-    usage = [f"usage: {script}.py COMMAND [options]", "", *lines, ""]
-    return "\n".join([*usage, f"`{script}.py COMMAND --help` explains every option."])
+    usage = [f"usage: {program} COMMAND [options]", "", *lines, ""]
+    return "\n".join([*usage, f"`{program} COMMAND --help` explains every option."])
 
 
 def _import_wandb_first() -> None:

@@ -119,7 +119,8 @@ class Architecture:
             if getattr(config, name, None):
                 raise ValueError(
                     f"Expected a {config.model_type!r} model without `{name}`, but got one with {name} = "
-                    f"{getattr(config, name)}: with it, what aligners/models/architectures.py says of the family does not hold. "
+                    f"{getattr(config, name)}: with it, what "
+                    "aligners/models/architectures.py says of the family does not hold. "
                     "Name another model."
                 )
 

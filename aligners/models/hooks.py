@@ -63,7 +63,8 @@ def blocks_of(model: PreTrainedModel) -> Blocks:
     if not isinstance(listed, nn.ModuleList):
         raise ValueError(
             f"Expected a list of blocks at {architecture.blocks!r} of a {type(model).__name__}, but got a "
-            f"{type(listed).__name__}. Correct the entry of {model.config.model_type!r} in aligners/models/architectures.py."
+            f"{type(listed).__name__}. Correct the entry of {model.config.model_type!r} in "
+            "aligners/models/architectures.py."
         )
     return Blocks(listed, int(model.config.num_hidden_layers) if architecture.shared else len(listed))
 
@@ -97,7 +98,8 @@ def _found(block: nn.Module, path: str, number: int) -> nn.Module:
     except AttributeError as error:
         raise ValueError(
             f"Expected a sub-layer at `path` {path!r} of every block, but got block {number}, a "
-            f"{type(block).__name__}, which has none there. Correct the family's entry in aligners/models/architectures.py."
+            f"{type(block).__name__}, which has none there. Correct the family's entry in "
+            "aligners/models/architectures.py."
         ) from error
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -78,9 +77,7 @@ def smaller_study(text: str) -> str:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where all recipes run, with what they share of the repository."""
-    made = tmp_path_factory.mktemp("howto")
-    shutil.copytree(ROOT / "aligners" / "configs", made / "aligners" / "configs")
-    return made
+    return tmp_path_factory.mktemp("howto")
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -44,7 +44,8 @@ def sign_test(differences: pd.Series, seed: int = 0) -> Difference | None:
     is no difference, each is as likely to be above 0 as below.
 
     Args:
-        differences: one for each pair, indexed by (model, model), as `aligners.reports.study.estimates.pair_means` returns.
+        differences: one for each pair, indexed by (model, model), as
+            `aligners.reports.study.estimates.pair_means` returns.
         seed: of the draws, where there are too many models to count all.
 
     Returns:

@@ -38,7 +38,8 @@ def report(folder: Path, frames: Mapping[str, pd.DataFrame], spec: Any) -> list[
     Args:
         folder: of the study.
         frames: kind -> the collected rows.
-        spec: the study: `name`, and `report`, names of tables and figures out of `aligners.reports.study.registry.CONTENTS`;
+        spec: the study: `name`, and `report`, names of tables and figures out of
+            `aligners.reports.study.registry.CONTENTS`;
             null or "all" for all that can be made. A mapping, or an object with these attributes.
 
     Returns:

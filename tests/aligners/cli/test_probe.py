@@ -31,7 +31,7 @@ def test_base_and_fine_tuned_models_stand_side_by_side(
     masked: list[str], treebank: TextSource, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train([
-        "probe", "--config", str(ROOT / "aligners" / "configs" / "probe" / "merchant.yaml"), f"--data.models={json.dumps(masked)}",
+        "probe", "--config", str(CONFIGS[0]), f"--data.models={json.dumps(masked)}",
         f"--data.text.source={treebank.source}", f"--data.text.held_out={treebank.held_out}", "--tasks=[pos,distance]",
         "--data.max_length=64", "--projection=4", "--hidden=4", "--seeds=1", "--training.max_epochs=1", "--drawn=0",
         "--training.least_steps=5", "--portions=[0.5,1]", "--trainer.logger=false", "--trainer.accelerator=cpu",

@@ -1,0 +1,1 @@
+"""Text in, batches out: the LightningDataModules, and what they are made of."""
