@@ -47,8 +47,30 @@ def circle(root: Path) -> list[str]:
     return []
 
 
+def room(module: str) -> str:
+    """The room that a module is in: a folder of `aligners`, or another root."""
+    return ".".join(module.split(".")[: 2 if module.startswith("aligners.") else 1])
+
+
 def test_no_module_needs_one_that_needs_it() -> None:
     assert circle(ROOT) == []
+
+
+def test_no_room_needs_one_that_needs_it() -> None:
+    known = modules(ROOT)
+    needs: dict[str, set[str]] = {}
+    for name, file in known.items():
+        needs.setdefault(room(name), set()).update(room(other) for other in imported(file, known))
+    for name, others in needs.items():
+        others -= {name, "aligners"}  # what `aligners` itself offers is made in the rooms
+    TopologicalSorter(needs).prepare()
+
+
+def test_rooms_are_few_and_small() -> None:
+    assert sum(folder.is_dir() and any(folder.glob("*.py")) for folder in (ROOT / "aligners").iterdir()) <= 12
+    folders = {file.parent for file in modules(ROOT).values()} - {ROOT}
+    sizes = {folder.relative_to(ROOT): len([*folder.glob("[a-z]*.py")]) for folder in folders}
+    assert {str(folder): size for folder, size in sizes.items() if size > 12} == {}
 
 
 @pytest.mark.parametrize("second", ["import aligners.a", "if TYPE_CHECKING:\n    from aligners import a"])
