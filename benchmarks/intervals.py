@@ -19,15 +19,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare
 from aligners.similarity.algebra.grid import GridSums
 from aligners.similarity.algebra.moments import GridMoments
 from aligners.similarity.controls import jackknife_interval
-from aligners.similarity.functional.cca import cca_from_moments
-from aligners.similarity.functional.cka import linear_cka_from_moments, unbiased_cka_from_moments
+from aligners.similarity.functional.cca import cca
+from aligners.similarity.functional.cka import linear_cka, unbiased_cka
 from benchmarks.harness import Figures, parser
 
 ROWS, WIDTH, GROUPS = 10, 8, 10
 MEASURES: dict[str, Callable[[GridMoments], Tensor]] = {
-    "linear CKA": linear_cka_from_moments,
-    "unbiased CKA": unbiased_cka_from_moments,
-    "CCA": cca_from_moments,
+    "linear CKA": linear_cka,
+    "unbiased CKA": unbiased_cka,
+    "CCA": cca,
 }
 Interval = tuple[Tensor, Tensor]
 

@@ -27,8 +27,7 @@ from aligners.similarity.functional.cca import cca, cca_held_out, pwcca, svcca
 from aligners.similarity.functional.cka import linear_cka, unbiased_cka
 from aligners.similarity.functional.hsic import minibatch_cka
 from aligners.similarity.functional.kernels import rbf_cka, rsa
-from aligners.similarity.functional.neurons import neuronsim
-from aligners.similarity.functional.regression import mixedsim, r2
+from aligners.similarity.functional.regression import mixedsim, neuronsim, r2
 
 __all__ = ["CASES", "CURVES", "MEASURES", "averaged", "bias_figure", "draw", "known_cases_figure"]
 

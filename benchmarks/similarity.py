@@ -40,9 +40,9 @@ from aligners.similarity.algebra.grid import GridSums
 from aligners.similarity.algebra.moments import GridMoments
 from aligners.similarity.algebra.pairs import upper_blocks
 from aligners.similarity.catalogue import catalogue
+from aligners.similarity.functional.cca import SharedMoments
 from aligners.similarity.functional.hsic import HSIC, cka_from_hsic, minibatch_cka, unbiased_hsic
-from aligners.similarity.passes.contents import evaluate
-from aligners.similarity.shared import SharedMoments
+from aligners.similarity.outcome import evaluate
 from benchmarks.harness import Figures, interleaved, parser, ratio
 
 SHARE = 0.99  # of the variance that SVCCA and PWCCA keep

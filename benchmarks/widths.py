@@ -28,11 +28,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.errors import MapErrors
 from aligners.fitting.in_memory import train_on_rows
-from aligners.fitting.training.products import Products
 from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
+from aligners.maps.products import Products
 from aligners.similarity.algebra.moments import Moments, moments_of
 from benchmarks.harness import Figures, parser
 from benchmarks.parts import bert_config

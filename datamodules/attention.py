@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from aligners.models.model import FrozenModel
-from aligners.similarity.sample import row_keys
 from datamodules.batches import TextBatch
+from datamodules.keys import row_keys
 from datamodules.paired import PairedActivations
 from datamodules.rows.policies import RowKind, Rows, rows_of_each
 from datamodules.rows.reading import PairedBatch, PairReader, Prepared

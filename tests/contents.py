@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from aligners.similarity.catalogue import Measure
-from aligners.similarity.passes.contents import Content
-from aligners.similarity.passes.streams import Rows, Shape, Stream
-from aligners.similarity.passes.sums import Draw, SpanSums, TileSums
+from aligners.similarity.outcome import Content
+from aligners.similarity.passes.streams import Shape, Stream
+from aligners.similarity.passes.sums import SpanSums, TileSums
+from aligners.similarity.sample import Draw
 
 __all__ = ["content_of"]
 
@@ -25,7 +26,7 @@ def content_of(
     blocks = [each.shape[:2] for each in weights] or [(0, 0), (0, 0)]
     shape_x, shape_y = (Shape(len(states), states.shape[2], *own) for states, own in zip((x, y), blocks, strict=True))
     draws = {budget: Draw(budget, 0, CPU) for budget in stream.budgets}
-    admitted = {budget: draw.admit(Rows(rows, rows, lambda m, side: x)) for budget, draw in draws.items()}
+    admitted = {budget: draw.admit(rows, rows) for budget, draw in draws.items()}
     sides = [SpanSums(stream, shape, 1, bool(weights), CPU) for shape in (shape_x, shape_y)]
     tile = TileSums(stream, shape_x, shape_y, [], 1, bool(weights), torch.float64, CPU)
     for side, states in zip(sides, (x, y), strict=True):

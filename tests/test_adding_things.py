@@ -19,7 +19,7 @@ from aligners.reports.study.writing.markdown import markdown
 from aligners.similarity import catalogue
 from aligners.similarity.algebra.grid import grid_moments
 from aligners.similarity.algebra.moments import moments_of
-from aligners.similarity.shared import SharedMoments
+from aligners.similarity.functional.cca import SharedMoments
 from tests.rows import paired
 from tests.runs import related_rows
 from tests.shell import ROOT

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -81,3 +83,12 @@ def test_a_circle_is_seen(tmp_path: Path, second: str) -> None:
     (tmp_path / "aligners" / "b.py").write_text(f"{second}\n\ndef later():\n    import aligners.c")
     (tmp_path / "aligners" / "c.py").write_text("import aligners.b")
     assert set(circle(tmp_path)) == {"aligners.a", "aligners.b"}
+
+
+def test_the_package_alone_loads_torch_and_scipy_and_nothing_of_models_or_data() -> None:
+    code = "import sys, aligners; aligners.INN; print(*{name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert {"aligners", "torch", "scipy"} < loaded
+    heavy = {"lightning", "torchmetrics", "transformers", "datasets", "safetensors", "pandas"}
+    assert not loaded & {*heavy, "datamodules", "callbacks"}

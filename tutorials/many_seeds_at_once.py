@@ -19,7 +19,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
-from aligners import Linear, Permutation, Procrustes
+from aligners.maps import Linear, Permutation, Procrustes
 from aligners.reports.drawing import method_looks
 from aligners.similarity.algebra.moments import moments_of
 from datamodules.many_pairs import ManyPairs

@@ -21,9 +21,9 @@ import lightning.pytorch as pl
 import matplotlib.pyplot as plt
 import torch
 
-from aligners import AffineLayer
 from aligners.injection.stitching.evaluation import StitchingEvaluation
 from aligners.injection.stitching.training import Stitching
+from aligners.maps import AffineLayer
 from datamodules.model_texts import ModelTexts
 from datamodules.text.sources import TextSource
 

@@ -1,4 +1,4 @@
-"""Maps on arrays: fit, transform, inverse and score, for one site. What they compute is in the banks of `aligners`."""
+"""Maps on arrays: fit, transform, inverse and score, for one site. What they compute is in `aligners.maps`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-import aligners
+from aligners import maps as banks
 from aligners.api.arrays import Array, as_given, rows, rows_of_both
 from aligners.fitting.fit_map import fit_map
 from aligners.maps.base import Aligner
@@ -27,7 +27,7 @@ class ArrayMap:
     solved in float64.
 
     Args:
-        aligner: the class, one of `aligners` or one's own.
+        aligner: the class, one of `aligners.maps` or one's own.
         options: of the class, besides the number of sites and the widths.
 
     Attributes:
@@ -182,20 +182,21 @@ class TrainedMap(ArrayMap):
 
 
 class Linear(ArrayMap):
-    """Least squares with an intercept; ridge regression with a larger `ridge`. See `aligners.Linear`."""
+    """Least squares with an intercept; ridge regression with a larger `ridge`. See `aligners.maps.Linear`."""
 
     def __init__(self, *, ridge: float = 1e-6) -> None:
-        super().__init__(aligners.Linear, ridge=ridge)
+        super().__init__(banks.Linear, ridge=ridge)
 
 
 class Ridge(ArrayMap):
     """Ridge regression, fitted on the first nine tenths of the rows, its strength chosen on the rest.
 
-    Rows of one text are alike: leave them next to each other, so that the rest is of other texts. See `aligners.Ridge`.
+    Rows of one text are alike: leave them next to each other, so that the rest is of other texts. See
+    `aligners.maps.Ridge`.
     """
 
     def __init__(self) -> None:
-        super().__init__(aligners.Ridge)
+        super().__init__(banks.Ridge)
 
     def _moments(self, x: Tensor, y: Tensor) -> list[Moments]:
         first = x.shape[1] * 9 // 10
@@ -203,63 +204,63 @@ class Ridge(ArrayMap):
 
 
 class Procrustes(ArrayMap):
-    """The best rotation or reflection, with one factor if asked for. See `aligners.Procrustes`."""
+    """The best rotation or reflection, with one factor if asked for. See `aligners.maps.Procrustes`."""
 
     def __init__(self, *, scale: bool = False) -> None:
-        super().__init__(aligners.Procrustes, scale=scale)
+        super().__init__(banks.Procrustes, scale=scale)
 
 
 class Permutation(ArrayMap):
-    """The best one-to-one matching of neurons. See `aligners.Permutation`."""
+    """The best one-to-one matching of neurons. See `aligners.maps.Permutation`."""
 
     def __init__(self, *, signed: bool = False) -> None:
-        super().__init__(aligners.Permutation, signed=signed)
+        super().__init__(banks.Permutation, signed=signed)
 
 
 class CCA(ArrayMap):
-    """Along canonical directions. See `aligners.CCA`."""
+    """Along canonical directions. See `aligners.maps.CCA`."""
 
     def __init__(self, *, directions: int | None = None, shrink: bool = False) -> None:
-        super().__init__(aligners.CCA, directions=directions, shrink=shrink)
+        super().__init__(banks.CCA, directions=directions, shrink=shrink)
 
 
 class SVCCA(ArrayMap):
-    """CCA between principal components that hold a share of the variance. See `aligners.SVCCA`."""
+    """CCA between principal components that hold a share of the variance. See `aligners.maps.SVCCA`."""
 
     def __init__(self, *, share: float = 0.99, directions: int | None = None, shrink: bool = False) -> None:
-        super().__init__(aligners.SVCCA, share=share, directions=directions, shrink=shrink)
+        super().__init__(banks.SVCCA, share=share, directions=directions, shrink=shrink)
 
 
 class PWCCA(ArrayMap):
-    """CCA along the directions that carry a share of the projection weight. See `aligners.PWCCA`."""
+    """CCA along the directions that carry a share of the projection weight. See `aligners.maps.PWCCA`."""
 
     def __init__(self, *, share: float = 0.99, shrink: bool = False) -> None:
-        super().__init__(aligners.PWCCA, share=share, shrink=shrink)
+        super().__init__(banks.PWCCA, share=share, shrink=shrink)
 
 
 class Mean(ArrayMap):
     """The mean of Y's fitting rows, whatever x is: the floor, with score 0 on them."""
 
     def __init__(self) -> None:
-        super().__init__(aligners.Mean)
+        super().__init__(banks.Mean)
 
 
 class Identity(ArrayMap):
     """x as it is: what is there without any map."""
 
     def __init__(self) -> None:
-        super().__init__(aligners.Identity)
+        super().__init__(banks.Identity)
 
 
 class INN(TrainedMap):
-    """An invertible network, trained in both directions at once. Options: see `TrainedMap` and `aligners.INN`."""
+    """An invertible network, trained in both directions at once. Options: see `TrainedMap` and `aligners.maps.INN`."""
 
     def __init__(self, *, steps: int = 1000, seed: int = 0, **options: Any) -> None:
-        super().__init__(aligners.INN, steps=steps, seed=seed, **options)
+        super().__init__(banks.INN, steps=steps, seed=seed, **options)
 
 
 class MLP(TrainedMap):
-    """A free network, without an inverse. Options: see `TrainedMap` and `aligners.MLP`."""
+    """A free network, without an inverse. Options: see `TrainedMap` and `aligners.maps.MLP`."""
 
     def __init__(self, *, steps: int = 1000, seed: int = 0, **options: Any) -> None:
-        super().__init__(aligners.MLP, steps=steps, seed=seed, **options)
+        super().__init__(banks.MLP, steps=steps, seed=seed, **options)

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from aligners.api.arrays import Array, rows_of_both
 from aligners.similarity.algebra.grid import grid_moments
-from aligners.similarity.catalogue import Measure, catalogue
+from aligners.similarity.catalogue import catalogue
 from aligners.similarity.functional import cca as correlations
 from aligners.similarity.functional import cka as linear
-from aligners.similarity.functional import hsic, kernels, neurons, regression
+from aligners.similarity.functional import hsic, kernels, regression
+from aligners.similarity.functional.cca import SharedMoments
 from aligners.similarity.sample import Sample
-from aligners.similarity.shared import SharedMoments
 
 __all__ = [
     "cca", "cka", "measure", "minibatch_cka", "mixedsim", "neuronsim", "pwcca", "r2", "r2_cca", "r2_svcca", "rbf_cka",
@@ -85,7 +85,7 @@ def r2(x: Array, y: Array) -> float:
 
 def neuronsim(x: Array, y: Array) -> float:
     """Mean over neurons of X of the largest absolute correlation with a neuron of Y; not symmetric."""
-    return _one(neurons.neuronsim, x, y)
+    return _one(regression.neuronsim, x, y)
 
 
 def mixedsim(x: Array, y: Array) -> float:
@@ -107,11 +107,8 @@ def measure(name: str, x: Array, y: Array) -> float:
     known = {known: each for known, each in catalogue().items() if each.family in _FROM}
     if name not in known:
         raise ValueError(f"Expected `name` to be one of {', '.join(known)}, but got {name!r}.")
-    return _one(lambda x, y: _computed(known[name], x, y), x, y)
-
-
-def _computed(found: Measure, x: Tensor, y: Tensor) -> Tensor:
-    return found.compute(_FROM[found.family](x, y))
+    found = known[name]
+    return _one(lambda x, y: found.compute(_FROM[found.family](x, y)), x, y)
 
 
 _FROM: dict[str, Callable[[Tensor, Tensor], Any]] = {

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
+import datasets
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from aligners.api.maps import ArrayMap
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from aligners.models.model import FrozenModel
-    from datamodules.text.sources import TextSource
-
-    Model = str | Path | FrozenModel | tuple[PreTrainedModel, PreTrainedTokenizerBase]
+from aligners.injection.forward import stitched_logits
+from aligners.injection.scoring.tasks import check_labels, chosen, unit_scores
+from aligners.models.model import FrozenModel
+from datamodules.asking import Asking, TaskBatch
+from datamodules.batches import TextBatch
+from datamodules.frozen_models import FrozenModels, Wanted
+from datamodules.rows.policies import select_rows
+from datamodules.rows.reading import read_rows
+from datamodules.text.loading import load_texts
+from datamodules.text.sources import TextSource
+from datamodules.tokens.tokenised import TokenisedTexts, same_tokenizer, tokenise
 
 __all__ = ["Injected", "inject", "load", "states"]
+
+Model = str | Path | FrozenModel | tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
 SELF_TEST = 8  # texts on which injecting what was read must change nothing
 
@@ -59,11 +68,6 @@ def load(model: Model, *, device: str = "cpu", dtype: str = "float32", text: Tex
     Raises:
         ValueError: there is no such model, or it is given without its tokenizer.
     """
-    from aligners.models.model import FrozenModel
-    from datamodules.frozen_models import FrozenModels, Wanted
-    from datamodules.text.loading import load_texts
-    from datamodules.text.sources import TextSource
-
     if isinstance(model, FrozenModel):
         return model
     if isinstance(model, tuple) and len(model) == 2:
@@ -100,16 +104,12 @@ def states(
     Raises:
         ValueError: the model has no such site, there are no texts, or `rows` is something else.
     """
-    from aligners.api.texts import batches
-    from datamodules.rows.policies import select_rows
-    from datamodules.rows.reading import read_rows
-
     if rows not in ("tokens", "mean", "cls"):
         raise ValueError(f"Expected `rows` to be tokens, mean or cls, but got {rows!r}.")
     frozen = load(model)
     frozen.check_site(site, "site")
     found = []
-    for batch in batches(frozen, texts, None, batch_size, max_length):
+    for batch in _batches(frozen, texts, None, batch_size, max_length):
         chosen = select_rows(batch.inputs_x["attention_mask"], batch.special_x, rows).to(frozen.device)
         found.append(read_rows(frozen, batch.to(frozen.device).inputs_x, [site], chosen)[0])
     return torch.cat(found)
@@ -148,17 +148,128 @@ def inject(
         ValueError: Y has no head, the tokenizers differ, a site is not there, the map gives rows of another shape, or
             there are not as many labels as texts.
     """
-    from aligners.api.answers import Answers
-    from aligners.api.texts import batches
-
     of_x, of_y = site if isinstance(site, tuple) else (site, site)
     source, target = load(model_x), load(model_y)
     source.check_site(of_x, "site")
     target.check_site(of_y, "site")
-    asked = Answers(source, target, (of_x, of_y), masked_share, seed, labelled=labels is not None)
+    _check(source, target, labelled=labels is not None)
+    scored = labels is not None or target.task != "classification"
+    asking = Asking.of(target, masked_share=masked_share, seed=seed)
     mapped = map.transform if isinstance(map, ArrayMap) else map
-    for number, batch in enumerate(batches(target, texts, labels, batch_size, max_length)):
-        if number == 0:
+    n, sums = 0, dict[str, Any]()
+    for batch in _batches(target, texts, labels, batch_size, max_length):
+        if not sums:
             target.self_test({name: part[:SELF_TEST].to(target.device) for name, part in batch.inputs_x.items()})
-        asked.add(batch, mapped)
-    return Injected(**asked.means())
+        if labels is not None:
+            check_labels(target, batch.labels, "labels")
+        elif not scored:  # how well they answer is not said
+            batch = replace(batch, labels=torch.zeros_like(batch.text))
+        task = asking(batch).to(target.device)
+        for name, values in _scores(source, target, (of_x, of_y), mapped, task).items():
+            sums[name] = sums.get(name, 0) + values.double().sum()
+        n += len(task.targets)
+    if not n:
+        raise ValueError("Expected `texts` with a token that follows another, but all have one token. Give longer.")
+    means: dict[str, Any] = {name: float(total) / n for name, total in sums.items()}
+    if not scored:
+        means = {**dict.fromkeys(means), "agreement": means["agreement"]}
+    return Injected(**means, penalty=means["loss"] - means["native_loss"] if scored else None, n=n)
+
+
+def _scores(
+    source: FrozenModel,
+    target: FrozenModel,
+    site: tuple[int, int],
+    mapped: Callable[[Tensor], Tensor],
+    task: TaskBatch,
+) -> dict[str, Tensor]:
+    """What stands for each unit of a batch, a text or a token, in the fields of `Injected`."""
+    rows = read_rows(source, task.inputs, [site[0]], task.rows)[0]
+    states = mapped(rows.to(source.device)).to(target.device)
+    if states.shape != (len(rows), target.width):
+        raise ValueError(
+            f"Expected `map` to give rows of shape {(len(rows), target.width)}, those of {target.name}, but got "
+            f"{tuple(states.shape)}."
+        )
+    own = chosen(target.logits(task.inputs), task.targets)
+    logits = stitched_logits(target, task.inputs, site[1], task.rows, states)
+    native, found = unit_scores(own, task.targets), chosen(logits, task.targets)
+    scores = unit_scores(found, task.targets, own.argmax(-1))
+    return {
+        "loss": scores["loss"],
+        "native_loss": native["loss"],
+        "accuracy": scores["correct"],
+        "native_accuracy": native["correct"],
+        "agreement": scores["agree"],
+    }
+
+
+def _check(source: FrozenModel, target: FrozenModel, *, labelled: bool) -> None:
+    if target.task is None or target.regression:
+        raise ValueError(
+            f"Expected `model_y` to be a classifier or a language model, but {target.name} "
+            f"{'predicts a number' if target.regression else 'has no head'}. Name another; states can still be mapped."
+        )
+    if labelled and target.task != "classification":
+        raise ValueError(f"Expected no `labels` for the language model {target.name}: it is asked for tokens.")
+    if source.tokenizer is None or target.tokenizer is None or not same_tokenizer(source.tokenizer, target.tokenizer):
+        raise ValueError(
+            f"Expected models of one tokenizer, since every token's state is replaced, but those of {source.name} and "
+            f"{target.name} differ. Compare them by `rows` 'words', with `train.py fit`."
+        )
+
+
+def _batches(
+    frozen: FrozenModel, texts: Sequence[str], labels: Sequence[int] | None, size: int, longest: int
+) -> Iterator[TextBatch]:
+    """The texts in their order, tokenised and padded, some at a time.
+
+    Args:
+        frozen: the model that reads them.
+        texts: one or more.
+        labels: the class of each, if known.
+        size: texts of a batch.
+        longest: most tokens of a text, or fewer where the model has fewer positions.
+
+    Raises:
+        ValueError: there are no texts or a string instead, no tokenizer, not one label for each, or `size` is 0.
+    """
+    tokenizer = _checked(frozen, texts, labels, size)
+    columns: dict[str, list[Any]] = {"text": list(texts), "id": list(range(len(texts)))}
+    columns |= {} if labels is None else {"label": [int(label) for label in labels]}
+    with _no_bars():
+        split = tokenise(datasets.Dataset.from_dict(columns), tokenizer, min(longest, frozen.max_length or longest))
+    tokens = TokenisedTexts([split], [tokenizer])
+    return (tokens[range(first, min(first + size, len(tokens)))] for first in range(0, len(tokens), size))
+
+
+def _checked(
+    frozen: FrozenModel, texts: Sequence[str], labels: Sequence[int] | None, size: int
+) -> PreTrainedTokenizerBase:
+    if isinstance(texts, str) or not len(texts) or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"Expected `texts` as a list of one or more strings, but got {_said(texts)}.")
+    if labels is not None and len(labels) != len(texts):
+        raise ValueError(f"Expected one of `labels` for each of {len(texts)} texts, but got {len(labels)}.")
+    if size < 1:
+        raise ValueError(f"Expected `batch_size` to be at least 1, but got {size}.")
+    if frozen.tokenizer is None:
+        raise ValueError(f"Expected a model with its tokenizer, but {frozen.name} has none. Give (model, tokenizer).")
+    return frozen.tokenizer
+
+
+def _said(texts: Sequence[str]) -> str:
+    if isinstance(texts, str):
+        return "a single string"
+    other = next((type(text).__name__ for text in texts if not isinstance(text, str)), None)
+    return "none" if other is None else f"one that holds a {other}"
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    shown = not datasets.utils.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            datasets.enable_progress_bars()

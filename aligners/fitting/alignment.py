@@ -30,12 +30,12 @@ from aligners.fitting.training.optimisation import (
     make_optimizer,
     schedule_factor,
 )
-from aligners.fitting.training.products import Products, check_products, products_in
 from aligners.fitting.training.ranks import mean_over_ranks
 from aligners.fitting.training.validating import let_end, validate_if_due
 from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear, Procrustes, Ridge
+from aligners.maps.products import Products, check_products, products_in
 from aligners.models.loading.precision import check_precision
 from aligners.similarity.algebra.moments import Moments
 from datamodules.identity import identity, refuse_other_run, trainer_identity

@@ -13,8 +13,8 @@ from aligners.fitting.training.optimisation import (
     make_optimizer,
     schedule_factor,
 )
-from aligners.fitting.training.products import products_in
 from aligners.maps.base import Aligner
+from aligners.maps.products import products_in
 
 __all__ = ["train_on_rows"]
 

@@ -1,1 +1,14 @@
-"""The maps: closed forms and networks, each a bank with one map for each site pair."""
+"""Maps between the hidden states of two models: closed forms and networks, each a bank over site pairs."""
+
+from aligners.maps.affine import AffineLayer, LowRank, Orthogonal
+from aligners.maps.base import Aligner
+from aligners.maps.canonical import CCA, PWCCA, SVCCA
+from aligners.maps.inn import INN
+from aligners.maps.linear import Identity, Linear, Mean, Procrustes, Ridge
+from aligners.maps.mlp import MLP, FreeForm
+from aligners.maps.permutation import Permutation
+
+__all__ = [
+    "CCA", "INN", "MLP", "PWCCA", "SVCCA", "AffineLayer", "Aligner", "FreeForm", "Identity", "Linear", "LowRank",
+    "Mean", "Orthogonal", "Permutation", "Procrustes", "Ridge",
+]  # fmt: skip

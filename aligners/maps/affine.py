@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from aligners.maps.affine_starts import Start, Started
-from aligners.maps.base import BankLinear
-from aligners.maps.linear import NULL
+from aligners.maps.base import Aligner, BankLinear, Scaled
+from aligners.maps.linear import NULL, Affine, deviations, least_squares, procrustes_rotation
 from aligners.maps.solving import batch_inverse, batch_solve
 from aligners.similarity.algebra.moments import Moments
 
-__all__ = ["AffineLayer", "LowRank", "Orthogonal", "low_rank"]
+__all__ = ["AffineLayer", "LowRank", "Orthogonal", "Started", "low_rank"]
 
 # How far from zero, in standard deviations, a start puts what the LayerNorm normalises. At 0 the layer starts by giving
 # all rows the same length: that costs most where lengths vary, and nothing where a LayerNorm made the states. The
@@ -21,6 +22,106 @@ __all__ = ["AffineLayer", "LowRank", "Orthogonal", "low_rank"]
 _LEVEL = 4.0
 _SMALLEST_VARIANCE = 1e-6  # of a feature, as a share of the mean variance
 _ORTHOGONAL = 1e-4  # how far WᵀW may be from the identity: no further than single precision takes it
+
+Start = Literal["identity", "linear", "procrustes", "random"]
+
+
+class Started(Scaled):
+    """What the stitching layers share: a linear start, and the FVU as their loss on activations.
+
+    Until `fit` or `adopt` is called, states are neither centred nor scaled, and a start that needs moments is the
+    identity (at unequal widths, padded with zeros or cut).
+    """
+
+    starts: ClassVar[tuple[str, ...]] = get_args(Start)
+
+    def __init__(self, sites: int, d_x: int, d_y: int, start: Start, ridge: float = 0.0) -> None:
+        super().__init__(sites, d_x, d_y)
+        name = type(self).__name__
+        if start not in self.starts:
+            raise ValueError(f"{name} expects `start` to be one of {', '.join(self.starts)}, but got {start!r}.")
+        if start == "identity" and d_x != d_y:
+            raise ValueError(
+                f"{name} can start at the identity only between equal widths, but `d_x` is {d_x} and `d_y` is {d_y}. "
+                'Set `start` to "linear", "procrustes" or "random".'
+            )
+        if ridge < 0:
+            raise ValueError(f"Expected `ridge` to be zero or positive, but got {ridge:g}.")
+        self.start, self.ridge = start, ridge
+
+    @property
+    def rows_needed(self) -> int:
+        """For least squares, one more than there are unknowns for each output."""
+        return self.d_x + 1 if self.start == "linear" else 2
+
+    @abstractmethod
+    def _begin(self, weight: Tensor, offset: Tensor, moments: Moments | None) -> None:
+        """Start at x ↦ (x − x̄) W + o, for W (S, d_x, d_y) and o (S, 1, d_y) in float64 and the x̄ of the scaling."""
+
+    @torch.no_grad()
+    def fit(self, moments: Moments) -> None:
+        """Take centres, scales and the start from the moments.
+
+        Raises:
+            ValueError: the states of a site are constant or not finite, or least squares cannot be solved.
+        """
+        deviations(moments, constant_neurons=True)
+        self.scaling.fit(moments)
+        if self.start == "random":
+            return
+        offset = moments.mean_y
+        if self.start == "identity":
+            offset = moments.mean_x
+            weight = torch.eye(self.d_x, dtype=torch.float64, device=offset.device).repeat(self.sites, 1, 1)
+        elif self.start == "linear":
+            weight = least_squares(moments, self.ridge)
+        else:
+            weight, _ = procrustes_rotation(moments)
+        self._begin(weight, offset[:, None], moments)
+
+    @torch.no_grad()
+    def adopt(self, aligner: Aligner, moments: Moments | None = None) -> None:
+        """Start at a map that is already fitted, in the place of `start`.
+
+        Args:
+            aligner: a fitted closed form (`linear`, `permutation` and `canonical` of this package) of the same sites
+                and widths.
+            moments: of the rows that it was fitted on, from which centres and scales are taken. Without them states
+                are centred as `aligner` does and not scaled. `LowRank`, and `AffineLayer` with `norm`, need them.
+
+        Raises:
+            ValueError: the aligner is no such map, or this layer cannot start at it.
+        """
+        sizes, others = (self.sites, self.d_x, self.d_y), (aligner.sites, aligner.d_x, aligner.d_y)
+        if not isinstance(aligner, Affine) or sizes != others:
+            raise ValueError(
+                f"Expected `aligner` to be a closed form (x − x̄) W + ȳ with (sites, d_x, d_y) = {sizes}, such as "
+                f"Linear, Procrustes or CCA, but got {type(aligner).__name__} with {others}. Train an aligner of "
+                "another kind as it is, and set `start` for the identity."
+            )
+        mean_x, weight, offset = (part.double() for part in (aligner.mean_x, aligner.weight, aligner.mean_y))
+        if moments is None:
+            self.scaling.mean_x.copy_(mean_x)
+            self.scaling.mean_y.copy_(offset)
+        else:
+            self.scaling.fit(moments)
+            offset = offset + (moments.mean_x[:, None] - mean_x) @ weight
+        self._begin(weight, offset, moments)
+
+    def start_names(self) -> Sequence[str]:
+        """`start`, at every site."""
+        return [self.start] * self.sites
+
+    def _scaled(self, weight: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
+        """Convert W and o of `_begin` to centred and scaled states."""
+        scaling = self.scaling
+        scale_x, scale_y, mean_y = (part.double() for part in (scaling.scale_x, scaling.scale_y, scaling.mean_y))
+        return weight * scale_x / scale_y, (offset - mean_y) / scale_y
+
+    def _moments_for(self, moments: Moments | None, what: str) -> Moments:
+        if moments is None:
+            raise ValueError(f"{what} takes over a map by what it does to states: expected `moments`, but got none.")
+        return moments
 
 
 class AffineLayer(Started):
@@ -50,7 +151,7 @@ class AffineLayer(Started):
     """
 
     def __init__(
-        self, sites: int, d_x: int, d_y: int, *, start: Start = "linear", norm: bool = False, ridge: float = 1e-6
+        self, sites: int, d_x: int, d_y: int, *, start: Start = "linear", ridge: float = 1e-6, norm: bool = False
     ) -> None:
         super().__init__(sites, d_x, d_y, start, ridge)
         self.affine = BankLinear(sites, d_x, d_y)
@@ -81,10 +182,6 @@ class AffineLayer(Started):
             offset = level * pattern
         _set(self.affine, weight, offset)
 
-    def options(self) -> dict[str, Any]:
-        """Start, ridge, and whether a LayerNorm follows."""
-        return {**super().options(), "norm": self.norm}
-
 
 class LowRank(Started):
     """y = h U V + b with U (d_x, r) and V (r, d_y): r directions of X's centred states reach r directions of Y's.
@@ -105,7 +202,7 @@ class LowRank(Started):
     """
 
     def __init__(
-        self, sites: int, d_x: int, d_y: int, *, rank: int, start: Start = "linear", ridge: float = 1e-6
+        self, sites: int, d_x: int, d_y: int, *, start: Start = "linear", ridge: float = 1e-6, rank: int
     ) -> None:
         super().__init__(sites, d_x, d_y, start, ridge)
         if not 1 <= rank <= min(d_x, d_y):
@@ -129,10 +226,6 @@ class LowRank(Started):
         down, up = low_rank(weight, self._moments_for(moments, "LowRank").xx, self.rank)
         self.down.copy_(down)
         _set(self.up, up, offset)
-
-    def options(self) -> dict[str, Any]:
-        """Rank, start and ridge."""
-        return {**super().options(), "rank": self.rank}
 
 
 class Orthogonal(Started):
@@ -199,10 +292,6 @@ class Orthogonal(Started):
     def fan_in(self, name: str, parameter: Tensor) -> int:
         """The fan-in of the rotation for the entries of A."""
         return self.d_x if name == "skew" else super().fan_in(name, parameter)
-
-    def options(self) -> dict[str, Any]:
-        """The start."""
-        return {"start": self.start}
 
 
 def low_rank(weight: Tensor, scatter: Tensor, rank: int) -> tuple[Tensor, Tensor]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from inspect import signature
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from aligners.fitting.training.products import bank_product
+from aligners.maps.products import bank_product
 from aligners.similarity.algebra.moments import Moments
 
-__all__ = ["MORE_ROWS", "Aligner", "BankLinear", "Scaling"]
+__all__ = ["MORE_ROWS", "Aligner", "BankLinear", "Scaled", "Scaling"]
 
 MORE_ROWS = (  # advice where there are too few
     "Give more texts, or more rows of each: `rows` 'words', or 'tokens' where both models read the same tokens."
@@ -111,8 +112,12 @@ class Aligner(nn.Module, ABC):
         return {}
 
     def options(self) -> dict[str, Any]:
-        """The constructor's arguments after (sites, d_x, d_y), as plain values: enough to build an equal aligner."""
-        return {}
+        """The constructor's arguments after (sites, d_x, d_y), as plain values: enough to build an equal aligner.
+
+        Those by keyword that the aligner keeps as attributes of the same names.
+        """
+        given = [each.name for each in signature(type(self)).parameters.values() if each.kind is each.KEYWORD_ONLY]
+        return {name: getattr(self, name) for name in given if hasattr(self, name)}
 
 
 class BankLinear(nn.Module):
@@ -179,3 +184,23 @@ class Scaling(nn.Module):
     def unscale_target(self, y: Tensor) -> Tensor:
         """The inverse of `scale_target`."""
         return y * self.scale_y + self.mean_y
+
+
+class Scaled(Aligner, registered=False):
+    """An aligner that is trained on centred and scaled states, from X to Y alone."""
+
+    def __init__(self, sites: int, d_x: int, d_y: int) -> None:
+        super().__init__(sites, d_x, d_y)
+        self.scaling = Scaling(sites, d_x, d_y)
+
+    @abstractmethod
+    def _mapped(self, x: Tensor) -> Tensor:
+        """The map up to Y's centre and scale: (S, N, d_x) -> (S, N, d_y)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(S, N, d_x) -> (S, N, d_y)."""
+        return self.scaling.unscale_target(self._mapped(x))
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """FVU of the batch at each site, (S,)."""
+        return (self._mapped(x) - self.scaling.scale_target(y)).square().mean((1, 2))

@@ -17,7 +17,7 @@ dropped, by the option `tolerance`. Signs, and the choice of basis among equal c
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from aligners.maps.base import MORE_ROWS
 from aligners.maps.linear import Affine, deviations
 from aligners.similarity.algebra.moments import Moments
-from aligners.similarity.functional.canonical import canonical, whitening
+from aligners.similarity.functional.canonical import Canonical, Whitening, canonical, whitening
 
 __all__ = ["CCA", "PWCCA", "SVCCA", "reduced_mse"]
 
@@ -37,7 +37,10 @@ class _Canonical(Affine):
         sites: S, the number of site pairs.
         d_x: width of X's states.
         d_y: width of Y's states.
-        options: the subclass's options, as `options` returns them.
+        shrink: scale each direction by its correlation.
+        tolerance: eigenvalues of a correlation matrix of states below this share of the largest count as zero.
+        share: of the variance or of the projection weight, in (0, 1].
+        directions: how many to keep; None: all.
 
     Raises:
         ValueError: `share` or `directions` is out of range.
@@ -45,10 +48,17 @@ class _Canonical(Affine):
 
     correlations: Tensor
 
-    def __init__(self, sites: int, d_x: int, d_y: int, **options: Any) -> None:
+    def __init__(
+        self,
+        sites: int,
+        d_x: int,
+        d_y: int,
+        shrink: bool,
+        tolerance: float,
+        share: float = 1.0,
+        directions: int | None = None,
+    ) -> None:
         super().__init__(sites, d_x, d_y)
-        self._options = options
-        share, directions = options.get("share", 1.0), options.get("directions")
         if not 0 < share <= 1:
             raise ValueError(f"Expected `share` in (0, 1], but got {share:g}.")
         if directions is not None and not 1 <= directions <= min(d_x, d_y):
@@ -56,8 +66,7 @@ class _Canonical(Affine):
                 f"Expected `directions` to be at least 1 and at most {min(d_x, d_y)}, the smaller width, but got "
                 f"{directions}. None keeps all."
             )
-        self.share, self.directions = share, directions
-        self.shrink, self.tolerance = options["shrink"], options["tolerance"]
+        self.share, self.directions, self.shrink, self.tolerance = share, directions, shrink, tolerance
         self.invertible = not self.shrink
         self.register_buffer("correlations", torch.full((sites, min(d_x, d_y)), float("nan")))
 
@@ -66,13 +75,13 @@ class _Canonical(Affine):
         """One more than X and Y have directions together, at full rank."""
         return self.d_x + self.d_y + 1
 
-    def _keep(self, moments: Moments, found: _Solved, kept: Tensor) -> None:
+    def _keep(self, moments: Moments, found: Canonical, kept: Tensor) -> None:
         """Set the map to that of the directions in `kept` (S, c)."""
         self.correlations.fill_(float("nan"))
         self.correlations[:, : kept.shape[-1]] = torch.where(kept, found.rho, float("nan"))
         factor = (kept * found.rho if self.shrink else kept.double())[:, None]
-        back = None if self.shrink else (found.b * factor) @ found.onto_x
-        self.set_map(moments, (found.a * factor) @ found.onto_y, back)
+        back = None if self.shrink else (found.b * factor) @ (found.a.mT @ moments.xx)
+        self.set_map(moments, (found.a * factor) @ (found.b.mT @ moments.yy), back)
 
     def findings(self) -> dict[str, Any]:
         """How many directions each site keeps, and their mean correlation on the fitting rows."""
@@ -80,10 +89,6 @@ class _Canonical(Affine):
             "directions": self.correlations.isfinite().sum(-1).tolist(),
             "mean_correlation": self.correlations.nanmean(-1).tolist(),
         }
-
-    def options(self) -> dict[str, Any]:
-        """The subclass's own options."""
-        return dict(self._options)
 
 
 class CCA(_Canonical):
@@ -118,7 +123,7 @@ class CCA(_Canonical):
         shrink: bool = False,
         tolerance: float = 1e-10,
     ) -> None:
-        super().__init__(sites, d_x, d_y, directions=directions, shrink=shrink, tolerance=tolerance)
+        super().__init__(sites, d_x, d_y, shrink, tolerance, directions=directions)
 
     def fit(self, moments: Moments) -> None:
         """Solve from moments, in float64.
@@ -126,7 +131,7 @@ class CCA(_Canonical):
         Raises:
             ValueError: a neuron is constant, or there are too few rows, or fewer directions than asked for.
         """
-        found = _solve(moments, 1.0, self.tolerance)
+        found, *_ = _solve(moments, 1.0, self.tolerance)
         self._keep(moments, found, _first(found, self.directions))
 
 
@@ -170,7 +175,7 @@ class SVCCA(_Canonical):
         shrink: bool = False,
         tolerance: float = 1e-10,
     ) -> None:
-        super().__init__(sites, d_x, d_y, share=share, directions=directions, shrink=shrink, tolerance=tolerance)
+        super().__init__(sites, d_x, d_y, shrink, tolerance, share, directions)
         self.register_buffer("components", torch.zeros(sites, 2))
         self.register_buffer("reduced_mse", torch.full((sites,), float("nan")))
         self.register_buffer("reduced_fvu", torch.full((sites,), float("nan")))
@@ -186,15 +191,16 @@ class SVCCA(_Canonical):
         Raises:
             ValueError: a site is constant, or there are too few rows, or fewer directions than asked for.
         """
-        found = _solve(moments, self.share, self.tolerance)
+        found, white_x, white_y = _solve(moments, self.share, self.tolerance)
         kept = _first(found, self.directions)
-        self.components.copy_(torch.stack([found.rank_x, found.rank_y], -1))
+        self.components.copy_(torch.stack([white_x.rank, white_y.rank], -1))
         # Canonical variates are uncorrelated, so the error is a sum over directions.
         factor = found.rho if self.shrink else torch.ones_like(found.rho)
-        lost = kept * (factor**2 - 2 * factor * found.rho) * found.onto_y.square().sum(-1)
-        error = found.within_y + lost.sum(-1)
-        self.reduced_mse.copy_(error / (moments.n * found.rank_y))
-        self.reduced_fvu.copy_(error / found.within_y)
+        lost = kept * (factor**2 - 2 * factor * found.rho) * (found.b.mT @ moments.yy).square().sum(-1)
+        within_y = (moments.yy @ white_y.weight).square().sum((1, 2))  # of Y's squares, along its whitened directions
+        error = within_y + lost.sum(-1)
+        self.reduced_mse.copy_(error / (moments.n * white_y.rank))
+        self.reduced_fvu.copy_(error / within_y)
         self._keep(moments, found, kept)
 
     def findings(self) -> dict[str, Any]:
@@ -242,7 +248,7 @@ class PWCCA(_Canonical):
     def __init__(
         self, sites: int, d_x: int, d_y: int, *, share: float = 0.99, shrink: bool = False, tolerance: float = 1e-10
     ) -> None:
-        super().__init__(sites, d_x, d_y, share=share, shrink=shrink, tolerance=tolerance)
+        super().__init__(sites, d_x, d_y, shrink, tolerance, share)
         self.register_buffer("carried", torch.full((sites,), float("nan")))
 
     def fit(self, moments: Moments) -> None:
@@ -251,9 +257,9 @@ class PWCCA(_Canonical):
         Raises:
             ValueError: a neuron is constant, or there are too few rows.
         """
-        found = _solve(moments, 1.0, self.tolerance)
-        alpha = found.onto_x.abs().sum(-1)
-        kept = found.exists & _heaviest(alpha, self.share)
+        found, *_ = _solve(moments, 1.0, self.tolerance)
+        alpha = (found.a.mT @ moments.xx).abs().sum(-1)
+        kept = _exists(found) & _heaviest(alpha, self.share)
         self.carried.copy_((alpha * kept).sum(-1) / alpha.sum(-1))
         self._keep(moments, found, kept)
 
@@ -262,30 +268,7 @@ class PWCCA(_Canonical):
         return {**super().findings(), "alpha_share": self.carried.tolist()}
 
 
-class _Solved(NamedTuple):
-    """Canonical directions of a bank, the last axis padded with zeros to the largest rank c of any site.
-
-    Attributes:
-        rho: (S, c) correlations, descending.
-        exists: (S, c) which are directions and not padding.
-        a: (S, d_x, c), b: (S, d_y, c).
-        onto_x: AᵀXᵀX, (S, c, d_x); onto_y: BᵀYᵀY, (S, c, d_y).
-        rank_x: (S,) whitened directions of X; rank_y: of Y.
-        within_y: (S,) sum of squares of Y along its whitened directions.
-    """
-
-    rho: Tensor
-    exists: Tensor
-    a: Tensor
-    b: Tensor
-    onto_x: Tensor
-    onto_y: Tensor
-    rank_x: Tensor
-    rank_y: Tensor
-    within_y: Tensor
-
-
-def _solve(moments: Moments, share: float, tolerance: float) -> _Solved:
+def _solve(moments: Moments, share: float, tolerance: float) -> tuple[Canonical, Whitening, Whitening]:
     """Find canonical directions from moments, and raise if there are too few rows for them to mean anything."""
     deviations(moments, constant_neurons=share < 1)
     white_x = whitening(moments.xx, share=share, tolerance=tolerance)
@@ -299,25 +282,26 @@ def _solve(moments: Moments, share: float, tolerance: float) -> _Solved:
             f"pair number {site}, but got {int(moments.n)}: {int(surplus[site])} canonical correlations would be 1 "
             f"whatever the states are. {MORE_ROWS} SVCCA with a smaller `share` needs fewer."
         )
-    found = canonical(white_x, white_y, moments.xy)
-    exists = torch.arange(found.rho.shape[-1], device=found.rho.device) < found.rank[:, None]
-    within_y = (moments.yy @ white_y.weight).square().sum((1, 2))
-    onto_x, onto_y = found.a.mT @ moments.xx, found.b.mT @ moments.yy
-    return _Solved(found.rho, exists, found.a, found.b, onto_x, onto_y, white_x.rank, white_y.rank, within_y)
+    return canonical(white_x, white_y, moments.xy), white_x, white_y
 
 
-def _first(found: _Solved, directions: int | None) -> Tensor:
+def _exists(found: Canonical) -> Tensor:
+    """Which of the c pairs are directions and not padding: (S, c) bool."""
+    return torch.arange(found.rho.shape[-1], device=found.rho.device) < found.rank[:, None]
+
+
+def _first(found: Canonical, directions: int | None) -> Tensor:
     """Select the first `directions` of each site, or all: (S, c) bool."""
+    exists = _exists(found)
     if directions is None:
-        return found.exists
-    there = found.exists.sum(-1)
-    if (there < directions).any():
-        site = int(there.argmin())
+        return exists
+    if (found.rank < directions).any():
+        site = int(found.rank.argmin())
         raise ValueError(
             f"Expected states with at least `directions` = {directions} canonical directions, but site pair number "
-            f"{site} has {int(there[site])}. Ask for fewer, or for all with None."
+            f"{site} has {int(found.rank[site])}. Ask for fewer, or for all with None."
         )
-    return found.exists & (torch.arange(found.rho.shape[-1], device=found.rho.device) < directions)
+    return exists & (torch.arange(found.rho.shape[-1], device=found.rho.device) < directions)
 
 
 def _heaviest(alpha: Tensor, share: float) -> Tensor:

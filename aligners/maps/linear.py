@@ -272,10 +272,6 @@ class Linear(Affine):
         """The condition number of W at each site: how far its inverse can be trusted."""
         return {"condition_number": self.condition.tolist()}
 
-    def options(self) -> dict[str, Any]:
-        """Ridge and the inverse's tolerance."""
-        return {"ridge": self.ridge, "inverse_tolerance": self.inverse_tolerance}
-
 
 class Ridge(Affine):
     """Ridge regression with an intercept: least squares that shrinks, by as much as other rows ask for.
@@ -349,10 +345,6 @@ class Procrustes(Affine):
             factor = singular.sum(-1) / moments.xx.diagonal(dim1=-2, dim2=-1).sum(-1)
         factor = factor[:, None, None]
         self.set_map(moments, rotation * factor, rotation.mT / factor)
-
-    def options(self) -> dict[str, Any]:
-        """Whether a scale is fitted."""
-        return {"scale": self.scale}
 
 
 class Mean(Aligner):

@@ -1,4 +1,4 @@
-"""The comparison without bijectivity: a multi-layer perceptron from X's states to Y's."""
+"""The comparisons without bijectivity: a multi-layer perceptron, and two that are asked to be each other's inverse."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from aligners.maps.base import Aligner, BankLinear, Scaling
+from aligners.maps.base import Aligner, BankLinear, Scaled
 from aligners.maps.linear import predictive_least_squares
 from aligners.similarity.algebra.moments import Moments
 
-__all__ = ["MLP"]
+__all__ = ["MLP", "FreeForm"]
 
 
-class MLP(Aligner):
+class MLP(Scaled):
     """Linear layers with GELU between them, plus a linear map of their input.
 
     y = x W + f(x): W starts at least squares and the last layer of f at zero, so the MLP is as good as the linear map
@@ -54,7 +54,6 @@ class MLP(Aligner):
         self.hidden = list(hidden) if hidden is not None else [d_y] * 3
         if any(width < 1 for width in self.hidden):
             raise ValueError(f"Expected every width in `hidden` to be at least 1, but got {self.hidden}.")
-        self.scaling = Scaling(sites, d_x, d_y)
         widths = [d_x, *self.hidden, d_y]
         self.layers = nn.ModuleList(BankLinear(sites, a, b) for a, b in pairwise(widths))
         self.skip = nn.Parameter(torch.zeros(sites, d_x, d_y)) if skip else None
@@ -63,16 +62,12 @@ class MLP(Aligner):
             nn.init.zeros_(last.weight)
             nn.init.zeros_(last.bias)
 
-    def _scaled(self, x: Tensor) -> Tensor:
+    def _mapped(self, x: Tensor) -> Tensor:
         x = self.scaling.scale(x)
         h = self.layers[0](x)
         for layer in self.layers[1:]:
             h = layer(nn.functional.gelu(h))
         return h if self.skip is None else torch.baddbmm(h, x, self.skip)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(S, N, d_x) -> (S, N, d_y)."""
-        return self.scaling.unscale_target(self._scaled(x))
 
     @torch.no_grad()
     def fit(self, moments: Moments) -> None:
@@ -86,13 +81,75 @@ class MLP(Aligner):
         """Least squares if there is a skip."""
         return super().start_names() if self.skip is None else ["linear"] * self.sites
 
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """FVU of the batch at each site, (S,)."""
-        return (self._scaled(x) - self.scaling.scale_target(y)).square().mean((1, 2))
-
     def options(self) -> dict[str, Any]:
         """The hidden widths, and whether there is a skip."""
         return {"hidden": self.hidden, "skip": self.skip is not None}
+
+
+class FreeForm(Aligner):
+    """Two MLPs, X to Y and Y to X, trained on both errors and on being each other's inverse.
+
+    The loss is ‖f(x) − y‖² + ‖h(y) − x‖² + c (‖h(f(x)) − x‖² + ‖f(h(y)) − y‖²), in units of FVU. Nothing makes h the
+    inverse of f: the round trip says how close to one training has brought it.
+
+    Reference: Draxler et al. 2024, "Free-form Flows: Make Any Architecture a Normalizing Flow", arXiv 2310.16624, whose
+    reconstruction loss this is.
+
+    Args:
+        sites: S, the number of site pairs.
+        d_x: width of X's states.
+        d_y: width of Y's states.
+        parameters: of both networks together, as for `MLP`. Default: two of its default networks.
+        cycle: c, the weight of the round trips.
+
+    Raises:
+        ValueError: `cycle` is negative, or there are too few parameters for two networks.
+    """
+
+    invertible = both_ways = True
+
+    def __init__(self, sites: int, d_x: int, d_y: int, *, parameters: int | None = None, cycle: float = 1.0) -> None:
+        super().__init__(sites, d_x, d_y)
+        if cycle < 0:
+            raise ValueError(f"FreeForm expects `cycle` to be at least 0, but got {cycle}.")
+        self.parameters_wanted, self.cycle = parameters, cycle
+        each = None if parameters is None else parameters // 2
+        self.there, self.back = MLP(sites, d_x, d_y, parameters=each), MLP(sites, d_y, d_x, parameters=each)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(S, N, d_x) -> (S, N, d_y)."""
+        return self.there(x)
+
+    def inverse(self, y: Tensor) -> Tensor:
+        """(S, N, d_y) -> (S, N, d_x), the network of the way back; not the exact inverse of `forward`."""
+        return self.back(y)
+
+    @torch.no_grad()
+    def fit(self, moments: Moments) -> None:
+        """Start both networks at least squares, each in its own direction."""
+        self.there.fit(moments)
+        self.back.fit(moments.swap())
+
+    def start_names(self) -> Sequence[str]:
+        """Least squares."""
+        return self.there.start_names()
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """FVU both ways, plus `cycle` times the squared round trips: (S,)."""
+        mapped, back = self.there(x), self.back(y)
+        errors = (mapped - y) / self.there.scaling.scale_y, (back - x) / self.there.scaling.scale_x
+        loss = torch.stack([error.square().mean((1, 2)) for error in errors]).sum(0)
+        if not self.cycle:
+            return loss
+        cycles = (
+            (self.back(mapped) - x) / self.there.scaling.scale_x,
+            (self.there(back) - y) / self.there.scaling.scale_y,
+        )
+        return loss + self.cycle * torch.stack([error.square().mean((1, 2)) for error in cycles]).sum(0)
+
+    def options(self) -> dict[str, Any]:
+        """The size and the weight of the round trips."""
+        return {"parameters": self.parameters_wanted, "cycle": self.cycle}
 
 
 def _width_for(parameters: int, d_x: int, d_y: int) -> int:

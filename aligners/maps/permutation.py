@@ -69,10 +69,6 @@ class Permutation(Affine):
         """How well partners correlate at each site, on the fitting rows."""
         return {"mean_correlation": self.correlation.tolist()}
 
-    def options(self) -> dict[str, Any]:
-        """Whether signs may flip."""
-        return {"signed": self.signed}
-
 
 def neuron_correlations(moments: Moments) -> Tensor:
     """Pearson correlation of every neuron of X with every neuron of Y: (S, d_x, d_y).

@@ -8,21 +8,13 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
-from aligners.similarity.functional.attention import AttentionSums, attnsim_from_sums
-from aligners.similarity.functional.cca import cca_from_moments, cca_held_out, r2_cca_from_moments
-from aligners.similarity.functional.chance import canonical_chance, regression_chance
-from aligners.similarity.functional.cka import linear_cka_from_moments, unbiased_cka_from_moments
+from aligners.similarity.functional.attention import AttentionSums, attnsim
+from aligners.similarity.functional.canonical import canonical_chance, regression_chance
+from aligners.similarity.functional.cca import SharedMoments, cca, cca_held_out, r2_cca
+from aligners.similarity.functional.cka import linear_cka, unbiased_cka
 from aligners.similarity.functional.hsic import cka_from_hsic
 from aligners.similarity.functional.kernels import rbf_cka, rsa
-from aligners.similarity.functional.neurons import neuronsim_from_moments
-from aligners.similarity.functional.regression import (
-    mixedsim_from_moments,
-    mixedsim_held_out,
-    r2_from_moments,
-    r2_held_out,
-)
-from aligners.similarity.sample import Sample
-from aligners.similarity.shared import SharedMoments
+from aligners.similarity.functional.regression import mixedsim, mixedsim_held_out, neuronsim, r2, r2_held_out
 
 __all__ = ["ATTENTION", "DEFAULT", "Family", "Measure", "catalogue", "register"]
 
@@ -42,7 +34,7 @@ class Measure(NamedTuple):
         held_out: from the contents of the fitting rows and of the held-out ones; None: nothing is fitted.
         budget: most rows of a sample.
         chance: of what is fitted, from the content to the share of variance that independent data would have in common
-            (L_x, L_y); see `aligners.similarity.functional.chance`.
+            (L_x, L_y); see `aligners.similarity.functional.canonical`.
     """
 
     name: str
@@ -68,69 +60,53 @@ def catalogue(share: float = 0.99) -> dict[str, Measure]:
     Args:
         share: of the variance that SVCCA and PWCCA keep.
     """
-    svcca, pwcca = partial(_svcca, share), partial(_pwcca, share)
-    cka = partial(_on, linear_cka_from_moments)
-    cca, cca_out = partial(_on, cca_from_moments), partial(_on, cca_held_out)
-    r2, r2_out = partial(_on, r2_from_moments), partial(_on, r2_held_out)
-    regressed = partial(_on, regression_chance)
-    whole, canonical = partial(_canonical_chance, 1.0), partial(_canonical_chance, share)
-    mixedsim, mixedsim_out = partial(_on, mixedsim_from_moments), partial(_on, mixedsim_held_out)
+    whole, canonical = _on(canonical_chance), _on(partial(canonical_chance, share=share))
+
+    def svcca(moments: SharedMoments, held_out: SharedMoments | None = None) -> Tensor:
+        return moments.correlations("SVCCA", share, held_out).mean()
+
+    def pwcca(moments: SharedMoments, held_out: SharedMoments | None = None) -> Tensor:
+        return moments.correlations("PWCCA", share, held_out).weighted()
+
+    def r2_svcca(moments: SharedMoments) -> Tensor:
+        return moments.correlations("R² of SVCCA", share).mean_square()
+
     measures = (
-        Measure("cka", "moments", cka),
-        Measure("unbiased_cka", "moments", partial(_on, unbiased_cka_from_moments)),
+        Measure("cka", "moments", _on(linear_cka)),
+        Measure("unbiased_cka", "moments", _on(unbiased_cka)),
         Measure("minibatch_cka", "batches", cka_from_hsic),
-        Measure("rbf_cka", "rows", _rbf_cka, budget=2000),
-        Measure("cca", "moments", cca, held_out=cca_out, chance=whole),
+        Measure("rbf_cka", "rows", lambda sample: rbf_cka(sample.x, sample.y), budget=2000),
+        Measure("cca", "moments", _on(cca), held_out=_on(cca_held_out), chance=whole),
         Measure("svcca", "moments", svcca, held_out=svcca, chance=canonical),
-        Measure("r2_cca", "moments", partial(_on, r2_cca_from_moments), chance=whole),
-        Measure("r2_svcca", "moments", partial(_r2_svcca, share), chance=canonical),
+        Measure("r2_cca", "moments", _on(r2_cca), chance=whole),
+        Measure("r2_svcca", "moments", r2_svcca, chance=canonical),
         Measure("pwcca", "moments", pwcca, symmetric=False, held_out=pwcca, chance=canonical),
-        Measure("r2", "moments", r2, symmetric=False, held_out=r2_out, chance=regressed),
-        Measure("neuronsim", "moments", partial(_on, neuronsim_from_moments), symmetric=False),
-        Measure("mixedsim", "moments", mixedsim, symmetric=False, held_out=mixedsim_out, chance=regressed),
-        Measure("rsa", "rows", _rsa, budget=5000),
+        Measure("r2", "moments", _on(r2), symmetric=False, held_out=_on(r2_held_out), chance=_on(regression_chance)),
+        Measure("neuronsim", "moments", _on(neuronsim), symmetric=False),
+        Measure(
+            "mixedsim", "moments", _on(mixedsim), symmetric=False,
+            held_out=_on(mixedsim_held_out), chance=_on(regression_chance),
+        ),
+        Measure("rsa", "rows", lambda sample: rsa(sample.x, sample.y), budget=5000),
         *(
-            Measure(name, "heads", partial(_attnsim, name=name), symmetric=False)
+            Measure(name, "heads", _heads(name), symmetric=False)
             for name in ("attnsim_norm", "attnsim_pearson", "attnsim_js")
         ),
-        Measure("attention_cka", "head_moments", cka),
+        Measure("attention_cka", "head_moments", _on(linear_cka)),
         Measure("attention_svcca", "head_moments", svcca, held_out=svcca, chance=canonical),
         Measure("attention_pwcca", "head_moments", pwcca, symmetric=False, held_out=pwcca, chance=canonical),
-    )
+    )  # fmt: skip
     return {measure.name: measure for measure in measures} | _FURTHER
 
 
-def _on(function: Callable[..., Tensor], *contents: SharedMoments) -> Tensor:
-    """A measure that shares nothing with others: a function of the moments, or of fitted and held-out ones."""
-    return function(*(content.moments for content in contents))
+def _on(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A measure that shares nothing with others: a formula of the moments, or of fitted and held-out ones."""
+    return lambda *contents: formula(*(content.moments for content in contents))
 
 
-def _svcca(share: float, moments: SharedMoments, held_out: SharedMoments | None = None) -> Tensor:
-    return moments.correlations("SVCCA", share, held_out).mean()
-
-
-def _r2_svcca(share: float, moments: SharedMoments) -> Tensor:
-    return moments.correlations("R² of SVCCA", share).mean_square()
-
-
-def _pwcca(share: float, moments: SharedMoments, held_out: SharedMoments | None = None) -> Tensor:
-    return moments.correlations("PWCCA", share, held_out).weighted()
-
-
-def _canonical_chance(share: float, moments: SharedMoments) -> Tensor:
-    return canonical_chance(moments.moments, share)
-
-
-def _rsa(sample: Sample) -> Tensor:
-    return rsa(sample.x, sample.y)
-
-
-def _rbf_cka(sample: Sample) -> Tensor:
-    return rbf_cka(sample.x, sample.y)
-
-
-def _attnsim(sums: AttentionSums, name: str) -> Tensor:
-    return attnsim_from_sums(sums)[name]
+def _heads(name: str) -> Callable[[AttentionSums], Tensor]:
+    """One of the similarities of attention heads."""
+    return lambda sums: attnsim(sums)[name]
 
 
 ON_REQUEST = ("r2_cca", "r2_svcca")  # say what `cca` and `svcca` say, as Ren et al. define them

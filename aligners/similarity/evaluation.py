@@ -14,19 +14,17 @@ import torch
 
 from aligners.files.room import free_memory
 from aligners.models.loading.precision import check_precision
+from aligners.similarity.algebra.checks import check_share
 from aligners.similarity.catalogue import ATTENTION, DEFAULT, Measure, catalogue
-from aligners.similarity.controls import matching_layers
-from aligners.similarity.functional.summaries import nuclear_norm_from_scatter
-from aligners.similarity.joining import PairFigures, joined_norms
+from aligners.similarity.functional.summaries import nuclear_norm
 from aligners.similarity.outcome import Grids, TileFigures
 from aligners.similarity.passes.memory import Batches, PassCosts
-from aligners.similarity.passes.plan import Tile, in_words, plan_passes
-from aligners.similarity.passes.ranks import alone, collected, from_first, least, this_rank
+from aligners.similarity.passes.plan import in_words, plan_passes
+from aligners.similarity.passes.ranks import alone, collected, from_first, this_rank
 from aligners.similarity.passes.run import PassRun, Settings
 from aligners.similarity.passes.saved import PassFigures, SavedPasses
 from aligners.similarity.passes.streams import Shape, streams_of
-from aligners.similarity.passes.sums import Matching
-from aligners.similarity.tables import Row, distance_rows, layer_rows, rows_of
+from aligners.similarity.tables import PairFigures, Row, distance_rows, joined_norms, layer_rows, rows_of
 from datamodules.batches import LengthBatches
 from datamodules.protocol import LayerData, stream_of
 from datamodules.tokens.splits import Split
@@ -90,8 +88,7 @@ class SimilarityEvaluation(pl.LightningModule):
         for name, value, low in (("groups", groups, 2), ("permutations", permutations, 1)):
             if value is not None and value < low:
                 raise ValueError(f"Expected `{name}` of at least {low}, but got {value}.")
-        if not 0 < share <= 1:
-            raise ValueError(f"Expected `share` of the variance in (0, 1], but got {share:g}.")
+        check_share(share)
         if memory is not None and not 0 < memory < inf:
             raise ValueError(f"Expected `memory` in GB, more than 0, but got {memory:g}.")
         self.measures: list[Measure] = [known[name] for name in dict.fromkeys(names)]
@@ -106,7 +103,6 @@ class SimilarityEvaluation(pl.LightningModule):
 
     @property
     def _stream(self) -> LayerData:
-        """The data module of the run."""
         return stream_of(self.trainer, LayerData)
 
     @property
@@ -167,12 +163,12 @@ class SimilarityEvaluation(pl.LightningModule):
         """Divide the pairs of models into passes, and say what they take."""
         data, device = self._stream, self.trainer.strategy.root_device
         streams = streams_of(self.measures, self._fits, self.groups, self.permutations)
-        self._settings = Settings(streams, self.shapes, data.reader, self._matching, self.seed, self.products, device)
-        costs = PassCosts(
-            streams, self.shapes, self._largest_batch(), self._weights(device), self._matching, self.products
-        )
-        limit = self._begun(least(self._limit(device), device))
-        self.passes = plan_passes([shape.layers for shape in self.shapes], self.pairs, costs, limit)
+        self._settings = Settings(streams, self.shapes, data.reader, self.seed, self.products, device)
+        # Weights count besides those on the CPU, which are always there: on a GPU, and of untrained twins.
+        copies = int(device.type != "cpu") + int(self._fits)
+        costs = PassCosts(self._settings, self._largest_batch(), [copies * model.nbytes for model in self.models])
+        limit = self._begun(min(collected(self._limit(device))))
+        self.passes = plan_passes([shape.layers for shape in self.shapes], self.pairs, costs.of, costs.fixed, limit)
         self._load_finished()
         splits: tuple[Split, ...] = ("fit", "test") if self._fits else ("test",)
         layers = [self._settings.numbers(self.passes[number]) for number in self._mine for _ in splits]
@@ -204,8 +200,7 @@ class SimilarityEvaluation(pl.LightningModule):
         Of enough passes each process has its own, and reads all texts in them: the same work as where all divide the
         texts of every pass, but no sums are sent. One pass is always made again, so that there is something to run.
         """
-        saved = self._saved
-        if saved is not None:
+        if (saved := self._saved) is not None:
             every = from_first(lambda: [saved.load(number) for number in range(len(self.passes))])
             self._finished = {number: found for number, found in enumerate(every[:-1]) if found is not None}
         missing = [number for number in range(len(self.passes)) if number not in self._finished]
@@ -223,17 +218,6 @@ class SimilarityEvaluation(pl.LightningModule):
             return int(self.memory * 1e9)
         here = self.trainer.num_devices if device.type == "cpu" else 1  # processes that share this memory
         return free_memory(device) // (2 * here)
-
-    def _weights(self, device: torch.device) -> list[int]:
-        """Bytes of each model's weights that a pass needs besides those on the CPU, which are always there."""
-        copies = int(device.type != "cpu") + int(self._fits)
-        return [copies * model.nbytes for model in self.models]
-
-    def _matching(self, tile: Tile) -> Matching:
-        """Positions in a tile of matching layers, for which there are intervals."""
-        x, y = (self.places[span.model] for span in (tile.x, tile.y))
-        pairs = ((x.index(a) - tile.x.first, y.index(b) - tile.y.first) for a, b in matching_layers(x, y))
-        return [(a, b) for a, b in pairs if 0 <= a < tile.x.size and 0 <= b < tile.y.size]
 
     def _held_out_batches(self) -> LengthBatches:
         """The batches of held-out texts, of which no states are wanted yet: a store would write those it lacks."""
@@ -300,12 +284,10 @@ class SimilarityEvaluation(pl.LightningModule):
         """Measure what the pass has summed, and forget it."""
         self._run.end()
         tiles = [
-            TileFigures.of(tile, self.measures, contents, self._matching(tile))
+            TileFigures.of(tile, self.measures, contents, self._settings.matching(tile))
             for tile, contents in self._run.mine(this_rank())
         ]
-        norms = {
-            (span.model, span.first): nuclear_norm_from_scatter(scatter).cpu() for span, scatter in self._run.scatters()
-        }
+        norms = {(span.model, span.first): nuclear_norm(scatter).cpu() for span, scatter in self._run.scatters()}
         every = [figures for some in collected(tiles) for figures in some]
         self._finished[self._number] = PassFigures(every, norms, int(self._run.rows))
         if self._saved is not None and this_rank() == 0 and self._number in self._to_save:
@@ -318,12 +300,18 @@ class SimilarityEvaluation(pl.LightningModule):
         """End the last pass, and make the tables of all."""
         self._leave()
         self._finished = {number: found for finished in collected(self._finished) for number, found in finished.items()}
-        self._rows = self._finished[0].rows
-        figures = self._joined()
+        every = [self._finished[number] for number in sorted(self._finished)]
+        self._rows = every[0].rows
+        layers = [shape.layers for shape in self.shapes]
+        tiles = [figures for found in every for figures in found.tiles]
+        figures = {
+            (i, j): PairFigures([each for each in tiles if each.tile.pair == (i, j)], (layers[i], layers[j]))
+            for i, j in self.pairs
+        }
         self._say(figures)
         values = {
-            (i, j, measure.name): pair.grids(measure, "value")
-            for (i, j), pair in figures.items()
+            (*models, measure.name): pair.grids(measure, "value")
+            for models, pair in figures.items()
             for measure in self.measures
         }
         if not any(values.values()):
@@ -334,19 +322,9 @@ class SimilarityEvaluation(pl.LightningModule):
                 same = [values[m, m, measure.name] if self._fits and i != j else {} for m in (i, j)]
                 self._add_rows(measure, (i, j), pair, same)
         names = [model.name for model in self.models]
-        norms = joined_norms([self._finished[number].norms for number in sorted(self._finished)])
-        self.layers = layer_rows(names, self.places, norms, values)
+        self.layers = layer_rows(names, self.places, joined_norms([found.norms for found in every]), values)
         self.distances = distance_rows(names, values)
         self._describe()
-
-    def _joined(self) -> dict[tuple[int, int], PairFigures]:
-        """The figures of every pair, from all passes and ranks."""
-        tiles: dict[tuple[int, int], list[TileFigures]] = {pair: [] for pair in self.pairs}
-        for number in sorted(self._finished):
-            for figures in self._finished[number].tiles:
-                tiles[figures.tile.pair].append(figures)
-        layers = [shape.layers for shape in self.shapes]
-        return {(i, j): PairFigures(each, (layers[i], layers[j])) for (i, j), each in tiles.items()}
 
     def _add_rows(self, measure: Measure, models: tuple[int, int], pair: PairFigures, same: list[Grids]) -> None:
         """The rows of a measure of one pair of models."""
@@ -366,13 +344,10 @@ class SimilarityEvaluation(pl.LightningModule):
                 suffix = "" if figure == "value" else f", {figure.replace('held_out', 'held out')}"
                 self.refusals[f"{measure.name} {said}{suffix}"] = why
             for measure in self.measures:
-                caution = pair.caution(measure, f"{measure.name} {said}")
-                self.cautions += [] if caution is None else [caution]
+                self.cautions += pair.cautions(measure, f"{measure.name} {said}")
         if self.trainer.is_global_zero:
-            for what, why in self.refusals.items():
-                logger.warning("No %s: %s", what, why)
-            for caution in self.cautions:
-                logger.warning(caution)
+            for line in (*(f"No {what}: {why}" for what, why in self.refusals.items()), *self.cautions):
+                logger.warning(line)
 
     def _describe(self) -> None:
         """What holds for the whole report."""

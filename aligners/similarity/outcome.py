@@ -11,16 +11,92 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aligners.similarity.algebra.grid import GridSums
 from aligners.similarity.catalogue import ATTENTION, Measure
 from aligners.similarity.controls import jackknife_interval, matching_layers
-from aligners.similarity.passes.contents import Content, evaluate
+from aligners.similarity.functional.cca import SharedMoments
 from aligners.similarity.passes.plan import Tile
-from aligners.similarity.passes.sums import Matching
+from aligners.similarity.passes.sums import Matching, SpanSums, TileSums
+from aligners.similarity.sample import Sample
 
-__all__ = ["Grids", "TileFigures"]
+__all__ = ["Content", "Grids", "TileFigures", "evaluate"]
 
 Grids = dict[str, Tensor]  # direction -> (L_x, L_y)
 Key = tuple[str, str]  # measure, figure
+
+
+def evaluate(measure: Measure, *contents: Any, compute: Callable[..., Tensor] | None = None) -> Grids:
+    """(L_x, L_y) in each direction: `both` for a symmetric measure, else `forward` (X to Y) and `backward`.
+
+    Args:
+        measure: which.
+        contents: what it is computed from.
+        compute: from these to (L_x, L_y). Default: the measure's own.
+    """
+    function = compute or measure.compute
+    forward = function(*contents)
+    if measure.symmetric:
+        return {"both": forward}
+    return {"forward": forward, "backward": function(*(content.swap() for content in contents)).mT}
+
+
+class Content:
+    """What the measures of one tile are computed from, in one stream.
+
+    Args:
+        x: what is kept of X; y: of Y.
+        tile: of both.
+        texts: ids of the texts of the samples' rows, group by group, by budget.
+    """
+
+    def __init__(self, x: SpanSums, y: SpanSums, tile: TileSums, texts: dict[int, Tensor]) -> None:
+        self._x, self._y, self._tile, self._texts = x, y, tile, texts
+        self._found: dict[str, Any] = {}
+
+    @property
+    def groups(self) -> int:
+        """Groups of texts that are told apart."""
+        return self._tile.groups
+
+    def of(self, measure: Measure) -> Any:
+        """What a measure is computed from, over all groups; one object for all measures that share it."""
+        key = f"{measure.family} {measure.budget}"
+        if key not in self._found:
+            if measure.family == "moments":
+                x, y = (side.moments["moments"][0] for side in (self._x, self._y))
+                found: Any = SharedMoments(GridSums(x, y, self._tile.crosses["moments", 0, None]).centred())
+            elif measure.family == "rows":
+                found = self._sample(measure.budget)
+            else:
+                found = _joined(self._groups(measure))
+            self._found[key] = found
+        return self._found[key]
+
+    def at(self, measure: Measure, a: int, b: int) -> list[Any]:
+        """What is kept of each group at one of the matching pairs of layers, by index; it adds up."""
+        if measure.family != "moments":
+            return [each.pair(a, b) for each in self._groups(measure)]
+        sides = zip(self._x.moments["moments"][1:], self._y.moments["moments"][1:], strict=True)
+        return [
+            GridSums(x.of(slice(a, a + 1)), y.of(slice(b, b + 1)), self._tile.crosses["moments", place, (a, b)])
+            for place, (x, y) in enumerate(sides, 1)
+        ]
+
+    def _groups(self, measure: Measure) -> list[Any]:
+        """What is kept of each group, for all layers."""
+        if measure.family in self._tile.added:
+            return self._tile.added[measure.family]
+        if measure.family == "head_moments":
+            x, y = (side.moments["head_moments"] for side in (self._x, self._y))
+            crosses = self._tile.crosses.items()
+            return [GridSums(x[p], y[p], cross) for (family, p, _), cross in crosses if family == "head_moments"]
+        whole, groups = self._sample(measure.budget), self._tile.groups
+        sizes = (whole.text % groups).bincount(minlength=groups).tolist()
+        parts = zip(whole.x.split(sizes, 1), whole.y.split(sizes, 1), whole.text.split(sizes), strict=True)
+        return [Sample(*part) for part in parts]
+
+    def _sample(self, budget: int) -> Sample:
+        return Sample(self._x.samples[budget], self._y.samples[budget], self._texts[budget])
 
 
 @dataclass
@@ -65,14 +141,15 @@ class TileFigures:
             return
         if measure.chance is not None and self.tile.x.model != self.tile.y.model:
             self.rows[measure.name] = int(own.of(measure).moments.n)
-            by_chance = measure._replace(compute=measure.chance)
-            self._attempt(measure, "chance", lambda: evaluate(by_chance, own.of(measure)))
+            self._attempt(measure, "chance", lambda: evaluate(measure, own.of(measure), compute=measure.chance))
         for name, content in contents.items():
             if name not in ("value", "fit") and not (name == "standardised" and measure.family in ATTENTION):
-                self._attempt(measure, name, partial(_value, measure, content))
-        if "fit" in contents and measure.held_out is not None:
-            self._attempt(measure, "held_out", lambda: _held_out(measure, contents["fit"], own))
+                self._attempt(measure, name, partial(lambda content: evaluate(measure, content.of(measure)), content))
         if "fit" in contents:
+            if measure.held_out is not None:
+                both = (contents["fit"], own)
+                held_out = partial(evaluate, measure, compute=measure.held_out)
+                self._attempt(measure, "held_out", lambda: held_out(*(content.of(measure) for content in both)))
             self._attempt(measure, "interval", lambda: self._interval(measure, own, matching))
 
     def _attempt(self, measure: Measure, figure: str, compute: Callable[[], Grids]) -> bool:
@@ -92,36 +169,22 @@ class TileFigures:
                 "The jackknife leaves out groups of batches in turn and expects at least 2, but got 1 batch. Lower "
                 "`data.batch_size`, or give more texts."
             )
-        shape = next(iter(self.grids[measure.name, "value"].values())).shape
-        ends: dict[str, Grids] = {"low": {}, "high": {}}
+        value = self.grids[measure.name, "value"]
+        shape = next(iter(value.values())).shape
+        low, high = ({name: torch.full(shape, torch.nan, dtype=torch.float64) for name in value} for _ in range(2))
         for a, b in matching if measure.family not in ATTENTION else matching_layers(*map(range, shape)):
-            for direction, both in _ends(measure, content, a, b).items():
-                for name, end in zip(ends, both, strict=True):
-                    grid = ends[name].setdefault(direction, torch.full(shape, torch.nan, dtype=torch.float64))
-                    grid[a, b] = end.cpu()
-        for name, grids in ends.items():
-            self.grids[measure.name, name] = grids
+            each = content.at(measure, a, b)
+            whole = evaluate(measure, _joined(each))
+            rest = [evaluate(measure, _joined(each[:g] + each[g + 1 :])) for g in range(len(each))]
+            for direction, estimate in whole.items():
+                ends = jackknife_interval(estimate, torch.stack([left_out[direction] for left_out in rest]))
+                for grids, end in zip((low, high), ends, strict=True):
+                    grids[direction][a, b] = end.cpu()
+        self.grids[measure.name, "low"], self.grids[measure.name, "high"] = low, high
         return {}
 
 
-def _value(measure: Measure, content: Content) -> Grids:
-    return evaluate(measure, content.of(measure))
-
-
-def _held_out(measure: Measure, fitted: Content, held_out: Content) -> Grids:
-    function: Any = measure.held_out
-    fit, test = fitted.of(measure), held_out.of(measure)
-    if measure.symmetric:
-        return {"both": function(fit, test)}
-    return {"forward": function(fit, test), "backward": function(fit.swap(), test.swap()).mT}
-
-
-def _ends(measure: Measure, content: Content, a: int, b: int) -> dict[str, tuple[Tensor, Tensor]]:
-    """Both ends of the jackknife interval of a layer pair, by direction."""
-    here = content.at(measure, a, b)
-    whole = evaluate(measure, reduce(add, here).content())
-    rest = [evaluate(measure, reduce(add, here[:g] + here[g + 1 :]).content()) for g in range(len(here))]
-    return {
-        direction: jackknife_interval(estimate, torch.stack([left_out[direction] for left_out in rest]))
-        for direction, estimate in whole.items()
-    }
+def _joined(groups: Sequence[Any]) -> Any:
+    """What a measure is computed from, of groups of texts together."""
+    found = reduce(add, groups)
+    return SharedMoments(found.moments()) if isinstance(found, GridSums) else found

@@ -7,11 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["FREE", "Sample", "admit_", "row_keys", "smallest"]
+from aligners.similarity.passes.ranks import collected, summed, this_rank
+from datamodules.keys import FREE, row_keys
 
-# SplitMix64's increment and its two factors, as int64.
-_STEP, _FACTORS = 0x9E3779B97F4A7C15 - 2**64, (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
-FREE = torch.iinfo(torch.int64).max  # the key of an empty place: greater than any row's
+__all__ = ["Draw", "Sample"]
 
 
 class Sample(NamedTuple):
@@ -26,61 +25,81 @@ class Sample(NamedTuple):
     y: Tensor
     text: Tensor
 
+    def __add__(self, other: object) -> Sample:
+        """The rows of both."""
+        if not isinstance(other, Sample):
+            return NotImplemented
+        x, y = torch.cat([self.x, other.x], 1), torch.cat([self.y, other.y], 1)
+        return Sample(x, y, torch.cat([self.text, other.text]))
 
-def row_keys(seed: int, text: Tensor, token: Tensor) -> Tensor:
-    """Pseudo-random keys of rows, (N,) int64 in [0, 2⁶³): a hash of seed, text and token alone.
-
-    The finaliser of SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators"),
-    applied after each of the three. 64-bit products wrap, as they do there.
-
-    Args:
-        seed: any int64.
-        text: (N,) int64 ids of texts.
-        token: (N,) int64 places of rows in their texts.
-    """
-    state = torch.full_like(text, seed)
-    for part in (torch.zeros_like(text), text, token):
-        state = _mixed((state ^ part) + _STEP)
-    return state & FREE
+    def pair(self, i: int, j: int) -> Sample:
+        """The rows of one layer of X and one of Y, by index."""
+        return Sample(self.x[i : i + 1], self.y[j : j + 1], self.text)
 
 
-def admit_(key: Tensor, text: Tensor, offered: Tensor, offered_text: Tensor) -> tuple[Tensor, Tensor]:
-    """Let the offered rows with the smallest keys into a sample, in the places of those with the largest.
+class Draw:
+    """Which rows of a stream are in its sample: the same of all models, whatever the batches and the ranks.
 
     Args:
-        key: of the rows in the sample, (budget,), `FREE` where a place is free; changed in place.
+        budget: the most rows.
+        seed: each seed gives another sample.
+        device: where the rows are.
+
+    Attributes:
+        key: of the rows in the sample, (budget,), `FREE` where a place is free.
         text: ids of their texts, likewise.
-        offered: keys of rows, (N,).
-        offered_text: ids of their texts, (N,).
-
-    Returns:
-        Places of the sample and numbers of the offered rows that belong there, (K,) each.
     """
-    budget = len(key)
-    _, order = smallest(torch.cat([key, offered]), budget)
-    rows = order[order >= budget] - budget
-    free = torch.ones_like(key, dtype=torch.bool)
-    free[order[order < budget]] = False
-    places = free.nonzero()[: len(rows), 0]
-    key[places], text[places] = offered[rows], offered_text[rows]
-    return places, rows
+
+    def __init__(self, budget: int, seed: int, device: torch.device | None = None) -> None:
+        self.seed = seed
+        self.key = torch.full((budget,), FREE, device=device)
+        self.text = torch.zeros(budget, dtype=torch.int64, device=device)
+        self.order = torch.empty(0, dtype=torch.int64, device=device)
+
+    def admit(self, text: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
+        """Let rows with the smallest keys into the sample, in the places of those with the largest.
+
+        Args:
+            text: (N,) ids of the texts of a batch's rows.
+            token: (N,) places of the rows in their texts.
+
+        Returns:
+            Places of the sample and numbers of the rows that belong there, (K,) each.
+        """
+        budget, offered = len(self.key), row_keys(self.seed, text, token)
+        _, order = _smallest(torch.cat([self.key, offered]), budget)
+        rows = order[order >= budget] - budget
+        free = torch.ones_like(self.key, dtype=torch.bool)
+        free[order[order < budget]] = False
+        places = free.nonzero()[: len(rows), 0]
+        self.key[places], self.text[places] = offered[rows], text[rows]
+        return places, rows
+
+    def end(self, groups: int) -> None:
+        """Choose among the rows of all ranks, and put them in the order of groups of texts.
+
+        `order` then has their places in the samples of all ranks laid end to end, and `text` their texts.
+        """
+        every = collected((self.key.cpu(), self.text.cpu()))
+        key, text = (torch.cat(parts).to(self.key.device) for parts in zip(*every, strict=True))
+        _, order = _smallest(key, len(self.key))
+        self.order = order[(text[order] % groups).argsort(stable=True)]
+        self.text = text[self.order]
+
+    def collect(self, rows: Tensor) -> Tensor:
+        """The rows of all ranks in that order, (L, k, d), in the memory of this rank's rows (L, budget, d)."""
+        budget = len(self.key)
+        here = (self.order // budget == this_rank()).nonzero()[:, 0]
+        for layer in rows:  # one at a time, for the memory
+            chosen = layer.new_zeros(len(self.order), layer.shape[1])
+            chosen[here] = layer[self.order[here] % budget]
+            layer[: len(chosen)] = summed(chosen)
+        return rows[:, : len(self.order)]
 
 
-def smallest(key: Tensor, budget: int) -> tuple[Tensor, Tensor]:
+def _smallest(key: Tensor, budget: int) -> tuple[Tensor, Tensor]:
     """The `budget` smallest keys, each once, in order, and their places; fewer where fewer are taken."""
     key, order = key.sort(stable=True)
     first = key < FREE
     first[1:] &= key[1:] != key[:-1]  # a row may come twice, from two ranks or from a sampler that evens them out
     return key[first][:budget], order[first][:budget]
-
-
-def _mixed(state: Tensor) -> Tensor:
-    """SplitMix64's finaliser."""
-    for shift, factor in zip((30, 27), _FACTORS, strict=True):
-        state = (state ^ _shifted(state, shift)) * factor
-    return state ^ _shifted(state, 31)
-
-
-def _shifted(state: Tensor, bits: int) -> Tensor:
-    """Logical shift to the right; int64 would extend the sign."""
-    return (state >> bits) & (2 ** (64 - bits) - 1)

@@ -17,7 +17,7 @@ import aligners
 from aligners.fitting.storage.describing import build_aligner, describe_aligner
 from aligners.fitting.training.optimisation import clip_per_site
 from aligners.maps.base import Aligner
-from aligners.maps.free_form import FreeForm
+from aligners.maps.mlp import FreeForm
 from aligners.similarity.algebra.moments import moments_of
 from tests.runs import related_rows
 

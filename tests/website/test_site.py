@@ -110,6 +110,7 @@ def test_every_package_has_a_page_of_its_modules() -> None:
     assert set(pages) == set(navigation(modules.nav()))
     for path in ROOT.glob("aligners/similarity/functional/[a-z]*.py"):
         assert (
-            f"::: aligners.similarity.functional.{path.stem}\n" in pages["reference/modules/similarity.functional.md"]
+            f"::: aligners.similarity.functional.{path.stem}\n"
+            in pages["reference/modules/aligners.similarity.functional.md"]
         )
     assert "::: datamodules.paired\n" in pages["reference/modules/datamodules.md"]

@@ -9,10 +9,9 @@ import torch
 
 from aligners.fitting.fits import AlignerFactory
 from aligners.maps.base import Aligner
-from aligners.maps.free_form import FreeForm
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
-from aligners.maps.mlp import MLP
+from aligners.maps.mlp import MLP, FreeForm
 
 __all__ = ["DEFAULT", "FREE", "NAMES", "check_names", "factory", "one_way", "parameters_of"]
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from aligners.maps.inn import INN
-from aligners.maps.invertible.couplings import AffineCoupling, Conditioner
+from aligners.maps.invertible.layers import AffineCoupling, Conditioner
 from aligners.similarity.algebra.moments import Moments
 
 __all__ = ["random_inns"]

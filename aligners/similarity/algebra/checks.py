@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from aligners.similarity.algebra.moments import GridMoments
 
-__all__ = [
-    "check_features",
-    "check_layers",
-    "check_moments",
-    "check_pair",
-    "check_rows",
-    "check_share",
-    "constant_features",
-    "converged",
-]
+__all__ = ["Varying", "check_moments", "check_pair", "check_rows", "check_share", "constant_features", "converged"]
+
+Varying = Literal["features", "layers"]
 
 
 def check_rows(x: Tensor, y: Tensor) -> None:
@@ -45,8 +38,17 @@ def check_rows(x: Tensor, y: Tensor) -> None:
             _refuse_layers(~states.isfinite().all(-1).all(-1), name, "finite states", "holds NaN or infinite values in")
 
 
-def check_moments(moments: GridMoments, measure: str, rows: int) -> None:
-    """Raise if moments hold fewer than `rows` rows, or rows that were not finite.
+def check_moments(
+    moments: GridMoments, measure: str, rows: int, *, x: Varying | None = None, y: Varying | None = None
+) -> None:
+    """Raise if moments hold fewer than `rows` rows, rows that were not finite, or something constant.
+
+    Args:
+        moments: of the rows.
+        measure: the measure's name, for error messages.
+        rows: the fewest.
+        x: what has to vary of X: `features`, each of them; `layers`, some feature of each; None: nothing has to.
+        y: likewise of Y.
 
     Raises:
         ValueError: which, and in which layers.
@@ -55,9 +57,17 @@ def check_moments(moments: GridMoments, measure: str, rows: int) -> None:
         raise ValueError(
             f"{measure} expects at least {rows} rows, but `moments` hold {int(moments.n)}. Give more rows."
         )
-    for name, mean, scatter in (("x", moments.mean_x, moments.xx), ("y", moments.mean_y, moments.yy)):
+    sides = (("x", x, moments.mean_x, moments.xx), ("y", y, moments.mean_y, moments.yy))
+    for name, _, mean, scatter in sides:
         finite = mean.isfinite() & scatter.diagonal(dim1=-2, dim2=-1).isfinite()
         _refuse_layers(~finite.all(-1), name, f"finite rows for {measure}", "had NaN or infinite values in")
+    for name, varying, mean, scatter in sides:
+        constant = constant_features(scatter, mean, moments.n)
+        if varying == "features":
+            said = f"has {int(constant.sum())} constant ones in"
+            _refuse_layers(constant.any(-1), name, f"features that vary for {measure}", said)
+        elif varying == "layers":
+            _refuse_layers(constant.all(-1), name, f"states that vary for {measure}", "has only constant features in")
 
 
 def check_pair(fitted: GridMoments, held_out: GridMoments) -> None:
@@ -95,37 +105,6 @@ def constant_features(scatter: Tensor, mean: Tensor, n: Tensor) -> Tensor:
     """
     variance = scatter.diagonal(dim1=-2, dim2=-1) / n
     return variance <= (1e-7 * mean).square()
-
-
-def check_features(moments: GridMoments, name: str, measure: str) -> None:
-    """Raise if a feature is constant, for measures that divide by the deviation of each.
-
-    Args:
-        moments: of the rows.
-        name: 'x' or 'y', the side to check.
-        measure: the measure's name, for error messages.
-
-    Raises:
-        ValueError: how many there are, and in which layers.
-    """
-    constant = _constant(moments, name)
-    what = f"has {int(constant.sum())} constant ones in"
-    _refuse_layers(constant.any(-1), name, f"features that vary for {measure}", what)
-
-
-def check_layers(moments: GridMoments, name: str, measure: str) -> None:
-    """Raise if nothing varies in a layer; arguments as in `check_features`.
-
-    Raises:
-        ValueError: which layers.
-    """
-    constant = _constant(moments, name).all(-1)
-    _refuse_layers(constant, name, f"states that vary for {measure}", "has only constant features in")
-
-
-def _constant(moments: GridMoments, name: str) -> Tensor:
-    side = (moments.xx, moments.mean_x) if name == "x" else (moments.yy, moments.mean_y)
-    return constant_features(*side, moments.n)
 
 
 def converged(kind: str, behind: str, decompose: Callable[..., Any], matrix: Tensor) -> Any:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["GridMoments", "Moments", "merge_moments", "moments_of"]
+__all__ = ["TILE", "GridMoments", "Moments", "by_tile", "merge_moments", "moments_of"]
+
+TILE = 2**22  # bytes of cross moments: small compared with most comparisons, large enough for a batch of decompositions
 
 
 class Moments(NamedTuple):
@@ -97,3 +100,23 @@ class GridMoments(NamedTuple):
         """The moments with X and Y in each other's place: all pairs (L_y, L_x)."""
         xy = self.xy.permute(1, 0, 3, 2)
         return GridMoments(self.n, self.mean_y, self.mean_x, self.yy, self.xx, xy, self.q_yy, self.q_xx, self.q_xy.T)
+
+
+def by_tile(moments: GridMoments, compute: Callable[[int, slice, Tensor], Tensor]) -> Tensor:
+    """A function of layer pairs, for all of them.
+
+    Args:
+        moments: of the grid.
+        compute: from the number i of a layer of X, some layers of Y, and the cross moments of these pairs
+            (J, d_x, d_y), to (J, ...).
+
+    Returns:
+        (L_x, L_y, ...).
+    """
+    return torch.stack([torch.cat([compute(*tile) for tile in row]) for row in _rows(moments.xy)])
+
+
+def _rows(xy: Tensor) -> Iterator[Iterator[tuple[int, slice, Tensor]]]:
+    pairs = max(1, TILE // (xy.shape[2] * xy.shape[3] * xy.element_size()))
+    for i, row in enumerate(xy):
+        yield ((i, slice(j, j + pairs), row[j : j + pairs].contiguous()) for j in range(0, len(row), pairs))

@@ -1,4 +1,4 @@
-"""Whitening, and the canonical correlations and directions that follow from it."""
+"""Whitening, canonical correlations and directions, and what a fit explains of unrelated data by chance."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from aligners.similarity.algebra.checks import converged
+from aligners.similarity.algebra.checks import check_share, converged
+from aligners.similarity.algebra.moments import GridMoments
 
-__all__ = ["Canonical", "Whitening", "canonical", "canonical_correlations", "whitening"]
+__all__ = [
+    "MOST_BY_CHANCE", "Canonical", "Whitening", "canonical", "canonical_chance", "regression_chance", "whitening",
+]  # fmt: skip
 
+
+MOST_BY_CHANCE = 0.1  # ten rows a direction; above it values of fitted measures carry a caution
 CORRELATIONS = "canonical correlations"
 
 
@@ -72,8 +77,7 @@ def whitening(scatter: Tensor, *, share: float = 1.0, tolerance: float = 1e-10) 
         ValueError: `share` or `tolerance` is out of range; the scatter is not finite or has no variance; with
             `share` 1, a feature without variance; the decomposition does not converge.
     """
-    if not 0 < share <= 1:
-        raise ValueError(f"Expected `share` of the variance in (0, 1], but got {share:g}.")
+    check_share(share)
     if not 0 < tolerance < 1:
         raise ValueError(f"Expected `tolerance` in (0, 1), relative to the largest eigenvalue, but got {tolerance:g}.")
     variance = scatter.diagonal(dim1=-2, dim2=-1)
@@ -113,7 +117,7 @@ def _whitened(scatter: Tensor, share: float, tolerance: float) -> tuple[Tensor, 
     return vectors * root / scale[:, None], kept.sum()
 
 
-def canonical(white_x: Whitening, white_y: Whitening, xy: Tensor) -> Canonical:
+def canonical(white_x: Whitening, white_y: Whitening, xy: Tensor, *, directions: bool = True) -> Canonical:
     """Canonical correlations and directions from whitenings and the cross scatter.
 
     Leading axes broadcast. For paired sites all are (S, ...); for the grid of all layer pairs each layer is
@@ -124,49 +128,30 @@ def canonical(white_x: Whitening, white_y: Whitening, xy: Tensor) -> Canonical:
         white_x: of X, weight (..., d_x, d_x).
         white_y: of Y, weight (..., d_y, d_y).
         xy: Σ (x − x̄)(y − ȳ)ᵀ, (..., d_x, d_y), float64.
+        directions: whether `a` and `b` are wanted: without them no singular vectors are computed, and both are empty.
 
     Raises:
         ValueError: a decomposition does not converge or is not finite.
     """
-    core, lead, rank_x, rank_y, weight_x, weight_y = _core(white_x, white_y, xy)
-    rank = torch.minimum(rank_x, rank_y)
-    c = int(rank.max())
-    rho = core.new_zeros(len(core), c)
-    u, v = core.new_zeros(len(core), core.shape[1], c), core.new_zeros(len(core), core.shape[2], c)
-    for members, k_x, k_y in _of_one_rank(rank_x, rank_y):
-        svd = partial(torch.linalg.svd, full_matrices=False)
-        left, found, right = map(_finite, converged("SVD", CORRELATIONS, svd, core[members, :k_x, :k_y]))
-        k = min(k_x, k_y)
-        rho[members, :k] = found
-        u[members, :k_x, :k] = left
-        v[members, :k_y, :k] = right.mT
-    a = weight_x @ u.view(*lead, *u.shape[1:])
-    b = weight_y @ v.view(*lead, *v.shape[1:])
-    return Canonical(rho.view(*lead, c), rank.view(lead), a, b)
-
-
-def canonical_correlations(white_x: Whitening, white_y: Whitening, xy: Tensor) -> tuple[Tensor, Tensor]:
-    """`rho` and `rank` of `canonical` alone, from singular values without vectors."""
-    core, lead, rank_x, rank_y, _, _ = _core(white_x, white_y, xy)
-    rank = torch.minimum(rank_x, rank_y)
-    rho = core.new_zeros(len(core), int(rank.max()))
-    for members, k_x, k_y in _of_one_rank(rank_x, rank_y):
-        rho[members, : min(k_x, k_y)] = _finite(
-            converged("SVD", CORRELATIONS, torch.linalg.svdvals, core[members, :k_x, :k_y])
-        )
-    return rho.view(*lead, -1), rank.view(lead)
-
-
-def _core(
-    white_x: Whitening, white_y: Whitening, xy: Tensor
-) -> tuple[Tensor, torch.Size, Tensor, Tensor, Tensor, Tensor]:
-    """W_xᵀ xy W_y with one leading axis, the leading axes it had, ranks on that axis, and the weights in use."""
-    weight_x = white_x.weight[..., : int(white_x.rank.max())]
-    weight_y = white_y.weight[..., : int(white_y.rank.max())]
+    weight_x, weight_y = (white.weight[..., : int(white.rank.max())] for white in (white_x, white_y))
     core = _finite(weight_x.mT @ xy @ weight_y)
     lead = core.shape[:-2]
-    rank_x, rank_y = white_x.rank.expand(lead).flatten(), white_y.rank.expand(lead).flatten()
-    return core.reshape(-1, *core.shape[-2:]), lead, rank_x, rank_y, weight_x, weight_y
+    core = core.reshape(-1, *core.shape[-2:])
+    rank_x, rank_y = (white.rank.expand(lead).flatten() for white in (white_x, white_y))
+    rank = torch.minimum(rank_x, rank_y)
+    rho = core.new_zeros(len(core), int(rank.max()))
+    u, v = (core.new_zeros(len(core), size, rho.shape[1] * directions) for size in core.shape[1:])
+    for members, k_x, k_y in _of_one_rank(rank_x, rank_y):
+        block, k = core[members, :k_x, :k_y], min(k_x, k_y)
+        if not directions:
+            rho[members, :k] = _finite(converged("SVD", CORRELATIONS, torch.linalg.svdvals, block))
+            continue
+        svd = partial(torch.linalg.svd, full_matrices=False)
+        left, rho[members, :k], right = map(_finite, converged("SVD", CORRELATIONS, svd, block))
+        u[members, :k_x, :k] = left
+        v[members, :k_y, :k] = right.mT
+    a, b = weight_x @ u.view(*lead, *u.shape[1:]), weight_y @ v.view(*lead, *v.shape[1:])
+    return Canonical(rho.view(*lead, -1), rank.view(lead), a, b)
 
 
 def _of_one_rank(rank_x: Tensor, rank_y: Tensor) -> list[tuple[Tensor, int, int]]:
@@ -186,3 +171,32 @@ def _finite(values: Tensor) -> Tensor:
             "Look for NaN, infinite or overflowing states."
         )
     return values
+
+
+def regression_chance(moments: GridMoments) -> Tensor:
+    """E[R²] of regressing an independent X on all of Y: d_y / (n − 1), at most 1, (L_x, L_y).
+
+    Centred rows span n − 1 dimensions, Y's features d_y of them, and an independent X lies in such a subspace with that
+    share of its squared length on average, whatever its distribution. A multiple correlation is about its root.
+    """
+    return _share(moments, moments.yy.new_tensor(moments.yy.shape[-1]))
+
+
+def canonical_chance(moments: GridMoments, share: float = 1.0) -> Tensor:
+    """Mean ρ² of the canonical correlations of independent X and Y: max(k_x, k_y) / (n − 1), at most 1, (L_x, L_y).
+
+    The ρ² add up to tr(P_X P_Y), whose mean is k_x k_y / (n − 1) by the same argument, over min(k_x, k_y) of them. Mean
+    correlations are at most the root of it, weighted by what they account for or not.
+
+    Args:
+        moments: of the rows.
+        share: of the variance that the k_x and k_y directions carry; 1: all features.
+    """
+    if share == 1:
+        return _share(moments, moments.yy.new_tensor(max(moments.xx.shape[-1], moments.yy.shape[-1])))
+    kept_x, kept_y = (whitening(scatter, share=share).rank for scatter in (moments.xx, moments.yy))
+    return _share(moments, kept_x[:, None].maximum(kept_y))
+
+
+def _share(moments: GridMoments, directions: Tensor) -> Tensor:
+    return (directions / (moments.n - 1)).clamp(max=1).expand(len(moments.xx), len(moments.yy))

@@ -7,30 +7,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from aligners.similarity.algebra.checks import check_features, check_layers, check_moments, check_pair, check_share
-from aligners.similarity.algebra.grid import grid_moments
-from aligners.similarity.algebra.moments import GridMoments
-from aligners.similarity.algebra.tiles import by_tile
-from aligners.similarity.functional.canonical import Canonical, Whitening, canonical, canonical_correlations, whitening
+from aligners.similarity.algebra.checks import Varying, check_moments, check_pair
+from aligners.similarity.algebra.grid import of_moments
+from aligners.similarity.algebra.moments import GridMoments, by_tile
+from aligners.similarity.functional.canonical import Canonical, Whitening, canonical, whitening
 
-__all__ = [
-    "Correlations",
-    "cca",
-    "cca_from_moments",
-    "cca_held_out",
-    "correlations_from_moments",
-    "correlations_held_out",
-    "pwcca",
-    "pwcca_from_moments",
-    "pwcca_held_out",
-    "r2_cca",
-    "r2_cca_from_moments",
-    "r2_svcca",
-    "r2_svcca_from_moments",
-    "svcca",
-    "svcca_from_moments",
-    "svcca_held_out",
-]
+__all__ = ["Correlations", "SharedMoments", "cca", "cca_held_out", "pwcca", "r2_cca", "r2_svcca", "svcca"]
 
 
 class Correlations(NamedTuple):
@@ -67,47 +49,49 @@ class Correlations(NamedTuple):
         return (self.weight_x * self.rho).sum(-1) / self.weight_x.sum(-1)
 
 
-def correlations_from_moments(moments: GridMoments, *, share: float, measure: str = "CCA") -> Correlations:
-    """Canonical correlations of all layer pairs and their weights: the costly step of SVCCA and PWCCA, for both.
+class SharedMoments:
+    """Moments that remember the canonical correlations that SVCCA and PWCCA found from them.
+
+    What is remembered is small compared with the moments: no directions. Refusals are not remembered, so
+    that each measure that asks is told so by its own name.
 
     Args:
-        moments: of the rows.
-        share: share of the variance in (0, 1].
-        measure: the measure's name, for error messages.
-
-    Raises:
-        ValueError: as `svcca_from_moments`.
+        moments: moments of the rows.
+        origin: whose swapped form this is; both have one memory.
     """
-    return _correlations(*_whitened(moments, measure, share), moments)
+
+    def __init__(self, moments: GridMoments, origin: SharedMoments | None = None) -> None:
+        self.moments = moments
+        self._origin = origin
+        self._found: dict[tuple[float, SharedMoments | None], Correlations] = {} if origin is None else origin._found
+
+    def swap(self) -> SharedMoments:
+        """Swap X and Y."""
+        return SharedMoments(self.moments.swap(), self) if self._origin is None else self._origin
+
+    def correlations(self, measure: str, share: float, held_out: SharedMoments | None = None) -> Correlations:
+        """Canonical correlations of all layer pairs, computed at the first call.
+
+        Args:
+            measure: the measure's name, for error messages.
+            share: share of the variance in (0, 1].
+            held_out: rows to take the correlations on, with directions and weights of these rows; None: these rows.
+
+        Raises:
+            ValueError: as `svcca` and `cca_held_out`.
+        """
+        turned = self._origin is not None
+        key = share, held_out.swap() if turned and held_out is not None else held_out
+        if key not in self._found:
+            found = _correlations(
+                self.moments, None if held_out is None else held_out.moments, share=share, measure=measure
+            )
+            self._found[key] = found.swap() if turned else found
+        return self._found[key].swap() if turned else self._found[key]
 
 
-def correlations_held_out(
-    fitted: GridMoments, held_out: GridMoments, *, share: float, measure: str = "CCA"
-) -> Correlations:
-    """`correlations_from_moments` with directions and weights from `fitted`, correlations from `held_out`.
-
-    Raises:
-        ValueError: as `cca_held_out`.
-    """
-    check_pair(fitted, held_out)
-    check_moments(held_out, f"Held-out {measure}", 3)
-    found = _correlations(*_whitened(fitted, measure, share), fitted, held_out)
-    used = torch.arange(found.rho.shape[-1], device=found.rho.device) < found.rank[..., None]
-    constant = used & found.rho.isnan()
-    if constant.any():
-        raise ValueError(
-            f"Held-out {measure} expects canonical variables that vary on the rows of `held_out`, but "
-            f"{int(constant.sum())} of {int(used.sum())} are constant on its {int(held_out.n)} rows. Give more rows."
-        )
-    return found._replace(rho=found.rho.where(used, 0.0))
-
-
-def cca(x: Tensor, y: Tensor) -> Tensor:
-    """Mean canonical correlation of paired rows: x (L_x, N, d_x), y (L_y, N, d_y) -> (L_x, L_y)."""
-    return cca_from_moments(grid_moments(x, y))
-
-
-def cca_from_moments(moments: GridMoments) -> Tensor:
+@of_moments
+def cca(moments: GridMoments) -> Tensor:
     """Mean canonical correlation, Σρ_i / min(rank X, rank Y) (Hotelling 1936; Kornblith et al. 2019, Table 1).
 
     In [0, 1], symmetric, and invariant to any invertible affine map of either side. Biased upwards where rows
@@ -124,33 +108,25 @@ def cca_from_moments(moments: GridMoments) -> Tensor:
     return _mean_correlation(moments, "CCA", 1.0)
 
 
-def r2_cca(x: Tensor, y: Tensor) -> Tensor:
-    """R² of CCA of paired rows: x (L_x, N, d_x), y (L_y, N, d_y) -> (L_x, L_y). See `r2_cca_from_moments`."""
-    return r2_cca_from_moments(grid_moments(x, y))
-
-
-def r2_cca_from_moments(moments: GridMoments) -> Tensor:
+@of_moments
+def r2_cca(moments: GridMoments) -> Tensor:
     """‖Q_YᵀQ_X‖² / min(rank X, rank Y), the mean *squared* canonical correlation (Ren et al. 2023, Table 2).
 
-    Q_X and Q_Y are orthonormal bases of the centred rows. In [0, 1] and never above `cca_from_moments`, of which it has
-    the invariances and the bias.
+    Q_X and Q_Y are orthonormal bases of the centred rows. In [0, 1] and never above `cca`, of which it has the
+    invariances and the bias.
 
     Returns:
         (L_x, L_y).
 
     Raises:
-        ValueError: as `cca_from_moments`.
+        ValueError: as `cca`.
     """
     return _mean_correlation(moments, "R² of CCA", 1.0, power=2)
 
 
-def r2_svcca(x: Tensor, y: Tensor, *, share: float = 0.99) -> Tensor:
-    """R² of SVCCA of paired rows: x (L_x, N, d_x), y (L_y, N, d_y) -> (L_x, L_y). See `r2_svcca_from_moments`."""
-    return r2_svcca_from_moments(grid_moments(x, y), share=share)
-
-
-def r2_svcca_from_moments(moments: GridMoments, *, share: float = 0.99) -> Tensor:
-    """`r2_cca_from_moments` between the principal components of X and of Y (Ren et al. 2023, Table 2).
+@of_moments
+def r2_svcca(moments: GridMoments, *, share: float = 0.99) -> Tensor:
+    """`r2_cca` between the principal components of X and of Y (Ren et al. 2023, Table 2).
 
     The paper writes ‖(U_Y T_Y)ᵀU_X T_X‖² / min(‖T_X‖², ‖T_Y‖²): T selects the leading left singular vectors U.
 
@@ -162,21 +138,17 @@ def r2_svcca_from_moments(moments: GridMoments, *, share: float = 0.99) -> Tenso
         (L_x, L_y).
 
     Raises:
-        ValueError: as `svcca_from_moments`.
+        ValueError: as `svcca`.
     """
     return _mean_correlation(moments, "R² of SVCCA", share, power=2)
 
 
-def svcca(x: Tensor, y: Tensor, *, share: float = 0.99) -> Tensor:
-    """SVCCA of paired rows: x (L_x, N, d_x), y (L_y, N, d_y) -> (L_x, L_y). See `svcca_from_moments`."""
-    return svcca_from_moments(grid_moments(x, y), share=share)
-
-
-def svcca_from_moments(moments: GridMoments, *, share: float = 0.99) -> Tensor:
+@of_moments
+def svcca(moments: GridMoments, *, share: float = 0.99) -> Tensor:
     """Mean canonical correlation between the principal components of X and of Y (Raghu et al. 2017; Wu et al. A.3).
 
     Each side keeps the fewest components that carry `share` of its *variance*. In [0, 1], symmetric, and invariant
-    to rotations, to one factor for all features and to translation. Feature side, as `cca_from_moments`.
+    to rotations, to one factor for all features and to translation. Feature side, as `cca`.
 
     Args:
         moments: of the rows.
@@ -192,12 +164,8 @@ def svcca_from_moments(moments: GridMoments, *, share: float = 0.99) -> Tensor:
     return _mean_correlation(moments, "SVCCA", share)
 
 
-def pwcca(x: Tensor, y: Tensor, *, share: float = 0.99) -> Tensor:
-    """PWCCA of paired rows: x (L_x, N, d_x), y (L_y, N, d_y) -> (L_x, L_y). See `pwcca_from_moments`."""
-    return pwcca_from_moments(grid_moments(x, y), share=share)
-
-
-def pwcca_from_moments(moments: GridMoments, *, share: float = 0.99) -> Tensor:
+@of_moments
+def pwcca(moments: GridMoments, *, share: float = 0.99) -> Tensor:
     """Projection-weighted mean canonical correlation, Σα_iρ_i / Σα_i (Morcos et al. 2018; Wu et al. A.3).
 
     α_i = Σ_j |⟨h_i, x_j⟩| weighs a canonical variable h_i of X by how much of X's neurons x_j, centred and in
@@ -214,51 +182,58 @@ def pwcca_from_moments(moments: GridMoments, *, share: float = 0.99) -> Tensor:
         (L_x, L_y).
 
     Raises:
-        ValueError: as `svcca_from_moments`.
+        ValueError: as `svcca`.
     """
-    return correlations_from_moments(moments, share=share, measure="PWCCA").weighted()
+    return _correlations(moments, share=share, measure="PWCCA").weighted()
 
 
 def cca_held_out(fitted: GridMoments, held_out: GridMoments) -> Tensor:
     """Mean correlation on held-out rows of the canonical variables of the fitting rows, (L_x, L_y).
 
     The directions come from `fitted`, and the correlation of each pair of variables from `held_out`. It is free
-    of the bias of `cca_from_moments`; a correlation may be negative and is not clamped.
+    of the bias of `cca`; a correlation may be negative and is not clamped.
 
     Raises:
-        ValueError: as `cca_from_moments` for `fitted`; fewer than 3 held-out rows, other layers, or a canonical
-            variable that is constant on them.
+        ValueError: as `cca` for `fitted`; fewer than 3 held-out rows, other layers, or a canonical variable that is
+            constant on them.
     """
-    return correlations_held_out(fitted, held_out, share=1.0).mean()
+    return _correlations(fitted, held_out, share=1.0, measure="CCA").mean()
 
 
-def svcca_held_out(fitted: GridMoments, held_out: GridMoments, *, share: float = 0.99) -> Tensor:
-    """`svcca_from_moments` with directions from `fitted` and correlations from `held_out`; see `cca_held_out`."""
-    return correlations_held_out(fitted, held_out, share=share, measure="SVCCA").mean()
-
-
-def pwcca_held_out(fitted: GridMoments, held_out: GridMoments, *, share: float = 0.99) -> Tensor:
-    """`pwcca_from_moments` with directions and weights from `fitted`, correlations from `held_out`."""
-    return correlations_held_out(fitted, held_out, share=share, measure="PWCCA").weighted()
+def _correlations(
+    moments: GridMoments, held_out: GridMoments | None = None, *, share: float, measure: str
+) -> Correlations:
+    """Correlations, of the rows or of held-out ones, and weights on the rows that the directions were fitted on."""
+    if held_out is not None:
+        check_pair(moments, held_out)
+        check_moments(held_out, f"Held-out {measure}", 3)
+    found = _decomposed(*_whitened(moments, measure, share), moments, held_out)
+    if held_out is None:
+        return found
+    used = torch.arange(found.rho.shape[-1], device=found.rho.device) < found.rank[..., None]
+    constant = used & found.rho.isnan()
+    if constant.any():
+        raise ValueError(
+            f"Held-out {measure} expects canonical variables that vary on the rows of `held_out`, but "
+            f"{int(constant.sum())} of {int(used.sum())} are constant on its {int(held_out.n)} rows. Give more rows."
+        )
+    return found._replace(rho=found.rho.where(used, 0.0))
 
 
 def _mean_correlation(moments: GridMoments, measure: str, share: float, power: int = 1) -> Tensor:
     white_x, white_y = _whitened(moments, measure, share)
 
     def mean(i: int, some: slice, xy: Tensor) -> Tensor:
-        rho, rank = canonical_correlations(white_x.of(i), white_y.of(some), xy)
-        return rho.pow(power).sum(-1) / rank
+        found = canonical(white_x.of(i), white_y.of(some), xy, directions=False)
+        return found.rho.pow(power).sum(-1) / found.rank
 
     return by_tile(moments, mean)
 
 
 def _whitened(moments: GridMoments, measure: str, share: float) -> tuple[Whitening, Whitening]:
     """Whitenings of all layers of X and of Y. Raises if there are no correlations."""
-    check_share(share)
-    check_moments(moments, measure, 3)
-    check = check_features if share == 1 else check_layers
-    check(moments, "x", measure)
-    check(moments, "y", measure)
+    varying: Varying = "features" if share == 1 else "layers"
+    check_moments(moments, measure, 3, x=varying, y=varying)
     x, y = whitening(moments.xx, share=share), whitening(moments.yy, share=share)
     rank_x, rank_y, n = int(x.rank.max()), int(y.rank.max()), int(moments.n)
     certain = rank_x + rank_y - (n - 1)  # two subspaces of n - 1 dimensions have at least so many in common
@@ -272,10 +247,10 @@ def _whitened(moments: GridMoments, measure: str, share: float) -> tuple[Whiteni
     return x, y
 
 
-def _correlations(
+def _decomposed(
     white_x: Whitening, white_y: Whitening, moments: GridMoments, held_out: GridMoments | None = None
 ) -> Correlations:
-    """Correlations, of the rows or of held-out ones, and weights on the rows that the directions were fitted on."""
+    """All correlations and weights, NaN where a canonical variable is constant on the held-out rows."""
     c = int(torch.minimum(white_x.rank.max(), white_y.rank.max()))
 
     def of_tile(i: int, some: slice, xy: Tensor) -> Tensor:

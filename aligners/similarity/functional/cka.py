@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from aligners.similarity.algebra.checks import check_layers, check_moments
-from aligners.similarity.algebra.grid import grid_moments
-from aligners.similarity.algebra.moments import GridMoments
-from aligners.similarity.algebra.tiles import by_tile
+from aligners.similarity.algebra.checks import check_moments
+from aligners.similarity.algebra.grid import of_moments
+from aligners.similarity.algebra.moments import GridMoments, by_tile
 
-__all__ = ["linear_cka", "linear_cka_from_moments", "unbiased_cka", "unbiased_cka_from_moments"]
-
-
-def linear_cka(x: Tensor, y: Tensor) -> Tensor:
-    """Linear CKA of paired rows: x (L_x, N, d_x), y (L_y, N, d_y) -> (L_x, L_y). See `linear_cka_from_moments`."""
-    return linear_cka_from_moments(grid_moments(x, y))
+__all__ = ["linear_cka", "unbiased_cka"]
 
 
-def linear_cka_from_moments(moments: GridMoments) -> Tensor:
+@of_moments
+def linear_cka(moments: GridMoments) -> Tensor:
     """‖XᵀY‖² / (‖XᵀX‖ ‖YᵀY‖) of centred rows (Kornblith et al. 2019, Table 1; Brown et al., eq. 1).
 
     In [0, 1], symmetric, and invariant to rotations, to one factor for all features and to translation. Biased
@@ -30,18 +25,12 @@ def linear_cka_from_moments(moments: GridMoments) -> Tensor:
     Raises:
         ValueError: non-finite rows, or a layer in which nothing varies.
     """
-    check_moments(moments, "Linear CKA", 2)
-    check_layers(moments, "x", "linear CKA")
-    check_layers(moments, "y", "linear CKA")
+    check_moments(moments, "Linear CKA", 2, x="layers", y="layers")
     return _cross(moments) / (_squared(moments.xx)[:, None] * _squared(moments.yy)).sqrt()
 
 
-def unbiased_cka(x: Tensor, y: Tensor) -> Tensor:
-    """Unbiased CKA of paired rows: x (L_x, N, d_x), y (L_y, N, d_y) -> (L_x, L_y). See `unbiased_cka_from_moments`."""
-    return unbiased_cka_from_moments(grid_moments(x, y))
-
-
-def unbiased_cka_from_moments(moments: GridMoments) -> Tensor:
+@of_moments
+def unbiased_cka(moments: GridMoments) -> Tensor:
     """HSIC₁(K, L) / √(HSIC₁(K, K) HSIC₁(L, L)) over all rows at once, K = XXᵀ and L = YYᵀ.
 
     HSIC₁ is the unbiased estimator of Song et al. 2012 (Nguyen et al. 2021, eq. 3), of Gram matrices K̃ and L̃ with
@@ -59,9 +48,7 @@ def unbiased_cka_from_moments(moments: GridMoments) -> Tensor:
         ValueError: fewer than 4 rows, non-finite rows, a layer in which nothing varies, or an estimate of HSIC(K, K)
             that is not positive.
     """
-    check_moments(moments, "Unbiased CKA", 4)
-    check_layers(moments, "x", "unbiased CKA")
-    check_layers(moments, "y", "unbiased CKA")
+    check_moments(moments, "Unbiased CKA", 4, x="layers", y="layers")
     trace_x, trace_y = (scatter.diagonal(dim1=-2, dim2=-1).sum(-1) for scatter in (moments.xx, moments.yy))
     cross = _hsic(moments.n, _cross(moments), moments.q_xy, trace_x[:, None] * trace_y)
     own_x = _hsic(moments.n, _squared(moments.xx), moments.q_xx, trace_x.square())

@@ -7,8 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from aligners.similarity.algebra.centred import centred
-from aligners.similarity.algebra.pairs import PairSums, check_enough, linear_pair_sums
+from aligners.similarity.algebra.pairs import PairSums, centred, check_enough, linear_pair_sums
 
 __all__ = ["HSIC", "LEAST_ROWS", "cka_from_hsic", "minibatch_cka", "unbiased_hsic", "unbiased_hsic_from_sums"]
 
@@ -32,6 +31,14 @@ class HSIC(NamedTuple):
         """The sums of no batches."""
         shapes = ((layers_x, layers_y), (layers_x,), (layers_y,))
         return cls(*(torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes))
+
+    def __add__(self, other: object) -> HSIC:
+        """The sums of two disjoint sets of batches."""
+        return HSIC(*map(torch.add, self, other)) if isinstance(other, HSIC) else NotImplemented
+
+    def pair(self, i: int, j: int) -> HSIC:
+        """Those of one layer of X and one of Y, by index."""
+        return HSIC(self.xy[i : i + 1, j : j + 1], self.xx[i : i + 1], self.yy[j : j + 1])
 
 
 def unbiased_hsic(x: Tensor, y: Tensor) -> HSIC:

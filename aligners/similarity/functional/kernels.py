@@ -11,8 +11,14 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from aligners.similarity.algebra.centred import CentredRows
-from aligners.similarity.algebra.pairs import PairSums, check_enough, kernel_pair_sums, linear_pair_sums, upper_blocks
+from aligners.similarity.algebra.pairs import (
+    CentredRows,
+    PairSums,
+    check_enough,
+    kernel_pair_sums,
+    linear_pair_sums,
+    upper_blocks,
+)
 from aligners.similarity.functional.hsic import HSIC, LEAST_ROWS, cka_from_hsic, unbiased_hsic_from_sums
 
 __all__ = ["Kernel", "rbf_cka", "rsa"]

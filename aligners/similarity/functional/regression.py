@@ -1,32 +1,38 @@
-"""How much of X a linear regression on Y explains, of all layer pairs, on fitting rows and on held-out rows."""
+"""How much of X's neurons Y's say, one by one or by linear regression, on fitting rows and on held-out rows."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from aligners.similarity.algebra.checks import check_features, check_layers, check_moments, check_pair
-from aligners.similarity.algebra.grid import grid_moments
-from aligners.similarity.algebra.moments import GridMoments
-from aligners.similarity.algebra.tiles import by_tile
+from aligners.similarity.algebra.checks import check_moments, check_pair
+from aligners.similarity.algebra.grid import of_moments
+from aligners.similarity.algebra.moments import GridMoments, by_tile
 from aligners.similarity.functional.canonical import whitening
 
-__all__ = [
-    "mixedsim",
-    "mixedsim_from_moments",
-    "mixedsim_held_out",
-    "r2",
-    "r2_from_moments",
-    "r2_held_out",
-]
+__all__ = ["mixedsim", "mixedsim_held_out", "neuronsim", "r2", "r2_held_out"]
 
 
-def r2(x: Tensor, y: Tensor) -> Tensor:
-    """R² of regressing X on Y: x (L_x, N, d_x), y (L_y, N, d_y) -> (L_x, L_y). See `r2_from_moments`."""
-    return r2_from_moments(grid_moments(x, y))
+@of_moments
+def neuronsim(moments: GridMoments) -> Tensor:
+    """Mean over neurons of X of the largest absolute Pearson correlation with a neuron of Y (Wu et al. A.1).
+
+    In [0, 1] and not symmetric. Invariant to permuting neurons, and to translating, scaling and negating each;
+    not to rotations. The largest of d_y correlations is biased upwards where rows are few. Feature side.
+
+    Returns:
+        (L_x, L_y).
+
+    Raises:
+        ValueError: fewer than 3 rows (of two every correlation is ±1), non-finite rows, or constant features.
+    """
+    check_moments(moments, "Neuron similarity", 3, x="features", y="features")
+    length_x, length_y = (_variance(scatter).sqrt() for scatter in (moments.xx, moments.yy))
+    return by_tile(moments, lambda i, some, xy: ((xy.abs() / length_y[some, None]).amax(-1) / length_x[i]).mean(-1))
 
 
-def r2_from_moments(moments: GridMoments) -> Tensor:
+@of_moments
+def r2(moments: GridMoments) -> Tensor:
     """‖Q_YᵀX‖² / ‖X‖² of centred rows, Q_Y an orthonormal basis of Y's columns (R²_LR of Ren et al., Table 2).
 
     The share of X's variance that a least-squares regression on Y explains. In [0, 1] and not symmetric.
@@ -40,19 +46,14 @@ def r2_from_moments(moments: GridMoments) -> Tensor:
         ValueError: no more rows than Y's rank + 1, non-finite rows, constant features of Y, a layer of X in which
             nothing varies, or a decomposition that does not converge.
     """
-    check_moments(moments, "R²", 3)
-    check_layers(moments, "x", "R²")
+    check_moments(moments, "R²", 3, x="layers", y="features")
     basis = _basis(moments, "R²")
     explained = by_tile(moments, lambda i, some, xy: (xy @ basis[some]).square().sum((-1, -2)))
     return explained / _variance(moments.xx).sum(-1)[:, None]
 
 
-def mixedsim(x: Tensor, y: Tensor) -> Tensor:
-    """Mixed similarity of paired rows: x (L_x, N, d_x), y (L_y, N, d_y) -> (L_x, L_y). See `mixedsim_from_moments`."""
-    return mixedsim_from_moments(grid_moments(x, y))
-
-
-def mixedsim_from_moments(moments: GridMoments) -> Tensor:
+@of_moments
+def mixedsim(moments: GridMoments) -> Tensor:
     """Mean over neurons of X of the multiple correlation r of regressing it on all of Y (Wu et al. A.2).
 
     r is the length of the prediction over that of the centred regressand, the root of that neuron's R². In [0, 1]
@@ -66,8 +67,7 @@ def mixedsim_from_moments(moments: GridMoments) -> Tensor:
         ValueError: no more rows than Y's rank + 1, non-finite rows, constant features on either side, or a
             decomposition that does not converge.
     """
-    check_moments(moments, "Mixed similarity", 3)
-    check_features(moments, "x", "mixed similarity")
+    check_moments(moments, "Mixed similarity", 3, x="features", y="features")
     basis = _basis(moments, "Mixed similarity")
     explained = by_tile(moments, lambda i, some, xy: (xy @ basis[some]).square().sum(-1))
     return (explained / _variance(moments.xx)[:, None]).sqrt().mean(-1)
@@ -76,14 +76,13 @@ def mixedsim_from_moments(moments: GridMoments) -> Tensor:
 def r2_held_out(fitted: GridMoments, held_out: GridMoments) -> Tensor:
     """1 − ‖X − prediction‖² / ‖X − X̄‖² on held-out rows, regression and X̄ from the fitting rows, (L_x, L_y).
 
-    Free of the bias of `r2_from_moments`; negative where the regression does worse than the mean.
+    Free of the bias of `r2`; negative where the regression does worse than the mean.
 
     Raises:
-        ValueError: as `r2_from_moments` for `fitted`; no held-out rows, other layers, or a layer of X in which no
+        ValueError: as `r2` for `fitted`; no held-out rows, other layers, or a layer of X in which no
             held-out row differs from the mean.
     """
-    check_moments(fitted, "R²", 3)
-    check_layers(fitted, "x", "R²")
+    check_moments(fitted, "R²", 3, x="layers", y="features")
     check_pair(fitted, held_out)
     check_moments(held_out, "Held-out R²", 1)
     basis = _basis(fitted, "R²")
@@ -111,17 +110,15 @@ def mixedsim_held_out(fitted: GridMoments, held_out: GridMoments) -> Tensor:
     """Mean over neurons of X of the Pearson correlation between prediction and regressand on held-out rows, (L_x, L_y).
 
     The regression of each neuron on all of Y comes from `fitted`, the correlations from `held_out`. On the fitting
-    rows this is `mixedsim_from_moments`; on others a correlation may be negative, and is not clamped.
+    rows this is `mixedsim`; on others a correlation may be negative, and is not clamped.
 
     Raises:
-        ValueError: as `mixedsim_from_moments` for `fitted`; fewer than 3 held-out rows, other layers, or neurons or
+        ValueError: as `mixedsim` for `fitted`; fewer than 3 held-out rows, other layers, or neurons or
             predictions that are constant on them.
     """
-    check_moments(fitted, "Mixed similarity", 3)
-    check_features(fitted, "x", "mixed similarity")
+    check_moments(fitted, "Mixed similarity", 3, x="features", y="features")
     check_pair(fitted, held_out)
-    check_moments(held_out, "Held-out mixed similarity", 3)
-    check_features(held_out, "x", "held-out mixed similarity")
+    check_moments(held_out, "Held-out mixed similarity", 3, x="features")
     basis = _basis(fitted, "Mixed similarity")
     scatter = basis.mT @ held_out.yy @ basis
 
@@ -145,7 +142,6 @@ def _basis(moments: GridMoments, measure: str) -> Tensor:
 
     XᵀYW = XᵀQ_Y are the coefficients of X's neurons in it.
     """
-    check_features(moments, "y", measure)
     basis = whitening(moments.yy)
     rank = int(basis.rank.max())
     if moments.n - 1 <= rank:

@@ -5,57 +5,36 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from aligners.similarity.algebra.checks import check_moments, converged
-from aligners.similarity.algebra.moments import GridMoments
+from aligners.similarity.algebra.checks import converged
 
-__all__ = [
-    "angular_distance",
-    "localization",
-    "nuclear_norm",
-    "nuclear_norm_from_moments",
-    "nuclear_norm_from_scatter",
-]
+__all__ = ["angular_distance", "localization", "nuclear_norm"]
 
 
-def nuclear_norm(x: Tensor) -> Tensor:
-    """‖X‖_* of each layer's centred rows: x (L, N, d) -> (L,), from the singular values of the rows themselves.
-
-    Raises:
-        ValueError: states that are not finite, or an SVD that does not converge.
-    """
-    if x.ndim != 3 or not x.isfinite().all():
-        raise ValueError(f"Expected `x` as finite states (layers, rows, width), but got shape {tuple(x.shape)} or NaN.")
-    x = x.double()
-    return converged("SVD", "a nuclear norm", torch.linalg.svdvals, x - x.mean(1, keepdim=True)).sum(-1)
-
-
-def nuclear_norm_from_moments(moments: GridMoments) -> tuple[Tensor, Tensor]:
-    """‖X‖_* and ‖Y‖_* of the centred rows as a measure of complexity (Ren et al. B.2).
+def nuclear_norm(scatter: Tensor) -> Tensor:
+    """‖X‖_* of the centred rows of each layer as a measure of complexity (Ren et al. B.2).
 
     The sum of the singular values, in the states' own units; it grows with √n and with the rank. Invariant to
     rotations and translation. Feature side: roots of the eigenvalues of XᵀX, one decomposition per layer.
     Rounding leaves eigenvalues of order d ε λ_max where there is exactly none (after a LayerNorm, or with fewer
     rows than features), whose roots would be 1e-8 of the largest singular value: those are not counted.
 
+    Args:
+        scatter: XᵀX of centred rows, (L, d, d).
+
     Returns:
-        (L_x,) and (L_y,).
-
-    Raises:
-        ValueError: non-finite rows, or a decomposition that does not converge.
-    """
-    check_moments(moments, "A nuclear norm", 1)
-    return nuclear_norm_from_scatter(moments.xx), nuclear_norm_from_scatter(moments.yy)
-
-
-def nuclear_norm_from_scatter(scatter: Tensor) -> Tensor:
-    """As `nuclear_norm_from_moments`, of the layers of one model: (L, d, d) centred -> (L,).
+        (L,).
 
     Raises:
         ValueError: a scatter that is not finite, or a decomposition that does not converge.
     """
     if not scatter.diagonal(dim1=-2, dim2=-1).isfinite().all():
         raise ValueError("A nuclear norm expects finite rows, but `scatter` holds NaN or infinite values.")
-    return torch.stack([_root_sum(layer) for layer in scatter])
+    norms = []
+    for layer in scatter:  # one at a time, for the memory
+        values = converged("eigendecomposition", "a nuclear norm", torch.linalg.eigvalsh, layer)
+        rounding = layer.shape[-1] * torch.finfo(layer.dtype).eps * values[..., -1:]
+        norms.append(torch.where(values > rounding, values, 0).sqrt().sum(-1))
+    return torch.stack(norms)
 
 
 def localization(neuronsim: Tensor, svsim: Tensor, left_out: Tensor) -> Tensor:
@@ -114,9 +93,3 @@ def angular_distance(cka: Tensor) -> Tensor:
             "An unbiased estimate exceeds 1 where rows are few: give more rows, or use linear CKA."
         )
     return own.clamp(-1, 1).arccos().norm()
-
-
-def _root_sum(scatter: Tensor) -> Tensor:
-    values = converged("eigendecomposition", "a nuclear norm", torch.linalg.eigvalsh, scatter)
-    rounding = scatter.shape[-1] * torch.finfo(scatter.dtype).eps * values[..., -1:]
-    return torch.where(values > rounding, values, 0).sqrt().sum(-1)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-import torch
-
+from aligners.similarity.algebra.moments import TILE
 from aligners.similarity.algebra.pairs import BLOCK, by_gram
-from aligners.similarity.algebra.tiles import TILE
-from aligners.similarity.passes.plan import Span, Tile
-from aligners.similarity.passes.streams import Shape, Stream
-from aligners.similarity.passes.sums import Matching
+from aligners.similarity.passes.plan import Needs, Span, Tile
+from aligners.similarity.passes.run import Settings
+from aligners.similarity.passes.streams import Stream
 
 __all__ = ["Batches", "PassCosts"]
 
@@ -42,34 +40,27 @@ class PassCosts:
     """Bytes that a pass takes on each device, for `aligners.similarity.passes.plan.plan_passes`.
 
     Args:
-        streams: the streams of paired rows.
-        shapes: sizes of the models.
+        settings: of the comparison.
         batches: sizes of the largest batch.
         weights: bytes of each model's weights where they count: of the models themselves on a GPU, where only those are
             that a pass reads, and of untrained twins.
-        matching: the matching layers of a tile, by their positions in it.
-        products: precision of the products of X with Y.
     """
 
-    def __init__(
-        self,
-        streams: Sequence[Stream],
-        shapes: Sequence[Shape],
-        batches: Batches,
-        weights: Sequence[int],
-        matching: Callable[[Tile], Matching],
-        products: torch.dtype,
-    ) -> None:
-        self._streams, self._shapes, self._batches = streams, shapes, batches
-        self._weights, self._matching, self._products = weights, matching, products
-        self._fits = any(measure.chance is not None for stream in streams for measure in stream.measures)
+    def __init__(self, settings: Settings, batches: Batches, weights: Sequence[int]) -> None:
+        self._streams, self._shapes, self._matching = settings.streams, settings.shapes, settings.matching
+        self._batches, self._weights = batches, weights
+        self._fits = any(measure.chance is not None for stream in settings.streams for measure in stream.measures)
 
     @property
     def fixed(self) -> int:
         """A batch of the two largest models in double precision."""
         return self._batches.rows * BATCH * DOUBLE * max(shape.layers * shape.width for shape in self._shapes)
 
-    def shared(self, tile: Tile) -> dict[Hashable, int]:
+    def of(self, tile: Tile) -> Needs:
+        """What a tile takes."""
+        return Needs(self._shared(tile), self._own(tile), self._work(tile))
+
+    def _shared(self, tile: Tile) -> dict[Hashable, int]:
         """What is kept of each model and of its layers."""
         found: dict[Hashable, int] = {model: self._of_model(model) for model in tile.pair}
         for stream in self._streams:
@@ -91,7 +82,7 @@ class PassCosts:
         moments = counted * DOUBLE * width**2 if "moments" in stream.families else 0
         return span.size * (moments + SINGLE * width * sum(stream.budgets))
 
-    def own(self, tile: Tile) -> int:
+    def _own(self, tile: Tile) -> int:
         """The cross moments of all streams, those of matching layers group by group, and sums over heads."""
         x, y = (self._shapes[span.model] for span in (tile.x, tile.y))
         crosses, heads = 0, 0
@@ -103,7 +94,7 @@ class PassCosts:
                 heads += groups * (4 * ("heads" in stream.families) + ("head_moments" in stream.families))
         return DOUBLE * (crosses * x.width * y.width + heads * tile.leads * x.blocks * x.heads * y.blocks * y.heads)
 
-    def work(self, tile: Tile) -> int:
+    def _work(self, tile: Tile) -> int:
         """The most that is there at once while the measures of a tile are computed."""
         x, y = (self._shapes[span.model] for span in (tile.x, tile.y))
         some = PAIR * max(TILE, DOUBLE * max(x.width, y.width) ** 2)

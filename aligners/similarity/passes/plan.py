@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from math import isqrt
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-__all__ = ["Costs", "Pass", "Span", "Tile", "in_words", "plan_passes", "spans_of"]
+__all__ = ["Needs", "Pass", "Span", "Tile", "in_words", "plan_passes", "spans_of"]
 
 MOST_BLOCKS = 24  # sizes of blocks that are tried
 
@@ -90,24 +90,23 @@ class Pass:
         return slice(start, start + span.size)
 
 
-class Costs(Protocol):
-    """Bytes that a pass takes."""
+class Needs(NamedTuple):
+    """Bytes that a tile takes.
 
-    @property
-    def fixed(self) -> int:
-        """Whatever it sums."""
+    Attributes:
+        shared: what tiles have in common if they have the same key: the model, what is kept of its layers.
+        own: what the tile keeps for itself.
+        work: what it takes for a while to compute its measures.
+    """
 
-    def shared(self, tile: Tile) -> Mapping[Hashable, int]:
-        """What tiles have in common if they have the same key: the model, what is kept of its layers."""
-
-    def own(self, tile: Tile) -> int:
-        """What a tile keeps for itself."""
-
-    def work(self, tile: Tile) -> int:
-        """What it takes for a while to compute the measures of a tile."""
+    shared: Mapping[Hashable, int]
+    own: int
+    work: int
 
 
-def plan_passes(layers: Sequence[int], pairs: Sequence[tuple[int, int]], costs: Costs, limit: int) -> list[Pass]:
+def plan_passes(
+    layers: Sequence[int], pairs: Sequence[tuple[int, int]], needs_of: Callable[[Tile], Needs], fixed: int, limit: int
+) -> list[Pass]:
     """Divide pairs of models into passes, each within the limit, such that models are read few times.
 
     Pairs are taken in blocks that share models, and a pass is filled as far as it goes; of several sizes of blocks the
@@ -117,22 +116,25 @@ def plan_passes(layers: Sequence[int], pairs: Sequence[tuple[int, int]], costs: 
     Args:
         layers: number of layers of each model.
         pairs: numbers of the models of each pair.
-        costs: what a pass takes.
+        needs_of: bytes that a tile takes.
+        fixed: bytes that every pass takes.
         limit: bytes.
 
     Raises:
         ValueError: not even one layer of each of two models fits.
     """
-    tiles = _tiles_that_fit(layers, pairs, costs, limit)
+    needs = _tiles_that_fit(layers, pairs, needs_of, fixed, limit)
+    tiles = list(needs)
     models = len({span.model for tile in tiles for span in (tile.x, tile.y)})
-    smallest = max(1, min(costs.own(tile) for tile in tiles))  # a measure of texts, such as RSA, keeps nothing of pairs
+    smallest = max(
+        1, min(need.own for need in needs.values())
+    )  # a measure of texts, such as RSA, keeps nothing of pairs
     at_once = max(1, limit // smallest)  # tiles, at most
     largest = min(len(spans_of(tiles)), isqrt(2 * at_once) + 1)
     sizes = sorted({max(1, largest * step // MOST_BLOCKS) for step in range(1, MOST_BLOCKS + 1)})
-    needs = {tile: _Needs(costs.shared(tile), costs.own(tile), costs.work(tile)) for tile in tiles}
     plans = []
     for size in sizes:
-        plans.append(list(_filled(_in_blocks(tiles, size), needs, costs.fixed, limit)))
+        plans.append(list(_filled(_in_blocks(tiles, size), needs, fixed, limit)))
         if len(plans[-1]) == 1:
             break
     return min(plans, key=lambda plan: (sum(len(each.models) for each in plan), len(plan), models))
@@ -160,26 +162,17 @@ def spans_of(tiles: Sequence[Tile]) -> list[Span]:
     return sorted({span for tile in tiles for span in (tile.x, tile.y)})
 
 
-class _Needs(NamedTuple):
-    """Bytes of a tile: see `Costs`."""
-
-    shared: Mapping[Hashable, int]
-    own: int
-    work: int
-
-    def alone(self) -> int:
-        return sum(self.shared.values()) + self.own + self.work
-
-
-def _tiles_that_fit(layers: Sequence[int], pairs: Sequence[tuple[int, int]], costs: Costs, limit: int) -> list[Tile]:
-    """The largest tiles of which each fits on its own."""
+def _tiles_that_fit(
+    layers: Sequence[int], pairs: Sequence[tuple[int, int]], needs_of: Callable[[Tile], Needs], fixed: int, limit: int
+) -> dict[Tile, Needs]:
+    """The largest tiles of which each fits on its own, with what they need."""
     for cuts in range(1, max(layers) + 1):
-        tiles = [tile for pair in pairs for tile in _tiles_of(pair, layers, cuts)]
-        most = max(_Needs(costs.shared(tile), costs.own(tile), costs.work(tile)).alone() for tile in tiles)
-        if costs.fixed + most <= limit:
-            return tiles
+        needs = {tile: needs_of(tile) for pair in pairs for tile in _tiles_of(pair, layers, cuts)}
+        most = fixed + max(sum(need.shared.values()) + need.own + need.work for need in needs.values())
+        if most <= limit:
+            return needs
     raise ValueError(
-        f"Expected `memory` for at least one layer of each of two models, {(costs.fixed + most) / 1e9:.3g} GB, but got "
+        f"Expected `memory` for at least one layer of each of two models, {most / 1e9:.3g} GB, but got "
         f"{limit / 1e9:.3g} GB. Raise `memory`, lower `data.batch_size`, or leave out controls or measures."
     )
 
@@ -208,7 +201,7 @@ def _in_blocks(tiles: Sequence[Tile], size: int) -> list[Tile]:
     return sorted(tiles, key=order)
 
 
-def _filled(tiles: Sequence[Tile], needs: Mapping[Tile, _Needs], fixed: int, limit: int) -> Iterator[Pass]:
+def _filled(tiles: Sequence[Tile], needs: Mapping[Tile, Needs], fixed: int, limit: int) -> Iterator[Pass]:
     """Passes of as many tiles as fit, in the order given."""
     here: list[Tile] = []
     shared: set[Hashable] = set()

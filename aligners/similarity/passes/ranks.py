@@ -7,11 +7,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch import distributed as dist
 
-__all__ = ["alone", "collected", "from_first", "gathered", "least", "ranks", "summed", "this_rank"]
+__all__ = ["alone", "collected", "from_first", "ranks", "summed", "this_rank"]
 
 
 _alone = ContextVar("alone", default=False)
@@ -29,9 +28,8 @@ def alone(yes: bool = True) -> Iterator[None]:
 
 def ranks() -> int:
     """Number of processes that sum together."""
-    if _alone.get():
-        return 1
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    together = dist.is_available() and dist.is_initialized() and not _alone.get()
+    return dist.get_world_size() if together else 1
 
 
 def this_rank() -> int:
@@ -56,22 +54,13 @@ def summed(value: Tensor, to: int | None = None) -> Tensor:
     return value
 
 
-def least(value: int, device: torch.device) -> int:
-    """The smallest of all ranks' values."""
+def collected(value: Any) -> list[Any]:
+    """The objects of all ranks, in their order."""
     if ranks() == 1:
-        return value
-    shared = torch.tensor(value, device=device)
-    dist.all_reduce(shared, dist.ReduceOp.MIN)
-    return int(shared)
-
-
-def gathered(value: Tensor) -> Tensor:
-    """The values of all ranks, of equal shapes, side by side: (ranks, ...)."""
-    if ranks() == 1:
-        return value[None]
-    each = [torch.empty_like(value) for _ in range(ranks())]
-    dist.all_gather(each, value.contiguous())
-    return torch.stack(each)
+        return [value]
+    each: list[Any] = [None] * ranks()
+    dist.all_gather_object(each, value)
+    return each
 
 
 def from_first(work: Callable[[], Any]) -> Any:
@@ -90,12 +79,3 @@ def from_first(work: Callable[[], Any]) -> Any:
     if isinstance(found, ValueError):
         raise found
     return found
-
-
-def collected(value: Any) -> list[Any]:
-    """The objects of all ranks, in their order."""
-    if ranks() == 1:
-        return [value]
-    each: list[Any] = [None] * ranks()
-    dist.all_gather_object(each, value)
-    return each

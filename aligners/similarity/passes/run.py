@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from aligners.models.model import FrozenModel
-from aligners.similarity.algebra.folding import fold
-from aligners.similarity.passes.contents import Content
+from aligners.similarity.controls import matching_layers
+from aligners.similarity.functional.attention import fold
+from aligners.similarity.outcome import Content
 from aligners.similarity.passes.plan import Pass, Span, Tile
 from aligners.similarity.passes.ranks import ranks, summed
 from aligners.similarity.passes.streams import Rows, Shape, Stream
-from aligners.similarity.passes.sums import Draw, Matching, SpanSums, TileSums
-from aligners.similarity.scales import FeatureScales
+from aligners.similarity.passes.sums import Matching, SpanSums, TileSums
+from aligners.similarity.sample import Draw
 from datamodules.layers import LayerBatch, LayerReader
 from datamodules.tokens.splits import Split
 
-__all__ = ["PassRun", "Settings"]
+__all__ = ["FeatureScales", "PassRun", "Settings"]
 
 Side = tuple[str, Span]  # by which name a model's rows go, and which of its layers
 
@@ -31,7 +32,6 @@ class Settings(NamedTuple):
         streams: the streams of paired rows.
         shapes: sizes of the models.
         reader: of the data module.
-        matching: the matching layers of a tile, by their positions in it.
         seed: of the samples of rows and of the untrained twins.
         products: precision of the products of X with Y.
         device: where the rows are.
@@ -40,7 +40,6 @@ class Settings(NamedTuple):
     streams: Sequence[Stream]
     shapes: Sequence[Shape]
     reader: LayerReader
-    matching: Callable[[Tile], Matching]
     seed: int
     products: torch.dtype
     device: torch.device
@@ -50,9 +49,44 @@ class Settings(NamedTuple):
         """Whether some measure needs attention weights."""
         return any(shape.blocks for shape in self.shapes)
 
+    def matching(self, tile: Tile) -> Matching:
+        """Positions in a tile of matching layers, for which there are intervals."""
+        x, y = (self.reader.layers[span.model] for span in (tile.x, tile.y))
+        pairs = ((x.index(a) - tile.x.first, y.index(b) - tile.y.first) for a, b in matching_layers(x, y))
+        return [(a, b) for a, b in pairs if 0 <= a < tile.x.size and 0 <= b < tile.y.size]
+
     def numbers(self, this: Pass) -> list[list[int]]:
         """Numbers of the layers that a pass reads, of each model."""
         return [[layers[place] for place in this.positions(m)] for m, layers in enumerate(self.reader.layers)]
+
+
+class FeatureScales:
+    """Mean and standard deviation of each feature, over batches and ranks, by which features are standardised.
+
+    Args:
+        layers: L.
+        width: d.
+        device: where the rows are.
+    """
+
+    def __init__(self, layers: int, width: int, device: torch.device | None = None) -> None:
+        self.n = torch.zeros((), dtype=torch.float64, device=device)
+        self.sums, self.squares = torch.zeros(2, layers, width, dtype=torch.float64, device=device)
+
+    def update(self, states: Tensor) -> None:
+        """Add rows: (L, N, d)."""
+        states = states.double()
+        self.n += states.shape[1]
+        self.sums += states.sum(1)
+        self.squares += states.square().sum(1)
+
+    def compute(self) -> tuple[Tensor, Tensor]:
+        """Means and deviations, (L, d) each; the deviation of a constant feature is given as 1."""
+        n, sums, squares = map(summed, (self.n, self.sums, self.squares))
+        mean = sums / n
+        variance = squares / n - mean.square()
+        constant = variance <= (1e-7 * mean).square()  # what float32 leaves of a constant
+        return mean, variance.where(~constant, 1).sqrt()
 
 
 class PassRun:
@@ -74,8 +108,7 @@ class PassRun:
                 self.twins[m] = settings.reader.models[m].untrained(settings.seed + m)
             if "standardised" in names:
                 shape = settings.shapes[m]
-                scales = FeatureScales(len(this.positions(m)), shape.width, sync_on_compute=ranks() > 1)
-                self.scales[m] = scales.to(settings.device)
+                self.scales[m] = FeatureScales(len(this.positions(m)), shape.width, settings.device)
         self.scaling: dict[int, tuple[Tensor, Tensor]] = {}
         self.layers = settings.numbers(this)
         self.rows = torch.zeros((), dtype=torch.float64, device=settings.device)
@@ -108,8 +141,8 @@ class PassRun:
     def scatters(self) -> Iterator[tuple[Span, Tensor]]:
         """The spans of the pass with their centred scatter matrices (L, d, d), once the pass has ended."""
         for (_, span), sums in self.streams["value"].sides.items():
-            if sums.states:
-                yield span, sums.states[0].xx
+            if "moments" in sums.moments:
+                yield span, sums.moments["moments"][0].xx
 
     # ------------------------------------------------------------------ the rows of each stream
 
@@ -142,18 +175,14 @@ class PassRun:
 
     def _folded(self, batch: LayerBatch, states: Any, attention: Any) -> Rows:
         """Rows, with attention folded to the words that all models have."""
-        rows = Rows(batch.text, batch.token, lambda m, side: states[m])
-        if not self.settings.attention or attention is None:
-            return rows
-        counts, places = cast(Tensor, batch.word_count), cast(tuple[Tensor, ...], batch.words)
-        some = counts > 0
-        words = counts[some]
-        if not len(words):
-            return rows._replace(words=words)
-        folded = {
-            m: fold([block[some] for block in attention[m]], places[m][some], words).weights for m in self.this.models
-        }
-        return rows._replace(weights=lambda m, side: folded[m], words=words)
+        words, folded = batch.text[:0], {}
+        if self.settings.attention and attention is not None:
+            counts, places = cast(Tensor, batch.word_count), cast(tuple[Tensor, ...], batch.words)
+            some = counts > 0
+            words = counts[some]
+            for m in self.this.models if len(words) else ():
+                folded[m] = fold([block[some] for block in attention[m]], places[m][some], words)
+        return Rows(batch.text, batch.token, lambda m, side: states[m], lambda m, side: folded[m], words)
 
 
 class _StreamSums:
@@ -189,27 +218,26 @@ class _StreamSums:
 
     def update(self, rows: Rows, group: int) -> None:
         """Add a batch."""
-        admitted = {budget: draw.admit(rows) for budget, draw in self.draws.items()}
-        attends = rows.weights is not None and rows.has_words
+        admitted = {budget: draw.admit(rows.text, rows.token) for budget, draw in self.draws.items()}
+        attends = len(rows.words) > 0
         for side, sums in self.sides.items():
             sums.update_states(self._states(rows, side), group, admitted)
             if attends:
-                sums.update_heads(*self._weights(rows, side), group)
+                sums.update_heads(self._weights(rows, side), rows.words, group)
         for tile, sums_of_both in self.tiles.items():
             x, y = self._sides(tile)
             both = self.sides[x], self.sides[y]
             sums_of_both.update_states(*both, self._states(rows, x), self._states(rows, y), group)
             if attends:
-                (a, words), (b, _) = self._weights(rows, x), self._weights(rows, y)
-                sums_of_both.update_heads(*both, a, b, words, group)
+                sums_of_both.update_heads(*both, self._weights(rows, x), self._weights(rows, y), rows.words, group)
 
     def _states(self, rows: Rows, side: Side) -> Tensor:
         name, span = side
         return rows.states(span.model, name)[self.this.of(span)]
 
-    def _weights(self, rows: Rows, side: Side) -> tuple[Tensor, Tensor]:
+    def _weights(self, rows: Rows, side: Side) -> Tensor:
         name, span = side
-        return cast(Any, rows.weights)(span.model, name), cast(Tensor, rows.words)
+        return rows.weights(span.model, name)
 
     def end(self) -> None:
         """Add up all ranks."""

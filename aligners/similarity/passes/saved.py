@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.serialization import safe_globals
 
 from aligners.files.whole import write_text
 from aligners.similarity.outcome import TileFigures
@@ -87,13 +89,11 @@ class SavedPasses:
             ValueError: its file is damaged.
         """
         path = self._path(number)
-        if not path.exists():
+        found = load_tensors(path).get("figures") if path.exists() else None
+        if found is None:  # nor if a version before wrote the file, in another form: the pass is then made again
             return None
-        tensors = load_tensors(path)
-        about = json.loads(tensors.pop("about").numpy().tobytes())
-        tiles = [_tile(said, {k: v for k, v in tensors.items() if k.startswith(f"{n}/")}) for n, said in about["tiles"]]
-        norms = {(model, first): tensors[f"norms/{model}/{first}"] for model, first in about["norms"]}
-        return PassFigures(tiles, norms, about["rows"])
+        with safe_globals([PassFigures, TileFigures, Tile, Span]):
+            return torch.load(io.BytesIO(found.numpy().tobytes()), weights_only=True)
 
     def save(self, number: int, figures: PassFigures) -> None:
         """Keep the figures of a pass that is finished.
@@ -101,14 +101,9 @@ class SavedPasses:
         Raises:
             OSError: they cannot be written.
         """
-        tensors = {f"norms/{model}/{first}": norms for (model, first), norms in figures.norms.items()}
-        tiles = []
-        for n, each in enumerate(figures.tiles):
-            tiles.append((n, _said(each)))
-            for (measure, figure), grids in each.grids.items():
-                tensors |= {f"{n}/{measure}/{figure}/{direction}": grid for direction, grid in grids.items()}
-        about = json.dumps({"tiles": tiles, "norms": list(figures.norms), "rows": figures.rows}).encode()
-        save_tensors(self._path(number), {**tensors, "about": torch.tensor(list(about), dtype=torch.uint8)})
+        written = io.BytesIO()
+        torch.save(figures, written)
+        save_tensors(self._path(number), {"figures": torch.frombuffer(written.getbuffer(), dtype=torch.uint8)})
 
     def remove(self) -> None:
         """Remove all of them: the comparison has ended."""
@@ -116,29 +111,3 @@ class SavedPasses:
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{number:05d}.safetensors"
-
-
-def _said(figures: TileFigures) -> dict[str, Any]:
-    """Everything about a tile but its grids; of these, which there are."""
-    tile = figures.tile
-    spans = [[span.model, span.first, span.end] for span in (tile.x, tile.y)]
-    refused = [[*key, why] for key, why in figures.refused.items()]
-    grids = [[*key, list(grids)] for key, grids in figures.grids.items()]
-    return {
-        "tile": [*spans, tile.leads, tile.whole], "rows": figures.rows, "refused": refused, "grids": grids,
-    }  # fmt: skip
-
-
-def _tile(said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> TileFigures:
-    x, y, leads, whole = said["tile"]
-    by_name = {name.partition("/")[2]: grid for name, grid in tensors.items()}
-    found = {
-        (measure, figure): {direction: by_name[f"{measure}/{figure}/{direction}"] for direction in directions}
-        for measure, figure, directions in said["grids"]
-    }
-    return TileFigures(
-        Tile(Span(*x), Span(*y), leads, whole),
-        found,
-        {(measure, figure): why for measure, figure, why in said["refused"]},
-        said["rows"],
-    )

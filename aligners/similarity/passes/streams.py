@@ -89,20 +89,15 @@ class Rows(NamedTuple):
     Attributes:
         text: (N,) number of the text of each row; token: (N,) place of the row in its text.
         states: from a model's number and the name of its side to (L, N, d), of the layers that are read.
-        weights: likewise to attention between words, (L, H, B, W, W), or None.
-        words: (B,) words of each text, or None.
+        weights: likewise to attention between words, (L, H, B, W, W); not asked for without words.
+        words: (B,) words of each text, of those that have any; none without attention.
     """
 
     text: Tensor
     token: Tensor
     states: Callable[[int, str], Tensor]
-    weights: Callable[[int, str], Tensor] | None = None
-    words: Tensor | None = None
-
-    @property
-    def has_words(self) -> bool:
-        """Whether some text of the batch has a word that all models see."""
-        return self.words is not None and len(self.words) > 0
+    weights: Callable[[int, str], Tensor]
+    words: Tensor
 
     def rolled(self, share: float) -> Rows:
         """Rows and attention of X paired with those of other texts of Y: the null of every measure.
@@ -113,22 +108,17 @@ class Rows(NamedTuple):
         Raises:
             ValueError: as there.
         """
-        index = dict(zip("xy", permuted_rows(self.text, share), strict=True))
+        index, words = dict(zip("xy", permuted_rows(self.text, share), strict=True)), self.words
+        if len(words) < 2:
+            words = words[:0]
+        shift = min(max(round(share * len(words)), 1), len(words) - 1)
+        both = torch.minimum(words, words.roll(shift))
 
         def states(m: int, side: str) -> Tensor:
             return self.states(m, side)[:, index[side]]
 
-        rolled = Rows(self.text[index["x"]], self.token[index["x"]], states)
-        given, words = self.weights, self.words
-        if given is None or words is None:
-            return rolled
-        if len(words) < 2:
-            return rolled._replace(weights=given, words=words[:0])
-        shift = min(max(round(share * len(words)), 1), len(words) - 1)
-        both = torch.minimum(words, words.roll(shift))
-
         def weights(m: int, side: str) -> Tensor:
-            found = given(m, side)
+            found = self.weights(m, side)
             return cropped(found if side == "x" else found.roll(shift, 2), both)
 
-        return rolled._replace(weights=weights, words=both)
+        return Rows(self.text[index["x"]], self.token[index["x"]], states, weights, both)

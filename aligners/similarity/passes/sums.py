@@ -2,76 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from aligners.similarity.algebra.folding import word_pairs
-from aligners.similarity.algebra.grid import CrossSums
-from aligners.similarity.algebra.sides import Move, SideSums
-from aligners.similarity.functional.attention import AttentionSums, attention_sums
+from aligners.similarity.algebra.grid import CrossSums, Move, SideSums
+from aligners.similarity.catalogue import ATTENTION, Family
+from aligners.similarity.functional.attention import AttentionSums, attention_sums, word_pairs
 from aligners.similarity.functional.hsic import HSIC, unbiased_hsic
-from aligners.similarity.passes.ranks import gathered, summed, this_rank
-from aligners.similarity.passes.streams import Rows, Shape, Stream
-from aligners.similarity.sample import FREE, admit_, row_keys, smallest
+from aligners.similarity.passes.ranks import summed
+from aligners.similarity.passes.streams import Shape, Stream
+from aligners.similarity.sample import Draw
 
-__all__ = ["Draw", "Matching", "Moves", "SpanSums", "TileSums"]
+__all__ = ["Matching", "Moves", "SpanSums", "TileSums"]
 
 Matching = Sequence[tuple[int, int]]  # positions of matching layers within a tile
-
-
-class Draw:
-    """Which rows of a stream are in its sample: the same of all models, whatever the batches and the ranks.
-
-    Args:
-        budget: the most rows.
-        seed: each seed gives another sample.
-        device: where the rows are.
-    """
-
-    def __init__(self, budget: int, seed: int, device: torch.device) -> None:
-        self.seed = seed
-        self.key = torch.full((budget,), FREE, device=device)
-        self.text = torch.zeros(budget, dtype=torch.int64, device=device)
-        self.order = torch.empty(0, dtype=torch.int64, device=device)
-
-    def admit(self, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Places in the sample, and the rows of this batch that belong there: see `admit_`."""
-        keys = row_keys(self.seed, rows.text, rows.token)
-        return admit_(self.key, self.text, keys, rows.text)
-
-    def end(self, groups: int) -> None:
-        """Choose among the rows of all ranks, and put them in the order of groups of texts.
-
-        `order` then has their places in the samples of all ranks laid end to end, and `text` their texts.
-        """
-        key, text = gathered(self.key).flatten(), gathered(self.text).flatten()
-        _, order = smallest(key, len(self.key))
-        self.order = order[(text[order] % groups).argsort(stable=True)]
-        self.text = text[self.order]
-
-    def collect(self, rows: Tensor) -> Tensor:
-        """The rows of all ranks in that order, (L, k, d), in the memory of this rank's rows (L, budget, d)."""
-        budget = len(self.key)
-        here = (self.order // budget == this_rank()).nonzero()[:, 0]
-        for layer in rows:  # one at a time, for the memory
-            chosen = layer.new_zeros(len(self.order), layer.shape[1])
-            chosen[here] = layer[self.order[here] % budget]
-            layer[: len(chosen)] = summed(chosen)
-        return rows[:, : len(self.order)]
-
-
-class Moves(NamedTuple):
-    """How the sums within a model get about the mean of the rows of all ranks.
-
-    Attributes:
-        states: of all texts, then of each group that is told apart; heads: likewise.
-    """
-
-    states: list[Move]
-    heads: list[Move]
+Moves = Mapping[Family, list[Move]]  # how the sums within a model get about the mean of the rows of all ranks
 
 
 class SpanSums:
@@ -85,19 +33,19 @@ class SpanSums:
         device: where the rows are.
 
     Attributes:
-        states: moments of all texts, then of each group that is told apart.
-        heads: moments of attention weights, likewise.
+        moments: of states (`moments`) and of attention weights (`head_moments`): of all texts, then of each group that
+            is told apart.
         samples: rows by budget, (L, budget, d) float32.
     """
 
     def __init__(self, stream: Stream, shape: Shape, groups: int, heads: bool, device: torch.device) -> None:
-        families, count = stream.families, 1 + (groups if groups > 1 else 0)
-        self.states: list[SideSums] = []
-        self.heads: list[SideSums] = []
-        if "moments" in families:
-            self.states = [SideSums.zeros(shape.layers, shape.width, device) for _ in range(count)]
-        if heads and "head_moments" in families:
-            self.heads = [SideSums.zeros(shape.blocks, shape.heads, device) for _ in range(count)]
+        sizes: dict[Family, tuple[int, int]] = {"moments": (shape.layers, shape.width)}
+        sizes |= {"head_moments": (shape.blocks, shape.heads)} if heads else {}
+        self.moments: dict[Family, list[SideSums]] = {
+            family: [SideSums.zeros(*size, device) for _ in range(1 + (groups if groups > 1 else 0))]
+            for family, size in sizes.items()
+            if family in stream.families
+        }
         self.samples = {
             budget: torch.zeros(shape.layers, budget, shape.width, device=device) for budget in stream.budgets
         }
@@ -106,24 +54,34 @@ class SpanSums:
         """Add a batch of rows (L, N, d), whose texts belong to one group, and what `Draw.admit` says of them."""
         for budget, (places, rows) in admitted.items():
             self.samples[budget][:, places] = states[:, rows].float()
-        for sums in _of_group(self.states, group):
+        for sums in self._of("moments", group):
             sums.add_(states)
 
     def update_heads(self, weights: Tensor, words: Tensor, group: int) -> None:
         """Add a batch of attention between words, (L, H, B, W, W)."""
-        for sums in _of_group(self.heads, group):
+        for sums in self._of("head_moments", group):
             sums.add_(word_pairs(weights, words))
 
+    def _of(self, family: Family, group: int) -> list[SideSums]:
+        """Those to which a batch of a group is added: of all texts, and of the group if it is told apart."""
+        every = self.moments.get(family, [])
+        return every[:1] + every[1 + group : 2 + group]
+
     def moves(self) -> Moves:
-        """How its sums get about the mean over all ranks."""
-        return Moves(_moves(self.states), _moves(self.heads))
+        """How its sums get about the mean of all texts over all ranks."""
+        found: dict[Family, list[Move]] = {}
+        for family, each in self.moments.items():
+            whole = each[0]
+            n, total = summed(whole.n.clone()), summed(whole.n * whole.shift + whole.sum)
+            found[family] = [sums.move(total / n.clamp(min=1)) for sums in each]
+        return found
 
     def end(self, moves: Moves, draws: Mapping[int, Draw]) -> None:
         """Make the sums those of all ranks, about the mean of all rows, and the samples those of all ranks."""
-        for sums, each in ((self.states, moves.states), (self.heads, moves.heads)):
-            for place, move in enumerate(each):
-                n, shift, *rest = sums[place].moved(move, in_place=True)
-                sums[place] = SideSums(summed(n), shift, *map(summed, rest))
+        for family, each in self.moments.items():
+            for place, move in enumerate(moves[family]):
+                n, shift, *rest = each[place].moved(move, in_place=True)
+                each[place] = SideSums(summed(n), shift, *map(summed, rest))
         for budget, rows in self.samples.items():
             self.samples[budget] = draws[budget].collect(rows)
 
@@ -141,9 +99,9 @@ class TileSums:
         device: where the rows are.
 
     Attributes:
-        states: moments of all texts.
-        matching: of each group, of the matching layers alone.
-        batches: sums over batches, of each group; heads, attention: sums over attention weights, of each group.
+        crosses: sums between the two models: of states, of all texts (place 0) and of the matching layers in each group
+            that is told apart (places from 1 on); of attention weights, of all texts or of each group.
+        added: of each group, HSICs of batches and sums over pairs of heads.
     """
 
     def __init__(
@@ -157,86 +115,60 @@ class TileSums:
         products: torch.dtype,
         device: torch.device,
     ) -> None:
-        families, self.products, self.groups = stream.families, products, groups
+        self.families = stream.families if heads else stream.families - set(ATTENTION)
+        self.groups, self.products = groups, products
+        apart = list(range(1, groups + 1)) if groups > 1 else []
         blocks = x.blocks, x.heads, y.blocks, y.heads
-        self.states: CrossSums | None = None
-        self.matching: dict[tuple[int, int], list[CrossSums]] = {}
-        self.batches: list[HSIC] = []
-        self.heads: list[CrossSums] = []
-        self.attention: list[AttentionSums] = []
-        if "moments" in families:
-            self.states = CrossSums.zeros(x.layers, x.width, y.layers, y.width, device)
-        if "moments" in families and groups > 1:
-            self.matching = {
-                pair: [CrossSums.zeros(1, x.width, 1, y.width, device) for _ in range(groups)] for pair in matching
-            }
-        if "batches" in families:
-            self.batches = [HSIC.zeros(x.layers, y.layers, device) for _ in range(groups)]
-        if heads and "head_moments" in families:
-            self.heads = [CrossSums.zeros(*blocks, device) for _ in range(groups)]
-        if heads and "heads" in families:
-            self.attention = [AttentionSums.zeros(*blocks, device) for _ in range(groups)]
+        self.crosses: dict[tuple[Family, int, tuple[int, int] | None], CrossSums] = {}
+        self.added: dict[Family, list[Any]] = {}
+        if "moments" in self.families:
+            self.crosses["moments", 0, None] = CrossSums.zeros(x.layers, x.width, y.layers, y.width, device)
+            for place in apart:
+                for pair in matching:
+                    self.crosses["moments", place, pair] = CrossSums.zeros(1, x.width, 1, y.width, device)
+        if "head_moments" in self.families:
+            for place in apart or [0]:
+                self.crosses["head_moments", place, None] = CrossSums.zeros(*blocks, device)
+        if "batches" in self.families:
+            self.added["batches"] = [HSIC.zeros(x.layers, y.layers, device) for _ in range(groups)]
+        if "heads" in self.families:
+            self.added["heads"] = [AttentionSums.zeros(*blocks, device) for _ in range(groups)]
 
     def update_states(self, x: SpanSums, y: SpanSums, rows_x: Tensor, rows_y: Tensor, group: int) -> None:
         """Add a batch of rows, (L_x, N, d_x) and (L_y, N, d_y), that the two sides have already."""
-        place = group if self.groups > 1 else 0
-        if self.batches:
-            self.batches[place] = HSIC(*_added(self.batches[place], unbiased_hsic(rows_x, rows_y)))
-        if self.states is not None:
-            self.states.add_(x.states[0].shifted(rows_x), y.states[0].shifted(rows_y), self.products)
-        for (a, b), crosses in self.matching.items():
-            one, other = slice(a, a + 1), slice(b, b + 1)
-            side_x, side_y = x.states[1 + group].of(one), y.states[1 + group].of(other)
-            crosses[group].add_(side_x.shifted(rows_x[one]), side_y.shifted(rows_y[other]))
+        if "batches" in self.families:
+            self._add("batches", unbiased_hsic(rows_x, rows_y), group)
+        self._cross("moments", x, y, rows_x, rows_y, group)
 
     def update_heads(self, x: SpanSums, y: SpanSums, a: Tensor, b: Tensor, words: Tensor, group: int) -> None:
         """Add a batch of attention between words, (L_x, H_x, B, W, W) and (L_y, H_y, B, W, W)."""
+        if "heads" in self.families:
+            self._add("heads", attention_sums(a, b, words), group)
+        if "head_moments" in self.families:
+            self._cross("head_moments", x, y, word_pairs(a, words), word_pairs(b, words), group)
+
+    def _add(self, family: Family, more: HSIC | AttentionSums, group: int) -> None:
         place = group if self.groups > 1 else 0
-        if self.attention:
-            self.attention[place] = AttentionSums(*_added(self.attention[place], attention_sums(a, b, words)))
-        if self.heads:
-            side_x, side_y = (side.heads[1 + group if self.groups > 1 else 0] for side in (x, y))
-            rows_x, rows_y = word_pairs(a, words), word_pairs(b, words)
-            self.heads[place].add_(side_x.shifted(rows_x), side_y.shifted(rows_y))
+        self.added[family][place] = self.added[family][place] + more
+
+    def _cross(self, family: Family, x: SpanSums, y: SpanSums, rows_x: Tensor, rows_y: Tensor, group: int) -> None:
+        for (of, place, pair), sums in self.crosses.items():
+            if of == family and place in (0, 1 + group):
+                a, b = _slices(pair)
+                about_x, about_y = (side.moments[family][place] for side in (x, y))
+                products = self.products if (family, place) == ("moments", 0) else torch.float64
+                sums.add_(about_x.of(a).shifted(rows_x[a]), about_y.of(b).shifted(rows_y[b]), products)
 
     def end(self, x: Moves, y: Moves, owner: int) -> None:
         """Make the sums those of all ranks, about the means of all rows, on the rank that owns the tile."""
-        if self.states is not None:
-            self.states = _ended(self.states, x.states[0], y.states[0], owner)
-        for (a, b), crosses in self.matching.items():
-            for group, cross in enumerate(crosses):
-                moves = _of_layer(x.states[1 + group], a), _of_layer(y.states[1 + group], b)
-                crosses[group] = _ended(cross, *moves, owner)
-        for group, cross in enumerate(self.heads):
-            place = 1 + group if self.groups > 1 else 0
-            self.heads[group] = _ended(cross, x.heads[place], y.heads[place], owner)
-        self.batches = [HSIC(*(summed(value, owner) for value in sums)) for sums in self.batches]
-        self.attention = [AttentionSums(*(summed(value, owner) for value in sums)) for sums in self.attention]
+        for key, sums in self.crosses.items():
+            family, place, pair = key
+            moves = [moves[family][place].of(some) for moves, some in zip((x, y), _slices(pair), strict=True)]
+            self.crosses[key] = CrossSums(*(summed(value, owner) for value in sums.moved(*moves, in_place=True)))
+        for each in self.added.values():
+            each[:] = [type(sums)(*(summed(value, owner) for value in sums)) for sums in each]
 
 
-def _of_group(sums: list[SideSums], group: int) -> list[SideSums]:
-    """Those to which a batch of a group is added: of all texts, and of the group if it is told apart."""
-    return sums[:1] + sums[1 + group : 2 + group]
-
-
-def _moves(each: list[SideSums]) -> list[Move]:
-    """The moves of sums to the mean of all texts, which come first, over all ranks."""
-    if not each:
-        return []
-    whole = each[0]
-    n, total = summed(whole.n.clone()), summed(whole.n * whole.shift + whole.sum)
-    mean = total / n.clamp(min=1)
-    return [sums.move(mean) for sums in each]
-
-
-def _ended(cross: CrossSums, x: Move, y: Move, owner: int) -> CrossSums:
-    return CrossSums(*(summed(value, owner) for value in cross.moved(x, y, in_place=True)))
-
-
-def _of_layer(move: Move, layer: int) -> Move:
-    one = slice(layer, layer + 1)
-    return Move(move.n, *(value[one] for value in move[1:]))
-
-
-def _added(a: Iterable[Tensor], b: Iterable[Tensor]) -> Iterator[Tensor]:
-    return (one + two for one, two in zip(a, b, strict=True))
+def _slices(pair: tuple[int, int] | None) -> tuple[slice, slice]:
+    """Layers of X and of Y: one of each, or all."""
+    return (slice(None), slice(None)) if pair is None else (slice(pair[0], pair[0] + 1), slice(pair[1], pair[1] + 1))

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-import aligners
-from aligners import api
+from aligners import api, maps
 from aligners.api import INN, MLP, ArrayMap, Linear, TrainedMap
 from aligners.maps.base import Aligner
 from aligners.similarity.algebra.moments import moments_of
@@ -27,7 +26,7 @@ CLOSED = {
 
 def fitted(name: str) -> tuple[ArrayMap, Aligner, torch.Tensor, torch.Tensor]:
     x, y = related_rows(1, 80, 5, 5)
-    bank = getattr(aligners, name)(1, 5, 5, **CLOSED[name]).double()
+    bank = getattr(maps, name)(1, 5, 5, **CLOSED[name]).double()
     bank.fit(moments_of(x, y))
     return getattr(api, name)(**CLOSED[name]).fit(x[0], y[0]), bank, x, y
 
@@ -45,7 +44,7 @@ def test_a_closed_form_is_its_bank(name: str) -> None:
 
 def test_ridge_is_chosen_on_the_last_tenth_of_the_rows() -> None:
     x, y = related_rows(1, 80, 5, 5)
-    bank = aligners.Ridge(1, 5, 5).double()
+    bank = maps.Ridge(1, 5, 5).double()
     bank.fit(moments_of(x[:, :72], y[:, :72]), moments_of(x[:, 72:], y[:, 72:]))
     found = api.Ridge().fit(x[0], y[0])
     torch.testing.assert_close(found.transform(x[0]), bank(x)[0])
@@ -121,6 +120,6 @@ def test_what_is_asked_too_early_or_too_much_is_refused() -> None:
     with pytest.raises(ValueError, match="of width 4"):
         found.transform(y)
     with pytest.raises(ValueError, match="TrainedMap"):
-        ArrayMap(aligners.MLP).fit(x, y)
+        ArrayMap(maps.MLP).fit(x, y)
     with pytest.raises(ValueError, match="`steps` to be at least 1"):
         INN(steps=0)

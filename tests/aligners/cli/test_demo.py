@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aligners.cli import demo
-from aligners.cli.table import COMMANDS
+from aligners.cli.table import COMMANDS, CONFIGS
 from aligners.reports.demo import demo_words
 from tests.shell import ROOT
 
@@ -89,7 +89,8 @@ def test_the_demos_commands_and_files_are_there(tmp_path: Path) -> None:
         script, command = step.words[:2]
         assert command in COMMANDS[script.removesuffix(".py")]
         if "--config" in step.words:
-            assert (ROOT / step.words[step.words.index("--config") + 1]).is_file()
+            name = step.words[step.words.index("--config") + 1]
+            assert (CONFIGS / script.removesuffix(".py") / f"{name}.yaml").is_file()
     assert "-m aligners.cli.demo" in (ROOT / "Makefile").read_text()
 
 

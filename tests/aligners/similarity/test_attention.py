@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from aligners.models import FrozenModel
-from aligners.similarity.algebra.folding import fold, word_pairs
 from aligners.similarity.functional import attention
-from aligners.similarity.functional.attention import AttentionSums, attention_sums, attnsim, attnsim_from_sums
+from aligners.similarity.functional.attention import AttentionSums, attention_sums, attnsim, fold, word_pairs
 from aligners.similarity.functional.cka import linear_cka
 from tests.references import attention as reference
 from tests.tiny import tiny_model, tokenised
@@ -50,10 +49,10 @@ def close(found: dict[str, Tensor], wanted: dict[str, Tensor], tolerance: float)
 @pytest.mark.parametrize("spread", [2.0, 20.0, 1e-4])
 def test_they_are_what_the_definitions_give_head_by_head(spread: float) -> None:
     a, b = heads(3, 2, spread=spread), heads(2, 4, seed=1, spread=spread)
-    found = attnsim(a, b, WORDS)
+    found = attnsim(attention_sums(a, b, WORDS))
     assert found["attnsim_js"].shape == (3, 2)
     close(found, expected(a, b), 1e-8)
-    close(attnsim_from_sums(attention_sums(a, b, WORDS).swap()), expected(b, a), 1e-8)
+    close(attnsim(attention_sums(a, b, WORDS).swap()), expected(b, a), 1e-8)
 
 
 def test_sums_of_each_pair_of_heads() -> None:
@@ -80,14 +79,14 @@ def test_distances_of_heads_that_are_alike_do_not_cancel(gap: float) -> None:
 
 def test_identical_models_are_at_the_ceiling() -> None:
     a = heads(3, 4)
-    for name, found in attnsim(a, a.clone(), WORDS).items():
+    for name, found in attnsim(attention_sums(a, a.clone(), WORDS)).items():
         torch.testing.assert_close(found.diagonal(), torch.ones(3).double(), rtol=0, atol=1e-13, msg=name)
         assert bool((found - found.diagonal().diag() < 0.9).all())
 
 
 def test_a_single_pair_of_equal_heads_is_at_the_ceiling() -> None:
     a = heads(1, 1)
-    close(attnsim(a, a, WORDS), dict.fromkeys(NAMES, torch.ones(1, 1).double()), 1e-13)
+    close(attnsim(attention_sums(a, a, WORDS)), dict.fromkeys(NAMES, torch.ones(1, 1).double()), 1e-13)
 
 
 @settings(max_examples=25, deadline=None)
@@ -97,17 +96,17 @@ def test_order_of_heads_texts_and_words_does_not_matter(
 ) -> None:
     words = torch.full_like(WORDS, 5)
     a, b = heads(2, 3, words, seed), heads(3, 4, words, seed + 10)
-    found = attnsim(a, b, words)
-    close(attnsim(a, b[:, order], words), found, 1e-12)
-    close(attnsim(a[:, :, texts], b[:, :, texts], words), found, 1e-12)
-    close(attnsim(*(weights[..., place, :][..., place] for weights in (a, b)), words), found, 1e-12)
+    found = attnsim(attention_sums(a, b, words))
+    close(attnsim(attention_sums(a, b[:, order], words)), found, 1e-12)
+    close(attnsim(attention_sums(a[:, :, texts], b[:, :, texts], words)), found, 1e-12)
+    close(attnsim(attention_sums(*(weights[..., place, :][..., place] for weights in (a, b)), words)), found, 1e-12)
 
 
 def test_every_head_of_x_looks_for_its_own_best() -> None:
     a, b = heads(1, 2), heads(1, 5, seed=1)
     both = torch.cat([b, a], 1)
-    close(attnsim(a, both, WORDS), dict.fromkeys(NAMES, torch.ones(1, 1).double()), 1e-13)
-    for found in attnsim(both, a, WORDS).values():
+    close(attnsim(attention_sums(a, both, WORDS)), dict.fromkeys(NAMES, torch.ones(1, 1).double()), 1e-13)
+    for found in attnsim(attention_sums(both, a, WORDS)).values():
         assert found < 0.95
 
 
@@ -121,8 +120,8 @@ def test_any_split_into_batches_gives_the_whole(cuts: set[int], seed: int) -> No
         width = int(words.max())  # as if the batch had been folded alone
         part = attention_sums(*(weights[:, :, start:end, :width, :width] for weights in (a, b)), words)
         sums = AttentionSums(*(one + more for one, more in zip(sums, part, strict=True)))
-    close(attnsim_from_sums(sums), attnsim(a, b, WORDS), 1e-12)
-    close(attnsim_from_sums(sums.swap()), attnsim(b, a, WORDS), 1e-12)
+    close(attnsim(sums), attnsim(attention_sums(a, b, WORDS)), 1e-12)
+    close(attnsim(sums.swap()), attnsim(attention_sums(b, a, WORDS)), 1e-12)
 
 
 def test_chunks_of_any_size_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,14 +144,14 @@ def test_rows_that_spread_evenly_have_no_correlation_and_are_counted() -> None:
     sums = attention_sums(a, b, WORDS)
     assert sums.correlated[0, :, 0].tolist() == [[19, 16], [21, 17]]
     a[0, 0, 3, 1, :5] = 1 / 5
-    close(attnsim(a, b, WORDS), expected(a, b), 1e-8)
+    close(attnsim(attention_sums(a, b, WORDS)), expected(a, b), 1e-8)
 
 
 def test_a_head_that_always_spreads_evenly_is_an_error() -> None:
     even, other = heads(2, 3), heads(1, 2, seed=1)
     even[1, 2] = heads(1, 1, spread=0.0)[0, 0]
     with pytest.raises(ValueError, match="head 3 of block 2 of X and head 1 of block 1 of Y"):
-        attnsim(even, other, WORDS)
+        attnsim(attention_sums(even, other, WORDS))
 
 
 def test_texts_of_one_word_say_nothing_and_alone_are_an_error() -> None:
@@ -160,7 +159,7 @@ def test_texts_of_one_word_say_nothing_and_alone_are_an_error() -> None:
     sums = attention_sums(heads(1, 2, words), heads(1, 2, words), words)
     assert sums.texts == sums.words == 0
     with pytest.raises(ValueError, match="at least one text of two words"):
-        attnsim_from_sums(sums)
+        attnsim(sums)
 
 
 def test_what_is_no_distribution_over_words_is_refused() -> None:
@@ -200,8 +199,8 @@ def test_from_models_to_a_similarity(side: str) -> None:
         model = tiny_model(architecture, layers=layers)
         model.set_attn_implementation("eager")
         frozen = FrozenModel(model, name=architecture)
-        folded.append(fold(frozen.attention(inputs)[0], word, words).weights)
-    close(attnsim(folded[0], folded[1], words), expected(*folded, words), 1e-8)
+        folded.append(fold(frozen.attention(inputs)[0], word, words))
+    close(attnsim(attention_sums(folded[0], folded[1], words)), expected(*folded, words), 1e-8)
     rows = [word_pairs(weights, words) for weights in folded]
     found = linear_cka(*rows)
     assert found.shape == (3, 2)

@@ -2,9 +2,18 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 from aligners.similarity.algebra.grid import grid_moments
-from aligners.similarity.functional.canonical import Whitening, canonical, canonical_correlations, whitening
+from aligners.similarity.functional.canonical import (
+    Whitening,
+    canonical,
+    canonical_chance,
+    regression_chance,
+    whitening,
+)
+from aligners.similarity.functional.cca import cca, pwcca, svcca
+from aligners.similarity.functional.regression import mixedsim, r2
 from tests.rows import CASES, paired, rows_of
 
 ENOUGH = [case for case in CASES if case not in ("few", "barely")]
@@ -50,7 +59,7 @@ def test_canonical_variables_are_unit_and_correlated_in_pairs_alone(case: str, s
         Whitening(white_y.weight[None], white_y.rank[None]),
     )
     found = canonical(*grid, m.xy)
-    rho, rank = canonical_correlations(*grid, m.xy)
+    rho, rank, *_ = canonical(*grid, m.xy, directions=False)
     torch.testing.assert_close(rho, found.rho, rtol=0, atol=1e-12)
     assert rank.equal(found.rank)
     assert rank.equal(torch.minimum(white_x.rank[:, None], white_y.rank))
@@ -101,6 +110,41 @@ def test_a_failed_decomposition_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(ValueError, match="SVD behind canonical correlations did not converge: no convergence"):
         canonical(*white, m.xy[0])
     with pytest.raises(ValueError, match="SVD behind canonical correlations did not converge"):
-        canonical_correlations(*white, m.xy[0])
+        canonical(*white, m.xy[0], directions=False)
     with pytest.raises(ValueError, match="eigendecomposition behind a whitening did not converge"):
         whitening(m.xx)
+
+
+SHARE = 0.99
+
+
+def independent(n: int, d_x: int, d_y: int, skewed: bool) -> tuple[Tensor, Tensor]:
+    """Twenty draws as layers, each side with a falling spectrum turned at random: the diagonal is independent pairs."""
+    draw = torch.Generator().manual_seed(0)
+
+    def rows(d: int) -> Tensor:
+        normal = torch.randn(20, n, d, generator=draw, dtype=torch.float64)
+        turn, _ = torch.linalg.qr(torch.randn(d, d, generator=draw, dtype=torch.float64))
+        return (normal.exp() if skewed else normal) * torch.logspace(0, -1, d, dtype=torch.float64) @ turn
+
+    return rows(d_x), rows(d_y)
+
+
+@pytest.mark.parametrize("skewed", [False, True])
+@pytest.mark.parametrize(("n", "d_x", "d_y"), [(40, 8, 8), (40, 6, 20), (60, 20, 6), (300, 12, 12)])
+def test_independent_data_explain_what_chance_says(n: int, d_x: int, d_y: int, skewed: bool) -> None:
+    x, y = independent(n, d_x, d_y, skewed)
+    moments = grid_moments(x, y)
+    chance = regression_chance(moments)
+    assert torch.allclose(chance, torch.tensor(d_y / (n - 1), dtype=torch.float64))
+    assert float(r2(x, y).mean()) == pytest.approx(float(chance.mean()), rel=0.05)
+    assert float(mixedsim(x, y).mean()) == pytest.approx(float(chance.mean()) ** 0.5, rel=0.08)
+    whole, kept = canonical_chance(moments), canonical_chance(moments, SHARE)
+    assert (kept <= whole).all()
+    for found, bound in (
+        (cca(x, y), whole),
+        (svcca(x, y, share=SHARE), kept),
+        (pwcca(x, y, share=SHARE), kept),
+    ):
+        ratio = float(found.mean() / bound.mean().sqrt())
+        assert 0.7 < ratio < 1.02

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from aligners.similarity.algebra.grid import GridSums
 from aligners.similarity.catalogue import catalogue
-from aligners.similarity.functional import cca, cka, neurons, regression
-from aligners.similarity.shared import SharedMoments
+from aligners.similarity.functional import cca, cka, regression
+from aligners.similarity.functional.cca import SharedMoments
 from tests.rows import paired
 
 SHARE = 0.5
@@ -23,7 +23,7 @@ FUNCTIONS = {
     "unbiased_cka": cka.unbiased_cka,
     "r2": regression.r2,
     "mixedsim": regression.mixedsim,
-    "neuronsim": neurons.neuronsim,
+    "neuronsim": regression.neuronsim,
 }
 
 

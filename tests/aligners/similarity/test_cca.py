@@ -11,16 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from aligners.similarity.algebra.grid import grid_moments
-from aligners.similarity.functional.cca import (
-    cca,
-    cca_held_out,
-    pwcca,
-    pwcca_held_out,
-    r2_cca,
-    r2_svcca,
-    svcca,
-    svcca_held_out,
-)
+from aligners.similarity.functional.cca import SharedMoments, cca, cca_held_out, pwcca, r2_cca, r2_svcca, svcca
 from tests.references import measures as reference
 from tests.rows import CASES, grid, paired, rows_of
 
@@ -78,9 +69,10 @@ def test_held_out_they_are_the_correlations_of_the_fitted_directions(case: str, 
         rho, alpha = reference.held_out_correlations(*rows, share)
         return float(rho @ alpha / alpha.sum())
 
-    plain = cca_held_out(*moments) if share == 1 else svcca_held_out(*moments, share=share)
+    shared = [SharedMoments(each) for each in moments]
+    plain = cca_held_out(*moments) if share == 1 else shared[0].correlations("SVCCA", share, shared[1]).mean()
     torch.testing.assert_close(plain, grid(mean, x, y, x_new, y_new), rtol=1e-8, atol=1e-8)
-    found = pwcca_held_out(*moments, share=share)
+    found = shared[0].correlations("PWCCA", share, shared[1]).weighted()
     torch.testing.assert_close(found, grid(weighted, x, y, x_new, y_new), rtol=1e-8, atol=1e-8)
 
 
@@ -88,8 +80,9 @@ def test_on_the_fitting_rows_the_held_out_forms_are_the_measures() -> None:
     x, y = rows_of("deficient")
     m = grid_moments(x, y)
     torch.testing.assert_close(cca_held_out(m, m), cca(x, y), rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(svcca_held_out(m, m), svcca(x, y), rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(pwcca_held_out(m, m), pwcca(x, y), rtol=1e-10, atol=1e-10)
+    found = SharedMoments(m).correlations("SVCCA", 0.99, SharedMoments(m))
+    torch.testing.assert_close(found.mean(), svcca(x, y), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(found.weighted(), pwcca(x, y), rtol=1e-10, atol=1e-10)
 
 
 def test_of_unrelated_rows_the_held_out_value_is_zero_and_the_other_is_not() -> None:

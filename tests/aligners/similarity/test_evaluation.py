@@ -13,8 +13,7 @@ from aligners.similarity.evaluation import SimilarityEvaluation
 from aligners.similarity.functional.cca import cca_held_out, svcca
 from aligners.similarity.functional.cka import linear_cka, unbiased_cka
 from aligners.similarity.functional.kernels import rsa
-from aligners.similarity.functional.neurons import neuronsim
-from aligners.similarity.functional.regression import r2, r2_held_out
+from aligners.similarity.functional.regression import neuronsim, r2, r2_held_out
 from aligners.similarity.functional.summaries import nuclear_norm
 from aligners.similarity.passes.streams import Rows
 from datamodules.layers import LayerActivations
@@ -95,7 +94,7 @@ def test_every_figure_is_the_measure_of_all_rows(world: World, models: list[str]
     assert {row["n_rows"] for row in found.rows} == {x.shape[1]}
     assert all(row["null"] is row["low"] is row["held_out"] is None for row in found.rows)
     norms = [row["nuclear_norm"] for row in found.layers if row["model"] == models[1]]
-    assert norms == pytest.approx(nuclear_norm(y).tolist())
+    assert norms == pytest.approx(nuclear_norm(grid_moments(y, y).xx).tolist())
     assert found.refusals == {}
     assert found.distances == []  # of unequal depths
 

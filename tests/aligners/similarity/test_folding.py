@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aligners.similarity.algebra.folding import fold, real_pairs, word_pairs
+from aligners.similarity.functional.attention import fold, real_pairs, word_pairs
 from tests.references import attention as reference
 
 # [CLS] the un+like+ly [SEP] / [CLS] good film [SEP] [PAD] [PAD]
@@ -30,8 +30,7 @@ def test_hand_written_example() -> None:
     found = fold([torch.tensor(rows)[None, None]], WORD[:1], WORDS[:1])
     mass = torch.tensor([0.5, 0.2 + 1.3 / 3], dtype=torch.float64)
     kept = torch.tensor([[0.1, 0.4], [0.2, 1.3 / 3]], dtype=torch.float64)
-    torch.testing.assert_close(found.mass[0, 0, 0], mass, rtol=1e-6, atol=0)
-    torch.testing.assert_close(found.weights[0, 0, 0], kept / mass[:, None], rtol=1e-6, atol=0)
+    torch.testing.assert_close(found[0, 0, 0], kept / mass[:, None], rtol=1e-6, atol=0)
 
 
 def test_blocks_heads_and_texts_are_what_the_definition_gives_one_by_one() -> None:
@@ -40,26 +39,23 @@ def test_blocks_heads_and_texts_are_what_the_definition_gives_one_by_one() -> No
     words = torch.tensor([3, 2])
     tokens = [[[1, 2], [3], [4]], [[0, 2], [3]]]
     found = fold(weights, word, words)
-    assert found.weights.shape == (3, 4, 2, 3, 3)
-    assert found.mass.shape == (3, 4, 2, 3)
+    assert found.shape == (3, 4, 2, 3, 3)
     for text, n in enumerate(words.tolist()):
         for block in range(3):
             for head in range(4):
-                expected, mass = reference.fold(weights[block, text, head].numpy(), tokens[text])
-                np.testing.assert_allclose(found.weights[block, head, text, :n, :n], expected, rtol=1e-12)
-                np.testing.assert_allclose(found.mass[block, head, text, :n], mass, rtol=1e-12)
-    padded = found.weights[:, :, 1]
+                expected, _ = reference.fold(weights[block, text, head].numpy(), tokens[text])
+                np.testing.assert_allclose(found[block, head, text, :n, :n], expected, rtol=1e-12)
+    padded = found[:, :, 1]
     assert padded[..., 2, :].eq(0).all()
     assert padded[..., 2].eq(0).all()
-    assert found.mass[:, :, 1, 2].eq(0).all()
 
 
 def test_half_precision_weights_are_folded_in_float64() -> None:
     weights = random_weights(1, 2, 4, 6, 6).bfloat16()
-    found = fold(weights, WORD, WORDS).weights
+    found = fold(weights, WORD, WORDS)
     assert found.dtype == torch.float64
     torch.testing.assert_close(found.sum(-1), torch.ones(1, 4, 2, 2, dtype=torch.float64), rtol=1e-14, atol=0)
-    assert torch.equal(found, fold(weights.double(), WORD, WORDS).weights)
+    assert torch.equal(found, fold(weights.double(), WORD, WORDS))
 
 
 def test_numbers_shared_by_two_tokenizers_pair_the_words() -> None:
@@ -69,7 +65,7 @@ def test_numbers_shared_by_two_tokenizers_pair_the_words() -> None:
     words = torch.tensor([3])
     a = fold(whole, torch.tensor([[0, 1, 2]]), words)
     b = fold(pieces, torch.tensor([[0, 0, 1, 1, 2, 2]]), words)
-    torch.testing.assert_close(a.weights, b.weights, rtol=1e-13, atol=0)
+    torch.testing.assert_close(a, b, rtol=1e-13, atol=0)
 
 
 def test_word_pairs_are_rows_and_heads_are_features() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from aligners.similarity.algebra.grid import GridSums, grid_moments
 from aligners.similarity.algebra.moments import GridMoments, Moments, merge_moments, moments_of
-from aligners.similarity.functional.cka import linear_cka_from_moments
+from aligners.similarity.functional.cka import linear_cka
 from aligners.similarity.moments import MomentsMetric
 from tests.rows import CASES, paired, rows_of
 from tests.runs import related_rows
@@ -172,7 +172,7 @@ def test_rows_that_are_no_pairs_are_refused() -> None:
     with pytest.raises(ValueError, match=r"`y` holds NaN or infinite values in layers \[1\]"):
         grid_moments(x, y)
     with pytest.raises(ValueError, match=r"`y` had NaN or infinite values in layers \[1\]"):
-        linear_cka_from_moments(GridSums.zeros(3, 6, 2, 5).add_(x, y).moments())
+        linear_cka(GridSums.zeros(3, 6, 2, 5).add_(x, y).moments())
 
 
 def test_a_pair_of_layers_is_what_its_rows_alone_give() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from aligners.similarity.algebra.grid import grid_moments
-from aligners.similarity.functional.regression import mixedsim, mixedsim_held_out, r2, r2_held_out
+from aligners.similarity.functional.regression import mixedsim, mixedsim_held_out, neuronsim, r2, r2_held_out
 from tests.references import measures as reference
 from tests.rows import CASES, grid, paired, rows_of
 
@@ -87,7 +87,7 @@ def test_constant_features_are_refused_where_they_are_normalised() -> None:
     x, y = paired(30)
     x[0, :, 1] = 0.1
     assert r2(x, y).isfinite().all()
-    with pytest.raises(ValueError, match=r"mixed similarity, but `x` has 1 constant ones in layers \[0\]"):
+    with pytest.raises(ValueError, match=r"Mixed similarity, but `x` has 1 constant ones in layers \[0\]"):
         mixedsim(x, y)
     for measure in (r2, mixedsim):
         with pytest.raises(ValueError, match="`y` has 1 constant ones"):
@@ -100,7 +100,7 @@ def test_held_out_rows_that_say_nothing_are_refused() -> None:
     still_x, still_y = (rows[:, :1].expand(-1, 5, -1) for rows in (x, y))
     with pytest.raises(ValueError, match="predictions that vary on the rows of `held_out`"):
         mixedsim_held_out(fitted, grid_moments(x[:, :5], still_y))
-    with pytest.raises(ValueError, match="held-out mixed similarity, but `x` has 18 constant ones"):
+    with pytest.raises(ValueError, match="Held-out mixed similarity, but `x` has 18 constant ones"):
         mixedsim_held_out(fitted, grid_moments(still_x, y[:, :5]))
     one_layer = fitted._replace(mean_x=x[:, 0])
     with pytest.raises(ValueError, match="differ from the mean of `fitted`"):
@@ -108,3 +108,39 @@ def test_held_out_rows_that_say_nothing_are_refused() -> None:
     for measure in (r2_held_out, mixedsim_held_out):
         with pytest.raises(ValueError, match="layers and widths that `fitted` has"):
             measure(fitted, grid_moments(y, x))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_its_definition(case: str) -> None:
+    x, y = rows_of(case)
+    torch.testing.assert_close(neuronsim(x, y), grid(reference.neuronsim, x, y), rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(neuronsim(y, x), grid(reference.neuronsim, y, x), rtol=1e-8, atol=1e-8)
+    if "far" not in case:  # float32 cannot hold such rows
+        expected = grid(reference.neuronsim, x, y)
+        torch.testing.assert_close(neuronsim(x.float(), y.float()), expected, rtol=1e-4, atol=1e-4)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 99), order=st.permutations(range(6)), factor=st.floats(1e-3, 1e3))
+def test_neurons_may_change_places_signs_and_scales(seed: int, order: list[int], factor: float) -> None:
+    x, y = paired(30, seed=seed)
+    moved = x[..., order] * torch.tensor([factor, -1, 1, -5, 0.1, 1], dtype=torch.float64) + 3
+    torch.testing.assert_close(neuronsim(moved, y), neuronsim(x, y), rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(neuronsim(y, moved), neuronsim(y, x), rtol=1e-8, atol=1e-8)
+    turn = torch.linalg.qr(paired(6, 6, 6, seed + 1)[0])[0]
+    assert ((neuronsim(x @ turn, y) - neuronsim(x, y)).abs() > 1e-6).all()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_of_a_model_with_itself_it_is_one(case: str) -> None:
+    x, _ = rows_of(case)
+    torch.testing.assert_close(neuronsim(x, x).diagonal(), torch.ones(3).double(), rtol=0, atol=1e-12)
+
+
+def test_constant_neurons_and_two_rows_are_refused() -> None:
+    x, y = paired(30)
+    with pytest.raises(ValueError, match="at least 3 rows, but `moments` hold 2"):
+        neuronsim(x[:, :2], y[:, :2])
+    x[:2, :, 3:] = 1 / 3
+    with pytest.raises(ValueError, match=r"`x` has 6 constant ones in layers \[0, 1\]"):
+        neuronsim(x, y)

@@ -6,7 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from aligners.similarity.sample import FREE, Sample, admit_, row_keys, smallest
+from aligners.similarity import sample
+from aligners.similarity.sample import Draw, Sample
+from datamodules.keys import row_keys
 from tests.runs import related_rows
 
 ROWS, PER_TEXT = 60, 5
@@ -18,26 +20,27 @@ def rows() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return x.float(), y[:2].float(), TEXT, TOKEN
 
 
-class Kept:
+class Kept(Draw):
     """A sample that takes rows as a pass over texts does."""
 
     def __init__(self, budget: int = 20, seed: int = 0) -> None:
-        self.budget, self.seed = budget, seed
-        self.key, self.text = torch.full((budget,), FREE), torch.zeros(budget, dtype=torch.int64)
+        super().__init__(budget, seed)
         self.x, self.y = torch.zeros(3, budget, 5), torch.zeros(2, budget, 4)
 
     def offer(self, places: Tensor) -> Kept:
         x, y, text, token = (part[..., places, :] if part.ndim == 3 else part[places] for part in rows())
-        free, chosen = admit_(self.key, self.text, row_keys(self.seed, text, token), text)
+        free, chosen = self.admit(text, token)
         self.x[:, free], self.y[:, free] = x[:, chosen], y[:, chosen]
         return self
 
     def sample(self, *others: Kept) -> Sample:
         """What all ranks have kept."""
         ranks = (self, *others)
-        _, order = smallest(torch.cat([rank.key for rank in ranks]), self.budget)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sample, "collected", lambda own: [(rank.key, rank.text) for rank in ranks])
+            self.end(groups=1)
         x, y = (torch.cat(parts, 1) for parts in ([rank.x for rank in ranks], [rank.y for rank in ranks]))
-        return Sample(x[:, order], y[:, order], torch.cat([rank.text for rank in ranks])[order])
+        return Sample(x[:, self.order], y[:, self.order], self.text)
 
 
 def splitmix(seed: int, text: int, token: int) -> int:

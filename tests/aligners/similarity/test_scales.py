@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from aligners.similarity.scales import FeatureScales
+from aligners.similarity.passes.run import FeatureScales
 
 
 def test_mean_and_deviation_over_batches_far_from_the_origin() -> None:

@@ -6,10 +6,9 @@ import torch
 from aligners.similarity.algebra.grid import grid_moments
 from aligners.similarity.catalogue import catalogue
 from aligners.similarity.functional import cca
-from aligners.similarity.outcome import TileFigures
-from aligners.similarity.passes.contents import evaluate
+from aligners.similarity.functional.cca import SharedMoments
+from aligners.similarity.outcome import TileFigures, evaluate
 from aligners.similarity.passes.plan import Span, Tile
-from aligners.similarity.shared import SharedMoments
 from tests.contents import content_of
 from tests.rows import LAYERS_X, LAYERS_Y, paired
 
@@ -22,7 +21,7 @@ ON_HEADS = [catalogue(SHARE)[name] for name in ("attention_svcca", "attention_pw
 def decomposed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """One entry for every decomposition of a grid, with or without directions."""
     calls: list[str] = []
-    for name in ("_correlations", "_mean_correlation"):
+    for name in ("_decomposed", "_mean_correlation"):
         original = getattr(cca, name)
 
         def counted(*given: object, name: str = name, original: object = original) -> object:
@@ -87,10 +86,10 @@ def test_every_figure_is_the_one_that_is_computed_alone() -> None:
             torch.testing.assert_close(there, cca.pwcca(x, y, share=SHARE), rtol=1e-12, atol=0)
             torch.testing.assert_close(back, cca.pwcca(y, x, share=SHARE).mT, rtol=1e-12, atol=0)
             for tested in (other, last):
-                alone = cca.pwcca_held_out(fitted, tested.moments, share=SHARE)
+                alone = cca._correlations(fitted, tested.moments, share=SHARE, measure="PWCCA").weighted()
                 found = start.correlations("PWCCA", SHARE, tested).weighted()
                 torch.testing.assert_close(found, alone, rtol=1e-12, atol=1e-14, msg=str(again))
-                alone = cca.pwcca_held_out(fitted.swap(), tested.moments.swap(), share=SHARE)
+                alone = cca._correlations(fitted.swap(), tested.moments.swap(), share=SHARE, measure="PWCCA").weighted()
                 found = start.swap().correlations("PWCCA", SHARE, tested.swap()).weighted()
                 torch.testing.assert_close(found, alone, rtol=1e-12, atol=1e-14, msg=str(again))
 

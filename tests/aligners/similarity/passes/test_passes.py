@@ -12,7 +12,7 @@ import pytest
 from aligners.similarity import evaluation
 from aligners.similarity.evaluation import SimilarityEvaluation
 from aligners.similarity.outcome import TileFigures
-from aligners.similarity.passes.plan import Tile
+from aligners.similarity.passes.plan import Needs, Tile
 from aligners.similarity.passes.run import PassRun
 from datamodules.layers import LayerActivations
 from datamodules.text.sources import TextSource
@@ -33,14 +33,8 @@ class LayerPairs:
     def __init__(self, *given: object) -> None:
         pass
 
-    def shared(self, tile: Tile) -> dict[Any, int]:
-        return {}
-
-    def own(self, tile: Tile) -> int:
-        return tile.x.size * tile.y.size
-
-    def work(self, tile: Tile) -> int:
-        return 0
+    def of(self, tile: Tile) -> Needs:
+        return Needs({}, tile.x.size * tile.y.size, 0)
 
 
 @pytest.fixture(scope="module")

@@ -7,31 +7,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aligners.similarity.passes.plan import Pass, Span, Tile, plan_passes
+from aligners.similarity.passes.plan import Needs, Pass, Span, Tile, plan_passes
+
+FIXED = 7
 
 
-class Costs:
+def needs_of(tile: Tile) -> Needs:
     """A model takes 5, a layer 1, a layer pair 10; while measures are computed, 3 a layer pair."""
-
-    fixed = 7
-
-    def shared(self, tile: Tile) -> dict[Hashable, int]:
-        models = dict.fromkeys(tile.pair, 5)
-        return {**models, **{span: span.size for span in (tile.x, tile.y)}}
-
-    def own(self, tile: Tile) -> int:
-        return 10 * tile.x.size * tile.y.size
-
-    def work(self, tile: Tile) -> int:
-        return 3 * tile.x.size * tile.y.size
+    shared: dict[Hashable, int] = {**dict.fromkeys(tile.pair, 5), **{span: span.size for span in (tile.x, tile.y)}}
+    return Needs(shared, 10 * tile.x.size * tile.y.size, 3 * tile.x.size * tile.y.size)
 
 
 def taken(this: Pass) -> int:
     """What a pass takes, added up anew."""
-    costs = Costs()
-    shared = {key: size for tile in this.tiles for key, size in costs.shared(tile).items()}
-    own = sum(costs.own(tile) for tile in this.tiles)
-    return costs.fixed + sum(shared.values()) + own + max(costs.work(tile) for tile in this.tiles)
+    needs = [needs_of(tile) for tile in this.tiles]
+    shared = {key: size for need in needs for key, size in need.shared.items()}
+    return FIXED + sum(shared.values()) + sum(need.own for need in needs) + max(need.work for need in needs)
 
 
 def pairs(models: int) -> list[tuple[int, int]]:
@@ -41,7 +32,7 @@ def pairs(models: int) -> list[tuple[int, int]]:
 @settings(max_examples=60, deadline=None)
 @given(layers=st.lists(st.integers(1, 5), min_size=1, max_size=5), limit=st.integers(40, 3000))
 def test_every_layer_pair_is_in_one_pass_and_every_pass_within_the_limit(layers: list[int], limit: int) -> None:
-    plan = plan_passes(layers, pairs(len(layers)), Costs(), limit)
+    plan = plan_passes(layers, pairs(len(layers)), needs_of, FIXED, limit)
     assert all(this.bytes == taken(this) <= limit for this in plan)
     found = [
         (*tile.pair, a, b)
@@ -60,23 +51,22 @@ def test_every_layer_pair_is_in_one_pass_and_every_pass_within_the_limit(layers:
 
 
 def test_what_fits_is_one_pass() -> None:
-    (only,) = plan_passes([2, 3, 1], pairs(3), Costs(), 10**6)
+    (only,) = plan_passes([2, 3, 1], pairs(3), needs_of, FIXED, 10**6)
     assert only.models == [0, 1, 2]
     assert [only.positions(model) for model in only.models] == [[0, 1], [0, 1, 2], [0]]
     assert all(tile.whole for tile in only.tiles)
 
 
-def test_measures_that_keep_nothing_of_pairs_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measures_that_keep_nothing_of_pairs_are_planned() -> None:
     """As RSA alone, which keeps a sample of each layer."""
-    monkeypatch.setattr(Costs, "own", lambda self, tile: 0)
-    (only,) = plan_passes([2, 3], pairs(2), Costs(), 10**6)
-    assert only.bytes == Costs.fixed + 2 * 5 + 2 + 3 + 3 * 9
+    (only,) = plan_passes([2, 3], pairs(2), lambda tile: needs_of(tile)._replace(own=0), FIXED, 10**6)
+    assert only.bytes == FIXED + 2 * 5 + 2 + 3 + 3 * 9
 
 
 def test_blocks_of_pairs_share_their_models() -> None:
     layers, most = [1] * 12, 16  # pairs in a pass
-    limit = Costs.fixed + most * 10 + 3 + 8 * 6
-    plan = plan_passes(layers, pairs(12), Costs(), limit)
+    limit = FIXED + most * 10 + 3 + 8 * 6
+    plan = plan_passes(layers, pairs(12), needs_of, FIXED, limit)
     read = sum(len(this.models) for this in plan)
     assert len(plan) <= 1.3 * len(pairs(12)) / most
     assert read < 0.75 * sum(min(12, most + 1) for _ in plan)  # row by row, a pass reads nearly all models
@@ -84,7 +74,7 @@ def test_blocks_of_pairs_share_their_models() -> None:
 
 
 def test_a_pair_that_is_too_large_is_cut_no_further_than_it_must() -> None:
-    plan = plan_passes([4, 4], [(0, 1)], Costs(), 90)
+    plan = plan_passes([4, 4], [(0, 1)], needs_of, FIXED, 90)
     assert {tile.x.size for this in plan for tile in this.tiles} == {2}
     assert [tile.leads for this in plan for tile in this.tiles].count(True) == 1
     halves = [this for this in plan if this.tiles == (Tile(Span(0, 2, 4), Span(1, 0, 2), False, False),)]
@@ -94,5 +84,5 @@ def test_a_pair_that_is_too_large_is_cut_no_further_than_it_must() -> None:
 
 def test_too_little_memory_is_refused_with_what_it_takes() -> None:
     with pytest.raises(ValueError, match=r"`memory` for at least one layer .* 3\.2e-08 GB, but got 3\.1e-08 GB"):
-        plan_passes([3, 3], pairs(2), Costs(), 31)
-    assert plan_passes([3, 3], pairs(2), Costs(), 32)
+        plan_passes([3, 3], pairs(2), needs_of, FIXED, 31)
+    assert plan_passes([3, 3], pairs(2), needs_of, FIXED, 32)

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from aligners.similarity import evaluation
 from aligners.similarity.evaluation import SimilarityEvaluation
 from aligners.similarity.passes.run import PassRun
 from aligners.similarity.passes.saved import SavedPasses
 from datamodules.layers import LayerActivations
+from datamodules.store.results import save_tensors
 from datamodules.text.sources import TextSource
 from tests.aligners.similarity.passes.test_passes import LayerPairs, tables
 from tests.runs import quiet_trainer
@@ -120,3 +122,9 @@ def test_another_comparison_is_refused_by_name(
     path.write_bytes(content)
     with pytest.raises(ValueError, match=f"{path} is damaged"):
         compare(world, models, tmp_path)
+
+
+def test_a_pass_that_an_earlier_version_kept_is_made_again(tmp_path: Path) -> None:
+    save_tensors(tmp_path / "00000.safetensors", {"about": torch.zeros(3), "0/cka/value/both": torch.ones(2, 2)})
+    assert SavedPasses(tmp_path).load(0) is None
+    assert SavedPasses(tmp_path).load(1) is None

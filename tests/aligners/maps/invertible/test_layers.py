@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from aligners.maps.inn import INN
-from aligners.maps.invertible.triangular import TriangularPair
+from aligners.maps.invertible.layers import ShuffledHadamard, TriangularPair
 
 SITES, WIDTH = 2, 5
 
@@ -52,3 +52,24 @@ def test_a_checkpoint_of_before_it_loads_as_the_same_map() -> None:
     torch.nn.init.normal_(again.pairs[1].entries)  # type: ignore[arg-type]
     again.load_state_dict(weights)
     assert torch.equal(again(x), before(x))
+
+
+@pytest.mark.parametrize("width", [2, 3, 4, 7, 64, 70, 100, 384])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_it_is_orthogonal_without_rounding(width: int, dtype: torch.dtype) -> None:
+    one = torch.eye(width, dtype=dtype)
+    matrix = ShuffledHadamard(width, 3)(one)
+    assert matrix.dtype == dtype
+    torch.testing.assert_close(matrix @ matrix.mT, one, rtol=0, atol=0)
+    torch.testing.assert_close(ShuffledHadamard(width, 3).inverse(one), matrix.mT, rtol=0, atol=0)
+
+
+def test_features_are_mixed_and_each_number_mixes_others() -> None:
+    first, again, second = (ShuffledHadamard(128, number)(torch.eye(128)) for number in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert ((first != 0).sum(0) == 64).all()
+    assert (first != second).float().mean() > 0.4
+
+
+def test_no_checkpoint_holds_it() -> None:
+    assert not ShuffledHadamard(8, 0).state_dict()

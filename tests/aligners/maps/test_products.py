@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.training.products import products_in
 from aligners.maps.inn import INN
 from aligners.maps.mlp import MLP
+from aligners.maps.products import products_in
 from tests.runs import activations, quiet_trainer, related_rows
 from tests.world import World
 

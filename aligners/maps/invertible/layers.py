@@ -1,0 +1,212 @@
+"""What an invertible network is built of: affine couplings, fixed rotations, and matrices that are cheap to invert."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import gelu
+
+from aligners.maps.base import BankLinear
+
+__all__ = ["AffineCoupling", "Conditioner", "ShuffledHadamard", "TriangularPair"]
+
+_LARGEST_BLOCK = 64
+
+
+class Conditioner(nn.Module):
+    """The network inside a coupling: (S, N, d_in) -> (S, N, d_out), zero at the start.
+
+    Args:
+        sites: S.
+        d_in: width of its input.
+        d_out: width of its output.
+        hidden: width of its hidden layers.
+        depth: number of hidden layers, at least 1.
+    """
+
+    def __init__(self, sites: int, d_in: int, d_out: int, hidden: int, depth: int) -> None:
+        super().__init__()
+        widths = [d_in] + [hidden] * depth
+        self.hidden = nn.ModuleList(BankLinear(sites, a, b) for a, b in pairwise(widths))
+        self.last = BankLinear(sites, hidden, d_out)
+        nn.init.zeros_(self.last.weight)
+        nn.init.zeros_(self.last.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(S, N, d_in) -> (S, N, d_out)."""
+        for layer in self.hidden:
+            x = gelu(layer(x))
+        return self.last(x)
+
+
+class AffineCoupling(nn.Module):
+    """y_b = x_b ⊙ exp(tanh(r)) + t, where (r, t) is computed from x_a, which passes unchanged.
+
+    The log-scale s = tanh(r) lies in [-1, 1], so neither direction can overflow. A new coupling is the identity.
+
+    Reference: Dinh, Sohl-Dickstein and Bengio 2016, "Density estimation using Real NVP", arXiv 1605.08803,
+    eq. 4-8.
+
+    Args:
+        sites: S.
+        d_keep: width of x_a.
+        d_change: width of x_b.
+        hidden: width of the conditioner's hidden layers.
+        depth: number of the conditioner's hidden layers.
+    """
+
+    def __init__(self, sites: int, d_keep: int, d_change: int, hidden: int, depth: int) -> None:
+        super().__init__()
+        self.conditioner = Conditioner(sites, d_keep, 2 * d_change, hidden, depth)
+
+    def forward(self, x_a: Tensor, x_b: Tensor) -> Tensor:
+        """y_b, (S, N, d_change)."""
+        return _Affine.apply(x_b, self.conditioner(x_a), False)
+
+    def inverse(self, x_a: Tensor, y_b: Tensor) -> Tensor:
+        """x_b, (S, N, d_change)."""
+        return _Affine.apply(y_b, self.conditioner(x_a), True)
+
+    def log_scale(self, x_a: Tensor) -> Tensor:
+        """s, (S, N, d_change); its sum over the last axis is the log-determinant of `forward`."""
+        return self.conditioner(x_a).chunk(2, dim=-1)[0].tanh()
+
+
+class _Affine(torch.autograd.Function):
+    """x ⊙ exp(tanh(r)) + t for conditions (r, t), or its inverse (y − t) ⊙ exp(−tanh(r)).
+
+    Its backward pass writes the gradient of the conditions into one tensor; autograd would make two and join them.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, given: Tensor, conditions: Tensor, inverse: bool) -> Tensor:
+        raw, shift = conditions.chunk(2, dim=-1)
+        log_scale = raw.tanh()
+        scale = (-log_scale if inverse else log_scale).exp()
+        found = (given - shift).mul_(scale) if inverse else torch.addcmul(shift, given, scale)
+        ctx.inverse = inverse
+        ctx.save_for_backward(found if inverse else given, log_scale, scale)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, log_scale, scale = ctx.saved_tensors
+        scaled = grad * scale
+        if ctx.inverse:
+            return scaled, _join(grad * x, log_scale, scaled).neg_(), None
+        return scaled, _join(scaled * x, log_scale, grad), None
+
+
+def _join(grad_log_scale: Tensor, log_scale: Tensor, grad_shift: Tensor) -> Tensor:
+    """Return the gradient of (r, t), given those of tanh(r) and t."""
+    width = log_scale.shape[-1]
+    joined = grad_shift.new_empty(*grad_shift.shape[:-1], 2 * width)
+    torch.addcmul(grad_log_scale, grad_log_scale, log_scale.square(), value=-1, out=joined[..., :width])
+    joined[..., width:] = grad_shift
+    return joined
+
+
+class ShuffledHadamard(nn.Module):
+    """A fixed rotation: shuffle the features, flip some signs, then mix blocks of them by Hadamard matrices.
+
+    Blocks have 4, 16 or 64 features, whose Hadamard matrices have entries ±1/2, ±1/4 and ±1/8: no entry is rounded,
+    so the transpose is the inverse in any precision. If the width is no multiple of 4, up to three features are
+    shuffled but not mixed. One product costs 64 d multiplications a row, not d².
+
+    The same at every site and for every seed: it is part of the architecture, and no checkpoint holds it.
+
+    Reference: Ailon and Chazelle 2009, "The Fast Johnson-Lindenstrauss Transform", SIAM J. Comput. 39, section 2.
+
+    Args:
+        width: d.
+        number: the seed; each number gives another rotation of this width.
+    """
+
+    order: Tensor
+    back: Tensor
+    signs: Tensor
+    block: Tensor
+
+    def __init__(self, width: int, number: int) -> None:
+        super().__init__()
+        draw = torch.Generator().manual_seed(number)
+        order = torch.randperm(width, generator=draw)
+        for name, value in {
+            "order": order,
+            "back": order.argsort(),
+            "signs": 2.0 * torch.randint(2, (width,), generator=draw) - 1,
+            "block": _hadamard(width),
+        }.items():
+            self.register_buffer(name, value, persistent=False)
+        self.mixed = width - width % len(self.block)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., d) -> (..., d)."""
+        return self._mix(_shuffled(x, self.order) * self.signs.to(x.dtype))
+
+    def inverse(self, y: Tensor) -> Tensor:
+        """(..., d) -> (..., d)."""
+        return _shuffled(self._mix(y) * self.signs.to(y.dtype), self.back)
+
+    def _mix(self, x: Tensor) -> Tensor:
+        """Multiply by the blocks, which are symmetric and their own inverses."""
+        blocks = x[..., : self.mixed].unflatten(-1, (-1, len(self.block))) @ self.block.to(x.dtype)
+        mixed = blocks.flatten(-2)
+        return mixed if self.mixed == x.shape[-1] else torch.cat((mixed, x[..., self.mixed :]), -1)
+
+
+def _shuffled(x: Tensor, order: Tensor) -> Tensor:
+    """Features in another order. On a CPU, `index_select` would take half as long again along the last dimension."""
+    return x.gather(-1, order.expand_as(x))
+
+
+def _hadamard(width: int) -> Tensor:
+    """Return the largest normalised Hadamard matrix of 4, 16 or 64 rows that fits, or else 1."""
+    four = torch.tensor([[1.0, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]]) / 2
+    block = torch.ones(1, 1)
+    while 4 * len(block) <= min(width, _LARGEST_BLOCK):
+        block = torch.kron(block, four)
+    return block
+
+
+class TriangularPair(nn.Module):
+    """x ↦ x (I + L) (D + U): L strictly lower and U strictly upper triangular, D a positive diagonal.
+
+    It starts at the identity, where a step can move the product in any direction. Its inverse solves two triangular
+    systems, which takes as many multiplications as two matrix products; no matrix is inverted.
+
+    Reference: Kingma and Dhariwal 2018, "Glow", arXiv 1807.03039, section 3.2.
+
+    Args:
+        sites: S.
+        width: d.
+    """
+
+    def __init__(self, sites: int, width: int) -> None:
+        super().__init__()
+        # the diagonal holds the logarithm of D, all else is L and U
+        self.entries = nn.Parameter(torch.zeros(sites, width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(S, N, d) -> (S, N, d)."""
+        lower, upper = self._factors()
+        return x @ lower @ upper
+
+    def inverse(self, y: Tensor) -> Tensor:
+        """(S, N, d) -> (S, N, d)."""
+        lower, upper = self._factors()
+        y = torch.linalg.solve_triangular(upper, y, upper=True, left=False)
+        return torch.linalg.solve_triangular(lower, y, upper=False, left=False, unitriangular=True)
+
+    def log_det(self) -> Tensor:
+        """The logarithm of the determinant, (S,)."""
+        return self.entries.diagonal(dim1=-2, dim2=-1).sum(-1)
+
+    def _factors(self) -> tuple[Tensor, Tensor]:
+        """I + L and D + U, each (S, d, d)."""
+        diagonal = self.entries.diagonal(dim1=-2, dim2=-1)
+        lower = self.entries.tril(-1) + torch.eye(diagonal.shape[-1], dtype=diagonal.dtype, device=diagonal.device)
+        return lower, self.entries.triu(1) + torch.diag_embed(diagonal.exp())
