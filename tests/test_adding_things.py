@@ -15,7 +15,7 @@ from aligners.models import architectures
 from aligners.models.model import FrozenModel
 from aligners.reports.study import registry
 from aligners.reports.study.frames import Frames
-from aligners.reports.study.writing.markdown import markdown
+from aligners.reports.study.writing import markdown
 from aligners.similarity import catalogue
 from aligners.similarity.algebra.grid import grid_moments
 from aligners.similarity.algebra.moments import moments_of

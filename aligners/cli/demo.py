@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from aligners.cli.endings import early_endings
 from aligners.reports.demo import demo_words
-from aligners.reports.opening import open_where_there_is_a_desktop
+from aligners.reports.screen import open_where_there_is_a_desktop
 
 __all__ = ["main"]
 

@@ -10,8 +10,7 @@ from jsonargparse import Namespace
 from lightning.pytorch.utilities import rank_zero_warn
 
 from aligners.cli.options import flat
-from aligners.reports.tracking.lineage import Made, described, log_inputs, log_outputs, states
-from aligners.reports.tracking.runs import complete
+from aligners.reports.tracking import RunArtifact, complete, described, log_inputs, log_outputs, states
 
 __all__ = ["end_runs", "forget_runs", "note_begun"]
 
@@ -61,7 +60,7 @@ def forget_runs() -> None:
     _begun.clear()
 
 
-def _files(options: Namespace) -> Iterator[Made]:
+def _files(options: Namespace) -> Iterator[RunArtifact]:
     """Files of maps, layers or probes, or shared folders with one, that any option names."""
     for value in flat(options.as_dict()).values():
         for each in value if isinstance(value, list) else [value]:
@@ -70,7 +69,7 @@ def _files(options: Namespace) -> Iterator[Made]:
                 yield found
 
 
-def _stores(made: Namespace) -> list[Made]:
+def _stores(made: Namespace) -> list[RunArtifact]:
     """The stored states that were read."""
     pipeline = getattr(made.get("data"), "pipeline", None)
     return [] if pipeline is None else [states(folder) for folder in pipeline.stored]

@@ -16,8 +16,8 @@ from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 
 from aligners.cli.folders import claim, claim_checkpoints, interrupted_run, new_run_folder, rank, tidy
 from aligners.cli.lineage import note_begun
-from aligners.reports.callback import WriteReport
-from aligners.reports.tracking.runs import new_number, start_run, unfinished
+from aligners.reports.publishing import WriteReport
+from aligners.reports.tracking import new_number, start_run, unfinished
 from callbacks.progress import ProgressBar
 
 __all__ = ["Run", "instantiate", "quiet", "run_loggers", "start"]

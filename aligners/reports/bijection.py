@@ -10,10 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from aligners.fitting.outcomes import is_trained, mark, what_did_not_train, worst_of
-from aligners.reports.drawing import PANEL, Look, dress, hollow_where_untrained, log_scale, method_looks, number, panels
+from aligners.reports.drawing import PANEL, Look, dress, hollow_where_untrained, log_scale, method_looks, panels
 from aligners.reports.names import with_short_names
-from aligners.reports.report import Report, Row
+from aligners.reports.report import Report, Row, distinct, grouped, largest, mean, number, where
 from aligners.reports.screen import TitledTable, site_table
+from aligners.reports.templates import sentences
 
 __all__ = ["report"]
 
@@ -39,45 +40,30 @@ def report(meta: Row, rows: Sequence[Row]) -> Report:
     figures = {"bijection": partial(_figure, shown, sizes[-1])}
     if len(sizes) > 1:
         figures["bijection_sizes"] = partial(_sizes_figure, shown, sizes)
-    return Report(
-        "bijection",
-        meta,
-        rows,
-        figures=figures,
-        screen=[_table(shown, size) for size in sizes],
-        note="One way: trained from X to Y alone. Tied: trained to be inverses as well. Floor: the least error of a "
-        "map that is good both ways. Ranges go over the seeds of fitting. Price: FVU over that of the MLP of this "
-        "size. Stretch: singular values of the Jacobian between spaces of unit variance, 5 % to 95 %.",
-        sentences=[*_sentences(shown, sizes[-1]), *what_did_not_train([*map(_named, shown)])],
-    )
+    tables = [_table(shown, size) for size in sizes]
+    said = [*_said(shown, sizes[-1]), *what_did_not_train([row | {"method": _name(row)} for row in shown])]
+    return Report("bijection", meta, rows, figures=figures, screen=tables, sentences=said)
 
 
-def _named(row: Row) -> Row:
-    """A row with the size, steps and seed of its training as part of the map's name."""
-    return row | {
-        "method": f"{WORDS[row['method']]} ({row['size']:,} parameters, {row['steps']:,} steps, seed {row['seed']})"
-    }
+def _name(row: Row) -> str:
+    """A map with the size, steps and seed of its training."""
+    return f"{WORDS[row['method']]} ({row['size']:,} parameters, {row['steps']:,} steps, seed {row['seed']})"
 
 
 def _of(rows: Iterable[Row], size: int, **wanted: object) -> list[Row]:
     """Rows of a size, and of closed forms, which have none."""
-    return [
-        row for row in rows if row["size"] in (0, size) and all(row[name] == value for name, value in wanted.items())
-    ]
+    return [row for row in where(rows, **wanted) if row["size"] in (0, size)]
 
 
 def _by_seed(rows: Iterable[Row], column: str) -> list[float]:
     """The mean of a column over sites, for each seed; NaN where one is no number."""
-    found: dict[int, list[float]] = {}
-    for row in rows:
-        found.setdefault(row["seed"], []).append(number(row[column]))
-    return [float(np.mean(values)) for values in found.values()]
+    return [mean(own, column) for own in grouped(rows, "seed").values()]
 
 
 def _last(rows: Sequence[Row], size: int, method: str, direction: str) -> list[Row]:
     """A map's rows after the most steps."""
     own = _of(rows, size, method=method, direction=direction)
-    return [row for row in own if row["steps"] == max(each["steps"] for each in own)]
+    return where(own, steps=largest(own, "steps"))
 
 
 def _price(rows: Sequence[Row], size: int, method: str, direction: str, column: str = "fvu") -> float:
@@ -94,17 +80,14 @@ def _price(rows: Sequence[Row], size: int, method: str, direction: str, column: 
 
 def _methods(rows: Iterable[Row]) -> list[str]:
     """Those of the report, in the order of `WORDS`."""
-    there = {row["method"] for row in rows}
-    return [name for name in WORDS if name in there]
+    return sorted(distinct(rows, "method"), key=list(WORDS).index)
 
 
 def _table(rows: Sequence[Row], size: int) -> TitledTable:
     """Make a table of what each map reaches with the most steps, a line for each direction."""
     steps = max(row["steps"] for row in rows)
-    title = (
-        f"{rows[0]['model_x']} (X) and {rows[0]['model_y']} (Y), held-out rows, mean over sites; {size:,} parameters, "
-        f"{steps:,} steps"
-    )
+    models = f"{rows[0]['model_x']} (X) and {rows[0]['model_y']} (Y)"
+    title = f"{models}, held-out rows, mean over sites; {size:,} parameters, {steps:,} steps"
     columns = ["FVU", "over seeds", "price", "seen", "unseen", "other text", "round trip", "stretch"]
     table = site_table(title, ["map", "direction"], columns, {})
     for method in _methods(rows):
@@ -118,21 +101,15 @@ def _cells(rows: Sequence[Row], price: str) -> list[str]:
     """What a line of the table says of a map in one direction."""
     fvu = _by_seed(rows, "fvu")
     trips = [number(row["round_trip"]) for row in rows]
-    low, high = _mean(rows, "stretch_low"), _mean(rows, "stretch_high")
+    low, high = mean(rows, "stretch_low"), mean(rows, "stretch_high")
     return [
         mark(_short(float(np.mean(fvu))), worst_of(rows)),
         f"{_short(min(fvu))} to {_short(max(fvu))}" if len(fvu) > 1 else "",
         price,
-        _short(_mean(rows, "fvu_seen")),
-        _short(_mean(rows, "fvu_unseen")),
-        _short(_mean(rows, "fvu_other")),
+        *(_short(mean(rows, column)) for column in ("fvu_seen", "fvu_unseen", "fvu_other")),
         "" if np.isnan(trips).all() else f"{np.nanmax(trips):.1e}",
         "" if np.isnan(low) else f"{low:.2g} to {high:.2g}",
     ]
-
-
-def _mean(rows: Iterable[Row], column: str) -> float:
-    return float(np.mean([number(row[column]) for row in rows]))
 
 
 def _short(value: float) -> str:
@@ -149,52 +126,43 @@ def _look(method: str) -> Look:
 def _figure(rows: Sequence[Row], size: int) -> Figure:
     """Draw FVU against steps for each direction, then the price of each map in the end."""
     figure, axes = panels(3, 3, PANEL, (2.6, 0.9))
-    for axis, direction in zip(axes, DIRECTIONS, strict=False):
+    models = [rows[0]["model_x"], rows[0]["model_y"]]
+    for axis, direction, names in zip(axes, DIRECTIONS, (models, models[::-1]), strict=False):
         _curves(axis, _of(rows, size, direction=direction), "steps")
-        axis.set_title({"X to Y": "{0} → {1}", "Y to X": "{1} → {0}"}[direction].format(*_names(rows)), fontsize=10)
+        axis.set_title(" → ".join(names), fontsize=10)
     _prices(axes[2], rows, size)
     dress(figure, axes, "training steps (left, middle); direction (right)", "FVU: share of variance left unexplained")
     return figure
 
 
-def _names(rows: Sequence[Row]) -> tuple[str, str]:
-    return rows[0]["model_x"], rows[0]["model_y"]
-
-
 def _curves(axis: Axes, rows: Sequence[Row], across: str) -> None:
     """Draw the mean over seeds of each map's FVU, with the range over seeds, above the least floor."""
     for method in _methods(rows):
-        own = [row for row in rows if row["method"] == method]
-        places = sorted({row[across] for row in own})
-        values = [_by_seed([row for row in own if row[across] == place], "fvu") for place in places]
+        at = dict(sorted(grouped(where(rows, method=method), across).items()))
+        values = [_by_seed(own, "fvu") for own in at.values()]
         if method == "linear":
             axis.axhline(float(np.mean(values)), label=WORDS[method], color=_look(method)["color"], linestyle=":")
         elif method == FLOOR:
             least, said = min(np.mean(each) for each in values), "below the floor of maps\nthat are good both ways"
             axis.axhspan(1e-6, float(least), color="0.9", zorder=0, label=said)
         else:
-            _curve(axis, method, own, across, values)
-    _scales(axis, sorted({row[across] for row in rows if row["method"] != "linear"}))
-
-
-def _curve(axis: Axes, method: str, rows: Sequence[Row], across: str, values: Sequence[Sequence[float]]) -> None:
-    """Draw one map's FVU as far as it is on the scale, and say so where none of it is."""
-    places, middle = sorted({row[across] for row in rows}), np.array([np.mean(each) for each in values])
-    worst = [worst_of(row for row in rows if row[across] == place) for place in places]
-    bars = [middle - [min(each) for each in values], [max(each) for each in values] - middle]
-    shown = np.where(middle <= LARGEST, middle, np.nan)
-    axis.errorbar(places, shown, bars, label=WORDS[method], elinewidth=0.8, **_look(method))
-    hollow_where_untrained(axis, places, list(shown), worst, _look(method))
-    if np.isnan(shown).all():
-        said, color = f"{WORDS[method]}: off the scale ({middle[-1]:.0e})", _look(method)["color"]
-        axis.annotate(said, (0.03, 0.97), xycoords="axes fraction", color=color, fontsize=7, va="top")
-
-
-def _scales(axis: Axes, places: Sequence[int]) -> None:
-    """Make both scales logarithmic, with round numbers at the ticks and room for every line."""
+            _curve(axis, method, at, values)
+    places = sorted({row[across] for row in rows if row["method"] != "linear"})
     axis.set_xscale("log")
     log_scale([axis])
     axis.set_xticks(places, [f"{place:,}" for place in places])
+
+
+def _curve(axis: Axes, method: str, at: dict[int, list[Row]], values: Sequence[Sequence[float]]) -> None:
+    """Draw one map's FVU as far as it is on the scale, and say so where none of it is."""
+    middle = np.array([np.mean(each) for each in values])
+    bars = [middle - [min(each) for each in values], [max(each) for each in values] - middle]
+    shown = np.where(middle <= LARGEST, middle, np.nan)
+    axis.errorbar(list(at), shown, bars, label=WORDS[method], elinewidth=0.8, **_look(method))
+    hollow_where_untrained(axis, list(at), list(shown), [worst_of(own) for own in at.values()], _look(method))
+    if np.isnan(shown).all():
+        said, color = f"{WORDS[method]}: off the scale ({middle[-1]:.0e})", _look(method)["color"]
+        axis.annotate(said, (0.03, 0.97), xycoords="axes fraction", color=color, fontsize=7, va="top")
 
 
 def _prices(axis: Axes, rows: Sequence[Row], size: int) -> None:
@@ -233,39 +201,15 @@ def _sizes_figure(rows: Sequence[Row], sizes: Sequence[int]) -> Figure:
 # ---------------------------------------------------------------------- sentences
 
 
-def _sentences(rows: Sequence[Row], size: int) -> list[str]:
+def _said(rows: Sequence[Row], size: int) -> list[str]:
     """Say what each bijection costs, whether the floor explains it, and how much of it is a vocabulary."""
-    said = []
-    for method in _methods(rows):
-        if method.startswith("inn"):
-            there, back = (_price(rows, size, method, direction) for direction in DIRECTIONS)
-            if np.isnan([there, back]).any():
-                continue
-            said.append(
-                f"{WORDS[method]}: {_times(there)} the FVU of an MLP of equal size and steps, {_times(back)} backwards."
-            )
-    floors = [_price(rows, size, FLOOR, direction) for direction in DIRECTIONS]
-    if not np.isnan(floors).any():
-        said.append(
-            f"Floor of maps that are good both ways: {floors[0]:.2f} and {floors[1]:.2f} times. It is what the MLP "
-            "leaves, plus what it costs to restore the target's covariance; a better prediction than the MLP's would "
-            "lower it."
-        )
-    said += _elsewhere(rows, size)
-    return said
-
-
-def _times(price: float) -> str:
-    return f"{price:.2f} times" if price < 100 else f"{price:.0e} times"
-
-
-def _elsewhere(rows: Sequence[Row], size: int) -> list[str]:
-    """Compare prices on rows of unseen token types and on the other text, where there are any."""
-    said = []
-    for where, column in ELSEWHERE.items():
-        names = [name for name in _methods(rows) if name not in (FREE, FLOOR)]
-        prices = {WORDS[name]: _price(rows, size, name, DIRECTIONS[0], column) for name in names}
-        ratios = [f"{name} {price:.2f}" for name, price in prices.items() if not np.isnan(price)]
-        if ratios:
-            said.append(f"On {where} the same ratios are, X to Y: {', '.join(ratios)}.")
-    return said
+    methods = _methods(rows)
+    prices = {name: [_price(rows, size, name, direction) for direction in DIRECTIONS] for name in methods}
+    elsewhere = {
+        place: {WORDS[name]: price for name in methods if name not in (FREE, FLOOR)
+                if not np.isnan(price := _price(rows, size, name, DIRECTIONS[0], column))}
+        for place, column in ELSEWHERE.items()
+    }  # fmt: skip
+    known = {name: both for name, both in prices.items() if not np.isnan(both).any()}
+    inns = {WORDS[name]: both for name, both in known.items() if name.startswith("inn")}
+    return sentences("bijection", inns=inns, floor=known.get(FLOOR), elsewhere=elsewhere)

@@ -16,34 +16,13 @@ from numpy.typing import NDArray
 
 from aligners.fitting.outcomes import is_trained
 from aligners.reports.names import site_name
-from aligners.reports.report import Row
+from aligners.reports.report import Row, number
 
 __all__ = [
-    "ABREAST",
-    "COLOURS",
-    "HOLLOW",
-    "LINEAR_UP_TO",
-    "MODEL_COLOURS",
-    "PANEL",
-    "Look",
-    "SitePanel",
-    "dress",
-    "heat_map",
-    "hollow_where_untrained",
-    "layer_grid",
-    "line_look",
-    "lines_by_site",
-    "log_scale",
-    "method_looks",
-    "name_sites",
-    "number",
-    "panels",
-    "penalty_scale",
-    "shared_out",
-    "short",
-    "shown_lines",
-    "site_figure",
-]
+    "ABREAST", "COLOURS", "HOLLOW", "LINEAR_UP_TO", "MODEL_COLOURS", "PANEL", "Look", "SitePanel", "dress", "heat_map",
+    "hollow_where_untrained", "label", "layer_grid", "line_look", "lines_by_site", "log_scale", "method_looks",
+    "name_sites", "panels", "penalty_scale", "shared_out", "short", "shown_lines", "site_figure",
+]  # fmt: skip
 
 Look = dict[str, Any]
 Cells = Sequence[Row | None]
@@ -165,24 +144,34 @@ def shown_lines(axes: Iterable[Axes]) -> tuple[list[Any], list[str]]:
 
 
 def heat_map(
-    axis: Axes, grid: NDArray[np.float64], rows: Sequence[int], columns: Sequence[int], low: float = 0, high: float = 1
+    axis: Axes,
+    grid: NDArray[np.float64],
+    rows: Sequence[object],
+    columns: Sequence[object],
+    low: float = 0,
+    high: float = 1,
+    written: int = WRITTEN,
+    font: float | None = None,
 ) -> AxesImage:
-    """Draw a value for each pair of layers; the first row is at the bottom. Up to `WRITTEN` cells wide, write it there.
+    """Draw a value for each pair of layers; the first row is at the bottom.
 
     Args:
         axis: the panel.
         grid: (rows, columns) values; NaN leaves a cell empty.
         rows: the layers of the vertical axis.
         columns: the layers of the horizontal axis.
-        low: lower end of the colour scale.
-        high: its upper end.
+        low: the dark end of the colour scale.
+        high: the bright end, which may be below the other.
+        written: cells of a side up to which the values stand in the cells.
+        font: size of the values; default: what there is room for.
     """
-    image = axis.imshow(grid, vmin=low, vmax=high, cmap="viridis", origin="lower", aspect="equal")
-    size = 7 if max(grid.shape) <= 8 else 5.5
-    light = low + LIGHT_FROM * (high - low)
+    ends: Look = {"vmin": min(low, high), "vmax": max(low, high), "cmap": "viridis" if low < high else "viridis_r"}
+    image = axis.imshow(grid, origin="lower", aspect="equal", **ends)
+    size = font or (7 if max(grid.shape) <= 8 else 5.5)
     for (i, j), value in np.ndenumerate(grid):
-        if np.isfinite(value) and max(grid.shape) <= WRITTEN:
-            axis.text(j, i, short(value), ha="center", va="center", fontsize=size, color="w" if value < light else "k")
+        if np.isfinite(value) and max(grid.shape) <= written:
+            light = (value - low) / (high - low) >= LIGHT_FROM
+            axis.text(j, i, short(value), ha="center", va="center", fontsize=size, color="k" if light else "w")
     axis.set_xticks(range(len(columns)), [str(layer) for layer in columns])
     axis.set_yticks(range(len(rows)), [str(layer) for layer in rows])
     axis.tick_params(length=0)
@@ -190,7 +179,7 @@ def heat_map(
 
 
 def layer_grid(
-    cells: Iterable[tuple[int, int, float | None]], rows: Sequence[int], columns: Sequence[int]
+    cells: Iterable[tuple[Any, Any, float | None]], rows: Sequence[Any], columns: Sequence[Any]
 ) -> NDArray[np.float64]:
     """Arrange values by layer for `heat_map`; NaN where there is none.
 
@@ -297,6 +286,14 @@ def shared_out(groups: Iterable[Sequence[str]]) -> list[list[str]]:
     return panels
 
 
+def label(figure: Figure, across: str, up: str, title: str = "") -> None:
+    """Label the axes of all panels together, and give the figure a title."""
+    figure.supxlabel(across, fontsize=9)
+    figure.supylabel(up, fontsize=9)
+    if title:
+        figure.suptitle(title, fontsize=10)
+
+
 def dress(figure: Figure, axes: Sequence[Axes], across: str, up: str, note: str = "") -> None:
     """Label the axes of all panels together, and add one legend for all: below them, where its names are long."""
     handles, names = shown_lines(axes)
@@ -361,11 +358,6 @@ def penalty_scale(axes: Sequence[Axes]) -> None:
         axis.yaxis.set_major_formatter("{x:g}")
     least = min(float(axis.dataLim.y0) for axis in axes)
     axes[0].set_ylim(bottom=2 * min(least, -LINEAR_UP_TO / 8))  # little room below zero
-
-
-def number(value: float | None) -> float:
-    """Return the value, or NaN for None, which is not drawn."""
-    return math.nan if value is None else value
 
 
 def short(value: float) -> str:

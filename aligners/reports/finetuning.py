@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from aligners.reports.drawing import MODEL_COLOURS, panels
-from aligners.reports.report import Report, Row
+from aligners.reports.names import floor_words, score_heading, score_words
+from aligners.reports.report import Report, Row, distinct, grouped, where
 from aligners.reports.screen import site_table
-from aligners.reports.words import floor_words, score_heading, score_words
 
 __all__ = ["finetuning_figure", "finetuning_table", "report", "summarise"]
 
@@ -28,43 +28,28 @@ ACROSS = {
 
 def report(meta: Row, rows: Sequence[Row]) -> Report:
     """Make the report from one row for each finished classifier."""
-    return Report(
-        "finetuning",
-        meta,
-        rows,
-        tables={"summary": summarise(rows)},
-        figures={"finetuning": partial(finetuning_figure, rows, meta["majority_score"])},
-        screen=[finetuning_table(rows, meta["majority_score"])],
-        files="Classifiers, report and figure",
-    )
+    tables, majority, files = {"summary": summarise(rows)}, meta["majority_score"], "Classifiers, report and figure"
+    figures, screen = {"finetuning": partial(finetuning_figure, rows, majority)}, [finetuning_table(rows, majority)]
+    return Report("finetuning", meta, rows, tables, figures=figures, screen=screen, files=files)
 
 
 def summarise(rows: Sequence[Row]) -> list[Row]:
     """Summarise each variant in a row: means over seeds and bases, and standard deviations of score and accuracy."""
-    summary = []
-    for variant in dict.fromkeys(row["variant"] for row in rows):
-        own = [row for row in rows if row["variant"] == variant]
-        summary.append(
-            {
-                "variant": variant,
-                "kind": own[0]["kind"],
-                "count": own[0]["count"],
-                "n": len(own),
-                "score_name": own[0]["score_name"],
-                **_spread(own, "score"),
-                **_spread(own, "accuracy"),
-                "loss": mean(row["loss"] for row in own),
-                "seconds": mean(row["seconds"] for row in own),
-                "trained": own[0]["trained"],
-            }
-        )
-    return summary
+    return [
+        {
+            **{"variant": variant, "kind": own[0]["kind"], "count": own[0]["count"], "n": len(own)},
+            **{"score_name": own[0]["score_name"], **_spread(own, "score"), **_spread(own, "accuracy")},
+            **{name: mean(row[name] for row in own) for name in ("loss", "seconds")},
+            "trained": own[0]["trained"],
+        }
+        for variant, own in grouped(rows, "variant").items()
+    ]
 
 
 def _spread(rows: Sequence[Row], column: str) -> Row:
     """Return the mean and standard deviation of a column, or None if some row lacks it."""
-    values = [row[column] for row in rows if row[column] is not None]
-    whole = len(values) == len(rows)
+    values = [row[column] for row in rows]
+    whole = None not in values
     return {
         column: mean(values) if whole else None,
         f"{column}_sd": stdev(values) if whole and len(values) > 1 else None,
@@ -100,7 +85,7 @@ def finetuning_figure(rows: Sequence[Row], majority: float) -> Figure:
         rows: one for each classifier.
         majority: score of always answering the most frequent class, or the mean number.
     """
-    counts = {kind: {row["count"] for row in rows if row["kind"] == kind} for kind in ACROSS}
+    counts = {kind: set(distinct(where(rows, kind=kind), "count")) for kind in ACROSS}
     curves = [kind for kind in ACROSS if len(counts[kind]) >= CURVE_FROM]
     beside = [row for row in rows if row["kind"] not in curves and (row["kind"] != "none" or not curves)]
     if {row["kind"] for row in beside} - {"none"}:  # show what the others are compared with
@@ -108,8 +93,7 @@ def finetuning_figure(rows: Sequence[Row], majority: float) -> Figure:
     widths = [max(3.2, 0.36 * len(counts[kind]) + 1.2) for kind in curves]
     if beside:
         widths.append(max(2.2, 0.85 * len({row["variant"] for row in beside}) + 0.8))
-    count = len(widths)
-    figure, axes = panels(count, count, (mean(widths), 3.8), (1.6, 0), width_ratios=widths, sharey=True)
+    figure, axes = panels(len(widths), len(widths), (mean(widths), 3.8), (1.6, 0), width_ratios=widths, sharey=True)
     for kind, axis in zip(curves, axes, strict=False):
         _curve(axis, [row for row in rows if row["kind"] in (kind, "none")], kind)
     if beside:
@@ -125,30 +109,28 @@ def _curve(axis: Axes, rows: Sequence[Row], kind: str) -> None:
     """Draw the score against the number of blocks; the whole model has its own place on the same axis."""
     colour = MODEL_COLOURS[list(ACROSS).index(kind)]
     whole = {"bottom": UNFROZEN, "top": 0, "layers": max(row["layers"] for row in rows)}[kind]
-    places: dict[int, list[float]] = {}
-    for row in rows:
-        place = whole if row["kind"] == "none" else row["count"]
-        places.setdefault(place, []).append(100 * row["score"])
-    across = sorted(places)
-    for place in across:
-        _dots(axis, place, places[place], colour)
-    axis.plot(across, [mean(places[place]) for place in across], color=colour, linewidth=1.5)
+    placed = grouped([row | {"place": whole if row["kind"] == "none" else row["count"]} for row in rows], "place")
+    places = {place: [100 * row["score"] for row in placed[place]] for place in sorted(placed)}
+    for place, values in places.items():
+        _dots(axis, place, values, colour)
+    across = list(places)
+    axis.plot(across, [mean(values) for values in places.values()], color=colour, linewidth=1.5)
     axis.set_xticks(across)
     axis.set_xlabel(ACROSS[kind])
 
 
 def _side_by_side(axis: Axes, rows: Sequence[Row]) -> None:
-    names = list(dict.fromkeys(row["variant"] for row in rows))
-    for place, name in enumerate(names):
-        values = [100 * row["score"] for row in rows if row["variant"] == name]
+    variants = grouped(rows, "variant")
+    for place, own in enumerate(variants.values()):
+        values = [100 * row["score"] for row in own]
         _dots(axis, place, values, MODEL_COLOURS[3])
         axis.hlines(mean(values), place - 0.3, place + 0.3, color=MODEL_COLOURS[3], linewidth=1.8)
-    axis.set_xticks(range(len(names)), [name.replace("-", " ") for name in names])
-    axis.set_xlim(-0.6, len(names) - 0.4)
+    axis.set_xticks(range(len(variants)), [name.replace("-", " ") for name in variants])
+    axis.set_xlim(-0.6, len(variants) - 0.4)
 
 
 def _dots(axis: Axes, place: float, values: Sequence[float], colour: str) -> None:
     """Draw dots side by side around one place."""
-    step = 0.3 / max(1, len(values) - 1)
-    across = [place + (number - (len(values) - 1) / 2) * step * (len(values) > 1) for number in range(len(values))]
+    middle = (len(values) - 1) / 2
+    across = [place + (number - middle) * 0.3 / max(1, len(values) - 1) for number in range(len(values))]
     axis.plot(across, values, linestyle="", marker="o", markersize=3.5, color=colour, alpha=0.45)

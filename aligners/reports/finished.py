@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from importlib import import_module
 from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
-from aligners.reports.kinds import KINDS, NAMES, make_report
+from aligners.reports.kinds import KINDS, file_name, make_report, maker
 from aligners.reports.page.run import CONFIG
 from aligners.reports.report import Report, Row
 
@@ -43,7 +42,7 @@ class FinishedRun(NamedTuple):
 
 def has_report(folder: Path) -> bool:
     """Whether a run's folder holds a report."""
-    return any((folder / f"{name}.json").is_file() for name in NAMES.values())
+    return any((folder / f"{file_name(kind)}.json").is_file() for kind in KINDS)
 
 
 def finished_run(folder: Path) -> FinishedRun:
@@ -52,10 +51,10 @@ def finished_run(folder: Path) -> FinishedRun:
     Raises:
         ValueError: it is no folder of a finished run: says what it is, or what it lacks.
     """
-    kinds = [kind for kind, name in NAMES.items() if (folder / f"{name}.json").is_file()]
+    kinds = [kind for kind in KINDS if (folder / f"{file_name(kind)}.json").is_file()]
     if not kinds:
         raise ValueError(f"Expected `run` to be the folder of a finished run, but {folder} {_what_it_is(folder)}")
-    content = _read(folder / f"{NAMES[kinds[0]]}.json")
+    content = _read(folder / f"{file_name(kinds[0])}.json")
     config = folder / CONFIG
     written = config.read_text(encoding="utf-8") if config.is_file() else ""
     report = _report(kinds[0], content, yaml.safe_load(written) or {})
@@ -94,7 +93,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _report(kind: str, content: Row, options: Row) -> Report:
     """Make a report again, from its rows and further tables, and those of the run's options that are about reports."""
-    takes = signature(import_module(KINDS[kind]).report).parameters
+    takes = signature(maker(kind)).parameters
     further = {name: value for name, value in {**options, **content}.items() if name in takes and name not in PARTS}
     try:
         return make_report(kind, content["meta"], content["rows"], **further)

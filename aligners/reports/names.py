@@ -1,4 +1,4 @@
-"""Names of models and sites for readers: in tables, titles, figures and file names."""
+"""Names of models, sites and scores for readers, and numbers and lists in words."""
 
 from __future__ import annotations
 
@@ -7,9 +7,17 @@ from collections.abc import Iterable, Sequence
 
 from aligners.reports.report import Row
 
-__all__ = ["file_names", "names_in_full", "short_names", "site_name", "with_short_names"]
+__all__ = [
+    "file_names", "fixed", "floor_words", "four_digits", "held_out_name", "listed", "markdown_table", "names_in_full",
+    "score_heading", "score_name", "score_words", "short_names", "site_name", "value_range", "with_short_names",
+]  # fmt: skip
 
 COLUMNS = ("model_x", "model_y", "model")  # of a row that name a model
+SCORES = {  # name -> in words, and as a heading
+    "accuracy": ("accuracy in %", "acc. %"), "mcc": ("Matthews correlation × 100", "MCC × 100"),
+    "f1": ("F1 × 100", "F1 × 100"), "pearson": ("Pearson correlation × 100", "r × 100"),
+    "spearman": ("Spearman correlation × 100", "ρ × 100"),
+}  # fmt: skip
 MOST_LETTERS = 40  # two such names fit in a title of 120 columns
 
 
@@ -76,3 +84,62 @@ def _cut(name: str) -> str:
         return name
     last = (MOST_LETTERS - 1) // 2
     return f"{name[: MOST_LETTERS - 1 - last]}…{name[-last:]}"
+
+
+# ---------------------------------------------------------------------- scores and numbers
+
+
+def score_name(rows: Sequence[Row]) -> str:
+    """Return the name of the first score in the rows, or `accuracy` if there is none."""
+    return next((row["score_name"] for row in rows if row.get("score_name")), "accuracy")
+
+
+def score_words(rows: Sequence[Row]) -> str:
+    """Name the score for an axis or a title, such as "accuracy in %" or "Matthews correlation × 100"."""
+    return SCORES[score_name(rows)][0]
+
+
+def score_heading(rows: Sequence[Row]) -> str:
+    """Name the score for the heading of a column, such as "acc. %"."""
+    return SCORES[score_name(rows)][1]
+
+
+def floor_words(rows: Sequence[Row]) -> str:
+    """Name the floor that gives every text the same answer: the majority class, or the mean number."""
+    return "mean number" if score_name(rows) in ("pearson", "spearman") else "majority class"
+
+
+def held_out_name(text: Row) -> str | None:
+    """The file or the split that the held-out texts of a report are, where they are not drawn from those to fit on."""
+    found = re.match("test: (.*?)(;|$)", str(text.get("split", "")))
+    return found and found[1]
+
+
+def fixed(value: float, form: str) -> str:
+    """Format a number, whose rounding to zero has no sign: 0.000, not -0.000."""
+    sign = form[: len(form) - len(form.lstrip("+- "))]
+    return format(value, form if form == "d" or "z" in form else f"{sign}z{form.removeprefix(sign)}")
+
+
+def four_digits(value: object) -> str:
+    """A value of a row for readers; empty where there is none."""
+    if value is None or value != value:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def markdown_table(headings: Iterable[str], rows: Iterable[Sequence[str]], rule: str) -> list[str]:
+    """The lines of a table: headings, the rule below them, rows."""
+    lines = ["| " + " | ".join(cells) + " |" for cells in (headings, *rows)]
+    return [lines[0], rule, *lines[1:]]
+
+
+def value_range(values: Sequence[float], form: str) -> str:
+    """`0.100 to 0.200`, or one number if both ends read the same."""
+    low, high = fixed(min(values), form), fixed(max(values), form)
+    return low if low == high else f"{low} to {high}"
+
+
+def listed(items: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return items[0] if len(items) == 1 else ", ".join(items[:-1]) + " and " + items[-1]

@@ -6,10 +6,10 @@ import csv
 import io
 import json
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lightning.pytorch as pl
 import torch
@@ -18,13 +18,13 @@ from rich.console import Console
 
 from aligners.files.whole import whole_file, write_text
 from aligners.fitting.outcomes import MARK
-from aligners.reports.names import names_in_full, with_short_names
-from aligners.reports.page.images import save_figure
-from aligners.reports.page.run import write_page
+from aligners.reports.kinds import make_report
+from aligners.reports.names import four_digits, markdown_table, names_in_full, site_name, with_short_names
+from aligners.reports.page.run import save_figure, write_page
 from aligners.reports.report import Report, Row
 from aligners.reports.screen import say, screen
 
-__all__ = ["csv_text", "environment", "publish", "show", "write"]
+__all__ = ["WriteReport", "csv_text", "environment", "publish", "show", "write"]
 
 PACKAGES = ("torch", "lightning", "transformers", "torchmetrics", "numpy")
 
@@ -107,21 +107,37 @@ def csv_text(rows: Sequence[Row]) -> str:
 
 def _markdown(report: Report) -> str:
     """Write the table to four digits, the sentences, and the models' full names."""
-    lines = [_line(report.columns.values()), "|" + "---|" * len(report.columns)]
-    lines += [_line(_cells(row, report.columns)) for row in with_short_names(report.rows)]
+    rows = [[four_digits(row[key]) for key in report.columns] for row in map(_one_site, with_short_names(report.rows))]
+    lines = markdown_table(report.columns.values(), rows, "|" + "---|" * len(report.columns))
     plain = (sentence.replace(MARK, f"\\{MARK}", sentence.startswith(MARK)) for sentence in report.sentences)
     said = "".join(f"- {sentence}\n" for sentence in plain)
     return "\n".join(lines) + "\n" + (f"\n{said}" if said else "") + names_in_full(report.rows)
 
 
-def _line(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
+def _one_site(row: Row) -> Row:
+    """A row whose `site_x` stands for both sites: `1→2` where they differ."""
+    return row if row["site_x"] == row["site_y"] else row | {"site_x": site_name((row["site_x"], row["site_y"]))}
 
 
-def _cells(row: Row, columns: Mapping[str, str]) -> Iterable[str]:
-    """Yield a row's cells; `site_x` and `site_y` share a column, `1→2` where they differ."""
-    if row["site_x"] != row["site_y"]:
-        row = row | {"site_x": f"{row['site_x']}→{row['site_y']}"}
-    for key in columns:
-        value: Any = row[key]
-        yield "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+class WriteReport(pl.Callback):
+    """Writes a report, shows it, and logs it to W&B if the run logs there.
+
+    When its test ends, the LightningModule has `rows` and `meta`, and `report_tables` if there are further tables.
+
+    Args:
+        kind: the kind of report, from `aligners.reports.kinds.KINDS`.
+        folder: where it is written.
+        options: further arguments of this kind of report.
+    """
+
+    def __init__(self, kind: str, folder: Path, **options: Any) -> None:
+        self.kind, self.folder, self.options = kind, folder, options
+
+    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Report on rank 0; all ranks hold the same rows."""
+        if not trainer.is_global_zero:
+            return
+        found = cast(Any, pl_module)
+        meta = {**found.meta, **environment(trainer)}
+        report = make_report(self.kind, meta, found.rows, **getattr(found, "report_tables", {}), **self.options)
+        publish(report, self.folder, trainer)

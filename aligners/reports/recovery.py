@@ -12,7 +12,7 @@ from rich.table import Table
 from aligners.fitting.outcomes import mark, trained_methods, what_did_not_train, worst_of
 from aligners.reports.drawing import HOLLOW, PANEL, dress, hollow_where_untrained, log_scale, method_looks, panels
 from aligners.reports.names import with_short_names
-from aligners.reports.report import Report, Row
+from aligners.reports.report import Report, Row, grouped, mean, where
 
 __all__ = ["report"]
 
@@ -20,51 +20,44 @@ __all__ = ["report"]
 def report(meta: Row, rows: Sequence[Row]) -> Report:
     """Make the report from one row for each map, strength, target and site."""
     shown = with_short_names(rows)
-    return Report(
-        "recover",
-        meta,
-        rows,
-        figures={"recover": partial(_figure, shown)},
-        screen=[_table(shown)],
-        sentences=[_closest(shown), *what_did_not_train(shown)],
-    )
+    figures, said = {"recover": partial(_figure, shown)}, [_closest(shown), *what_did_not_train(shown)]
+    return Report("recover", meta, rows, figures=figures, screen=[_table(shown)], sentences=said)
 
 
-def _means(rows: Sequence[Row], column: str) -> dict[str, dict[float, float]]:
-    """Method -> strength -> the mean of a column over targets and sites; NaN where one of them is no number."""
-    found: dict[str, dict[float, list[float]]] = {}
-    for row in rows:
-        value = np.nan if row[column] is None else row[column]
-        found.setdefault(row["method"], {}).setdefault(row["strength"], []).append(value)
-    return {name: {at: float(np.mean(each)) for at, each in of.items()} for name, of in found.items()}
+def _means(rows: Sequence[Row]) -> dict[str, dict[float, float]]:
+    """Method -> strength -> the mean FVU over targets and sites; NaN where one of them is no number."""
+    means: dict[str, dict[float, float]] = {}
+    for (method, strength), own in grouped(rows, "method", "strength").items():
+        means.setdefault(method, {})[strength] = mean(own, "fvu")
+    return means
 
 
-def _worst(rows: Sequence[Row], method: str, strength: float) -> Row:
-    """A row of a method at a strength: one that is not trained, if there is any."""
-    return worst_of(row for row in rows if (row["method"], row["strength"]) == (method, strength))
+def _worst(rows: Sequence[Row], method: str) -> list[Row]:
+    """A row of a method at each strength: one that is not trained, if there is any."""
+    return [worst_of(own) for own in grouped(where(rows, method=method), "strength").values()]
 
 
 def _table(rows: Sequence[Row]) -> Table:
-    means = _means(rows, "fvu")
+    means = _means(rows)
     table = Table(title=f"FVU on held-out rows of random INNs of {rows[0]['model_x']}, mean over targets and sites")
     table.add_column("method")
     for strength in next(iter(means.values())):
         table.add_column(f"strength {strength:g}", justify="right")
     for name, values in means.items():
-        worst = [_worst(rows, name, strength) for strength in values]
-        table.add_row(name, *(mark(f"{value:.4f}", row) for value, row in zip(values.values(), worst, strict=True)))
+        cells = zip(values.values(), _worst(rows, name), strict=True)
+        table.add_row(name, *(mark(f"{value:.4f}", row) for value, row in cells))
     return table
 
 
 def _figure(rows: Sequence[Row]) -> Figure:
     """Draw FVU against strength on logarithmic scales, a line for each method."""
     figure, (axis,) = panels(1, 1, PANEL, (1.9, 0.9))
-    means = _means(rows, "fvu")
+    means = _means(rows)
     looks, untrained = method_looks(means), False
     for name, values in means.items():
-        axis.plot(list(values), list(values.values()), label=name, **looks[name])
-        worst = [_worst(rows, name, strength) for strength in values]
-        untrained |= hollow_where_untrained(axis, list(values), list(values.values()), worst, looks[name])
+        places, heights = list(values), list(values.values())
+        axis.plot(places, heights, label=name, **looks[name])
+        untrained |= hollow_where_untrained(axis, places, heights, _worst(rows, name), looks[name])
     log_scale([axis])
     axis.set_ylabel("FVU: share of variance left unexplained")
     axis.set_title(f"random INNs of {rows[0]['model_x']}")
@@ -74,7 +67,7 @@ def _figure(rows: Sequence[Row]) -> Figure:
 
 def _closest(rows: Sequence[Row]) -> str:
     trained = set(trained_methods(rows))
-    means = _means([row for row in rows if row["method"] in trained], "fvu")
+    means = _means([row for row in rows if row["method"] in trained])
     if not means:
         return "No map was trained at every site."
     strengths = list(next(iter(means.values())))

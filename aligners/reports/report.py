@@ -1,15 +1,17 @@
-"""The findings of a run, ready to be written, shown and logged."""
+"""The findings of a run, ready to be written and shown, and what reports do with rows: choose, group, average."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 from rich.table import Table
 
-__all__ = ["Report", "Row"]
+__all__ = ["Report", "Row", "distinct", "grouped", "largest", "mean", "number", "site_pairs", "where"]
 
 Row = dict[str, Any]
 
@@ -27,6 +29,7 @@ class Report:
         figures: name of the file -> function that draws it.
         screen: tables to show, with short names of models.
         note: a line below them.
+        title: of its page; default: its name.
         sentences: the findings in words.
         files: name of the files for the last line on screen.
     """
@@ -39,5 +42,47 @@ class Report:
     figures: Mapping[str, Callable[[], Figure]] = field(default_factory=dict)
     screen: Sequence[Table] = ()
     note: str = ""
+    title: str = ""
     sentences: Sequence[str] = ()
     files: str = "Report and figures"
+
+
+def where(rows: Iterable[Row], **values: object) -> list[Row]:
+    """The rows whose columns have these values."""
+    return [row for row in rows if all(row[column] == value for column, value in values.items())]
+
+
+def grouped(rows: Iterable[Row], *columns: str) -> dict[Any, list[Row]]:
+    """Values of columns that occur together (of one column: its values) -> their rows, in order of appearance."""
+    groups: dict[Any, list[Row]] = {}
+    for row in rows:
+        key = tuple(row.get(column) for column in columns)
+        groups.setdefault(key if len(columns) > 1 else key[0], []).append(row)
+    return groups
+
+
+def distinct(rows: Iterable[Row], *columns: str) -> list[Any]:
+    """The values of columns that occur together (of one column: its values), in order of appearance."""
+    return list(grouped(rows, *columns))
+
+
+def site_pairs(rows: Iterable[Row]) -> list[tuple[int, int]]:
+    """The site pairs of rows that have sites, in order of appearance."""
+    return distinct((row for row in rows if row["site_x"] is not None), "site_x", "site_y")
+
+
+def number(value: float | None) -> float:
+    """Return the value, or NaN for None, which is not drawn."""
+    return math.nan if value is None else value
+
+
+def mean(rows: Iterable[Row], column: str, *, known: bool = False) -> float:
+    """The mean of a column; NaN if a row has no value or, with `known`, if none has."""
+    values = np.array([number(row[column]) for row in rows], dtype=float)
+    values = values[~np.isnan(values)] if known else values
+    return float(np.mean(values)) if values.size else math.nan
+
+
+def largest(rows: Iterable[Row], column: str) -> float | None:
+    """The largest value of a column; None if no row has one."""
+    return max((row[column] for row in rows if row[column] is not None), default=None)

@@ -1,16 +1,22 @@
-"""Tables and lines of text on screen."""
+"""The terminal and the desktop: tables and lines of text on screen, and files opened in the browser."""
 
 from __future__ import annotations
 
+import os
 import sys
+import webbrowser
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["TitledTable", "say", "screen", "site_table", "title_of"]
+__all__ = ["TitledTable", "WhenToOpen", "open_where_there_is_a_desktop", "say", "screen", "site_table", "title_of"]
+
+WhenToOpen = Literal["auto", "true", "false"]
 
 
 class TitledTable(Table):
@@ -67,3 +73,22 @@ def screen() -> Console:
 def say(console: Console, line: str, style: str | None = None) -> None:
     """Print a line of text: folded on a terminal, whole in a file or a pipe."""
     console.print(line, style=style, highlight=False, soft_wrap=not console.is_terminal)
+
+
+def open_where_there_is_a_desktop(path: Path, wanted: WhenToOpen = "auto") -> bool:
+    """Open a file in the browser, and tell whether it was.
+
+    Args:
+        path: of the file.
+        wanted: `auto`: where a person sits at a desktop; `true`: wherever a browser is found; `false`: never.
+    """
+    if wanted == "false" or (wanted == "auto" and not _desktop()):
+        return False
+    return webbrowser.open(path.resolve().as_uri())
+
+
+def _desktop() -> bool:
+    """Whether the process has a terminal, on this machine, and a display."""
+    if not sys.stdout.isatty() or os.environ.get("SSH_CONNECTION"):
+        return False
+    return sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))

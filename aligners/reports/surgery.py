@@ -11,11 +11,10 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from aligners.finetuning.truncating import MEAN
-from aligners.reports.drawing import heat_map, layer_grid, panels
-from aligners.reports.names import with_short_names
-from aligners.reports.report import Report, Row
+from aligners.reports.drawing import heat_map, label, layer_grid, panels
+from aligners.reports.names import floor_words, score_words, with_short_names
+from aligners.reports.report import Report, Row, grouped, where
 from aligners.reports.screen import site_table
-from aligners.reports.words import floor_words, score_words
 
 __all__ = ["report", "skipping_figure", "surgery_table", "truncation_figure"]
 
@@ -30,16 +29,9 @@ HEADS: dict[str, dict[str, Any]] = {  # Okabe and Ito's green, blue and orange, 
 def report(meta: Row, rows: Sequence[Row]) -> Report:
     """Make the report from one row for each model and condition."""
     shown, majority = with_short_names(rows), meta["majority_score"]
-    return Report(
-        "surgery",
-        meta,
-        rows,
-        figures={
-            "truncation": partial(truncation_figure, shown, majority),
-            "skipping": partial(skipping_figure, shown, majority),
-        },
-        screen=[surgery_table(shown, majority)],
-    )
+    draw = {"truncation": truncation_figure, "skipping": skipping_figure}
+    figures = {name: partial(each, shown, majority) for name, each in draw.items()}
+    return Report("surgery", meta, rows, figures=figures, screen=[surgery_table(shown, majority)])
 
 
 def surgery_table(rows: Sequence[Row], majority: float) -> Table:
@@ -52,9 +44,9 @@ def surgery_table(rows: Sequence[Row], majority: float) -> Table:
     )
     sites = sorted({row["site"] for row in cut})
     table = site_table(title, ["model", "head"], [], {"": [str(site) for site in sites]})
-    for model, kind in dict.fromkeys((row["model"], row["kind"]) for row in cut):
-        own = {row["site"]: row["score"] for row in cut if (row["model"], row["kind"]) == (model, kind)}
-        cells = ["" if own.get(site) is None else f"{100 * own[site]:.1f}" for site in sites]
+    for (model, kind), own in grouped(cut, "model", "kind").items():
+        scores = {row["site"]: f"{100 * row['score']:.1f}" for row in own if row["score"] is not None}
+        cells = [scores.get(site, "") for site in sites]
         table.add_row(model, kind, *cells, style="bold" if model == MEAN else None)
     return table
 
@@ -66,11 +58,10 @@ def truncation_figure(rows: Sequence[Row], majority: float) -> Figure:
     """
     figure, (axis,) = panels(1, 1, (7.6, 3.9), (0, 0))
     for kind, style in HEADS.items():
-        own = [row for row in rows if row["kind"] == kind]
-        models = list(dict.fromkeys(row["model"] for row in own))
-        for model in models:
+        models = grouped(where(rows, kind=kind), "model")
+        for model, own in models.items():
             main = model == MEAN or len(models) == 1
-            line = [row for row in own if row["model"] == model and row["score"] is not None]
+            line = [row for row in own if row["score"] is not None]
             _line(axis, line, style, main=main)
             if line and not main and MEAN not in models:  # models of different depths have no mean
                 axis.annotate(model, (line[-1]["site"], 100 * line[-1]["score"]), fontsize=6)
@@ -100,15 +91,14 @@ def skipping_figure(rows: Sequence[Row], majority: float) -> Figure:
 
     Each model has a panel; the mean of several has the first.
     """
-    spans = [row for row in rows if row["kind"] == "skip"]
-    models = sorted(dict.fromkeys(row["model"] for row in spans), key=lambda name: name != MEAN)
-    native = {row["model"]: row["score"] for row in rows if row["kind"] == "native"}
+    spans = where(rows, kind="skip")
+    models = sorted(grouped(spans, "model").items(), key=lambda item: item[0] != MEAN)
+    native = {row["model"]: row["score"] for row in where(rows, kind="native")}
     values = [row["score"] for row in spans if row["score"] is not None]
     ends = [min([*values, majority]), max([*values, *(v for v in native.values() if v is not None)])]
     size = max(2.4, 0.42 * max(row["last"] for row in spans))
     figure, axes = panels(len(models), ABREAST, (size + 0.5, size + 0.7), (1.2, 0.4), boxed=True, font=8)
-    for axis, model in zip(axes, models, strict=True):
-        own = [row for row in spans if row["model"] == model]
+    for axis, (model, own) in zip(axes, models, strict=True):
         blocks = range(1, max(row["last"] for row in own) + 1)
         grid = layer_grid(((row["first"], row["last"], row["score"]) for row in own), blocks, blocks)
         image = heat_map(axis, grid, blocks, blocks, *ends)
@@ -116,6 +106,5 @@ def skipping_figure(rows: Sequence[Row], majority: float) -> Figure:
         axis.set_title(f"{model}{whole}", fontsize=8)
     bar = figure.colorbar(image, ax=axes, shrink=0.7, pad=0.02, label=f"held-out texts: {rows[0]['score_name']}")
     bar.ax.axhline(majority, color="#D55E00", linestyle=":", linewidth=1.5)
-    figure.supylabel("first block skipped", fontsize=9)
-    figure.supxlabel(f"last block skipped (dotted on the scale: {floor_words(rows)})", fontsize=9)
+    label(figure, f"last block skipped (dotted on the scale: {floor_words(rows)})", "first block skipped")
     return figure

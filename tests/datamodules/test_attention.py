@@ -8,7 +8,7 @@ import torch
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.evaluation import ErrorsEvaluation
 from aligners.maps.linear import Linear
-from aligners.reports.attention import report
+from aligners.reports.kinds import make_report
 from datamodules.attention import PairedAttention
 from datamodules.text.sources import TextSource
 from tests.runs import quiet_trainer
@@ -63,7 +63,7 @@ def test_maps_are_fitted_and_measured_on_held_out_texts(world: World) -> None:
     trainer.test(evaluation, datamodule=data, verbose=False)
     assert [(row["site_x"], row["site_y"]) for row in evaluation.rows] == [(1, 1), (2, 3)]
     assert all(0 < row["fvu"] < 2 and 0 < row["mse"] < 1 and row["mse_fit"] > 0 for row in evaluation.rows)
-    assert report(evaluation.meta, evaluation.rows).name == "attention"
+    assert make_report("attention", evaluation.meta, evaluation.rows).name == "attention"
 
 
 def test_what_has_no_attention_is_refused(world: World) -> None:

@@ -9,7 +9,7 @@ from jsonargparse import ArgumentParser
 from aligners.cli.options import add_data_and_trainer, command_parser, options_of
 from aligners.cli.run import instantiate, start
 from aligners.fitting.pricing.evaluation import BijectionPrice
-from aligners.reports.callback import WriteReport
+from aligners.reports.publishing import WriteReport
 from datamodules.paired import PairedActivations
 
 __all__ = ["parser", "run"]

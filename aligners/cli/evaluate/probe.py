@@ -14,7 +14,7 @@ from aligners.fitting.storage.bank import StoredBank, load_bank
 from aligners.injection.stitched import between_two_models
 from aligners.probing.across.evaluation import ProbesAcrossMaps
 from aligners.probing.reading import check_annotated
-from aligners.reports.callback import WriteReport
+from aligners.reports.publishing import WriteReport
 from datamodules.paired import PairedActivations
 from datamodules.rows.policies import policy_of
 

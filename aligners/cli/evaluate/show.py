@@ -9,9 +9,9 @@ from jsonargparse import ArgumentParser
 
 from aligners.cli.options import add_traceback
 from aligners.reports.finished import finished_run
-from aligners.reports.opening import Wanted, open_where_there_is_a_desktop
 from aligners.reports.page.run import PAGE, write_page
 from aligners.reports.publishing import show
+from aligners.reports.screen import WhenToOpen, open_where_there_is_a_desktop
 
 __all__ = ["parser", "run"]
 
@@ -25,7 +25,7 @@ def parser() -> ArgumentParser:
     )
     made.add_argument("run", type=Path, help="Folder of the run.")
     made.add_argument(
-        "--open", type=Wanted, default="auto",
+        "--open", type=WhenToOpen, default="auto",
         help="Whether to open the page in a browser: `auto` where there is a desktop, `true`, or `false`.",
     )  # fmt: skip
     add_traceback(made)

@@ -11,7 +11,7 @@ from aligners.cli.options import add_data_and_trainer, command_parser, options_o
 from aligners.cli.run import start
 from aligners.finetuning.training import FinetuningRecipe
 from aligners.finetuning.truncating import HEADS, SurgeryEvaluation
-from aligners.reports.callback import WriteReport
+from aligners.reports.publishing import WriteReport
 from datamodules.labelled import LabelledTexts
 
 __all__ = ["parser", "run"]

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from jsonargparse import ArgumentParser
 
 from aligners.cli.options import add_traceback
-from aligners.reports.tracking.runs import PROJECT, logged_in
-from aligners.reports.tracking.workspace import CURVES, workspace
+from aligners.reports.tracking import CURVES, PROJECT, logged_in, workspace
 
 __all__ = ["parser", "run"]
 

@@ -11,7 +11,7 @@ from aligners.cli.run import instantiate, start
 from aligners.probing.evaluation import ProbeExperiment
 from aligners.probing.reading import check_annotated
 from aligners.probing.storing import PROBES
-from aligners.reports.callback import WriteReport
+from aligners.reports.publishing import WriteReport
 from datamodules.layers import LayerActivations
 
 __all__ = ["parser", "run"]

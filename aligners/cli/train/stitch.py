@@ -12,7 +12,7 @@ from aligners.cli.run import start
 from aligners.fitting.storage.earlier import STITCHING
 from aligners.injection.stitching.evaluation import StitchingEvaluation
 from aligners.injection.stitching.training import Stitching
-from aligners.reports.callback import WriteReport
+from aligners.reports.publishing import WriteReport
 from callbacks.checkpoint import SaveStitching
 from datamodules.model_texts import ModelTexts
 

@@ -1,42 +1,42 @@
-"""The report of one run as an HTML file that needs nothing else: no network, no other file."""
+"""The report of one run as an HTML file that needs nothing else: its findings, figures, tables and settings."""
 
 from __future__ import annotations
 
 import base64
+import io
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from PIL import Image
+from rich.table import Table
+from rich.text import Text
 
 from aligners.files.whole import write_text
-from aligners.reports.names import short_names
-from aligners.reports.page.images import alt_text, size
-from aligners.reports.page.tables import page_tables
-from aligners.reports.page.templates import rendered
+from aligners.fitting.outcomes import MARK
+from aligners.reports.names import four_digits, held_out_name, short_names, with_short_names
 from aligners.reports.report import Report, Row
-from aligners.reports.words import held_out_name
+from aligners.reports.screen import title_of
+from aligners.reports.templates import page as rendered
+from aligners.reports.templates import sentences
 
-__all__ = ["CONFIG", "PAGE", "models_of", "write_page"]
+__all__ = [
+    "CONFIG", "PAGE", "Cell", "Line", "PageTable", "alt_text", "models_of", "page_tables", "save_figure", "size",
+    "write_page",
+]  # fmt: skip
 
 PAGE, CONFIG = "report.html", "config.yaml"
 MOST_BYTES = 2_000_000  # of images in a page
-TITLES = {
-    "attention": "Maps between attention weights",
-    "bijection": "The price of a bijection",
-    "finetuning": "Fine-tuned classifiers",
-    "probes_across": "Probes across maps",
-    "probing": "What is encoded",
-    "recover": "Known bijections recovered",
-    "report": "Injection",
-    "similarity": "Similarity of layers",
-    "stitching": "Stitching",
-    "summary": "Fit",
-    "surgery": "Truncated and skipped layers",
-    "universe": "One space for many models",
-}
 MOST_NAMES = 4
 SENTENCES = re.compile(r"\n|(?<=[\w%)][.]) (?=[A-Z])")  # where one ends and the next begins
+MOST_ROWS = 400  # of all rows; the CSV file has the others
+ROLES = {"green": "ceiling", "dim": "floor", "bold": "mean"}  # what a row's style on screen means
+ENTRY = "Description"  # of the PNG's text
+MOST_DRAWN = 8
 
 
 def write_page(report: Report, folder: Path) -> Path:
@@ -69,53 +69,165 @@ def write_page(report: Report, folder: Path) -> Path:
 
 def models_of(meta: Row) -> list[Mapping[str, Any]]:
     """Name, revision and fingerprint of each model, as far as the report says."""
-    models = meta.get("models", [])
+    models = meta.get("models") or []
     return [model for model in (models.values() if isinstance(models, dict) else models) if isinstance(model, Mapping)]
 
 
 def _title(report: Report) -> str:
     names = list(short_names(str(model["name"]) for model in models_of(report.meta)).values())
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    kind = TITLES.get(report.name, report.name.capitalize())
+    kind = report.title or report.name.capitalize()
     return f"{kind}: {', '.join(names[:MOST_NAMES])}{more}" if names else kind
 
 
 def _about(report: Report, folder: Path) -> str:
     """The run, its texts and its device in one line."""
     text = report.meta.get("text", {})
-    counts = text.get("n_texts", {})
-    said = [f"Run {folder.name}"]
-    source = f"texts of {Path(str(text.get('source'))).name}{_counted(counts, held_out_name(text))}"
-    said += [source] if text.get("source") else []
-    said += [str(report.meta["device"])] if report.meta.get("device") else []
-    return "; ".join(said) + "."
-
-
-def _counted(counts: Mapping[str, int], held_out: str | None) -> str:
-    of_another = f" from {Path(held_out).name}" if held_out else ""
-    parts = {"fit": "to fit on", "validation": "to watch training on", "test": f"held out{of_another}"}
-    said = [f"{counts[split]:,} {words}" for split, words in parts.items() if counts.get(split)]
-    return f" ({', '.join(said)})" if said else ""
+    (said,) = sentences(
+        "about_run", run=folder.name, source=text.get("source") and Path(str(text["source"])).name,
+        counts=text.get("n_texts", {}), held_out=Path(held_out_name(text) or "").name, device=report.meta.get("device"),
+    )  # fmt: skip
+    return said
 
 
 def _figures(paths: Iterable[Path]) -> list[Row]:
     """Each image that is there, inlined as long as the page does not become too large."""
-    found, room = list[Row](), MOST_BYTES
-    for path in paths:
-        if not path.is_file():
-            continue
+    figures, room = list[Row](), MOST_BYTES
+    for path in filter(Path.is_file, paths):
         image = path.read_bytes()
         title = path.stem.replace("_", " ").replace("fvu", "FVU")
-        shown: Row = {"name": path.stem, "title": title, "png": "", "alt": alt_text(image)}
+        figures.append({"name": path.stem, "title": title, "png": "", "alt": alt_text(image)})
         if len(image) <= room:
             room -= len(image)
             width, height = size(image)
-            shown |= {"png": base64.b64encode(image).decode(), "width": width, "height": height}
-        found.append(shown)
-    return found
+            figures[-1] |= {"png": base64.b64encode(image).decode(), "width": width, "height": height}
+    return figures
 
 
-def _versions(meta: Row) -> Sequence[str]:
-    ranks = [f"{meta['device']}, {meta.get('ranks', 1)} rank{'s' if meta.get('ranks', 1) > 1 else ''}"] \
-        if meta.get("device") else []  # fmt: skip
-    return [*(f"{name} {version}" for name, version in meta.get("versions", {}).items()), *ranks]
+def _versions(meta: Row) -> list[str]:
+    ranks = meta.get("ranks", 1)
+    device = [f"{meta['device']}, {ranks} rank{'s' * (ranks > 1)}"] if meta.get("device") else []
+    return [*(f"{name} {version}" for name, version in meta.get("versions", {}).items()), *device]
+
+
+class Cell(NamedTuple):
+    """A cell: what it shows, and what it is sorted by, a number where it is one."""
+
+    value: str
+    key: float | str
+
+
+class Line(NamedTuple):
+    """A row: its cells, and its role, which its look shows."""
+
+    cells: Sequence[Cell]
+    role: str = ""
+
+
+class PageTable(NamedTuple):
+    """A table of a page: name of its anchor, title, caption, headings, rows."""
+
+    name: str
+    title: str
+    caption: str
+    headings: Sequence[str]
+    rows: Sequence[Line]
+
+
+def page_tables(report: Report) -> list[PageTable]:
+    """Those of the screen, then all rows, with short names of models."""
+    titles = [title_of(table) for table in report.screen]
+    shown = [_of_screen(table, n, titles.count(titles[n - 1]) > 1) for n, table in enumerate(report.screen, start=1)]
+    return [*shown, _of_rows(report)] if report.rows else shown
+
+
+def _of_screen(table: Table, number: int, one_of_several: bool) -> PageTable:
+    """A table of the screen; where several have one title, the groups of its columns are part of it."""
+    columns = [[_plain(cell) for cell in column.cells] for column in table.columns]
+    lines = [
+        Line([Cell(text, _sorted_by(text)) for text in texts], ROLES.get(str(row.style or ""), ""))
+        for texts, row in zip(zip(*columns, strict=True), table.rows, strict=True)
+    ]
+    caption = "Sort with the headings."
+    if any(line.role == "ceiling" for line in lines):
+        caption += " Bold: ceilings. Grey: floors."
+    if any(cell.value.endswith(MARK) for line in lines for cell in line.cells):
+        caption += f" {MARK}: untrained start, or diverged (see the findings)."
+    headings, groups, group = list[str](), list[str](), ""
+    for column in table.columns:  # what stands above several columns is repeated in each of them
+        above, _, below = _plain(column.header).partition("\n")
+        groups.append(above.strip())
+        group = above.strip() or group if below else group
+        headings.append(" · ".join(filter(None, (group, below))) if below else above.strip() or "of")
+    title, named = title_of(table) or f"Table {number}", ", ".join(dict.fromkeys(filter(None, groups)))
+    title = f"{title}: {named}" if one_of_several and named else title
+    return PageTable(f"table-{number}", title, caption, headings, lines)
+
+
+def _plain(content: Any) -> str:
+    return Text.from_markup(content).plain if isinstance(content, str) else str(content)
+
+
+def _sorted_by(text: str) -> float | str:
+    """The number that a cell begins with, or its text."""
+    first = text.replace(",", "").replace("−", "-").rstrip("*%").split()
+    try:
+        return float(first[0])
+    except (IndexError, ValueError):
+        return text
+
+
+def _of_rows(report: Report) -> PageTable:
+    rows = with_short_names(report.rows[:MOST_ROWS])
+    keys = [key for key in report.rows[0] if any(row.get(key) is not None for row in rows)]
+    count = f"{len(report.rows):,} rows"
+    held = f"The first {MOST_ROWS} of {count}" if len(report.rows) > MOST_ROWS else f"All {count}"
+    caption = f"{held}, to four digits; {report.name}.csv has them in full. Columns without a value are left out."
+    roles = [str(row.get("role")) if row.get("role") in ROLES.values() else "" for row in rows]
+    lines = [Line([_value(row[key]) for key in keys], role) for row, role in zip(rows, roles, strict=True)]
+    return PageTable("all-rows", "All rows", caption, keys, lines)
+
+
+def _value(value: Any) -> Cell:
+    text = four_digits(value)
+    return Cell(text, float(value) if isinstance(value, int | float) and not isinstance(value, bool) else text)
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure as PNG, with its description."""
+    figure.savefig(path, dpi=130, format="png", metadata={ENTRY: _described(figure)})
+
+
+def alt_text(image: bytes) -> str:
+    """The description that an image carries; images of earlier versions carry none."""
+    with Image.open(io.BytesIO(image)) as found:
+        return str(found.info.get(ENTRY) or "A figure without a description: its values are in the tables.")
+
+
+def size(image: bytes) -> tuple[int, int]:
+    """Width and height of an image in pixels."""
+    with Image.open(io.BytesIO(image)) as found:
+        return found.size
+
+
+def _described(figure: Figure) -> str:
+    """Say what a figure shows: its panels, what its axes measure, and what is drawn."""
+    panels = [axis for axis in figure.axes if axis.has_data() and axis.get_label() != "<colorbar>"]
+    titles = list(dict.fromkeys(title for axis in panels if (title := axis.get_title().replace("\n", " "))))
+    up, across = (_listed([figure_label(), *(label(axis) for axis in panels)]) for figure_label, label in (
+        (figure.get_supylabel, Axes.get_ylabel), (figure.get_supxlabel, Axes.get_xlabel),
+    ))  # fmt: skip
+    legends = [*figure.legends, *(axis.get_legend() for axis in figure.axes)]
+    drawn = _listed([text.get_text() for legend in legends if legend is not None for text in legend.get_texts()])
+    kind = "Heat map" if any(axis.images or (axis.collections and not axis.lines) for axis in panels) else "Chart"
+    count = "" if len(panels) == 1 else f" of {len(panels)} panels"
+    named = {"vertical axis": up, "horizontal axis": across, "drawn": drawn}
+    said = [f"{kind}{count}{f' ({_listed(titles)})' if titles else ''}"]
+    said += [f"{name}: {what}" for name, what in named.items() if what]
+    return "; ".join(said) + "."
+
+
+def _listed(names: Sequence[str]) -> str:
+    every = list(dict.fromkeys(name.replace("\n", " ") for name in names if name))
+    more = len(every) - MOST_DRAWN
+    return ", ".join(every[:MOST_DRAWN]) + (f" and {more} more" if more > 0 else "")

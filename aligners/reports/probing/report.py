@@ -1,21 +1,40 @@
-"""The report on probes: one table and one figure by layer, each score beside its controls."""
+"""The report on probes: each score beside its controls by layer, and how far probes compress labels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from scipy.stats import spearmanr
 
+from aligners.reports.drawing import ABREAST, MODEL_COLOURS, PANEL, dress, line_look, lines_by_site, panels
 from aligners.reports.names import short_names, with_short_names
-from aligners.reports.probing.codes import codes_figure, codes_in_words, codes_tables
-from aligners.reports.probing.figures import layers_figure, ranks_figure, trees_figure
-from aligners.reports.probing.limits import unfinished_in_words
-from aligners.reports.probing.lines import BASELINES, MEASURES, Line, lines_of, ranks_of, sites_of, tasks_of
-from aligners.reports.report import Report, Row
+from aligners.reports.probing.figures import (
+    BASELINES,
+    MEASURES,
+    Line,
+    layers_figure,
+    lines_of,
+    ranks_figure,
+    ranks_of,
+    site_word,
+    sites_of,
+    trees_figure,
+)  # fmt: skip
+from aligners.reports.report import Report, Row, distinct, grouped, largest, mean, where
 from aligners.reports.screen import TitledTable, site_table
+from aligners.reports.templates import sentences
 
-__all__ = ["report"]
+__all__ = ["codes_figure", "codes_in_words", "codes_tables", "report"]
+
+KINDS: dict[str, tuple[str, bool]] = {  # what is said -> source, and whether it is asked the control task
+    "model": ("model", False),
+    "untrained": ("untrained", False),
+    "control task": ("model", True),
+}
 
 
 def report(
@@ -36,7 +55,7 @@ def report(
         codelengths: bits of all labels, of each edge probe and control.
         portions: bits of a label in each portion, likewise.
     """
-    shown = with_short_names(rows)
+    shown, codes = with_short_names(rows), with_short_names(codelengths)
     names = short_names(row["model"] for row in rows)
     figures: dict[str, Callable[[], Figure]] = {"probing": partial(layers_figure, shown)}
     if len(ranks_of(shown)) > 1:
@@ -44,39 +63,21 @@ def report(
     if trees:
         figures["probing_trees"] = partial(trees_figure, [row | {"model": names[row["model"]]} for row in trees])
     if codelengths:
-        figures["probing_codes"] = partial(codes_figure, *map(with_short_names, (codelengths, portions)))
-    models = list(dict.fromkeys(row["model"] for row in shown))
-    return Report(
-        "probing",
-        meta,
-        rows,
-        tables={"mixes": mixes, "trees": trees, "codelengths": codelengths, "portions": portions},
-        figures=figures,
-        screen=[
-            *(_table([row for row in shown if row["model"] == model], model) for model in models),
-            *codes_tables(with_short_names(codelengths)),
-        ],
-        note="In hundredths, held-out sentences, ± half the 95 % interval over sentences. Site 0 is lexical: the "
-        "embeddings alone. Untrained: the same probe on a twin with fresh weights. Control task: each word's label is "
-        "drawn for it. Selectivity: what is left of the score without what the control task gets. Baseline: the most "
-        "frequent label, or a chain of the words in their order.",
-        sentences=[
-            *_read(meta),
-            *unfinished_in_words(meta),
-            *(said for model in models for said in _found(shown, model, len(models) > 1)),
-            *(said for model in models for said in _below(shown, model, len(models) > 1)),
-            *codes_in_words(with_short_names(codelengths), shown),
-        ],
-    )
+        figures["probing_codes"] = partial(codes_figure, codes, with_short_names(portions))
+    models = grouped(shown, "model")
+    about = {"models": list(models), "best": list(_best(shown)), "uninformed": _uninformed(shown)}
+    said = [*sentences("probing", meta=meta, rows=shown, **about), *codes_in_words(codes, shown)]
+    screen = [*(_table(own, model) for model, own in models.items()), *codes_tables(codes)]
+    tables = {"mixes": mixes, "trees": trees, "codelengths": codelengths, "portions": portions}
+    return Report("probing", meta, rows, tables=tables, figures=figures, screen=screen, sentences=said)
 
 
 def _table(rows: Sequence[Row], model: str) -> TitledTable:
     """Make the table of a model: a line for each score and control, sites across."""
     sites = sites_of(rows)
-    names = ["mix" if site is None else str(site) for site in sites]
+    names = [site_word(site) for site in sites]
     table = site_table(f"{model}: what probes find, by layer", ["task", "score"], ["baseline"], {"": names})
-    for task, _ in tasks_of(rows):
-        own = [row for row in rows if row["task"] == task]
+    for task, own in grouped(rows, "task").items():
         floor = next(row for row in own if row["source"] in BASELINES)
         ranks = ranks_of(own)
         for rank in ranks:
@@ -99,69 +100,119 @@ def _cell(row: Row | None, line: Line) -> str:
 # ---------------------------------------------------------------------- sentences
 
 
-def _read(meta: Row) -> list[str]:
-    """Say what was read, and what was left out."""
-    kept, dropped = (meta.get(name, {}) for name in ("sentences", "sentences_dropped"))
-    said = []
-    if kept:
-        watched = f"stopped on {kept['validation']:,} validation sentences, " if "validation" in kept else ""
-        asked = f"asked of {kept['test']:,} held-out ones"
-        said.append(f"Probes were trained on {kept['fit']:,} sentences, {watched}and {asked}.")
-    if sum(dropped.values()):
-        said.append(
-            f"{sum(dropped.values()):,} sentences were left out, because a model does not read all of their words."
-        )
-    read = meta.get("text", {}).get("annotated", [])
-    return [*said, *(f"Read: {each}." for each in read if each)]
+def _best(rows: Sequence[Row]) -> Iterator[Row]:
+    """For each model and task: where it is read best, and how that compares with its controls."""
+    for model, task, probe in distinct(rows, "model", "task", "probe"):
+        own = [row for row in where(rows, model=model, task=task) if row["score"] is not None]
+        if read := where(own, source="model"):
+            yield {
+                "model": model,
+                "measure": next(iter(MEASURES[probe].values())),
+                "best": max(read, key=lambda row: row["score"]),
+                "lexical": next((row["score"] for row in where(read, site=0)), None),
+                "untrained": largest(where(own, source="untrained"), "score"),
+            }
 
 
-def _found(rows: Sequence[Row], model: str, several: bool) -> Iterator[str]:
-    """Say where each task is read best, and how that compares with its controls."""
-    begins = f"{model}: " if several else ""
-    for task, probe in tasks_of(rows):
-        own = [row for row in rows if (row["model"], row["task"]) == (model, task) and row["score"] is not None]
-        read = [row for row in own if row["source"] == "model"]
-        if read:
-            best = max(read, key=lambda row: row["score"])
-            yield f"{begins}{_best(best, own, task, next(iter(MEASURES[probe].values())))}"
-    for row in rows:
-        if row["model"] == model and row["centre_of_gravity"] is not None:
-            centre = row["centre_of_gravity"]
-            yield f"{begins}{row['task']}: the learned mix has its centre of gravity at layer {centre:.2f}."
-
-
-def _below(rows: Sequence[Row], model: str, several: bool) -> Iterator[str]:
-    """Name the probes that are no better than what is said without any state."""
-    for task, probe in tasks_of(rows):
-        own = [row for row in rows if (row["model"], row["task"]) == (model, task)]
+def _uninformed(rows: Sequence[Row]) -> Iterator[Row]:
+    """For each model, task and measure: the probes that are no better than what is said without any state."""
+    for model, task, probe in distinct(rows, "model", "task", "probe"):
+        own = where(rows, model=model, task=task)
         floor = next(row for row in own if row["source"] in BASELINES)
-        read = [row for row in own if row["source"] == "model"]
         for column, measure in MEASURES[probe].items():
             least = floor[column] or 0.0
-            low = [_place(row, column) for row in read if row[column] is not None and row[column] <= least]
+            read = [row for row in where(own, source="model") if row[column] is not None and row[column] <= least]
+            low = [{**row, "score": row[column]} for row in read]
             if low:
-                said = f"{task}: no better than the baseline ({floor['source']}, {measure} {_hundredths(least)})"
-                ends = "Of these states the probe has found out nothing."
-                yield f"{f'{model}: ' if several else ''}{said}: {', '.join(low)}. {ends}"
+                yield {"model": model, "task": task, "measure": measure, "floor": floor, "least": least, "low": low}
 
 
-def _place(row: Row, column: str) -> str:
-    where = "the mix" if row["site"] is None else f"site {row['site']}"
-    rank = "" if row["rank"] is None else f", rank {row['rank']},"
-    return f"{where}{rank} with {_hundredths(row[column])}"
+def _of(rows: Sequence[Row], kind: str) -> list[Row]:
+    return [row for row in rows if (row["source"], row["control"]) == KINDS[kind]]
 
 
-def _best(best: Row, own: Sequence[Row], task: str, measure: str) -> str:
-    where = "in the mix" if best["site"] is None else f"at site {best['site']}"
-    said = f"{task}: {measure} {_hundredths(best['score'])} {where}"
-    lexical = [row["score"] for row in own if row["source"] == "model" and row["site"] == 0]
-    twins = [row["score"] for row in own if row["source"] == "untrained"]
-    beside = [f"{_hundredths(lexical[0])} at site 0"] if lexical else []
-    beside += [f"at most {_hundredths(max(twins))} untrained"] if twins else []
-    if best["selectivity"] is not None:
-        beside.append(f"selectivity {_hundredths(best['selectivity'])}")
-    return f"{said} ({', '.join(beside)})." if beside else f"{said}."
+def codes_tables(rows: Sequence[Row]) -> Iterator[TitledTable]:
+    """A table for each model: compression of each task, sites across."""
+    for model, of_model in grouped(rows, "model").items():
+        sites = sites_of(of_model)
+        title = f"{model}: uniform code over codelength, by layer"
+        table = site_table(title, ["task", "sent by"], ["by frequencies"], {"": [site_word(site) for site in sites]})
+        for task, own in grouped(of_model, "task").items():
+            for kind in KINDS:
+                cells = {
+                    row[
+                        "site"
+                    ]: f"{row['compression']:.2f} ±{(row['compression_high'] - row['compression_low']) / 2:.2f}"
+                    for row in _of(own, kind)
+                }
+                if cells:
+                    least = "" if kind == "control task" else f"{_by_frequencies(own):.2f}"
+                    table.add_row(task, kind, least, *(cells.get(site, "") for site in sites))
+        yield table
 
 
-def _hundredths(value: float) -> str:
-    return f"{100 * value:.1f}"
+def codes_figure(rows: Sequence[Row], portions: Sequence[Row]) -> Figure:
+    """Draw, for each model and task, compression by site, and below it bits a target by portion."""
+    groups = list(grouped(rows, "model", "task").items())[:ABREAST]
+    several = len({model for (model, _), _ in groups}) > 1
+    figure, axes = panels(2 * len(groups), len(groups), PANEL, (2.2, 0.9))
+    for place, ((model, task), own) in enumerate(groups):
+        axes[place].set_title(f"{model}, {task}" if several else task, fontsize=10)
+        _compressions(axes[place], own)
+        sent = _of(where(portions, model=model, task=task), "model")
+        _losses_by_portion(axes[len(groups) + place], sent)
+    axes[0].set_ylabel("uniform code over codelength", fontsize=8)
+    axes[len(groups)].set_ylabel("bits a target", fontsize=8)
+    dress(figure, axes, "", "")
+    return figure
+
+
+def _compressions(axis: Axes, rows: Sequence[Row]) -> None:
+    """Draw compression by site: a line for the model, its untrained twin, and the control task."""
+    sites = sites_of(rows)
+    for number, kind in enumerate(KINDS):
+        here = {row["site"]: row for row in _of(rows, kind)}
+        look = line_look(number, number, ("-", "--", ":")[number], MODEL_COLOURS)
+        lines_by_site(axis, [(kind, look, [here.get(site) for site in sites])], "compression")
+    axis.axhline(_by_frequencies(rows), label="by frequencies", color="0.6", linestyle=":", zorder=0)
+    axis.set_xticks(range(len(sites)), [site_word(site) for site in sites])
+    axis.set_xlabel("site (layer)", fontsize=8)
+
+
+def _losses_by_portion(axis: Axes, rows: Sequence[Row]) -> None:
+    """Draw bits a target by portion, a line for each site."""
+    for number, site in enumerate(sites_of(rows)):
+        sent = grouped(where(rows, site=site), "share")
+        losses = [mean(sent[share], "bits_a_target") for share in sorted(sent)]
+        look = {**line_look(number, number + 3, "-", MODEL_COLOURS), "markersize": 3, "linewidth": 1}
+        axis.plot(100 * np.array(sorted(sent)), losses, label="mix" if site is None else f"site {site}", **look)
+    axis.set_xscale("log")
+    axis.set_xlabel("end of the portion, %", fontsize=8)
+
+
+def _by_frequencies(rows: Sequence[Row]) -> float:
+    """Compression of a code that knows the frequencies of a task's labels alone."""
+    row = _of(rows, "model")[0]
+    return row["uniform_bits"] / row["frequency_bits"]
+
+
+def codes_in_words(rows: Sequence[Row], scores: Sequence[Row]) -> list[str]:
+    """Say which site has the shortest code, and whether codes order the sites as scores do.
+
+    Args:
+        rows: of codelengths.
+        scores: the report's rows, with F1 on held-out sentences.
+    """
+    tasks = []
+    for (model, task), own in grouped(rows, "model", "task").items():
+        read = [row for row in _of(own, "model") if row["site"] is not None]
+        best = max(read, key=lambda row: row["compression"])
+        control = next((row["compression"] for row in _of(own, "control task") if row["site"] == best["site"]), None)
+        known = {row["site"]: row["score"] for row in where(scores, model=model, task=task, source="model")}
+        both = [(row["site"], row["compression"], known[row["site"]]) for row in read
+                if known.get(row["site"]) is not None]  # fmt: skip
+        orders = [[site for site, *_ in sorted(both, key=lambda entry: -entry[place])] for place in (1, 2)]
+        rank = spearmanr(*list(zip(*both, strict=True))[1:]).statistic if len(both) > 2 else None
+        tasks.append({"task": task, "best": best, "control": control, "by_frequencies": _by_frequencies(own),
+                      "orders": orders, "rank": rank})  # fmt: skip
+    return sentences("codelengths", tasks=tasks, several=len(distinct(rows, "model")) > 1)

@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from aligners.files.shared import LIBRARY
 from aligners.reports.finished import FinishedRun
 from aligners.reports.names import short_names
-from aligners.reports.page.images import alt_text
+from aligners.reports.page.run import alt_text
 from aligners.reports.sharing.limits import fitted_on, limits, measured_on
 from aligners.reports.sharing.local import is_local
 from aligners.reports.sharing.numbers import numbers_of

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aligners.fitting.outcomes import what_did_not_train
+from aligners.reports.names import held_out_name
 from aligners.reports.report import Report, Row
-from aligners.reports.words import held_out_name
 
 __all__ = ["fitted_on", "limits", "measured_on"]
 

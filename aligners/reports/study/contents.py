@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aligners.reports.report import Row
-from aligners.reports.study.estimates import Estimate
+from aligners.reports.study.statistics import Estimate
 
 __all__ = [
-    "BoxPanel", "Cell", "Column", "Figure", "HeatPanel", "LinePanel", "Meaning", "Missing", "Series", "Table",
+    "BoxPanel", "Cell", "Column", "Figure", "HeatPanel", "LinePanel", "Meaning", "Missing", "Panel", "Series",
+    "SeriesPanel", "Table",
 ]  # fmt: skip
 
 Cell = Estimate | float | int | str | None
@@ -86,8 +87,8 @@ class Series:
 
 
 @dataclass(frozen=True)
-class BoxPanel:
-    """Box plots at places across, a colour for each series.
+class SeriesPanel:
+    """Values at places across, a colour for each series.
 
     Attributes:
         title: above it.
@@ -100,19 +101,12 @@ class BoxPanel:
     series: Sequence[Series]
 
 
-@dataclass(frozen=True)
-class LinePanel:
-    """Lines over places across, with their intervals.
+class BoxPanel(SeriesPanel):
+    """Box plots at places across: the series have every value."""
 
-    Attributes:
-        title: above it.
-        across: names of the places.
-        series: with one value at each place.
-    """
 
-    title: str
-    across: Sequence[str]
-    series: Sequence[Series]
+class LinePanel(SeriesPanel):
+    """Lines over places across, with their intervals: the series have one value at each place."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +136,9 @@ class HeatPanel:
     across: str = "layer"
 
 
+Panel = SeriesPanel | HeatPanel
+
+
 @dataclass(frozen=True)
 class Figure:
     """A figure of a study's report: panels of one kind.
@@ -164,7 +161,7 @@ class Figure:
     title: str
     caption: str
     alt: str
-    panels: Sequence[BoxPanel | LinePanel | HeatPanel]
+    panels: Sequence[Panel]
     scale: str
     across: str = "layer"
     limits: tuple[float, float] | None = None

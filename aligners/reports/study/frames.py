@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -11,17 +12,9 @@ from aligners.reports.names import short_names
 from aligners.reports.study.contents import Missing
 
 __all__ = [
-    "ATTENTION",
-    "LEAST_SITE",
-    "STAGES",
-    "STATES",
-    "Frames",
-    "by",
-    "in_order",
-    "kind_words",
-    "place_words",
+    "ATTENTION", "LEAST_SITE", "STAGES", "STATES", "Frames", "by", "in_order", "kind_words", "place_words",
     "stage_words",
-]
+]  # fmt: skip
 
 STAGES = ("random", "pretrained", "finetuned")  # in this order, wherever they stand side by side
 STAGE_WORDS = {"random": "untrained", "pretrained": "pretrained", "finetuned": "fine-tuned"}
@@ -30,6 +23,7 @@ STATES, ATTENTION = "states", "attention weights"  # what is mapped
 ERRORS = {STATES: {"inject": True, "fit": False}, ATTENTION: {"attention": True}}  # kind -> whether texts are held out
 LEAST_SITE = 1  # of the papers' means over layers: the first block, without the embeddings
 KEYS = ("task", "stage", "stage_x", "stage_y", "group_x", "group_y", "rows")  # missing: not told apart
+NAMED = ("model_x", "model_y", "model")  # columns that name a model
 TUNED = ("tuned", "tuned_x", "tuned_y")  # the task that a model was fine-tuned on
 
 
@@ -42,30 +36,27 @@ class Frames:
     """
 
     def __init__(self, collected: Mapping[str, pd.DataFrame]) -> None:
-        self._collected = {kind: _with_keys(frame) for kind, frame in collected.items() if len(frame)}
-        models = [name for frame in self._collected.values() for name in _models(frame)]
-        self._short = short_names(models)
-        self._collected = {kind: self._shortened(frame) for kind, frame in self._collected.items()}
-
-    @property
-    def kinds(self) -> list[str]:
-        """Kinds with rows."""
-        return list(self._collected)
+        frames = {kind: _with_keys(frame) for kind, frame in collected.items() if len(frame)}
+        models = (frame[column].dropna().unique() for frame in frames.values() for column in NAMED if column in frame)
+        short = short_names(str(name) for names in models for name in names)
+        self._collected = {
+            kind: frame.assign(**{
+                column: frame[column].map(lambda name: short.get(name, name))
+                for column in (*NAMED, "base") if column in frame
+            })
+            for kind, frame in frames.items()
+        }  # fmt: skip
 
     @property
     def groups(self) -> dict[str, str]:
         """Model -> its group, of all models that have one."""
-        found: dict[str, str] = {}
+        groups: dict[str, str] = {}
         for frame in self._collected.values():
             for side in "xy":
-                if {f"model_{side}", f"group_{side}"} <= set(frame.columns):
-                    known = frame[[f"model_{side}", f"group_{side}"]].dropna().drop_duplicates()
-                    found |= dict(zip(known[f"model_{side}"], known[f"group_{side}"], strict=True))
-        return found
-
-    def models(self) -> list[str]:
-        """Short names of all models, in the order of the study."""
-        return list(dict.fromkeys(self._short.values()))
+                if f"model_{side}" in frame:
+                    known = frame[[f"model_{side}", f"group_{side}"]].dropna()
+                    groups |= dict(known.itertuples(index=False, name=None))
+        return groups
 
     def of(self, kind: str, *columns: str, other_tasks: bool = False) -> pd.DataFrame:
         """The rows of a kind.
@@ -103,20 +94,15 @@ class Frames:
         for kind, held_out in ERRORS[component].items():
             if kind in self._collected:
                 frame = self.of(kind, "mse")
-                frame = frame[frame["mse"].notna() | _overflowed(frame)]
-                return frame.assign(held_out=held_out)
+                known = frame["mse"].notna()
+                if "overflow" in frame:  # a map that overflowed has no error, and counts as lost
+                    known |= frame["overflow"].fillna(False).astype(bool) & frame["site_x"].notna()
+                return frame[known].assign(held_out=held_out)
         kinds = " or ".join(f"`{kind}`" for kind in ERRORS[component])
         raise Missing(f"the study has no errors of maps between {component} (kind {kinds})")
 
-    def _shortened(self, frame: pd.DataFrame) -> pd.DataFrame:
-        named = [name for name in ("model_x", "model_y", "model") if name in frame.columns]
-        short = {name: frame[name].map(self._short) for name in named}
-        if "base" in frame.columns:
-            short["base"] = frame["base"].map(lambda base: self._short.get(base, base))
-        return frame.assign(**short)
 
-
-def by(frame: pd.DataFrame, *keys: str) -> Iterator[tuple[tuple[str | None, ...], pd.DataFrame]]:
+def by(frame: pd.DataFrame, *keys: str) -> Iterator[tuple[tuple[Any, ...], pd.DataFrame]]:
     """Split rows by the values of columns, in the order of `in_order`; a missing value is None."""
     groups = frame.groupby(list(keys), sort=False, dropna=False)
     parts = {tuple(None if pd.isna(value) else value for value in place): own for place, own in groups}
@@ -158,21 +144,9 @@ def _with_keys(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.reset_index(drop=True)
 
 
-def _models(frame: pd.DataFrame) -> list[str]:
-    columns = [frame[name] for name in ("model_x", "model_y", "model") if name in frame.columns]
-    return [str(name) for column in columns for name in column.dropna().unique()]
-
-
 def _of_their_task(frame: pd.DataFrame) -> pd.DataFrame:
     """The rows whose models, if they are fine-tuned, are so on the task of the row."""
     for side in TUNED:
         if side in frame.columns:
             frame = frame[frame[side].isna() | (frame[side] == frame["task"])]
     return frame
-
-
-def _overflowed(frame: pd.DataFrame) -> pd.Series:
-    """Rows whose map overflowed: they have no error, and count as lost."""
-    if "overflow" not in frame.columns:
-        return pd.Series(False, index=frame.index)
-    return frame["overflow"].fillna(False).astype(bool) & frame["site_x"].notna()

@@ -8,77 +8,28 @@ from functools import partial
 from typing import NamedTuple
 
 from aligners.reports.study.contents import Figure, Missing, Table
-from aligners.reports.study.frames import STATES, Frames
-from aligners.reports.study.papers import brown, merchant, phang, phang_surgery, ren_figures, ren_tables, wu, wu_tuning
+from aligners.reports.study.frames import Frames
+from aligners.reports.study.papers import brown, merchant, phang, ren, wu
+from aligners.reports.study.papers.shared import described
 
-__all__ = ["CONTENTS", "Found", "Made", "check_names", "make"]
+__all__ = ["CONTENTS", "Findings", "ReportContents", "check_names", "make"]
+
+PAPERS = {"brown": brown, "merchant": merchant, "phang": phang, "ren": ren, "wu": wu}
+
+
+def _maker(name: str, source: str, options: dict[str, object]) -> Callable[[Frames], Table | Figure]:
+    """The function of a paper's module that makes a table or figure, with its name and options."""
+    paper, _, function = source.partition(".")
+    return partial(getattr(PAPERS[paper], function), name=name, **options)
+
 
 # Name -> the function that makes a table or a figure of what was collected, or raises `Missing`.
 CONTENTS: dict[str, Callable[[Frames], Table | Figure]] = {
-    "ren_table_2": ren_tables.similarity,
-    "ren_table_3": ren_tables.recovery,
-    "ren_table_4": ren_tables.alignment,
-    "ren_table_4_tests": ren_tables.alignment_tests,
-    "ren_table_5": ren_tables.injection,
-    "ren_figure_2": ren_figures.errors_by_layer,
-    "ren_figure_2_fvu": partial(ren_figures.errors_by_layer, column="fvu", name="ren_figure_2_fvu", component=STATES),
-    "ren_figure_4": ren_figures.attention_by_layer,
-    "ren_figure_3": partial(ren_figures.layer_maps, within=True),
-    "ren_figure_6": partial(ren_figures.layer_maps, within=False),
-    "ren_nuclear_norm": ren_figures.nuclear_norms,
-    "wu_figure_1": partial(
-        wu.block_map,
-        name="wu_figure_1",
-        title="All layers of all models (Wu et al., Figure 1)",
-        measures=("neuronsim", "cka"),
-    ),
-    "wu_figure_2": wu.untrained_map,
-    "wu_figure_3": wu.localization,
-    "wu_figure_4": partial(
-        wu.block_map,
-        name="wu_figure_4",
-        title="Attention of all layers of all models (Wu et al., Figures 4 and 10)",
-        measures=(
-            "attnsim_js",
-            "attention_cka",
-            "attnsim_norm",
-            "attnsim_pearson",
-            "attention_svcca",
-            "attention_pwcca",
-        ),
-    ),
-    "wu_figure_5": partial(wu_tuning.tuned_map, name="wu_figure_5", measure="cka", paper="Figure 5"),
-    "wu_figure_6": partial(wu_tuning.tuned_map, name="wu_figure_6", measure="attnsim_js", paper="Figure 6"),
-    "wu_figure_7": partial(wu.localization, name="wu_figure_7"),
-    "wu_figure_8": partial(
-        wu.block_map,
-        name="wu_figure_8",
-        title="All layers of all models, further measures (Wu et al., Figure 8)",
-        measures=("svcca", "pwcca", "mixedsim", "rsa"),
-    ),
-    "wu_table_1": wu.freezing,
-    "phang_figure_1": phang.layer_maps,
-    "phang_clusters": phang.clusters,
-    "phang_figure_3": phang_surgery.truncation,
-    "phang_figure_4": phang_surgery.skipping,
-    "phang_figure_7": phang.between_models,
-    "merchant_table_1": merchant.mixed_layers,
-    "merchant_layers": merchant.scores_by_site,
-    "merchant_figure_1": merchant.scores_by_layer,
-    "brown_figure_2_cka": brown.cka_by_layer,
-    "brown_figure_2_stitching": brown.stitching_by_layer,
-    "brown_figure_3": partial(
-        wu.block_map,
-        name="brown_figure_3",
-        title="Minibatch CKA of all layers of all models (Brown et al., Figures 3, 9 and 10)",
-        measures=("minibatch_cka",),
-    ),
-    "brown_figure_8": brown.angles,
-    "brown_angular_distance": brown.angles_table,
+    name: _maker(name, about["from"], about.get("with", {})) for name, about in described().items() if "from" in about
 }
 
 
-class Found(NamedTuple):
+class Findings(NamedTuple):
     """What a table or a figure says in words.
 
     Attributes:
@@ -92,7 +43,7 @@ class Found(NamedTuple):
     said: list[str]
 
 
-class Made(NamedTuple):
+class ReportContents(NamedTuple):
     """What a study's report consists of.
 
     Attributes:
@@ -105,17 +56,15 @@ class Made(NamedTuple):
     figures: list[Figure]
     missing: dict[str, str]
 
-    def findings(self) -> list[Found]:
+    def findings(self) -> list[Findings]:
         """What tables and figures say in words; a sentence that several say is that of the first."""
         before: set[str] = set()
-        found = []
-        items: list[Table | Figure] = [*self.tables, *self.figures]
-        for item in items:
+        findings = []
+        for item in (*self.tables, *self.figures):
             said = [sentence for sentence in item.findings if sentence and sentence not in before]
             before.update(said)
-            if said:
-                found.append(Found(item.name, item.title, said))
-        return found
+            findings += [Findings(item.name, item.title, said)] if said else []
+        return findings
 
 
 def check_names(names: Sequence[str]) -> None:
@@ -133,7 +82,7 @@ def check_names(names: Sequence[str]) -> None:
         )
 
 
-def make(frames: Frames, names: Sequence[str] | None = None) -> Made:
+def make(frames: Frames, names: Sequence[str] | None = None) -> ReportContents:
     """Make tables and figures.
 
     Args:
@@ -144,7 +93,7 @@ def make(frames: Frames, names: Sequence[str] | None = None) -> Made:
         ValueError: a name is unknown.
     """
     check_names(names or [])
-    made = Made([], [], {})
+    made = ReportContents([], [], {})
     for name in names or CONTENTS:
         try:
             item = CONTENTS[name](frames)

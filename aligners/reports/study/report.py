@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +11,12 @@ import pandas as pd
 
 from aligners.files.whole import whole_file, write_text
 from aligners.reports.publishing import csv_text
-from aligners.reports.report import Row
 from aligners.reports.study.contents import Table
-from aligners.reports.study.drawing.colours import Palette
-from aligners.reports.study.drawing.static import draw
-from aligners.reports.study.estimates import Estimate
+from aligners.reports.study.drawing import Palette, draw
 from aligners.reports.study.frames import Frames
-from aligners.reports.study.provenance import provenance_of
-from aligners.reports.study.registry import Made, check_names, make
-from aligners.reports.study.tracking import log_report
-from aligners.reports.study.writing.html import page
-from aligners.reports.study.writing.latex import latex
-from aligners.reports.study.writing.markdown import findings_text, markdown
+from aligners.reports.study.registry import ReportContents, check_names, make
+from aligners.reports.study.writing import latex, markdown, numbers, page, plain_rows, provenance_of
+from aligners.reports.tracking import start_run
 
 __all__ = ["report"]
 
@@ -48,45 +42,41 @@ def report(folder: Path, frames: Mapping[str, pd.DataFrame], spec: Any) -> list[
     Raises:
         ValueError: `report` names what there is not, or nothing was collected.
     """
-    name, names = str(_part(spec, "name") or folder.name), _names(_part(spec, "report"))
+    spec = spec if isinstance(spec, Mapping) else vars(spec)
+    name, wanted = str(spec.get("name") or folder.name), spec.get("report")
+    wanted = [wanted] if isinstance(wanted, str) else wanted
+    names = None if wanted is None or list(wanted) == ["all"] else [str(each) for each in wanted]
     check_names(names or [])
     if not any(len(frame) for frame in frames.values()):
         raise ValueError(f"Expected collected rows of {folder}, but there are none: no cell has finished.")
-    made = make(Frames(frames), names)
-    place = folder / FOLDER
+    made, place = make(Frames(frames), names), folder / FOLDER
     palette = Palette(made.figures)
     images = _write_figures(place / "figures", made, palette)
+    findings = (f"## {found.title}\n\n" + "".join(f"- {said}\n" for said in found.said) for found in made.findings())
+    texts = {
+        "report.html": page(name, made, provenance_of(folder, frames), images, palette),
+        "findings.md": "\n".join(findings),
+        "missing.json": json.dumps(made.missing, indent=1),
+    }
+    for file, text in texts.items():
+        write_text(place / file, text)
     tables = _write_tables(place / "tables", made.tables)
-    written = place / "report.html"
-    write_text(written, page(name, made, provenance_of(folder, frames), images, palette))
-    write_text(place / "findings.md", findings_text(made.findings()))
-    write_text(place / "missing.json", json.dumps(made.missing, indent=1))
-    log_report(place, name, folder.name, made, images, written)
-    return [written, place / "findings.md", place / "missing.json", *tables, *images.values()]
-
-
-def _names(wanted: Any) -> list[str] | None:
-    if wanted is None or wanted == "all" or wanted == ["all"]:
-        return None
-    return [wanted] if isinstance(wanted, str) else [str(name) for name in wanted]
-
-
-def _part(spec: Any, name: str) -> Any:
-    return spec.get(name) if isinstance(spec, Mapping) else getattr(spec, name, None)
+    _log(place, name, folder.name, made, images, texts["report.html"])
+    return [*(place / file for file in texts), *tables, *images.values()]
 
 
 def _write_tables(folder: Path, tables: Iterable[Table]) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for table in tables:
-        formats = {"md": markdown(table), "tex": latex(table), "csv": csv_text(_numbers(table))}
+        formats = {"md": markdown(table), "tex": latex(table), "csv": csv_text(numbers(table))}
         for ending, text in formats.items():
             written.append(folder / f"{table.name}.{ending}")
             write_text(written[-1], text)
     return written
 
 
-def _write_figures(folder: Path, made: Made, palette: Palette) -> dict[str, Path]:
+def _write_figures(folder: Path, made: ReportContents, palette: Palette) -> dict[str, Path]:
     """Write every figure and its values; figure's name -> its image."""
     folder.mkdir(parents=True, exist_ok=True)
     images = {}
@@ -99,19 +89,16 @@ def _write_figures(folder: Path, made: Made, palette: Palette) -> dict[str, Path
     return images
 
 
-def _numbers(table: Table) -> Sequence[Row]:
-    """A table's rows with a column for each number: the mean, its sd, the ends of its interval and what they are."""
-    rows = []
-    for cells in table.rows:
-        row: Row = {}
-        for column in table.columns:
-            cell = cells.get(column.key)
-            if any(isinstance(other.get(column.key), Estimate) for other in table.rows):
-                found = cell if isinstance(cell, Estimate) else None
-                row[column.key] = None if found is None else found.mean
-                for part in ("sd", "low", "high", "interval", "pairs", "models", "lost"):
-                    row[f"{column.key}_{part}"] = None if found is None else getattr(found, part)
-            else:
-                row[column.key] = cell
-        rows.append(row)
-    return rows
+def _log(folder: Path, name: str, group: str, made: ReportContents, images: dict[str, Path], page: str) -> None:
+    """Log tables, figures and the page as one run in the group of the cells' runs, as WANDB_MODE says."""
+    import wandb
+
+    run = start_run(folder, name=f"{name}-report", kind="study report", group=group)
+    logged: dict[str, Any] = {f"figures/{figure}": wandb.Image(str(path)) for figure, path in images.items()}
+    for table in made.tables:
+        headings: list[str | int] = [column.heading for column in table.columns]
+        logged[f"tables/{table.name}"] = wandb.Table(columns=headings, data=plain_rows(table))
+    logged["report"] = wandb.Html(page, inject=False)
+    run.log(logged)
+    run.summary["findings"] = [said for found in made.findings() for said in found.said]
+    run.finish()

@@ -17,8 +17,7 @@ import wandb
 from aligners.cli.folders import claim, claim_checkpoints, interrupted_run
 from aligners.cli.table import evaluate, train
 from aligners.fitting.storage.bank import load_bank
-from aligners.reports.tracking.lineage import described
-from aligners.reports.tracking.runs import new_number, start_run, unfinished
+from aligners.reports.tracking import described, new_number, start_run, unfinished
 from tests.processes import HANGS, PROCESSES
 from tests.wandb_files import artifacts, records, run_numbers
 from tests.world import World

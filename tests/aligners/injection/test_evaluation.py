@@ -23,8 +23,8 @@ from aligners.maps.linear import Identity, Linear, Mean, Ridge
 from aligners.maps.mlp import MLP
 from aligners.models import FrozenModel
 from aligners.models.loading.models import load_frozen
-from aligners.reports.injection.report import report
-from aligners.reports.injection.words import reading
+from aligners.reports.injection import reading
+from aligners.reports.kinds import make_report
 from aligners.reports.publishing import write
 from callbacks.checkpoint import SaveAligners
 from datamodules.text.sources import TextSource
@@ -32,6 +32,8 @@ from tests.references.maps import cosine, fvu, mse
 from tests.runs import activations, quiet_trainer
 from tests.tiny import tiny_folder, tiny_tokenizer
 from tests.world import TEST_TEXTS, World, sentences, write_texts
+
+report = partial(make_report, "injection")
 
 Row = dict[str, Any]
 SITES = [0, "2:1", 3]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from aligners.fitting.storage.bank import StoredBank, load_bank
 from aligners.injection.evaluation import InjectionEvaluation
 from aligners.injection.methods import CLOSED_FORMS
 from aligners.maps.linear import Linear, Procrustes
-from aligners.reports.injection.report import console_tables, left_out, report
-from aligners.reports.injection.words import reading
+from aligners.reports.injection import console_tables, left_out, reading
+from aligners.reports.kinds import make_report
 from aligners.reports.publishing import write
 from aligners.similarity.algebra.moments import Moments, moments_of
 from datamodules.rows.reading import PairedBatch
@@ -23,6 +24,8 @@ from datamodules.text.sources import TextSource
 from tests.aligners.injection.test_evaluation import evaluate, fit, rows_of
 from tests.runs import activations
 from tests.world import TEST_TEXTS, World, sentences, write_texts
+
+report = partial(make_report, "injection")
 
 SITES = [1, 3]
 WIDTH = 16

@@ -11,10 +11,10 @@ import pytest
 from aligners.reports.drawing import short
 from aligners.reports.fit import report
 from aligners.reports.kinds import make_report
+from aligners.reports.names import fixed, held_out_name, value_range
 from aligners.reports.study.contents import Column
-from aligners.reports.study.estimates import Estimate
-from aligners.reports.study.writing.cells import plain_cell
-from aligners.reports.words import fixed, held_out_name, value_range
+from aligners.reports.study.statistics import Estimate
+from aligners.reports.study.writing import plain_cell
 from datamodules.text.loading import load_texts
 from datamodules.text.sources import TextSource
 from tests.world import World

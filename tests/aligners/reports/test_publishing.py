@@ -12,9 +12,8 @@ from lightning.pytorch.loggers import WandbLogger
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from aligners.reports.callback import WriteReport
 from aligners.reports.kinds import KINDS, make_report
-from aligners.reports.publishing import publish, write
+from aligners.reports.publishing import WriteReport, publish, write
 from aligners.reports.report import Report, Row
 
 ROWS: list[Row] = [
@@ -90,12 +89,12 @@ def test_the_callback_hands_tables_and_options_to_the_report(tmp_path: Path, mon
         got.update(meta=meta, curves=curves, groups=groups)
         return Report("thing", meta, rows)
 
-    monkeypatch.setattr("aligners.reports.kinds.import_module", lambda name: SimpleNamespace(report=report))
+    monkeypatch.setattr("aligners.reports.kinds.maker", lambda kind: report)
     module: Any = SimpleNamespace(meta={"seed": 3}, rows=ROWS, report_tables={"curves": [{"step": 1}]})
-    WriteReport("stitching", tmp_path, groups=["a"]).on_test_end(trainer(), module)
+    WriteReport("surgery", tmp_path, groups=["a"]).on_test_end(trainer(), module)
     assert (got["meta"]["seed"], got["meta"]["ranks"]) == (3, 1)
     assert (got["curves"], got["groups"]) == ([{"step": 1}], ["a"])
-    assert json.loads((tmp_path / "thing.json").read_text())["rows"] == ROWS
+    assert json.loads((tmp_path / "surgery.json").read_text())["rows"] == ROWS
 
 
 def test_every_kind_can_be_made() -> None:

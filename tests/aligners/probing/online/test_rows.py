@@ -9,8 +9,7 @@ import torch
 
 from aligners.probing.evaluation import ProbeExperiment
 from aligners.probing.training import ProbeTraining
-from aligners.reports.probing.codes import codes_in_words
-from aligners.reports.probing.report import report
+from aligners.reports.probing.report import codes_in_words, report
 from aligners.reports.publishing import write
 from datamodules.layers import LayerActivations
 from datamodules.text.sources import TextSource

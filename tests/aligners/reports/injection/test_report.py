@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,12 @@ from aligners.injection.behaviour import BEHAVIOUR_COLUMNS
 from aligners.injection.methods import BOTH_WAYS, CLOSED, TRAINED
 from aligners.injection.text_errors import ERROR_COLUMNS
 from aligners.reports.drawing import FLOORS, METHODS, method_looks
-from aligners.reports.injection.figures import fvu_figure
-from aligners.reports.injection.report import FIGURES, console_tables, report
-from aligners.reports.injection.words import below_chance, price_of_bijectivity, reading
+from aligners.reports.injection import FIGURES, below_chance, console_tables, fvu_figure, price_of_bijectivity, reading
 from aligners.reports.kinds import make_report
 from aligners.reports.page.run import write_page
 from aligners.reports.publishing import write
+
+report = partial(make_report, "injection")
 
 Row = dict[str, Any]
 

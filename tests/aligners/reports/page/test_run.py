@@ -10,9 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from PIL import Image
 
-from aligners.reports.page.images import alt_text
-from aligners.reports.page.run import write_page
-from aligners.reports.page.tables import page_tables
+from aligners.reports.page.run import alt_text, page_tables, write_page
 from aligners.reports.publishing import write
 from aligners.reports.report import Report, Row
 from aligners.reports.screen import site_table
@@ -60,6 +58,7 @@ def report(**changes: Any) -> Report:
         "figures": {"fvu": drawn},
         "screen": [table],
         "sentences": ["It `holds` at 0.5. Not <there>."],
+        "title": "Fit",
     }
     return Report("summary", META, ROWS, **given | changes)
 

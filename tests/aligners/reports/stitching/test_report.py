@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from functools import partial
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,14 +18,20 @@ from matplotlib.lines import Line2D
 from rich.console import Console
 
 from aligners.injection.stitching.evaluation import StitchingEvaluation
-from aligners.reports.callback import WriteReport
 from aligners.reports.drawing import METHODS, MOST_LINES, method_looks
-from aligners.reports.publishing import write
-from aligners.reports.stitching.figures import accuracy_figure, curve_figure, penalty_figure, penalty_map
-from aligners.reports.stitching.lines import matching_pairs
-from aligners.reports.stitching.report import report, stitching_tables
-from aligners.reports.stitching.words import findings
+from aligners.reports.kinds import make_report
+from aligners.reports.publishing import WriteReport, write
+from aligners.reports.stitching.figures import (
+    accuracy_figure,
+    curve_figure,
+    matching_pairs,
+    penalty_figure,
+    penalty_map,
+)
+from aligners.reports.stitching.report import findings, stitching_tables
 from tests.aligners.reports.stitching.stitched_rows import Row, curves, stitched
+
+report = partial(make_report, "stitching")
 
 GRID = list(product((1, 2, 3), repeat=2))
 SIX = [f"m{i}" for i in range(6)]
@@ -49,7 +56,7 @@ def screen(rows: list[Row], groups: dict[str, list[str]] | None = None, width: i
 def test_files_hold_every_row_and_figures_can_be_read(tmp_path: Path) -> None:
     rows = stitched()
     along = curves(rows)
-    figures = write(report({"task": "causal"}, rows, along), tmp_path / "new")
+    figures = write(report({"task": "causal"}, rows, curves=along), tmp_path / "new")
     found = json.loads((tmp_path / "new" / "stitching.json").read_text())
     assert (found["meta"], found["rows"], found["curves"]) == ({"task": "causal"}, rows, along)
     assert found["findings"] == findings(rows)

@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 
 from aligners.reports.study.contents import Figure, HeatPanel, Table
-from aligners.reports.study.estimates import Estimate
 from aligners.reports.study.frames import Frames
 from aligners.reports.study.papers.phang import two_clusters
-from aligners.reports.study.registry import CONTENTS, Made, make
+from aligners.reports.study.registry import CONTENTS, ReportContents, make
+from aligners.reports.study.statistics import Estimate
 from tests.aligners.reports.study.rows import LAYERS, MODELS, collected, similarity
 from tests.shell import ROOT
 
@@ -24,19 +24,19 @@ def frames() -> dict[str, pd.DataFrame]:
 
 
 @pytest.fixture(scope="module")
-def made(frames: dict[str, pd.DataFrame]) -> Made:
+def made(frames: dict[str, pd.DataFrame]) -> ReportContents:
     return make(Frames(frames))
 
 
-def table(made: Made, name: str) -> Table:
+def table(made: ReportContents, name: str) -> Table:
     return next(item for item in made.tables if item.name == name)
 
 
-def figure(made: Made, name: str) -> Figure:
+def figure(made: ReportContents, name: str) -> Figure:
     return next(item for item in made.figures if item.name == name)
 
 
-def row(made: Made, name: str, **where: object) -> dict[str, object]:
+def row(made: ReportContents, name: str, **where: object) -> dict[str, object]:
     (found,) = [row for row in table(made, name).rows if all(row[key] == value for key, value in where.items())]
     return found
 
@@ -46,7 +46,7 @@ def mean(cell: object) -> float:
     return cell.mean
 
 
-def test_everything_is_made_but_what_the_rows_do_not_hold(made: Made) -> None:
+def test_everything_is_made_but_what_the_rows_do_not_hold(made: ReportContents) -> None:
     attention, across = {"ren_figure_4", "wu_figure_4", "wu_figure_6"}, {"wu_figure_5"}
     elsewhere = {"phang_figure_3", "phang_figure_4"}  # tests/aligners/reports/study/test_tuned.py
     probed = {
@@ -68,7 +68,7 @@ def test_without_rows_everything_says_why_it_cannot_be_made() -> None:
 
 
 def test_alignment_is_the_mean_over_blocks_and_pairs_beside_the_papers_number(
-    made: Made, frames: dict[str, pd.DataFrame]
+    made: ReportContents, frames: dict[str, pd.DataFrame]
 ) -> None:
     found = row(made, "ren_table_4", stage="fine-tuned", method="inn")
     rows = frames["inject"]
@@ -98,7 +98,7 @@ def test_validation_errors_of_a_fit_are_not_called_held_out(frames: dict[str, pd
     assert table(found, "ren_table_4").notes[0].startswith("Held out: no.")
 
 
-def test_maps_are_compared_with_the_invertible_one_by_one_family_of_tests(made: Made) -> None:
+def test_maps_are_compared_with_the_invertible_one_by_one_family_of_tests(made: ReportContents) -> None:
     found = table(made, "ren_table_4_tests")
     assert [entry["method"] for entry in found.rows] == ["linear − inn", "mlp − inn"] * 2
     assert all(entry["p"] == 2 / 2**8 and entry["holm"] == pytest.approx(4 * 2 / 2**8) for entry in found.rows)
@@ -156,7 +156,7 @@ def test_the_closest_map_is_drawn_and_what_is_not_drawn_is_named(frames: dict[st
     assert any(panel.title.endswith("procrustes") for panel in figure(made, "ren_figure_3").panels)
 
 
-def test_injection_is_shown_at_the_last_site_between_ceilings_and_floors(made: Made) -> None:
+def test_injection_is_shown_at_the_last_site_between_ceilings_and_floors(made: ReportContents) -> None:
     assert mean(row(made, "ren_table_5", stage="pretrained", method="native_y")["score"]) == pytest.approx(0.9)
     inn = row(made, "ren_table_5", stage="pretrained", method="inn")
     assert mean(inn["score"]) < mean(inn["everywhere"])  # the error grows with depth
@@ -176,14 +176,14 @@ def test_a_pair_that_overflowed_is_counted_as_lost(frames: dict[str, pd.DataFram
         assert (cell.pairs, cell.lost) == (27, 1)
 
 
-def test_boxes_hold_every_pair_at_every_block(made: Made) -> None:
+def test_boxes_hold_every_pair_at_every_block(made: ReportContents) -> None:
     (tokens,) = [panel for panel in figure(made, "ren_figure_2").panels if panel.title.endswith("inn")]
     assert [series.name for series in tokens.series] == ["pretrained", "fine-tuned"]  # type: ignore[union-attr]
     assert list(tokens.across) == ["1", "2", "3", "4"]  # type: ignore[union-attr]
     assert all(len(values) == 28 for values in tokens.series[0].values)  # type: ignore[union-attr]
 
 
-def test_layer_maps_are_brightest_on_the_diagonal(made: Made) -> None:
+def test_layer_maps_are_brightest_on_the_diagonal(made: ReportContents) -> None:
     for name in ("ren_figure_3", "ren_figure_6"):
         panel = figure(made, name).panels[0]
         assert isinstance(panel, HeatPanel)
@@ -191,7 +191,7 @@ def test_layer_maps_are_brightest_on_the_diagonal(made: Made) -> None:
         assert (panel.values.argmin(1) == np.arange(5)).all()
 
 
-def test_recovery_is_shown_by_strength(made: Made) -> None:
+def test_recovery_is_shown_by_strength(made: ReportContents) -> None:
     found = row(made, "ren_table_3", strength=2.0, method="inn")
     assert mean(found["mse"]) == pytest.approx(0.002)
     assert mean(found["paper"]) == 0.0059
@@ -214,11 +214,11 @@ def test_a_block_map_groups_families_and_reads_both_directions(frames: dict[str,
     assert panel.values[y, x] == 0.01
 
 
-def test_localization_is_over_all_other_layers(made: Made) -> None:
+def test_localization_is_over_all_other_layers(made: ReportContents) -> None:
     assert all(entry["localization"] == pytest.approx(0) for entry in figure(made, "wu_figure_3").values)
 
 
-def test_layers_fall_into_the_clusters_that_they_form(made: Made) -> None:
+def test_layers_fall_into_the_clusters_that_they_form(made: ReportContents) -> None:
     found = row(made, "phang_clusters", panel="sst2, FT–FT")
     assert found["clusters"] == "0–2 | 3–4"
     assert mean_of(found["contrast"]) > 0.4
@@ -287,11 +287,11 @@ def test_attention_weights_are_named_once(frames: dict[str, pd.DataFrame]) -> No
     assert [panel.title for panel in found.panels] == ["sst2, inn", "sst2, linear", "sst2, mlp"]
 
 
-def test_recovery_is_over_models(made: Made) -> None:
+def test_recovery_is_over_models(made: ReportContents) -> None:
     assert table(made, "ren_table_3").findings[0].endswith(" over 8 models; linear 0.0500.")
 
 
-def test_groups_are_told_apart_by_their_distances(made: Made) -> None:
+def test_groups_are_told_apart_by_their_distances(made: ReportContents) -> None:
     found = {entry["groups"]: entry for entry in table(made, "brown_angular_distance").rows[:3]}
     assert mean(found["a and b"]["distance"]) > mean(found["a and a"]["distance"])
     assert found["a and b"]["p"] == pytest.approx(2 / 70)
@@ -310,7 +310,7 @@ def test_groups_that_mean_nothing_are_not_told_apart(frames: dict[str, pd.DataFr
     assert "models of different groups are not told apart from models of one group: " in made.tables[0].findings[0]
 
 
-def test_freezing_has_the_papers_accuracy_of_the_same_variant(made: Made) -> None:
+def test_freezing_has_the_papers_accuracy_of_the_same_variant(made: ReportContents) -> None:
     found = row(made, "wu_table_1", variant="bottom-4")
     assert (found["score"], found["paper"], found["seeds"]) == (pytest.approx(93.5), 92.43, 2)
 

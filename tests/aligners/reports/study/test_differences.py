@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from aligners.reports.study.differences import group_test, holm, sign_test
+from aligners.reports.study.statistics import group_test, holm, sign_test
 
 PAIRS = list(combinations("abcdef", 2))
 

@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 
 from aligners.reports.study.contents import Figure, LinePanel, Table
-from aligners.reports.study.estimates import Estimate
 from aligners.reports.study.frames import Frames
 from aligners.reports.study.registry import make
+from aligners.reports.study.statistics import Estimate
 
 BERT = "google-bert/bert-base-uncased"
 

@@ -12,13 +12,13 @@ import pytest
 
 from aligners.cli.table import evaluate
 from aligners.reports.study.frames import Frames
-from aligners.reports.study.registry import Made, make
+from aligners.reports.study.registry import ReportContents, make
 from tests.tiny import tiny_folder
 from tests.world import World
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory, world: World) -> Made:
+def made(tmp_path_factory: pytest.TempPathFactory, world: World) -> ReportContents:
     """Of three models: `inject` of each pair, `similarity` and `stitch` of all, with columns as `collect` adds them."""
     folder = tmp_path_factory.mktemp("cells")
     models = [str(tiny_folder(folder / name, seed=seed)) for seed, name in enumerate(("one", "two", "three"))]
@@ -46,7 +46,7 @@ def rows(path: Path, name: str = "rows") -> list[dict[str, Any]]:
     return found
 
 
-def test_what_the_commands_write_is_enough_for_the_papers(made: Made) -> None:
+def test_what_the_commands_write_is_enough_for_the_papers(made: ReportContents) -> None:
     assert set(made.missing) == {
         *("ren_table_3", "wu_table_1", "phang_figure_3", "phang_figure_4"),  # other kinds of cells
         *("merchant_table_1", "merchant_layers", "merchant_figure_1"),
@@ -57,7 +57,7 @@ def test_what_the_commands_write_is_enough_for_the_papers(made: Made) -> None:
     assert made.missing["wu_figure_2"] == "the rows of kind `similarity` have no `untrained`"
 
 
-def test_models_have_their_short_names_and_errors_of_both_kinds_of_texts(made: Made) -> None:
+def test_models_have_their_short_names_and_errors_of_both_kinds_of_texts(made: ReportContents) -> None:
     (table,) = [table for table in made.tables if table.name == "ren_table_4"]
     linear = next(row for row in table.rows if row["method"] == "linear")
     assert (linear["pairs"], linear["models"], linear["rows"]) == (3, 3, "tokens")

@@ -16,17 +16,14 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
+from aligners.reports.study import drawing
 from aligners.reports.study.contents import Column, Table
-from aligners.reports.study.drawing import interactive
-from aligners.reports.study.drawing.colours import Palette
-from aligners.reports.study.estimates import RANGE_OF_PAIRS, Estimate
+from aligners.reports.study.drawing import Palette
 from aligners.reports.study.frames import Frames
-from aligners.reports.study.provenance import provenance_of
 from aligners.reports.study.registry import make
 from aligners.reports.study.report import report
-from aligners.reports.study.writing.cells import plain_cell
-from aligners.reports.study.writing.latex import latex
-from aligners.reports.study.writing.markdown import markdown
+from aligners.reports.study.statistics import RANGE_OF_PAIRS, Estimate
+from aligners.reports.study.writing import latex, markdown, plain_cell, provenance_of
 from tests.aligners.reports.study.rows import MODELS, collected
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -122,7 +119,7 @@ def test_the_page_says_what_the_study_ran_and_what_is_missing(study: Path) -> No
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium: install the package `chromium`")
-@pytest.mark.skipif(not interactive.PLOTLY, reason="no plotly: install the extra `report`")
+@pytest.mark.skipif(not drawing.PLOTLY, reason="no plotly: install the extra `report`")
 def test_a_reader_sorts_and_filters_in_a_real_browser_without_network(study: Path, tmp_path: Path) -> None:
     text = (study / "report" / "report.html").read_text()
     page = tmp_path / "page.html"
@@ -142,7 +139,7 @@ def test_a_reader_sorts_and_filters_in_a_real_browser_without_network(study: Pat
 def test_without_plotly_the_page_holds_images(
     tmp_path: Path, frames: dict[str, pd.DataFrame], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interactive, "PLOTLY", False)
+    monkeypatch.setattr(drawing, "PLOTLY", False)
     (page, *_) = report(tmp_path, frames, SimpleNamespace(name="plain", report="wu_figure_3"))
     (image,) = Elements(page.read_text()).named("img")
     assert str(image["src"]).startswith("data:image/png;base64,iVBOR")
@@ -252,13 +249,13 @@ def test_models_of_one_family_have_its_colour_and_lines_of_their_own(frames: dic
     assert len({(look.marker, look.dash) for look in looks}) == 4
 
 
-@pytest.mark.skipif(not interactive.PLOTLY, reason="no plotly: install the extra `report`")
+@pytest.mark.skipif(not drawing.PLOTLY, reason="no plotly: install the extra `report`")
 def test_boxes_stand_above_their_names_and_beside_each_other_only_where_a_name_has_several(
     frames: dict[str, pd.DataFrame],
 ) -> None:
     figures = {figure.name: figure for figure in make(Frames(frames), ["ren_figure_2", "brown_figure_8"]).figures}
     palette = Palette(figures.values())
-    of_stages, of_groups = (interactive.fragment(figures[name], palette)[0] for name in figures)
+    of_stages, of_groups = (drawing.fragment(figures[name], palette)[0] for name in figures)
     assert '"boxmode":"group"' in of_stages
     assert '"boxmode":"overlay"' in of_groups
     assert '"showlegend":true' in of_stages

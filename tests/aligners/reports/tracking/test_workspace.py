@@ -11,7 +11,7 @@ import pytest
 
 from aligners.cli.study import workspace as command
 from aligners.cli.table import study
-from aligners.reports.tracking.workspace import CURVES, workspace
+from aligners.reports.tracking import CURVES, workspace
 
 LOGGED = {
     "FVU": ("validation/inn/2-2/fvu", "validation/linear_backward/1-3/fvu"),

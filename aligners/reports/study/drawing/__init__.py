@@ -1,1 +1,0 @@
-"""Figures of a study drawn from their values: as images, and with values under the pointer."""

@@ -1,0 +1,283 @@
+"""What the tables and figures of all papers share: their descriptions, the papers' numbers, and the choice of rows."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+from jinja2 import Environment, StrictUndefined
+
+from aligners.fitting.outcomes import MARK, is_trained
+from aligners.reports.report import Row
+from aligners.reports.study.contents import Cell, Column, Figure, HeatPanel, Meaning, Missing, Panel, Series, Table
+from aligners.reports.study.frames import LEAST_SITE, Frames
+from aligners.reports.study.statistics import WHAT_INTERVALS_ARE, Estimate, over_models
+from aligners.similarity.controls import matching_layers
+
+__all__ = [
+    "between_models", "blocks", "described", "estimates", "figure", "heat_panel", "held_out", "is_last",
+    "map_cells", "matching", "mean_line", "of_one_stage", "paper_value", "plain", "series_of", "similarities",
+    "table", "trained", "untrained_said", "without_copy",
+]  # fmt: skip
+
+TEMPLATES = Environment(undefined=StrictUndefined)
+HELD_OUT = {
+    True: "Held out: yes, on test texts that no map was fitted on.",
+    False: "Held out: no. These are the validation texts that chose each map's best step; `inject` measures on others.",
+}
+COPY = r"#\d+$"  # ends the name of a further fine-tuning of a model
+
+
+@cache
+def described() -> dict[str, dict[str, Any]]:
+    """Name of a table or figure -> its description, in the order of reports."""
+    return _read("papers.yaml")
+
+
+def table(name: str, rows: Sequence[dict[str, Cell]], findings: Sequence[str] = (), **words: Any) -> Table:
+    """Make a table as it is described, with the columns that have a value in some row.
+
+    Args:
+        name: of its description.
+        rows: column's key -> cell.
+        findings: what it says, in words.
+        words: what the description's templates ask for, besides `known`, the keys of the columns.
+    """
+    known = {key for row in rows for key, cell in row.items() if cell is not None}
+    texts = _texts(name, {**words, "known": known, "findings": findings})
+    about = {key: [said] if isinstance(said, str) else said for key, said in texts.pop("columns").items()}
+    columns = [Column(key, *said) for key, said in about.items() if key in known]
+    return Table(name=name, columns=columns, rows=rows, findings=findings, **texts)
+
+
+def figure(
+    name: str, panels: Sequence[Panel], values: Sequence[Row] = (), findings: Sequence[str] = (), **words: Any
+) -> Figure:
+    """Make a figure as it is described.
+
+    Args:
+        name: of its description.
+        panels: all of one kind.
+        values: the values as rows of a table.
+        findings: what it says, in words.
+        words: what the description's templates ask for.
+    """
+    texts = _texts(name, {**words, "findings": findings})
+    return Figure(name=name, panels=panels, values=values, findings=findings, **texts)
+
+
+def paper_value(table: str, quantity: str, present: Collection[str] = (), **where: str | None) -> Estimate | None:
+    """Return the paper's number for the same thing, or None if it has none.
+
+    Args:
+        table: of the paper, such as `ren_table_4`.
+        quantity: `test`, `score`, ...
+        present: the methods that the study has; of several that are the same thing, the closest gets the number.
+        where: `task`, `method`, `variant`, ...; names of tasks agree if they differ in case and punctuation only.
+    """
+    for entry in _read("numbers.yaml")[table]["values"]:
+        if all(_agrees(entry[key], value, present) for key, value in where.items()):
+            printed = entry[quantity]
+            return Estimate(*printed) if isinstance(printed, list) else Estimate(printed)
+    return None
+
+
+def plain(name: str) -> str:
+    """A name in lower case, letters and digits only: SST-2 and sst2 are one task."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _agrees(printed: str | list[str], ours: str | None, present: Collection[str]) -> bool:
+    if ours is None:
+        return False
+    if isinstance(printed, list):
+        return ours == next((name for name in printed if name in present), None)
+    return plain(printed) == plain(ours)
+
+
+def _texts(name: str, words: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a description that are fields of tables and figures, filled in."""
+    numbers = _read("numbers.yaml").get(words.get("paper", name))
+    note = f"Paper: {numbers['source']}: {numbers['setting']}." if numbers else ""
+    fields = {key: value for key, value in described()[name].items() if key not in ("from", "with")}
+    filled: dict[str, Any] = _filled(fields, {"intervals": WHAT_INTERVALS_ARE, "paper_note": note, **words})
+    return filled
+
+
+def _filled(field: Any, words: dict[str, Any]) -> Any:
+    """Render every template in a field; texts of a list that say nothing are left out."""
+    if isinstance(field, dict):
+        return {key: _filled(value, words) for key, value in field.items()}
+    if isinstance(field, list):
+        return [text for part in field if (text := _filled(part, words)) != ""]
+    return TEMPLATES.from_string(field).render(words) if isinstance(field, str) else field
+
+
+@cache
+def _read(name: str) -> dict[str, Any]:
+    entries: dict[str, Any] = yaml.safe_load(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+    return entries
+
+
+def similarities(frames: Frames, measures: Sequence[str] = ()) -> pd.DataFrame:
+    """Similarities of raw features, by those of some measures that there are; none named: by all.
+
+    Raises:
+        Missing: none of them was measured.
+    """
+    frame = frames.of("similarity", "value")
+    frame = frame[frame["features"] == "raw"]
+    if not measures:
+        return frame
+    if not set(measures) & set(frame["measure"]):
+        raise Missing(f"none of {', '.join(measures)} was measured")
+    return frame[frame["measure"].isin(measures)]
+
+
+def of_one_stage(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows of two models at the same stage."""
+    return frame[frame["stage_x"].fillna("") == frame["stage_y"].fillna("")]
+
+
+def between_models(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows of two different models.
+
+    Raises:
+        Missing: there are none.
+    """
+    pairs = frame[frame["model_x"] != frame["model_y"]]
+    if pairs.empty:
+        raise Missing("the study has no pair of different models")
+    return pairs
+
+
+def blocks(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows of one and the same site of both models: blocks, or whatever there is; rows without a site stay."""
+    sited = frame["site_x"].notna()
+    same = frame["site_x"] == frame["site_y"]
+    if not (sited & same).any():  # models of different depth
+        return frame
+    some = same & (frame["site_x"] >= LEAST_SITE)
+    return frame[~sited | (some if some.any() else same)]
+
+
+def matching(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows of matching layers of each pair, without the embeddings where there are blocks."""
+    kept = []
+    for _, own in frame.groupby(["model_x", "model_y"], sort=False):
+        layers = [sorted(layer for layer in own[f"layer_{side}"].unique() if layer >= LEAST_SITE) for side in "xy"]
+        if all(layers):
+            pairs = set(matching_layers(*layers))
+            own = own[[place in pairs for place in zip(own["layer_x"], own["layer_y"], strict=True)]]
+        kept.append(own)
+    return pd.concat(kept) if kept else frame
+
+
+def is_last(own: pd.DataFrame) -> pd.Series:
+    """The last site of every pair, or rows without a site."""
+    last = own.groupby(["model_x", "model_y"])["site_y"].transform("max")
+    return own["site_y"].isna() | (own["site_y"] == last)
+
+
+def without_copy(models: pd.Series) -> pd.Series:
+    """The models that these are fine-tunings of."""
+    return models.str.replace(COPY, "", regex=True)
+
+
+def trained(frame: pd.DataFrame) -> pd.Series:
+    """Whether the map of each row is trained; closed forms and floors are."""
+    if "training" not in frame.columns:
+        return pd.Series(True, index=frame.index)
+    return frame["training"].map(lambda outcome: is_trained({"training": outcome})).astype(bool)
+
+
+def untrained_said(frame: pd.DataFrame) -> str:
+    """What the mark means, method by method; nothing if all maps are trained."""
+    maps = trained(frame).groupby(frame["method"], sort=False).agg(["sum", "size"])
+    counted = ", ".join(f"{name} {size - sound} of {size}" for name, sound, size in maps.itertuples() if sound < size)
+    said = f"{MARK}: maps that kept their untrained start or diverged, which no finding and no test counts: "
+    return f"{said}{counted}." if counted else ""
+
+
+def held_out(errors: pd.DataFrame) -> str:
+    """Whether errors are on held-out texts, in words."""
+    return HELD_OUT[bool(errors["held_out"].all())]
+
+
+# ---------------------------------------------------------------------- what rows and panels are made of
+
+
+def map_cells(method: str | None, own: pd.DataFrame) -> dict[str, Cell]:
+    """The cells of a map: its name, marked where it is not trained everywhere, and whether findings may compare it."""
+    sound = bool(trained(own).all())
+    return {"method": f"{method}{'' if sound else MARK}", "compared": sound}
+
+
+def estimates(
+    frame: pd.DataFrame, quantities: Iterable[str], groups: Mapping[str, str] | None = None
+) -> dict[str, Cell]:
+    """The means of quantities over pairs of models, and of how many pairs and models the first of them is.
+
+    Args:
+        frame: rows of one line of a table.
+        quantities: its columns, as far as the rows have them.
+        groups: model -> group, of pairs between two groups.
+    """
+    means = {name: over_models(frame, name, groups) for name in quantities if name in frame}
+    first = next(iter(means.values()))
+    return {**means, "pairs": first.pairs if first else 0, "models": first.models if first else 0}
+
+
+def series_of(name: str, meaning: Meaning, each: Sequence[Estimate | None]) -> Series:
+    """A line of estimates with their intervals; NaN where there is none."""
+    ends: dict[str, list[float]] = {
+        part: [math.nan if one is None or getattr(one, part) is None else getattr(one, part) for one in each]
+        for part in ("mean", "low", "high")
+    }
+    return Series(name, meaning, [[value] for value in ends["mean"]], low=ends["low"], high=ends["high"])
+
+
+def mean_line(
+    name: str, meaning: Meaning, line: pd.DataFrame, across: tuple[str, Sequence[int]], value: str, scale: float = 1
+) -> Series:
+    """A line of means over models with their range; of one model, with its interval if it has one.
+
+    Args:
+        name: of the line.
+        meaning: of its colour.
+        line: rows of one or several models.
+        across: a column, and its values in order.
+        value: the column that is averaged.
+        scale: factor for all values.
+    """
+    at = line.groupby(across[0])
+    interval = line["model"].nunique() == 1 and f"{value}_low" in line.columns
+    parts = {"mean": at[value].mean()}
+    for how, end in (("min", "low"), ("max", "high")):
+        parts[end] = at[f"{value}_{end}"].mean() if interval else at[value].agg(how)
+    middle, low, high = (scale * part.reindex(across[1]) for part in parts.values())
+    return Series(name, meaning, [[one] for one in middle], low=low.tolist(), high=high.tolist())
+
+
+def heat_panel(
+    title: str, means: pd.Series, up: str, across: str, layers: tuple[Sequence[int], Sequence[int]] | None = None
+) -> HeatPanel:
+    """A map of means by (row, column), sorted by both unless `layers` says in which order.
+
+    Args:
+        title: of the panel.
+        means: indexed by row and column.
+        up: label of the vertical axis.
+        across: label of the horizontal axis.
+        layers: rows and columns to show.
+    """
+    rows, columns = layers or [sorted(set(means.index.get_level_values(level))) for level in (0, 1)]
+    grid = means.unstack().reindex(index=rows, columns=columns).to_numpy(dtype=np.float64)
+    return HeatPanel(title, grid, list(map(str, rows)), list(map(str, columns)), up=up, across=across)

@@ -1,0 +1,214 @@
+"""Means over pairs of models with intervals over models, and tests of differences by permutation of models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import combinations, product
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+
+from aligners.injection.scoring.pair_intervals import OVER_MODELS, interval_over_models
+
+__all__ = [
+    "MOST_EXACT", "RANGE_OF_PAIRS", "WHAT_INTERVALS_ARE", "Difference", "Estimate", "group_test", "holm",
+    "over_models", "pair_means", "sign_test",
+]  # fmt: skip
+
+RANGE_OF_PAIRS = "range of the pairs"
+WHAT_INTERVALS_ARE = (
+    "± is the standard deviation over pairs; brackets are the 95 % interval over models: a jackknife that leaves out "
+    "one model at a time with all of its pairs, as pairs share models. With fewer than four models they are the range "
+    "of the pairs instead, in braces."
+)
+MOST_EXACT = 10_000  # arrangements of the models up to which all are counted
+DRAWS = 9_999
+Numbers = NDArray[np.float64]
+
+
+class Estimate(NamedTuple):
+    """A mean over pairs of models.
+
+    Attributes:
+        mean: over pairs.
+        sd: standard deviation over pairs; None for one pair.
+        low: lower end of the interval over models; None for one pair.
+        high: its upper end.
+        interval: what its ends are.
+        pairs: number of pairs.
+        models: number of models among them.
+        lost: number of pairs without a value, as after an overflow; they are left out.
+    """
+
+    mean: float
+    sd: float | None = None
+    low: float | None = None
+    high: float | None = None
+    interval: str = OVER_MODELS
+    pairs: int = 1
+    models: int = 1
+    lost: int = 0
+
+    @property
+    def over_models(self) -> bool:
+        """Whether the interval is one over models, and not a mere range."""
+        return self.interval == OVER_MODELS
+
+
+def over_models(frame: pd.DataFrame, column: str, groups: Mapping[str, str] | None = None) -> Estimate | None:
+    """Average a column over pairs of models.
+
+    Args:
+        frame: rows with model_x, model_y and the column; several rows of a pair, as of its layers, are averaged first.
+        column: what to average.
+        groups: model -> group, where the pairs are between two groups: each group then has an error of its own.
+
+    Returns:
+        None if no row has a value.
+    """
+    means = pair_means(frame, column)
+    known = means.dropna()
+    if known.empty:
+        return None
+    pairs, values = list(known.index), torch.tensor(known.to_numpy(dtype=float, copy=True))
+    models = {model for pair in pairs for model in pair}
+    kinds = {model: groups[model] if groups else "" for model in models}
+    ends = interval_over_models(values[None], pairs, kinds)
+    low, high = (float(values.min()), float(values.max())) if ends is None else (float(end) for end in ends)
+    spread = (float(values.std()), low, high) if len(pairs) > 1 else (None, None, None)
+    interval = RANGE_OF_PAIRS if ends is None else OVER_MODELS
+    return Estimate(float(values.mean()), *spread, interval, len(pairs), len(models), len(means) - len(known))
+
+
+def pair_means(frame: pd.DataFrame, column: str) -> pd.Series:
+    """Return the mean of a column for each pair of models; NaN for a pair that lacks a value in some row.
+
+    A pair and its reverse are one.
+    """
+    pairs = [(min(pair), max(pair)) for pair in zip(frame["model_x"], frame["model_y"], strict=True)]
+    values = pd.Series(pd.to_numeric(frame[column]).to_numpy(dtype=float), index=pd.Index(pairs, tupleize_cols=False))
+    by_pair = values.groupby(level=0, sort=False)
+    return by_pair.mean().mask(values.isna().groupby(level=0, sort=False).any())
+
+
+class Difference(NamedTuple):
+    """A difference, and how often chance would make one as large.
+
+    Attributes:
+        difference: what was tested against 0.
+        p: two-sided: share of the arrangements whose difference is as far from 0.
+        least: the smallest p that so few models allow.
+        exact: whether all arrangements were counted; otherwise 9,999 were drawn with a seed.
+        models: number of models.
+    """
+
+    difference: float
+    p: float
+    least: float
+    exact: bool
+    models: int
+
+
+def sign_test(differences: pd.Series, seed: int = 0) -> Difference | None:
+    """Test whether the mean of a difference over pairs of models is 0, by changing the signs of models.
+
+    Each model's share in the mean is its pseudo-value M · mean − (M − 1) · mean without its pairs (Tukey 1958): the
+    mean of these is that over pairs, and the models' are nearly independent where those of pairs are not. Where there
+    is no difference, each is as likely to be above 0 as below.
+
+    Args:
+        differences: one for each pair, indexed by (model, model), as `pair_means` returns.
+        seed: of the draws, where there are too many models to count all.
+
+    Returns:
+        None with fewer than three models.
+
+    References:
+        Tukey 1958, "Bias and confidence in not quite large samples". The rate of false alarms under effects of models
+        is measured in `tests/aligners/reports/study/test_differences.py`.
+    """
+    known = differences.dropna()
+    pairs = list(known.index)
+    models = list(dict.fromkeys(model for pair in pairs for model in pair))
+    values = known.to_numpy(dtype=float)
+    kept = np.array([[model not in pair for pair in pairs] for model in models])
+    if len(models) < 3 or not kept.any(1).all():
+        return None
+    count, mean = len(models), float(values.mean())
+    shares = count * mean - (count - 1) * (kept @ values / kept.sum(1))
+    exact = 2**count <= MOST_EXACT
+    if exact:
+        signs = np.array(list(product((1, -1), repeat=count)))
+    else:
+        signs = np.random.default_rng(seed).choice((1, -1), size=(DRAWS, count))
+    return Difference(
+        mean, _share_as_far(signs @ shares / count, float(shares.mean()), exact), 2 / 2**count, exact, count
+    )
+
+
+def group_test(values: pd.Series, groups: Mapping[str, str], seed: int = 0) -> Difference | None:
+    """Test whether pairs between two groups of models differ from pairs within, by dealing the models out anew.
+
+    Args:
+        values: one for each pair of models, indexed by (model, model).
+        groups: model -> group; two groups.
+        seed: of the draws, where there are too many ways to count all.
+
+    Returns:
+        The mean between groups minus that within; None unless there are two groups with pairs within and between.
+    """
+    known = values.dropna()
+    models = list(dict.fromkeys(model for pair in known.index for model in pair))
+    first = np.array([groups[model] == groups[models[0]] for model in models]) if models else np.zeros(0, bool)
+    if len({groups[model] for model in models}) != 2:
+        return None
+    ends = np.array([[models.index(model) for model in pair] for pair in known.index])
+    ways, exact = _deals(len(models), int(first.sum()), seed)
+    numbers = known.to_numpy(dtype=float)
+    found = _between_less_within(first[None], ends, numbers)[0]
+    if math.isnan(found):
+        return None
+    p = _share_as_far(_between_less_within(ways, ends, numbers), found, exact)
+    return Difference(found, p, 1 / len(ways), exact, len(models))
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """Adjust the p of several tests so that one false alarm among all of them has the stated chance (Holm 1979)."""
+    order = np.argsort(ps)
+    adjusted = np.empty(len(ps))
+    highest = 0.0
+    for rank, place in enumerate(order):
+        highest = max(highest, min(1.0, (len(ps) - rank) * ps[place]))
+        adjusted[place] = highest
+    return [float(p) for p in adjusted]
+
+
+def _deals(count: int, size: int, seed: int) -> tuple[NDArray[np.bool_], bool]:
+    """All ways to choose the first group, (ways, models), or as many draws as are allowed."""
+    exact = math.comb(count, size) <= MOST_EXACT
+    if exact:
+        chosen = [list(own) for own in combinations(range(count), size)]
+    else:
+        draw = np.random.default_rng(seed)
+        chosen = [draw.choice(count, size, replace=False).tolist() for _ in range(DRAWS)]
+    ways = np.zeros((len(chosen), count), dtype=bool)
+    for way, own in zip(ways, chosen, strict=True):
+        way[own] = True
+    return ways, exact
+
+
+def _between_less_within(first: NDArray[np.bool_], ends: NDArray[np.int64], values: Numbers) -> Numbers:
+    """Mean of the pairs between the groups minus that of the others, for each way to deal (ways, models)."""
+    between = first[:, ends[:, 0]] != first[:, ends[:, 1]]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return between @ values / between.sum(1) - ~between @ values / (~between).sum(1)
+
+
+def _share_as_far(arranged: Numbers, found: float, exact: bool) -> float:
+    """Share of the arrangements whose difference is at least as far from 0; of draws, the data count as one more."""
+    far = int((np.abs(arranged) >= abs(found) * (1 - 1e-9)).sum())
+    return far / len(arranged) if exact else (far + 1) / (len(arranged) + 1)

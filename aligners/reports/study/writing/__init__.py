@@ -1,1 +1,0 @@
-"""Tables and figures of a study as files: HTML, LaTeX, Markdown, CSV."""

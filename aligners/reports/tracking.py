@@ -1,0 +1,290 @@
+"""Runs at W&B: how they begin and go on, what they were made from and leave, and a view of them all."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lightning.pytorch.utilities import rank_zero_warn
+from safetensors import SafetensorError, safe_open
+
+from aligners.files.whole import write_text
+from aligners.reports.names import file_names
+
+__all__ = [
+    "PROJECT", "RunArtifact", "complete", "described", "log_inputs", "log_outputs", "logged_in", "new_number",
+    "start_run", "states", "unfinished", "workspace",
+]  # fmt: skip
+
+PROJECT = "aligners"
+NUMBER = "wandb/unfinished.txt"  # in a run's folder, until the run is complete: its number at W&B
+LONGEST_NAME = 128  # of an artifact, in letters
+MANIFEST = "manifest.json"
+SHARED = "model.safetensors"  # the same file in a shared folder, and its name in every artifact
+FILES = ("aligners.ckpt", "stitching.ckpt", "universe.ckpt", "probes.safetensors", SHARED)
+KINDS = {"fit": "maps", "stitch": "stitching", "universe": "universe"}  # command that made a bank -> type of artifact
+NAME = "aligners"
+STEP = "trainer/global_step"
+# Section -> title of a panel and the metrics in it: every map at every site.
+CURVES = {
+    "Maps: errors on validation texts": {
+        "FVU": "^validation/[^/]+/[^/]+/fvu$",
+        "FVU of the inverse": "^validation/[^/]+/[^/]+/fvu_inverse$",
+        "FVU on unseen types": "^validation/[^/]+/[^/]+/fvu_unseen$",
+        "round trip": "^validation/[^/]+/[^/]+/round_trip$",
+    },
+    "Stitching: penalty on validation texts, nats": {"penalty": "^validation/[^/]+/[^/]+/[^/]+/penalty$"},
+    "Training": {"loss": "^step/.+/loss$"},
+}
+TABLES = ("report", "summary", "stitching", "similarity", "probing")  # as `aligners.reports.publishing` logs them
+FIGURES = ("fvu", "penalty", "accuracy", "similarity", "stitching", "probing")
+
+
+def unfinished(folder: Path) -> str | None:
+    """The number of the W&B run of a folder whose command has not ended; None if it has, or there was none."""
+    path = folder / NUMBER
+    return path.read_text(encoding="utf-8").strip() or None if path.is_file() else None
+
+
+def new_number(folder: Path, before: str | None = None) -> str:
+    """Choose the number of a run, and keep it in the run's folder until the run is complete.
+
+    It is kept before W&B starts, so that a process that is killed at any time goes on with the same run.
+
+    Args:
+        folder: of the run.
+        before: number of the interrupted run that it goes on with. WANDB_RUN_ID, as an agent of a sweep sets it, has
+            precedence.
+    """
+    number = os.environ.get("WANDB_RUN_ID") or before or secrets.token_hex(4)
+    (folder / NUMBER).parent.mkdir(parents=True, exist_ok=True)
+    write_text(folder / NUMBER, f"{number}\n")
+    return number
+
+
+def complete(folder: Path) -> None:
+    """Note that the run of a folder is complete: what follows from its files is another run."""
+    (folder / NUMBER).unlink(missing_ok=True)
+
+
+def start_run(folder: Path, name: str, kind: str, group: str | None = None, number: str | None = None) -> Any:
+    """Start a W&B run, or go on with one. It follows WANDB_MODE, but is online only for a user who is logged in.
+
+    It never prompts.
+
+    Args:
+        folder: where its files are kept.
+        name: of the run.
+        kind: of job.
+        group: of runs that belong together; default: WANDB_RUN_GROUP, or none.
+        number: its id; a run of this id goes on. Default: WANDB_RUN_ID, or a new one.
+    """
+    os.environ.setdefault("WANDB_SILENT", "true")
+    import wandb
+
+    options: dict[str, Any] = {
+        "dir": folder.resolve(),  # its service has a working directory of its own
+        "project": os.environ.get("WANDB_PROJECT", PROJECT),
+        "name": name,
+        "job_type": kind,
+        "group": group,
+        "id": number,
+        "resume": "allow",
+        "settings": wandb.Settings(init_timeout=30),
+    }
+    # Lightning would pass an argument that W&B warns about.
+    try:
+        return _begin(options)
+    except (wandb.errors.CommError, wandb.errors.AuthenticationError) as error:
+        rank_zero_warn(f"W&B cannot be reached ({error}). This run is logged offline; `wandb sync` uploads it later.")
+        return wandb.init(mode="offline", **options)
+
+
+def _begin(options: dict[str, Any]) -> Any:
+    """Start a run, as another one where that of this number is still open in W&B's service."""
+    import wandb
+
+    mode = _mode()
+    try:
+        return wandb.init(mode=mode, **options)
+    except Exception as error:  # the service's own, which it does not export
+        if "is in use" not in str(error):
+            raise
+        rank_zero_warn(f"At W&B the run `{options['id']}` cannot go on, as it has not ended. This is a new run.")
+        return wandb.init(mode=mode, **{**options, "id": None})
+
+
+def logged_in() -> bool:
+    """Whether there is a key for W&B. It never prompts."""
+    import wandb
+
+    return bool(wandb.login(prompt=False))
+
+
+def _mode() -> Any:
+    """Return WANDB_MODE, or offline for a user who would be online and is not logged in."""
+    mode = os.environ.get("WANDB_MODE")
+    if mode not in (None, "", "online"):
+        return mode
+    if logged_in():
+        return "online"
+    if mode:
+        rank_zero_warn(
+            "WANDB_MODE is online, but W&B has no key: run `wandb login`, or set WANDB_API_KEY. This run is logged "
+            "offline; `wandb sync` uploads it later."
+        )
+    return "offline"
+
+
+class RunArtifact(NamedTuple):
+    """Something that one run makes and others use.
+
+    Attributes:
+        path: file; of stored states their manifest, which has the checksums of all.
+        kind: type of its artifact.
+        about: what describes it, as plain values.
+    """
+
+    path: Path
+    kind: str
+    about: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Name of its artifact: kind and models; for states the name of their folder, which says what they are of."""
+        ends = [self.path.parent.name] if self.kind == "states" else file_names(self.about["models"]).values()
+        return f"{self.kind}-{'--'.join(ends)}"[:LONGEST_NAME]
+
+    def artifact(self, *, upload: bool = False) -> Any:
+        """Make the artifact.
+
+        Args:
+            upload: whether W&B gets the file itself. States are never uploaded.
+        """
+        import wandb
+
+        made, states = wandb.Artifact(self.name, self.kind, metadata=self.about), self.kind == "states"
+        name = MANIFEST if states else SHARED  # whatever the file is called: equal files are one artifact
+        if upload and not states:
+            made.add_file(str(self.path), name=name)
+        else:
+            made.add_reference(self.path.resolve().as_uri(), name=name)
+        return made
+
+
+def described(path: Path) -> RunArtifact | None:
+    """What a file of maps, layers or probes is, or a shared folder with one; None for anything else.
+
+    Args:
+        path: of the file. Only its header is read.
+    """
+    path = path / SHARED if path.is_dir() else path
+    if path.name not in FILES or not path.is_file():
+        return None
+    try:
+        with safe_open(path, framework="np") as file:
+            header = {name: json.loads(held) for name, held in file.metadata().items()}
+    except (OSError, SafetensorError, ValueError, AttributeError):  # of an earlier version, or none of ours
+        return None
+    if "banks" in header:
+        return RunArtifact(path, "probes", _of_probes(header["banks"]))
+    return RunArtifact(path, KINDS[header["bank"]["command"]], _of_maps(header["bank"])) if "bank" in header else None
+
+
+def states(folder: Path) -> RunArtifact:
+    """What a folder of stored states is."""
+    held = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    about = {**held["about"], **held["identity"], "sites": sorted(held["sites"], key=int)}
+    return RunArtifact(folder / MANIFEST, "states", about)
+
+
+def log_outputs(run: Any, folder: Path, *, upload: bool = False) -> list[str]:
+    """Log what a run has left in its folder, and return the names of the artifacts.
+
+    Args:
+        run: at W&B.
+        folder: of the run.
+        upload: whether W&B gets the files themselves.
+    """
+    artifacts = list(filter(None, (described(path) for path in sorted(folder.rglob("*")) if path.name in FILES)))
+    for artifact in artifacts:
+        run.log_artifact(artifact.artifact(upload=upload))
+    return [artifact.name for artifact in artifacts]
+
+
+def log_inputs(run: Any, used: Iterable[RunArtifact]) -> None:
+    """Log what a run has used, and list it in the run's config under `inputs`."""
+    named = []
+    for each in used:
+        # What `use_artifact` does, which refuses offline runs and waits for the server. Equal artifacts are one there.
+        artifact = each.artifact()
+        run._log_artifact(artifact, is_user_created=True, use_after_commit=True)
+        named.append({"name": each.name, "type": each.kind, "path": str(each.path), "digest": artifact.digest})
+    if named:
+        run.config.update({"inputs": named}, allow_val_change=True)
+
+
+def _of_maps(header: Mapping[str, Any]) -> dict[str, Any]:
+    """Command, models with their fingerprints, sites, maps and texts of a bank."""
+    data = header["data"]
+    models = data["models"].values() if isinstance(data["models"], dict) else data["models"]
+    texts = data.get("text", {})
+    return {
+        "command": header["command"],
+        "models": {model["name"]: model.get("fingerprint") for model in models},
+        "pairs": {route: str(pairs) for route, pairs in header["pairs"].items()},
+        "maps": {route: sorted(maps) for route, maps in header["maps"].items()},
+        "rows": data.get("rows"),
+        "text": {name: texts[name] for name in ("source", "subset", "seed", "hashes") if name in texts},
+    }
+
+
+def _of_probes(header: Mapping[str, Any]) -> dict[str, Any]:
+    """Models and tasks of banks of probes."""
+    every = [bank["about"] for bank in header.values()]
+    return {
+        "models": {about["model"]: about.get("fingerprint") for about in every},
+        "tasks": sorted({about["task"] for about in every}),
+    }
+
+
+def workspace(entity: str, project: str = NAME) -> Any:
+    """Describe the view. Nothing is sent before its `save()`.
+
+    Args:
+        entity: user or team at W&B.
+        project: that the runs are in.
+
+    Raises:
+        ValueError: wandb-workspaces is not installed.
+    """
+    try:
+        from wandb_workspaces import expr, workspaces
+        from wandb_workspaces.reports import v2 as panels
+    except ImportError as error:
+        raise ValueError(
+            "A view at W&B is described by the package wandb-workspaces, which is not installed. Run: "
+            "pip install '.[workspace]'"
+        ) from error
+    line: dict[str, Any] = {"x": STEP, "log_y": True, "max_runs_to_show": 20}  # all metrics of a regular expression
+    curves = {
+        section: [panels.LinePlot(title=title, metric_regex=metrics, **line) for title, metrics in own.items()]
+        for section, own in CURVES.items()
+    }
+    shown = [panels.MediaBrowser(title=name, media_keys=[name], num_columns=2) for name in FIGURES]
+    tables = [panels.WeavePanelSummaryTable(table_name=name) for name in TABLES]
+    sections = [workspaces.Section(name=name, panels=own, is_open=True) for name, own in curves.items()]
+    sections += [
+        workspaces.Section(name="Figures", panels=shown, is_open=True),
+        workspaces.Section(name="Tables", panels=tables),
+        workspaces.Section(name="What differs between runs", panels=[panels.RunComparer(diff_only="split")]),
+    ]
+    settings = workspaces.WorkspaceSettings(x_axis=STEP, max_runs=20)
+    runs = workspaces.RunsetSettings(groupby=[expr.Metric("Group"), expr.Metric("JobType")])
+    return workspaces.Workspace(
+        entity=entity, project=project, name=NAME, sections=sections, settings=settings, runset_settings=runs
+    )
