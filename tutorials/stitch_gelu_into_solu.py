@@ -22,7 +22,7 @@ import matplotlib.pyplot as plt
 import torch
 
 from aligners import AffineLayer
-from aligners.injection.stitching.evaluation import StitchingEvaluation
+from aligners.injection.stitching.measuring import StitchingEvaluation
 from aligners.injection.stitching.training import Stitching
 from datamodules.model_texts import ModelTexts
 from datamodules.text.sources import TextSource

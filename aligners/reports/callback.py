@@ -1,16 +1,16 @@
-"""A callback that reports when an evaluation ends."""
+"""Reports when an evaluation ends."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import lightning.pytorch as pl
 
 from aligners.reports.kinds import make_report
 from aligners.reports.publishing import environment, publish
 
-__all__ = ["WriteReport"]
+__all__ = ["WriteReport", "write_report"]
 
 
 class WriteReport(pl.Callback):
@@ -29,9 +29,20 @@ class WriteReport(pl.Callback):
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Report on rank 0; all ranks hold the same rows."""
-        if not trainer.is_global_zero:
-            return
-        found = cast(Any, pl_module)
+        write_report(pl_module, self.kind, self.folder, trainer, **self.options)
+
+
+def write_report(found: Any, kind: str, folder: Path, trainer: pl.Trainer, **options: Any) -> None:
+    """Write a report, show and log it, on rank 0.
+
+    Args:
+        found: what was measured: its `rows` and `meta`, and `report_tables` if there are further tables.
+        kind: as of `WriteReport`.
+        folder: likewise.
+        trainer: with the loggers.
+        options: likewise.
+    """
+    if trainer.is_global_zero:
         meta = {**found.meta, **environment(trainer)}
-        report = make_report(self.kind, meta, found.rows, **getattr(found, "report_tables", {}), **self.options)
-        publish(report, self.folder, trainer)
+        report = make_report(kind, meta, found.rows, **getattr(found, "report_tables", {}), **options)
+        publish(report, folder, trainer)

@@ -39,10 +39,10 @@ STOPPED: dict[str, tuple[str, list[str]]] = {
         ["{pair}", "{text}", "--data.batch_size=1", "--data.sites=1", "--ckpt_path={fit}"],
     ),
     "evaluate bijection": (STEP, ["{pair}", "{text}", "--steps=[100000]"]),
-    "evaluate inject": ("aligners.injection.evaluation:InjectionEvaluation.test_step", ["{pair}", "{text}"]),
+    "evaluate inject": ("aligners.injection.injecting:InjectionEvaluation.test_step", ["{pair}", "{text}"]),
     "evaluate probe": (PROBES, ["--checkpoints=[{fit}]", "{trees}", "--training.least_steps=100000", "--tasks=[pos]"]),
     "evaluate similarity": ("aligners.similarity.evaluation:SimilarityEvaluation.test_step", ["{models}", "{text}"]),
-    "evaluate stitch": ("aligners.injection.stitching.evaluation:StitchingEvaluation.test_step", ["{models}", "{text}"]),
+    "evaluate stitch": ("aligners.injection.stitching.measuring:StitchingEvaluation.test_step", ["{models}", "{text}"]),
     "evaluate surgery": (STEP, ["{models}", "{text}", LONG]),
 }  # fmt: skip
 NO_LOOP = {"train untrained", "evaluate share", "evaluate show"}
