@@ -31,7 +31,7 @@ from aligners.fitting.universe.evaluation import UniverseEvaluation
 from aligners.fitting.universe.fitting import UniverseAlignment
 from aligners.fitting.universe.storage import load_universe
 from aligners.fitting.universe.universe import NETWORK
-from aligners.injection.evaluation import InjectionEvaluation
+from aligners.injection.injecting import InjectionEvaluation
 from aligners.injection.scoring.pair_intervals import over_pairs
 from aligners.maps.inn import INN
 from benchmarks.parts import bare_trainer

@@ -9,7 +9,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 
-from aligners.injection.stitching.evaluation import StitchingEvaluation
+from aligners.injection.stitching.measuring import StitchingEvaluation
 from aligners.injection.stitching.training import Stitching
 from aligners.maps.affine import AffineLayer
 from datamodules.model_texts import ModelTexts

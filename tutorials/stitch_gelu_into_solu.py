@@ -21,7 +21,7 @@ import lightning.pytorch as pl
 import matplotlib.pyplot as plt
 import torch
 
-from aligners.injection.stitching.evaluation import StitchingEvaluation
+from aligners.injection.stitching.measuring import StitchingEvaluation
 from aligners.injection.stitching.training import Stitching
 from aligners.maps import AffineLayer
 from datamodules.model_texts import ModelTexts

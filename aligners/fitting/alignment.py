@@ -15,9 +15,8 @@ from aligners.fitting.few_rows import warn_of_few_rows
 from aligners.fitting.fit_map import fit_map
 from aligners.fitting.fits import AlignerFactory, Direction, Fit, seeded
 from aligners.fitting.moments import Reading, read_moments
-from aligners.fitting.storage.bank import BACKWARD, FORWARD, StoredBank
+from aligners.fitting.storage.bank import ALIGNMENT, BACKWARD, FORWARD, StoredBank
 from aligners.fitting.storage.describing import check_names, describe_aligner
-from aligners.fitting.storage.earlier import ALIGNMENT, FORMAT
 from aligners.fitting.storage.refusals import refuse_other_models
 from aligners.fitting.training.divergence import Divergence
 from aligners.fitting.training.length import training_steps
@@ -375,7 +374,7 @@ class Alignment(pl.LightningModule):
         self._stream.reader.check.flush()
         known = {} if self.moments is None else {name: value.cpu() for name, value in self.moments._asdict().items()}
         checkpoint[ALIGNMENT] = {
-            "format": FORMAT,
+            "format": 3,
             "aligners": {
                 direction: {name: describe_aligner(cast(Aligner, aligner)) for name, aligner in maps.items()}
                 for direction, maps in self._maps().items()

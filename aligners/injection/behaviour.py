@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, cast
 
 import torch
@@ -12,14 +12,23 @@ from torch import Tensor
 from aligners.injection.forward import bank_logits
 from aligners.injection.routes import Route
 from aligners.injection.scoring.answers import one_after_another
-from aligners.injection.scoring.asked import Asked
+from aligners.injection.scoring.scored_task import ScoredTask
 from aligners.injection.scoring.scores import bootstrap_interval
-from aligners.injection.scoring.task_scores import ScoredTask, score_interval, task_score
+from aligners.injection.scoring.task_scores import score_interval, task_score
 from aligners.injection.scoring.tasks import chosen, per_text, unit_answers, unit_scores
 from aligners.models.model import FrozenModel
 from datamodules.asking import TaskBatch
 
-__all__ = ["BEHAVIOUR", "BEHAVIOUR_COLUMNS", "OF_LABELS", "OF_TOKENS", "Answered", "Behaviour", "behaviour_columns"]
+__all__ = [
+    "BEHAVIOUR",
+    "BEHAVIOUR_COLUMNS",
+    "OF_LABELS",
+    "OF_TOKENS",
+    "Behaviour",
+    "Natives",
+    "UnitAnswers",
+    "behaviour_columns",
+]  # fmt: skip
 
 BEHAVIOUR = ["correct", "loss", "agree", "answer", "units"]
 BEHAVIOUR_COLUMNS = (
@@ -32,26 +41,27 @@ OF_TOKENS = ("native_x", "native_y", "unigram")
 BITS = math.log(2)
 
 
-class Answered(NamedTuple):
+class UnitAnswers(NamedTuple):
     """The answers to the U units of a batch, without the logits: those of a language model would fill the memory.
 
     Attributes:
         loss: (U,) in nats, or the squared error of a number.
         correct: (U,) 1 where the answer is the right one; NaN of numbers.
-        answer: (U,) the class or token.
-        said: (U,) the same or the number, NaN where logits are not finite.
+        answer: (U,) the class, token or number; NaN where logits are not finite.
     """
 
     loss: Tensor
     correct: Tensor
     answer: Tensor
-    said: Tensor
 
     @classmethod
-    def of(cls, logits: Tensor, batch: TaskBatch, *, regression: bool) -> Answered:
+    def of(cls, logits: Tensor, batch: TaskBatch) -> UnitAnswers:
         """From chosen logits (U, C)."""
-        scores, said = unit_scores(logits, batch.targets), unit_answers(logits, regression=regression)
-        return cls(scores["loss"], scores["correct"], logits.argmax(-1), said)
+        scores, numbers = unit_scores(logits, batch.targets), batch.targets.answer.is_floating_point()
+        return cls(scores["loss"], scores["correct"], unit_answers(logits, regression=numbers))
+
+
+Natives = dict[FrozenModel, UnitAnswers]  # what each model that knows the task answers by itself
 
 
 class Behaviour:
@@ -60,20 +70,20 @@ class Behaviour:
     Args:
         route: from X into Y.
         asked: of the held-out texts.
-        whole: which methods need no site, out of `OF_LABELS` or `OF_TOKENS`.
+        whole: which methods need no site, out of `OF_LABELS` or `OF_TOKENS`; `native` is Y by itself.
         seed: of the random floors.
         token_counts: (V,) how often each token is in the fitting texts, for `unigram`.
     """
 
     def __init__(
-        self, route: Route, asked: Asked, whole: Sequence[str], seed: int, token_counts: Tensor | None = None
+        self, route: Route, asked: ScoredTask, whole: Sequence[str], seed: int, token_counts: Tensor | None = None
     ) -> None:
         self.route, self.asked, self.whole, self.seed = route, asked, tuple(whole), seed
-        self._random = None if asked.scored is None else asked.scored.random
+        self._random = asked.random
         # one added to each, so that no token is impossible
         self._unigrams = None if token_counts is None else ((token_counts + 1) / (token_counts + 1).sum()).log()
 
-    def injected(self, batch: TaskBatch, mapped: Tensor, own: Answered) -> dict[str, Tensor]:
+    def injected(self, batch: TaskBatch, mapped: Tensor, own: UnitAnswers) -> dict[str, Tensor]:
         """What Y does with the mapped rows (S, N, d_y) at each site: quantity -> (S, B).
 
         Args:
@@ -81,83 +91,57 @@ class Behaviour:
             mapped: what is put into Y.
             own: what Y answers by itself.
         """
-        regression = self.asked.regression
-        each = [
-            self._sums(Answered.of(logits, batch, regression=regression), batch, own)
-            for logits in bank_logits(self.route, batch, mapped)
-        ]
-        return {name: torch.stack([found[name] for found in each]) for name in BEHAVIOUR}
+        each = (UnitAnswers.of(logits, batch) for logits in bank_logits(self.route, batch, mapped))
+        return self._sums(each, batch, own)
 
-    def without_sites(self, batch: TaskBatch, natives: dict[FrozenModel, Answered]) -> dict[str, Tensor]:
-        """What is answered without any map: quantity -> (methods, 1, B).
+    def without_sites(self, batch: TaskBatch, natives: Natives) -> dict[str, Tensor]:
+        """What is answered without any map: quantity -> (methods, 1, B)."""
+        each = (self._answers(name, batch, natives) for name in self.whole)
+        return {name: sums[:, None] for name, sums in self._sums(each, batch, natives[self.route.target]).items()}
 
-        Args:
-            batch: what is asked.
-            natives: what each model that knows the task answers by itself.
-        """
-        own = natives[self.route.target]
-        each = [self._sums(_ANSWERS[name](self, batch, natives), batch, own) for name in self.whole]
-        return {name: torch.stack([found[name] for found in each])[:, None] for name in BEHAVIOUR}
+    def _sums(self, each: Iterable[UnitAnswers], batch: TaskBatch, own: UnitAnswers) -> dict[str, Tensor]:
+        """Sums over the units of each text of several answers, made one by one: quantity -> (answers, B)."""
+        found: list[dict[str, Tensor]] = []
+        for given in each:
+            missing = torch.full_like(given.loss, torch.nan)
+            agree = torch.where(given.answer.isnan(), missing, (given.answer == own.answer).to(missing))
+            units = {"correct": given.correct, "loss": given.loss, "units": torch.ones_like(given.loss)}
+            units["agree"] = missing if self.asked.regression else agree
+            sums = {name: per_text(values, batch.targets) for name, values in units.items()}
+            of_texts = self.asked.unit == "text"  # of many tokens there is no one answer
+            sums["answer"] = given.answer if of_texts else torch.full_like(sums["loss"], torch.nan)
+            found.append(sums)
+        return {name: torch.stack([sums[name] for sums in found]) for name in BEHAVIOUR}
 
-    def _sums(self, found: Answered, batch: TaskBatch, own: Answered) -> dict[str, Tensor]:
-        """Sums over the units of each text: quantity -> (B,); the answer to a text, NaN where many tokens are asked."""
-        known = torch.where(found.said.isnan(), torch.nan, 1.0)
-        agree = torch.full_like(known, torch.nan) if self.asked.regression else (found.answer == own.answer) * known
-        units = {"correct": found.correct, "loss": found.loss, "agree": agree, "units": torch.ones_like(found.loss)}
-        sums = {name: per_text(values, batch.targets) for name, values in units.items()}
-        return {**sums, "answer": found.said if self.asked.unit == "text" else torch.full_like(sums["loss"], torch.nan)}
-
-    def _of_target(self, batch: TaskBatch, natives: dict[FrozenModel, Answered]) -> Answered:
-        return natives[self.route.target]
-
-    def _of_source(self, batch: TaskBatch, natives: dict[FrozenModel, Answered]) -> Answered:
-        """The source's own answers, if it knows the task."""
-        own = natives[self.route.target]
-        nothing = torch.full_like(own.loss, torch.nan)
-        return natives.get(self.route.source, Answered(nothing, nothing, own.answer, nothing))
-
-    def _fresh(self, batch: TaskBatch, natives: dict[FrozenModel, Answered]) -> Answered:
-        target = self.route.target
-        with target.fresh_head(self.seed):
-            logits = chosen(target.logits(batch.inputs), batch.targets, one_after_another(target.class_map))
-        return Answered.of(logits, batch, regression=self.asked.regression)
-
-    def _random_label(self, batch: TaskBatch, natives: dict[FrozenModel, Answered]) -> Answered:
-        self._random = cast(Tensor, self._random).to(batch.targets.answer)  # once: a copy to the device waits for it
-        return self._unread(self._random[batch.texts.text], batch)
-
-    def _constant_label(self, batch: TaskBatch, natives: dict[FrozenModel, Answered]) -> Answered:
-        return self._unread(torch.full_like(batch.targets.answer, cast(ScoredTask, self.asked.scored).constant), batch)
-
-    def _unread(self, answer: Tensor, batch: TaskBatch) -> Answered:
-        """Of answers (B,) that are given without reading the texts; they have no loss, but that of a number."""
-        labels = batch.targets.answer
-        nothing = torch.full(labels.shape, torch.nan, device=labels.device)
+    def _answers(self, name: str, batch: TaskBatch, natives: Natives) -> UnitAnswers:
+        """The answers of a method that needs no site."""
+        target, right = self.route.target, batch.targets.answer
+        if name in ("native", "native_y"):
+            return natives[target]
+        nothing = torch.full(right.shape, torch.nan, device=right.device)
+        if name == "native_x":  # which need not know the task
+            return natives.get(self.route.source, UnitAnswers(nothing, nothing, nothing))
+        if name == "random_classifier":
+            with target.fresh_head(self.seed):
+                logits = chosen(target.logits(batch.inputs), batch.targets, one_after_another(target.class_map))
+            return UnitAnswers.of(logits, batch)
+        if name == "unigram":  # the frequencies of tokens in the fitting texts
+            self._unigrams = cast(Tensor, self._unigrams).to(right.device)  # once: a copy to the device waits for it
+            answer = self._unigrams.argmax().expand_as(right)
+            return UnitAnswers(-self._unigrams[right], (answer == right).float(), answer.double())
+        if name == "random_label":
+            self._random = cast(Tensor, self._random).to(right)  # once, likewise
+            answer = self._random[batch.texts.text]
+        else:
+            answer = torch.full_like(right, self.asked.constant)
+        # given without reading the texts; there is no loss, but that of a number
         if self.asked.regression:
-            return Answered((answer - labels).square(), nothing, answer, answer.double())
-        return Answered(nothing, (answer == labels).float(), answer, answer.double())
-
-    def _unigram(self, batch: TaskBatch, natives: dict[FrozenModel, Answered]) -> Answered:
-        """The frequencies of tokens in the fitting texts."""
-        right = batch.targets.answer
-        self._unigrams = cast(Tensor, self._unigrams).to(right.device)  # once, likewise
-        answer = self._unigrams.argmax().expand_as(right)
-        return Answered(-self._unigrams[right], (answer == right).float(), answer, answer.double())
-
-
-_ANSWERS: dict[str, Callable[[Behaviour, TaskBatch, dict[FrozenModel, Answered]], Answered]] = {
-    "native": Behaviour._of_target,
-    "native_y": Behaviour._of_target,
-    "native_x": Behaviour._of_source,
-    "random_classifier": Behaviour._fresh,
-    "random_label": Behaviour._random_label,
-    "constant_label": Behaviour._constant_label,
-    "unigram": Behaviour._unigram,
-}
+            return UnitAnswers((answer - right).square(), nothing, answer.double())
+        return UnitAnswers(nothing, (answer == right).float(), answer.double())
 
 
 def behaviour_columns(
-    table: dict[str, Tensor], native: dict[str, Tensor], asked: Asked, seed: int
+    table: dict[str, Tensor], native: dict[str, Tensor], asked: ScoredTask, seed: int
 ) -> dict[str, Tensor]:
     """Each of `BEHAVIOUR_COLUMNS` as (methods, S), over all texts.
 
@@ -182,9 +166,11 @@ def behaviour_columns(
     gap = table["loss"] - native["loss"]
     accuracies = accuracy, *interval(table["correct"])
     penalties = (missing,) * 3 if asked.regression else (gap.sum(-1) / total, *interval(gap))
-    score, own_score = _score(table, asked, seed, accuracies), own
-    if asked.scored is not None and asked.score != "accuracy":
-        own_score = task_score(asked.scored.score, native["answer"], asked.scored.labels)
+    score, own_score = accuracies, own
+    if asked.labels is not None and asked.score != "accuracy":
+        ends = score_interval(asked.score, table["answer"], asked.labels, seed=seed)
+        score = task_score(asked.score, table["answer"], asked.labels), *ends
+        own_score = task_score(asked.score, native["answer"], asked.labels)
     agreement = table["agree"].sum(-1) / total
     if asked.regression:
         agreement = task_score("pearson", table["answer"], native["answer"])
@@ -192,14 +178,3 @@ def behaviour_columns(
     per_byte = loss / BITS / asked.bytes_per_token if asked.bytes_per_token else missing
     losses = loss, *penalties, own - accuracy, own_score - score[0], perplexity, per_byte
     return dict(zip(BEHAVIOUR_COLUMNS, (*accuracies, *score, *losses, agreement), strict=True))
-
-
-def _score(
-    table: dict[str, Tensor], asked: Asked, seed: int, accuracies: tuple[Tensor, Tensor, Tensor]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The score of the task and its interval."""
-    task = asked.scored
-    if task is None or task.score == "accuracy":
-        return accuracies
-    interval = score_interval(task.score, table["answer"], task.labels, seed=seed)
-    return task_score(task.score, table["answer"], task.labels), *interval

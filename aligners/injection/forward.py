@@ -20,6 +20,7 @@ __all__ = [
     "bank_logits",
     "mapped_rows",
     "own_logits",
+    "pair_logits",
     "read_all",
     "stitched_logits",
 ]
@@ -53,11 +54,16 @@ def stitched_logits(
     return target.tail(inputs, site, rows.scatter(mapped, blank), component)
 
 
+def pair_logits(route: Route, pair: int, batch: TaskBatch, mapped: Tensor) -> Tensor:
+    """What the target answers with mapped rows (N, d_y) at the site pair of this number: (U, C)."""
+    site = route.pairs[pair][1]
+    logits = stitched_logits(route.target, batch.inputs, site, batch.rows, mapped, route.component)
+    return chosen(logits, batch.targets, route.target.class_map)
+
+
 def bank_logits(route: Route, batch: TaskBatch, mapped: Tensor) -> Iterator[Tensor]:
     """What the target answers with the mapped rows (S, N, d_y) at each site in turn: (U, C)."""
-    for (_, site), rows in zip(route.pairs, mapped, strict=True):
-        logits = stitched_logits(route.target, batch.inputs, site, batch.rows, rows, route.component)
-        yield chosen(logits, batch.targets, route.target.class_map)
+    return (pair_logits(route, pair, batch, rows) for pair, rows in enumerate(mapped))
 
 
 class ReadStates:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from itertools import chain, count
 from typing import Any, NamedTuple, cast
 
 from torch import Tensor
@@ -35,7 +35,6 @@ __all__ = [
     "build_floors",
     "check_closed_forms",
     "describe_map",
-    "make_method",
     "route_methods",
     "stored_kind",
 ]
@@ -91,6 +90,21 @@ class Method(NamedTuple):
     about: dict[str, Any]
     aligner: Aligner | None = None
 
+    @classmethod
+    def of(cls, name: str, role: str, aligner: Aligner, about: dict[str, Any], *, turned: bool = False) -> Method:
+        """The method of an aligner, or of its inverse.
+
+        Args:
+            name: in the report.
+            role: method, floor or ceiling.
+            aligner: the map.
+            about: what a report says of it.
+            turned: whether its inverse is what maps.
+        """
+        there, back = (aligner.inverse, aligner) if turned else (aligner, aligner.inverse)
+        inverse = back if aligner.invertible else None
+        return cls(name, role, lambda rows, batch: mapped_rows(there, rows), inverse, about, aligner)
+
     def outcome(self, site: int) -> str | None:
         """What came of its training at a site pair; None for what was not trained."""
         told = self.about.get("training")
@@ -98,7 +112,7 @@ class Method(NamedTuple):
 
 
 def route_methods(
-    route: Route, stored: Sequence[StoredBank], closed_form: Sequence[str]
+    route: Route, stored: Sequence[StoredBank], closed_form: Sequence[str], validation: Moments | None = None
 ) -> tuple[list[Method], dict[str, str]]:
     """The maps of one direction: closed forms that no checkpoint holds, then those of the checkpoints.
 
@@ -106,31 +120,51 @@ def route_methods(
         route: from X into Y, or from Y into X.
         stored: the checkpoints; closed forms are fitted on the moments of the first.
         closed_form: names out of `CLOSED_FORMS`.
+        validation: moments of validation rows from X to Y, on which ridges choose their strength.
 
     Returns:
         The maps, and for each closed form that could not be fitted the reason.
     """
-    first = next(checkpoint for checkpoint in stored if checkpoint.moments is not None)
+    first = next(bank for bank in stored if bank.moments is not None)
     moments = cast(Moments, first.moments)
-    moments = moments if route.key == FORWARD else moments.swap()
-    fitted = _fitted(route.key, stored)
-    held = {name for name, _, _, _ in fitted}
+    if route.key == BACKWARD:
+        moments, validation = moments.swap(), None if validation is None else validation.swap()
+    held = _held_by(stored, route.key)
     methods, refusals = [], {}
     for name in closed_form:
         if name in held:
             continue
         aligner = CLOSED_FORMS[name](len(route.pairs), route.source.width, route.target.width)
         try:
-            fit_map(name, aligner, moments)
+            fit_map(name, aligner, moments, validation)
         except ValueError as error:
             refusals[name] = str(error)
         else:
-            methods.append(make_method(name, aligner, "method", _about(aligner, first, None)))
-    for name, checkpoint, aligner, turned in fitted:
-        about = _about(aligner, checkpoint, checkpoint.path, turned)
-        about["training"] = _outcomes(route.key, name, aligner, checkpoint, turned)
-        methods.append(make_method(name, aligner, "method", about, turned=turned))
-    return methods, refusals
+            about = {**describe_map(aligner), "fitted_on": str(stored_kind(first)), "checkpoint": None}
+            methods.append(Method.of(name, "method", aligner, about))
+    return [*methods, *held.values()], refusals
+
+
+def _held_by(stored: Sequence[StoredBank], route: str) -> dict[str, Method]:
+    """The maps of checkpoints that lead this way, or whose inverse does; a second one of a name becomes `name_2`."""
+    found: dict[str, Method] = {}
+    for bank in stored:
+        maps = {name: (aligner, route) for name, aligner in bank.maps.get(route, {}).items()}
+        if route == BACKWARD:
+            forward = bank.maps.get(FORWARD, {}).items()
+            maps |= {name: (aligner, FORWARD) for name, aligner in forward if aligner.bijective}
+        for name, (aligner, fitted) in maps.items():
+            turned, taken = fitted != route, {*FLOORS, *OF_LABELS, *OF_TOKENS, *found}
+            free = next(n for n in chain([name], (f"{name}_{k}" for k in count(2))) if n not in taken)
+            about = {
+                **describe_map(aligner, turned),
+                **({"fit": TASK_LOSS} if bank.command == "stitch" else {}),
+                "fitted_on": str(stored_kind(bank)),
+                "checkpoint": str(bank.path),
+                "training": outcomes(bank.training.get(f"{fitted}.{name}"), aligner.sites),
+            }
+            found[free] = Method.of(free, "method", aligner, about, turned=turned)
+    return found
 
 
 def build_floors(route: Route, moments: Moments, seed: int) -> list[Method]:
@@ -145,77 +179,21 @@ def build_floors(route: Route, moments: Moments, seed: int) -> list[Method]:
     floors: dict[str, Aligner] = {"mean": Mean(*sizes)}
     if route.source.width == route.target.width:
         floors["identity"] = Identity(*sizes)
-    methods = []
-    for name, aligner in floors.items():
+    for aligner in floors.values():
         aligner.fit(moments)
-        methods.append(make_method(name, aligner, "floor", describe_map(aligner)))
+    gaussian = GaussianStates(moments, seed)
+
+    def drawn(rows: Tensor, batch: Any) -> Tensor:
+        return gaussian(batch.texts.text_numbers, batch.rows.counts, rows.device)
+
     about = {"class": "GaussianStates", "fit": CLOSED, "bijective": False}
-    return [*methods, Method("random_embedding", "floor", _drawn(GaussianStates(moments, seed)), None, about)]
+    methods = [Method.of(name, "floor", aligner, describe_map(aligner)) for name, aligner in floors.items()]
+    return [*methods, Method("random_embedding", "floor", drawn, None, about)]
 
 
 def stored_kind(checkpoint: StoredBank) -> RowKind:
     """The rows that the maps of a checkpoint were fitted on."""
     return RowKind(checkpoint.data["rows"], checkpoint.data["special_tokens"])
-
-
-def _fitted(route: str, stored: Sequence[StoredBank]) -> list[tuple[str, StoredBank, Aligner, bool]]:
-    """The checkpoints' aligners that map in this direction, and whether they do so by their inverse."""
-    found: list[tuple[str, StoredBank, Aligner, bool]] = []
-    for checkpoint in stored:
-        maps = {name: (aligner, False) for name, aligner in checkpoint.maps.get(route, {}).items()}
-        if route == BACKWARD:
-            forward = checkpoint.maps.get(FORWARD, {}).items()
-            maps.update({name: (aligner, True) for name, aligner in forward if aligner.bijective})
-        for name, (aligner, turned) in maps.items():
-            taken = {*FLOORS, *OF_LABELS, *OF_TOKENS, *(known for known, _, _, _ in found)}
-            found.append((_free_name(name, taken), checkpoint, aligner, turned))
-    return found
-
-
-def make_method(name: str, aligner: Aligner, role: str, about: dict[str, Any], turned: bool = False) -> Method:
-    """The method of an aligner, or of its inverse.
-
-    Args:
-        name: in the report.
-        aligner: the map.
-        role: method, floor or ceiling.
-        about: what a report says of it.
-        turned: whether its inverse is what maps.
-    """
-    there, back = (aligner.inverse, aligner) if turned else (aligner, aligner.inverse)
-    inverse = back if aligner.invertible else None
-    return Method(name, role, lambda rows, batch: mapped_rows(there, rows), inverse, about, aligner)
-
-
-def _drawn(gaussian: GaussianStates) -> Callable[[Tensor, Any], Tensor]:
-    def draw(rows: Tensor, batch: Any) -> Tensor:
-        return gaussian(batch.texts.text_numbers, batch.rows.counts, rows.device)
-
-    return draw
-
-
-def _free_name(name: str, taken: set[str]) -> str:
-    """`name`, or `name_2`, `name_3`, ... if another checkpoint or a floor already uses it."""
-    free, number = name, 1
-    while free in taken:
-        number += 1
-        free = f"{name}_{number}"
-    return free
-
-
-def _outcomes(route: str, name: str, aligner: Aligner, checkpoint: StoredBank, turned: bool) -> list[str | None]:
-    """The outcome of training at each site; `name` may have been changed to be unique."""
-    fitted = FORWARD if turned else route
-    own = next(own for own, held in checkpoint.maps[fitted].items() if held is aligner)
-    return outcomes(checkpoint.training.get(f"{fitted}.{own}"), aligner.sites)
-
-
-def _about(aligner: Aligner, checkpoint: StoredBank, path: Path | None, turned: bool = False) -> dict[str, Any]:
-    """What a report says of a map, including the rows that it was fitted on and its file."""
-    what = describe_map(aligner, turned)
-    if checkpoint.command == "stitch":
-        what["fit"] = TASK_LOSS
-    return {**what, "fitted_on": str(stored_kind(checkpoint)), "checkpoint": None if path is None else str(path)}
 
 
 def describe_map(aligner: Aligner, turned: bool = False) -> dict[str, Any]:

@@ -1,12 +1,15 @@
-"""Stitching layers among the maps of an injection."""
+"""Stitching layers among the maps of an injection, and the types that any of its checkpoints was fitted on."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from aligners.fitting.storage.bank import FORWARD, StoredBank
+from datamodules.rows.types import SeenTypes
 
-__all__ = ["TASK_LOSS", "between_two_models"]
+__all__ = ["TASK_LOSS", "between_two_models", "seen_by_any"]
 
 TASK_LOSS = "task loss"  # how stitching layers were fitted, as reports say it
 OTHERS = ("models", "revisions", "masked_share", "sites")  # options of `ModelTexts` that `PairedActivations` has not
@@ -41,3 +44,24 @@ def between_two_models(bank: StoredBank) -> StoredBank:
     kept = {name: value for name, value in config.items() if name not in OTHERS}
     data = {**bank.data, **rows, "models": dict(zip("xy", models, strict=True))}
     return replace(bank, data=data, data_config={**kept, **named, **sites, **rows})
+
+
+def seen_by_any(stored: Sequence[StoredBank], data: Any) -> SeenTypes:
+    """The types that were among the fitting rows of at least one checkpoint.
+
+    Args:
+        stored: the checkpoints. Stitching layers, which are trained on whole texts, have seen the run's types if their
+            texts are the run's.
+        data: the data module of the run.
+
+    Returns:
+        The types, of no kind where they are not known of every checkpoint, or are not of one kind.
+    """
+    unknown, present = SeenTypes(None, frozenset()), data.config()
+
+    def of_the_run(bank: StoredBank) -> bool:
+        return all(bank.data_config[name] == present[name] for name in ("text", "rows", "special_tokens", "max_length"))
+
+    each = [bank.seen or (data.seen if of_the_run(bank) else unknown) for bank in stored]
+    kinds = {seen.kind for seen in each}
+    return unknown if len(kinds) > 1 else SeenTypes(kinds.pop(), frozenset().union(*(seen.names for seen in each)))

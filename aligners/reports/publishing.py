@@ -9,7 +9,7 @@ import platform
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -24,7 +24,7 @@ from aligners.reports.page.run import save_figure, write_page
 from aligners.reports.report import Report, Row
 from aligners.reports.screen import say, screen
 
-__all__ = ["WriteReport", "csv_text", "environment", "publish", "show", "write"]
+__all__ = ["WriteReport", "csv_text", "environment", "publish", "show", "write", "write_report"]
 
 PACKAGES = ("torch", "lightning", "transformers", "torchmetrics", "numpy")
 
@@ -135,9 +135,20 @@ class WriteReport(pl.Callback):
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Report on rank 0; all ranks hold the same rows."""
-        if not trainer.is_global_zero:
-            return
-        found = cast(Any, pl_module)
-        meta = {**found.meta, **environment(trainer)}
-        report = make_report(self.kind, meta, found.rows, **getattr(found, "report_tables", {}), **self.options)
-        publish(report, self.folder, trainer)
+        write_report(pl_module, self.kind, self.folder, trainer, **self.options)
+
+
+def write_report(measured: Any, kind: str, folder: Path, trainer: pl.Trainer, **options: Any) -> None:
+    """Write a report, show and log it, on rank 0.
+
+    Args:
+        measured: what has the `rows` and `meta`, and `report_tables` if there are further tables.
+        kind: as of `WriteReport`.
+        folder: likewise.
+        trainer: with the loggers.
+        options: likewise.
+    """
+    if trainer.is_global_zero:
+        meta = {**measured.meta, **environment(trainer)}
+        tables = getattr(measured, "report_tables", {})
+        publish(make_report(kind, meta, measured.rows, **tables, **options), folder, trainer)

@@ -10,7 +10,7 @@ import torch
 
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.storage.bank import StoredBank, load_bank
-from aligners.injection.evaluation import InjectionEvaluation
+from aligners.injection.injecting import InjectionEvaluation
 from aligners.maps.linear import Linear
 from aligners.models import load_frozen
 from callbacks.checkpoint import SaveAligners

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from aligners.fitting.storage.bank import load_bank
-from aligners.injection.stitching.evaluation import StitchingEvaluation
 from aligners.injection.stitching.loss import LossWeights
+from aligners.injection.stitching.measuring import StitchingEvaluation
 from aligners.maps.affine import AffineLayer
 from aligners.maps.mlp import MLP
 from callbacks.best import BestPerSite

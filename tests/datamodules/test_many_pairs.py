@@ -9,7 +9,7 @@ import torch
 
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.storage.bank import StoredBank, load_bank
-from aligners.injection.evaluation import InjectionEvaluation
+from aligners.injection.injecting import InjectionEvaluation
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
 from callbacks.best import BestPerSite

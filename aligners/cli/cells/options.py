@@ -15,7 +15,7 @@ from jsonargparse import ArgumentParser, Namespace
 from aligners.cli.options import FREE, check_trains, flat, options_of
 from aligners.cli.table import COMMANDS
 from aligners.injection.methods import check_closed_forms
-from aligners.injection.stitching.evaluation import StitchingEvaluation
+from aligners.injection.stitching.measuring import StitchingEvaluation
 from aligners.probing.evaluation import ProbeExperiment
 from aligners.similarity.evaluation import SimilarityEvaluation
 from aligners.studies.kinds import KINDS

@@ -8,8 +8,9 @@ from jsonargparse import ArgumentParser
 
 from aligners.cli.options import add_data_and_trainer, command_parser, options_of
 from aligners.cli.run import instantiate, start
-from aligners.fitting.pricing.evaluation import BijectionPrice
-from aligners.reports.publishing import WriteReport
+from aligners.fitting.pricing.price import BijectionPrice
+from aligners.fitting.pricing.rows import RowsInMemory
+from aligners.reports.publishing import write_report
 from datamodules.paired import PairedActivations
 
 __all__ = ["parser", "run"]
@@ -33,8 +34,10 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     """Train, measure and report."""
     options = parser.parse_args(words)
     made = instantiate(parser, options)
-    evaluation = BijectionPrice(**options_of(BijectionPrice, made))
-    evaluation.check_widths(*made.data.pipeline.models.widths())
+    price = BijectionPrice(**options_of(BijectionPrice, made))
+    price.check_widths(*made.data.pipeline.models.widths())
     begun = start("bijection", parser, options, made)
-    trainer = begun.trainer(WriteReport("bijection", begun.folder), inference_mode=False)
-    trainer.test(evaluation, datamodule=made.data, verbose=False)
+    trainer, reading = begun.trainer(inference_mode=False), RowsInMemory(price.most_rows, price.other_text)
+    trainer.test(reading, datamodule=made.data, verbose=False)
+    price.run(made.data, reading.rows, shown=trainer.progress_bar_callback is not None)
+    write_report(price, "bijection", begun.folder, trainer)

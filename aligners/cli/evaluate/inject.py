@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import lightning.pytorch as pl
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, Namespace
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.utilities import rank_zero_only
 
 from aligners.cli.options import add_data_and_trainer, command_parser, options_of, parse_with_data
 from aligners.cli.run import Run, start
-from aligners.fitting.storage.bank import StoredBank, load_bank
-from aligners.injection.evaluation import InjectionEvaluation
+from aligners.fitting.storage.bank import StoredBank, load_bank, save_bank
+from aligners.injection.injecting import InjectionEvaluation
 from aligners.injection.methods import CLOSED_FORMS, ClosedForms, check_closed_forms
+from aligners.injection.routes import DIRECTIONS, InjectedTask, paired_routes
 from aligners.injection.stitched import between_two_models
-from aligners.injection.task import DIRECTIONS, InjectedTask, paired_routes
-from callbacks.checkpoint import SaveAligners
 from datamodules.paired import PairedActivations
 from datamodules.protocol import PairedData, stream_of
 
@@ -55,46 +56,32 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     if stored:
         options = parse_with_data(parser, words, stored[0].data_config)
     begun = start("inject", parser, options)
-    further = options_of(InjectionEvaluation, begun.made)
-    say = _SayWhatIsNotInjected(both_directions=options.both_directions, masked_share=options.masked_share)
+    before: list[pl.Callback] = [LambdaCallback(setup=partial(_say_what_is_not_injected, options))]
     if all(bank.moments is None for bank in stored):
-        stored.append(_fit_closed_forms(begun, say))
-    evaluation = InjectionEvaluation(stored, **further)
-    begun.test(evaluation, "injection", say)
+        stored.append(_fit_closed_forms(begun, *before))
+        before = []
+    begun.test(InjectionEvaluation(stored, **options_of(InjectionEvaluation, begun.made)), "injection", *before)
 
 
-class _SayWhatIsNotInjected(pl.Callback):
-    """Says before anything is read where nothing can be injected, and rejects labels that no head predicts."""
-
-    def __init__(self, *, both_directions: bool, masked_share: float) -> None:
-        self.both_directions, self.masked_share, self.said = both_directions, masked_share, False
-
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Check the texts against the models, once."""
-        if self.said:
-            return
-        data, self.said = stream_of(trainer, PairedData), True
-        routes = paired_routes(data, both_directions=self.both_directions)
-        task = InjectedTask.of(data, routes, masked_share=self.masked_share, seed=0)
-        for route, why in task.not_injected.items():
-            if why is not None:
-                rank_zero_only(print)(
-                    f"Nothing will be injected {DIRECTIONS[route.key]}, only errors are measured: {why}."
-                )
+def _say_what_is_not_injected(options: Namespace, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
+    """Say before anything is read where nothing can be injected, and reject labels that no head predicts."""
+    data = stream_of(trainer, PairedData)
+    routes = paired_routes(data, both_directions=options.both_directions)
+    task = InjectedTask.of(data, routes, masked_share=options.masked_share, seed=0)
+    for route, why in task.not_injected.items():
+        if why is not None:
+            rank_zero_only(print)(f"Nothing will be injected {DIRECTIONS[route.key]}, only errors are measured: {why}.")
 
 
-class _SaveFinished(SaveAligners):
-    """Writes `aligners.ckpt` alone: no command goes on from an evaluation that was stopped."""
-
-    def _has_something(self, trainer: pl.Trainer) -> bool:
-        return False
-
-
-def _fit_closed_forms(run: Run, say: pl.Callback) -> StoredBank:
+def _fit_closed_forms(run: Run, *callbacks: pl.Callback) -> StoredBank:
     """Fit the closed forms in one pass over the fitting texts, and save those that they determine beside the report."""
     names = run.options.closed_form or ["linear"]
     module = ClosedForms({name: CLOSED_FORMS[name] for name in names}, both_directions=run.options.both_directions)
     once = {"max_epochs": -1, "logger": False, "limit_val_batches": 0, "enable_model_summary": False}
-    run.trainer(say, _SaveFinished(run.folder), **once).fit(module, datamodule=run.made.data)
+    trainer = run.trainer(*callbacks, **once)
+    trainer.fit(module, datamodule=run.made.data)
     bank = replace(module.stored().freeze(), path=run.folder / "aligners.ckpt")
+    if trainer.is_global_zero:
+        save_bank(bank, bank.path)
+        print(f"Saved {bank.path}")
     return bank if run.options.closed_form else replace(bank, maps={})  # floors alone need its moments

@@ -11,7 +11,7 @@ from aligners.cli.options import add_data_and_trainer, command_parser, options_o
 from aligners.cli.run import start
 from aligners.fitting.storage.bank import load_bank
 from aligners.injection.scoring.pair_intervals import check_groups
-from aligners.injection.stitching.evaluation import StitchingEvaluation
+from aligners.injection.stitching.measuring import StitchingEvaluation
 from datamodules.model_texts import ModelTexts
 
 __all__ = ["parser", "run"]

@@ -14,8 +14,7 @@ from aligners.files.room import free_memory
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.evaluation import ErrorsEvaluation
 from aligners.fitting.parts import bytes_a_site, check_part, find_part, join_parts, sites_at_once
-from aligners.fitting.storage.bank import StoredBank
-from aligners.fitting.storage.earlier import ALIGNMENT
+from aligners.fitting.storage.bank import ALIGNMENT, StoredBank
 from callbacks.checkpoint import SaveAligners
 from callbacks.summary import FitSummary
 from datamodules.paired import PairedActivations

@@ -13,7 +13,7 @@ from aligners.cli.train.fit import alignment_trainer
 from aligners.files.room import free_memory
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.parts import bytes_a_site, pairs_within
-from aligners.fitting.storage.earlier import ALIGNMENT
+from aligners.fitting.storage.bank import ALIGNMENT
 from callbacks.checkpoint import SavePairs
 from datamodules.many_pairs import ManyPairs
 from datamodules.rows.policies import most_rows

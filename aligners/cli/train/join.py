@@ -11,8 +11,7 @@ from jsonargparse import ArgumentParser, Namespace
 from aligners.cli.options import add_training, check_goes_on, check_trains, command_parser, parse_with_data
 from aligners.cli.run import instantiate, start
 from aligners.cli.train.universe import check_against
-from aligners.fitting.storage.bank import StoredBank, load_bank
-from aligners.fitting.storage.earlier import ALIGNMENT
+from aligners.fitting.storage.bank import ALIGNMENT, StoredBank, load_bank
 from aligners.fitting.universe.evaluation import UniverseEvaluation
 from aligners.fitting.universe.joining import Joining
 from aligners.fitting.universe.storage import load_universe, universes_of

@@ -10,8 +10,7 @@ from jsonargparse import ArgumentParser
 
 from aligners.cli.options import add_training, check_goes_on, check_trains, command_parser
 from aligners.cli.run import instantiate, start
-from aligners.fitting.storage.bank import StoredBank, load_bank
-from aligners.fitting.storage.earlier import ALIGNMENT
+from aligners.fitting.storage.bank import ALIGNMENT, StoredBank, load_bank
 from aligners.fitting.universe.evaluation import UniverseEvaluation, between_members
 from aligners.fitting.universe.fitting import UniverseAlignment
 from callbacks.checkpoint import SaveUniverse

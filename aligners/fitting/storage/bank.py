@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
+import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from aligners.files.shared import is_shared, shared_file
 from aligners.files.whole import whole_file
-from aligners.fitting.storage.describing import describe_aligner, restore_aligner
-from aligners.fitting.storage.earlier import is_earlier, read_earlier
-from aligners.fitting.storage.others import for_others
+from aligners.fitting.storage.describing import build_aligner, describe_aligner
 from aligners.maps.base import Aligner
 from aligners.similarity.algebra.moments import Moments
 from datamodules.rows.types import SeenTypes
 from datamodules.text.fitted import FittedTexts
 
-__all__ = ["BACKWARD", "FORWARD", "StoredBank", "load_bank", "save_bank"]
+__all__ = ["ALIGNMENT", "BACKWARD", "FORWARD", "STITCHING", "StoredBank", "for_others", "load_bank", "save_bank"]
 
 FORWARD, BACKWARD = "0_1", "1_0"  # the routes between the two models of a fit
 HEADER = "bank"  # the one entry of the file's metadata, as JSON
+PLAIN = ("command", "pairs", "data", "data_config", "training", "curves", "loss")  # attributes that JSON can hold
+ALIGNMENT, STITCHING = "alignment", "stitching"  # what each module adds to the checkpoint that a run goes on from
+# Options of the machine, and what they are where nothing was chosen. The first would run somebody else's code.
+OF_A_MACHINE: dict[str, Any] = {
+    "trust_remote_code": False, "cache": None, "store": None, "devices": None, "device_map": None, "workers": 0,
+}  # fmt: skip
 
 
 @dataclass
@@ -43,7 +48,7 @@ class StoredBank:
         data_config: the data module's options as they were given, enough to make it again.
         moments: of the fitting rows of route `0_1`; None where only some were read, for a start.
         seen: the types of the fitting rows; None where types are not told apart.
-        fitted: hashes of the fitting and validation texts; None in files that were written before they were kept.
+        fitted: hashes of the fitting and validation texts.
         training: route.name -> at which step each site was best and whether it diverged: see
             `aligners.fitting.outcomes.outcomes`.
         spread: route -> mean (S, d_y) and variance (S,) of the target's states, where they were read.
@@ -74,9 +79,6 @@ class StoredBank:
         return self
 
 
-PLAIN = ("command", "pairs", "data", "data_config", "training", "curves", "loss")  # attributes that JSON can hold
-
-
 def save_bank(bank: StoredBank, path: Path) -> None:
     """Write a bank as safetensors, whole or not at all. Equal banks make equal files.
 
@@ -89,31 +91,32 @@ def save_bank(bank: StoredBank, path: Path) -> None:
     }
     described["seen"] = None if bank.seen is None else bank.seen.state()
     described["fitted"] = None if bank.fitted is None else bank.fitted.origins
+    states = {
+        "maps": {
+            route: {name: aligner.state_dict() for name, aligner in maps.items()} for route, maps in bank.maps.items()
+        },
+        "moments": {} if bank.moments is None else bank.moments._asdict(),
+        "fitted": {} if bank.fitted is None else {"keys": bank.fitted.state()["keys"]},
+        "spread": bank.spread,
+    }
     # Copies: safetensors refuses tensors that share memory, as tied weights do.
-    tensors = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in _tensors(bank)}
+    tensors = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in _flat(states)}
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as unfinished:
         save_file(tensors, unfinished, {HEADER: json.dumps(described)})
 
 
-def _tensors(bank: StoredBank) -> Iterator[tuple[str, Tensor]]:
-    for route, maps in bank.maps.items():
-        for name, aligner in maps.items():
-            for key, value in aligner.state_dict().items():
-                yield f"maps/{route}/{name}/{key}", value
-    if bank.moments is not None:
-        yield from ((f"moments/{name}", value) for name, value in bank.moments._asdict().items())
-    if bank.fitted is not None:
-        yield "fitted/keys", bank.fitted.state()["keys"]
-    for route, values in bank.spread.items():
-        yield from ((f"spread/{route}/{name}", value) for name, value in values.items())
+def _flat(tree: Mapping[str, Any], folder: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The tensors of nested dictionaries, by names such as maps/0_1/linear/weight."""
+    for name, value in tree.items():
+        if isinstance(value, Tensor):
+            yield folder + name, value
+        else:
+            yield from _flat(value, f"{folder}{name}/")
 
 
 def load_bank(path: Path | str) -> StoredBank:
     """Read the file of a finished run of `train.py fit` or `train.py stitch`. Nothing in it is run.
-
-    Files that were written before there was this format are Lightning's checkpoints; their tensors and plain values
-    are read and nothing else. What others share is never such a checkpoint.
 
     Args:
         path: the file, a folder of `evaluate.py share`, or the name of one on the Hub.
@@ -122,55 +125,65 @@ def load_bank(path: Path | str) -> StoredBank:
         ValueError: the file is not there, cannot be read, or is a last.ckpt to go on from; or as `shared_file`.
     """
     shared, file, path = is_shared(path), shared_file(path), Path(path)
-    with _refusing(path):
-        described, tensors = read_earlier(file) if not shared and is_earlier(file) else _read(file)
-    if described.pop("unfinished", False):
-        raise ValueError(
-            f"Expected the file of a finished run, but {path} is one to go on from: `train.py {described['command']} "
-            f"--ckpt_path {path}` goes on, and leaves the finished file beside its report."
-        )
-    if shared:
-        described["data_config"] = for_others(described["data_config"])
-    with _refusing(path):
-        return _bank(described, tensors, path)
-
-
-@contextmanager
-def _refusing(path: Path) -> Iterator[None]:
     try:
-        yield
+        command = _goes_on_with(file)
+        bank = None if command else _read(file)
     except FileNotFoundError:
         raise ValueError(f"Expected a checkpoint at {path}, but there is no such file.") from None
-    except Exception as error:
+    except Exception as error:  # reading any other file can raise anything
         raise ValueError(
             f"Expected {path} to be a checkpoint written by `train.py fit` or `train.py stitch`, but it cannot be read "
             f"as one: {error}"
         ) from error
+    if bank is None:
+        raise ValueError(
+            f"Expected the file of a finished run, but {path} is one to go on from: `train.py {command} --ckpt_path "
+            f"{path}` goes on, and leaves the finished file beside its report."
+        )
+    bank.path = path
+    bank.data_config = for_others(bank.data_config) if shared else bank.data_config
+    return bank.freeze()
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def for_others(data_config: Mapping[str, Any]) -> dict[str, Any]:
+    """A data module's options without those that are about one machine."""
+    return {name: OF_A_MACHINE.get(name, value) for name, value in data_config.items()}
+
+
+def _goes_on_with(path: Path) -> str | None:
+    """The command of `train.py` that goes on from a checkpoint of Lightning; None for any other file."""
+    if not zipfile.is_zipfile(path):
+        return None
+    content = torch.load(path, map_location="meta", weights_only=True, mmap=True)
+    return "fit" if ALIGNMENT in content else "stitch" if STITCHING in content else None
+
+
+def _read(path: Path) -> StoredBank:
+    tensors: dict[str, Any] = {}
     with safe_open(path, framework="pt") as file:
-        described = (file.metadata() or {}).get(HEADER)
-        if described is None:
+        header = (file.metadata() or {}).get(HEADER)
+        if header is None:
             raise ValueError("it holds no maps")
-        return json.loads(described), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-
-
-def _bank(described: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> StoredBank:
-    plain = {name: described[name] for name in PLAIN if name in described}
+        for name in file.keys():  # noqa: SIM118
+            *folders, last = name.split("/")
+            place = tensors
+            for folder in folders:
+                place = place.setdefault(folder, {})
+            place[last] = file.get_tensor(name)
+    described = json.loads(header)
+    maps: dict[str, dict[str, Aligner]] = {}
+    for route, each in described["maps"].items():
+        maps[route] = {name: build_aligner(about) for name, about in each.items()}
+        for name, aligner in maps[route].items():
+            aligner.load_state_dict(tensors["maps"].get(route, {}).get(name, {}))
+    plain = {name: described[name] for name in PLAIN}
     plain["pairs"] = {route: [(i, j) for i, j in each] for route, each in described["pairs"].items()}
-    maps = {
-        route: {name: restore_aligner(about, tensors, f"maps/{route}/{name}/") for name, about in each.items()}
-        for route, each in described["maps"].items()
-    }
-    found = [tensors.get(f"moments/{name}") for name in Moments._fields]
-    moments = None if found[0] is None else Moments(*found)  # type: ignore[arg-type]
-    spread: dict[str, dict[str, Tensor]] = {}
-    for name, value in tensors.items():
-        if name.startswith("spread/"):
-            _, route, key = name.split("/")
-            spread.setdefault(route, {})[key] = value
-    seen = None if described["seen"] is None else SeenTypes.from_state(described["seen"])
-    origins = described.get("fitted")
-    fitted = FittedTexts.from_state({"keys": tensors["fitted/keys"], "origins": origins}) if origins else None
-    return StoredBank(**plain, maps=maps, moments=moments, seen=seen, fitted=fitted, spread=spread, path=path)
+    seen, origins = described["seen"], described["fitted"]
+    return StoredBank(
+        **plain,
+        maps=maps,
+        moments=Moments(**tensors["moments"]) if "moments" in tensors else None,
+        seen=SeenTypes.from_state(seen) if seen else None,
+        fitted=FittedTexts.from_state({**tensors["fitted"], "origins": origins}) if origins else None,
+        spread=tensors.get("spread", {}),
+    )

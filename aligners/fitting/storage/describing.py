@@ -6,15 +6,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import aligners
 from aligners.maps.base import Aligner
 
-__all__ = ["build_aligner", "check_names", "describe_aligner", "restore_aligner"]
-
-# Options that a class has gained, at what it did before: checkpoints of then do not name them.
-EARLIER: dict[str, dict[str, Any]] = {"MLP": {"skip": False}}
+__all__ = ["build_aligner", "check_names", "describe_aligner"]
 
 
 def describe_aligner(aligner: Aligner) -> dict[str, Any]:
@@ -42,21 +39,7 @@ def build_aligner(description: Mapping[str, Any]) -> Aligner:
             "Import the module that defines it first."
         )
     with torch.random.fork_rng(devices=[]):
-        options = {**EARLIER.get(name, {}), **description["options"]}
-        return known[name](description["sites"], description["d_x"], description["d_y"], **options)
-
-
-def restore_aligner(description: Mapping[str, Any], tensors: Mapping[str, Tensor], prefix: str) -> Aligner:
-    """An aligner as it was, frozen.
-
-    Args:
-        description: what `describe_aligner` made of it.
-        tensors: its state, among others.
-        prefix: before the names of its state in `tensors`.
-    """
-    aligner = build_aligner(description)
-    aligner.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
-    return aligner.requires_grad_(False).eval()
+        return known[name](description["sites"], description["d_x"], description["d_y"], **description["options"])
 
 
 def check_names(names: Iterable[str], argument: str) -> None:

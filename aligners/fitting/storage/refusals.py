@@ -1,4 +1,4 @@
-"""Refuses a checkpoint of other models or states than those of the run."""
+"""Refuses the maps of other models, states or sites than those of the run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
-__all__ = ["refuse_other_component", "refuse_other_models"]
+from aligners.fitting.storage.bank import StoredBank
+
+__all__ = ["refuse_other_bank", "refuse_other_models"]
 
 Identities = Mapping[str, Mapping[str, Any]] | Sequence[Mapping[str, Any]]  # of models: name, fingerprint, ...
 
@@ -41,20 +43,31 @@ def _listed(models: Identities) -> Sequence[Mapping[str, Any]]:
     return list(models.values()) if isinstance(models, Mapping) else models
 
 
-def refuse_other_component(data: Mapping[str, Any], present: str, what: str) -> None:
-    """Compare what a state is.
+def refuse_other_bank(
+    bank: StoredBank, models: Identities, component: str, pairs: Mapping[str, Sequence[tuple[int, int]]]
+) -> None:
+    """Compare the maps of a finished run with the run that is to use them.
 
     Args:
-        data: what a checkpoint says of its data.
-        present: `data.component` of the run.
-        what: the checkpoint, for the message.
+        bank: the maps.
+        models: of the run, as in `refuse_other_models`.
+        component: `data.component` of the run.
+        pairs: route -> the run's site pairs.
 
     Raises:
-        ValueError: it was fitted on another component.
+        ValueError: the models, the component, or the site pairs of a route differ.
     """
-    then = data.get("component", "residual")  # earlier checkpoints know no other
-    if then != present:
+    refuse_other_models(bank.data["models"], models, str(bank.path))
+    then = bank.data.get("component", "residual")
+    if then != component:
         raise ValueError(
-            f"{what} was fitted on `component` {then!r}, but `data.component` is {present!r}. Leave it out, or set it "
-            f"to {then!r}."
+            f"{bank.path} was fitted on `component` {then!r}, but `data.component` is {component!r}. Leave it out, or "
+            f"set it to {then!r}."
         )
+    for route, present in pairs.items():
+        fitted = bank.pairs.get(route, [])
+        if fitted != list(present):
+            raise ValueError(
+                f"{bank.path} holds maps of the site pairs {fitted}, but `data.sites` gives {list(present)}. Leave "
+                "`data.sites` out, or set it to those of the fit."
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -94,11 +95,8 @@ def _group(kind_x: str, kind_y: str, same: bool) -> str:
 
 
 def _summary(rows: list[Row], kinds: Mapping[str, str], quantities: Sequence[str]) -> Row:
-    columns = [[row[name] for row in rows] for name in quantities]
-    known = [all(value is not None for value in column) for column in columns]
     values = torch.tensor(
-        [column if whole else [0.0] * len(rows) for column, whole in zip(columns, known, strict=True)],
-        dtype=torch.float64,
+        [[math.nan if row[name] is None else row[name] for row in rows] for name in quantities], dtype=torch.float64
     )
     ends = interval_over_models(values, [(row["model_x"], row["model_y"]) for row in rows], kinds)
     low, high = (values.amin(-1), values.amax(-1)) if ends is None else ends
@@ -108,9 +106,9 @@ def _summary(rows: list[Row], kinds: Mapping[str, str], quantities: Sequence[str
         "interval": RANGE if ends is None else OVER_MODELS,
         "training": worst_of(rows).get("training"),
     }
-    for name, whole, *figures in zip(quantities, known, values.mean(-1), low, high, strict=True):
+    for name, *figures in zip(quantities, values.mean(-1), low, high, strict=True):
         for suffix, figure in zip(("", "_low", "_high"), figures, strict=True):
-            summary[name + suffix] = float(figure) if whole else None
+            summary[name + suffix] = None if figure.isnan() else float(figure)
     return summary
 
 

@@ -99,20 +99,20 @@ class UnitMeans(DoubleMetric):
         return self.sums / self.units
 
 
-def resampled(n: int, seed: int, resamples: int = RESAMPLES) -> Tensor:
-    """Draw n texts with replacement: their numbers, (resamples, n). Equal seeds draw equal texts."""
-    return torch.randint(n, (resamples, n), generator=torch.Generator().manual_seed(seed))
+def resampled(n: int, seed: int) -> Tensor:
+    """Draw n texts with replacement `RESAMPLES` times: their numbers, (resamples, n). Equal seeds draw equal texts."""
+    return torch.randint(n, (RESAMPLES, n), generator=torch.Generator().manual_seed(seed))
 
 
-def resampled_counts(n: int, seed: int, resamples: int = RESAMPLES) -> Tensor:
+def resampled_counts(n: int, seed: int) -> Tensor:
     """How often each of n texts is drawn in each resample, (resamples, n) float64."""
-    drawn = resampled(n, seed, resamples)
-    return torch.zeros(resamples, n, dtype=torch.float64).scatter_add_(1, drawn, torch.ones(drawn.shape).double())
+    drawn = resampled(n, seed)
+    return torch.zeros(drawn.shape, dtype=torch.float64).scatter_add_(1, drawn, torch.ones(drawn.shape).double())
 
 
-def percentile_interval(values: Tensor, level: float = LEVEL) -> tuple[Tensor, Tensor]:
-    """Return the lower and upper end over the last axis, the resamples, without NaN: each (...)."""
-    tail = (1 - level) / 2
+def percentile_interval(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the ends of the 95 % interval over the last axis, the resamples, without NaN: each (...)."""
+    tail = (1 - LEVEL) / 2
     ends = torch.nanquantile(values, torch.tensor([tail, 1 - tail], dtype=torch.float64), dim=-1)
     return ends[0], ends[1]
 
@@ -127,25 +127,21 @@ def of_unseen(values: Tensor, rows: Rows) -> Tensor:
     return torch.full_like(values, torch.nan) if rows.unseen is None else values.where(rows.unseen, 0)
 
 
-def bootstrap_interval(
-    values: Tensor, weights: Tensor | None = None, *, seed: int, level: float = LEVEL, resamples: int = RESAMPLES
-) -> tuple[Tensor, Tensor]:
-    """Return the percentile interval of a mean (or of a ratio of sums) over resampled texts.
+def bootstrap_interval(values: Tensor, weights: Tensor | None = None, *, seed: int) -> tuple[Tensor, Tensor]:
+    """Return the 95 % percentile interval of a mean (or of a ratio of sums) over resampled texts.
 
     Args:
         values: (..., n) one number for each text.
         weights: (..., n) denominators; default: 1 for each text.
         seed: the seed of the resampling; equal seeds draw equal texts, so intervals of methods can be compared.
-        level: the coverage.
-        resamples: the number of resamples.
 
     Returns:
         Lower and upper end, each (...); NaN where values are not finite. Resamples with a zero denominator do not
         count.
     """
-    counts = resampled_counts(values.shape[-1], seed, resamples)
+    counts = resampled_counts(values.shape[-1], seed)
     numerator = values.double() @ counts.T
     denominator = counts.sum(1) if weights is None else weights.double() @ counts.T
-    low, high = percentile_interval(numerator / denominator, level)
+    low, high = percentile_interval(numerator / denominator)
     finite = values.isfinite().all(-1)
     return low.where(finite, torch.nan), high.where(finite, torch.nan)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -13,58 +11,14 @@ from torchmetrics.functional import pearson_corrcoef, spearman_corrcoef
 from torchmetrics.functional.classification import binary_f1_score
 
 from aligners.injection.scoring.scores import percentile_interval, resampled
-from aligners.maps.baselines import random_labels
 from datamodules.text.sources import Score, TextSource, known_source
 
-if TYPE_CHECKING:
-    from datamodules.protocol import TextData
-
-__all__ = ["OF_CLASSES", "OF_NUMBERS", "ScoredTask", "choose_score", "resampled_scores", "score_interval", "task_score"]
+__all__ = ["OF_CLASSES", "OF_NUMBERS", "choose_score", "resampled_scores", "score_interval", "task_score"]
 
 OF_CLASSES: tuple[Score, ...] = ("accuracy", "mcc", "f1")
 OF_NUMBERS: tuple[Score, ...] = ("pearson", "spearman")
 OF_TWO: tuple[Score, ...] = ("mcc", "f1")
 CELLS = 2**17  # answers resampled at a time: as many as fit in a processor's cache
-
-
-@dataclass(frozen=True)
-class ScoredTask:
-    """What the held-out texts ask, and what is answered without reading them.
-
-    Attributes:
-        score: the task's score.
-        regression: whether numbers are predicted.
-        labels: (n,) labels of the held-out texts.
-        random: (n,) a class for each, uniformly at random; for numbers, the labels themselves in a random order.
-        constant: the most frequent class of the fitting texts, or the mean of their numbers.
-    """
-
-    score: Score
-    regression: bool
-    labels: Tensor
-    random: Tensor
-    constant: float
-
-    @classmethod
-    def of(cls, data: TextData, *, regression: bool, seed: int) -> ScoredTask:
-        """The task of a data module's texts for heads that predict numbers or answer classes.
-
-        Raises:
-            ValueError: the score that was asked for does not fit the task, or all numbers to predict are equal.
-        """
-        if regression:
-            data.texts.check_numbers()
-        labels = cast(Tensor, data.split("test").labels)
-        classes = 0 if regression else data.texts.classes
-        score = choose_score(data.text, regression=regression, classes=classes)
-        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-        random = labels.float()[order] if regression else random_labels(len(labels), classes, seed)
-        constant = data.texts.constant_label(regression=regression)
-        return cls(score, regression, labels.float() if regression else labels, random, constant)
-
-    def constant_score(self) -> float:
-        """Score the answer that is the same for every text."""
-        return float(task_score(self.score, torch.full(self.labels.shape, self.constant), self.labels))
 
 
 def choose_score(text: TextSource, *, regression: bool, classes: int) -> Score:

@@ -52,12 +52,7 @@ def divergence(logits: Tensor, own: Tensor, temperature: float = 1.0) -> Tensor:
 
     Returns:
         (...) in nats.
-
-    Raises:
-        ValueError: the temperature is not positive.
     """
-    if not temperature > 0:
-        raise ValueError(f"Expected `temperature` to be above zero, but got {temperature:g}.")
     learning, matched = ((each / temperature).log_softmax(-1) for each in (logits, own))
     return temperature**2 * kl_div(learning, matched, reduction="none", log_target=True).sum(-1)
 
@@ -123,8 +118,12 @@ def check_labels(target: FrozenModel, labels: Tensor | None, source: str) -> Non
             f"The task needs a label for every text, but {int(missing.sum())} of {len(labels)} texts of {source!r} "
             "have none (-1, or nothing). Leave these texts out, or choose another split with `held_out`."
         )
+    if target.regression and target.n_labels != 1:
+        raise ValueError(
+            f"Expected a regression head of one number, but that of {target.name} predicts {target.n_labels}. Name "
+            "another model."
+        )
     if target.regression:
-        _check_regression(target)
         return
     if labels.is_floating_point():
         raise ValueError(
@@ -136,12 +135,4 @@ def check_labels(target: FrozenModel, labels: Tensor | None, source: str) -> Non
         raise ValueError(
             f"Expected labels 0..{target.n_labels - 1}, as the head of {target.name} answers, but the texts of "
             f"{source!r} have labels {least}..{most}. Name a model that was fine-tuned on this task."
-        )
-
-
-def _check_regression(target: FrozenModel) -> None:
-    if target.n_labels != 1:
-        raise ValueError(
-            f"Expected a regression head of one number, but that of {target.name} predicts {target.n_labels}. Name "
-            "another model."
         )

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aligners.injection.forward import stitched_logits
+from aligners.injection.forward import pair_logits
 from aligners.injection.routes import Route
-from aligners.injection.scoring.tasks import chosen, divergence, unit_losses
+from aligners.injection.scoring.tasks import divergence, unit_losses
 from datamodules.asking import TaskBatch
 
 __all__ = ["LossWeights", "RouteLoss", "bank_gradients"]
@@ -78,7 +78,7 @@ class RouteLoss:
         """The weighted sum for mapped rows (N, d_y) at the site pair of this number, a scalar."""
         total = mapped.new_zeros(())
         if self.weights.task or self.own is not None:
-            logits = self._logits(pair, mapped)
+            logits = pair_logits(self.route, pair, self.batch, mapped)
             if self.weights.task:
                 total = total + self.weights.task * unit_losses(logits, self.batch.targets).sum() / self.units
             if self.own is not None:
@@ -88,11 +88,6 @@ class RouteLoss:
             squares = (mapped - self.states[pair]).square().sum()
             total = total + self.weights.activation * squares / (self.rows * float(self.variance[pair]))
         return total
-
-    def _logits(self, pair: int, mapped: Tensor) -> Tensor:
-        target, site = self.route.target, self.route.pairs[pair][1]
-        logits = stitched_logits(target, self.batch.inputs, site, self.batch.rows, mapped, self.route.component)
-        return chosen(logits, self.batch.targets, target.class_map)
 
 
 def bank_gradients(mapped: Tensor, loss: Callable[[int, Tensor], Tensor]) -> tuple[Tensor, Tensor]:

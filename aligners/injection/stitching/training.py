@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from aligners.fitting.fit_map import fit_map
 from aligners.fitting.fits import AlignerFactory, seeded
 from aligners.fitting.moments import read_moments
-from aligners.fitting.storage.bank import StoredBank, load_bank
+from aligners.fitting.storage.bank import STITCHING, StoredBank, load_bank
 from aligners.fitting.storage.describing import check_names, describe_aligner
-from aligners.fitting.storage.earlier import FORMAT, STITCHING
-from aligners.fitting.storage.refusals import refuse_other_component, refuse_other_models
+from aligners.fitting.storage.refusals import refuse_other_models
 from aligners.fitting.training.optimisation import (
     Schedule,
     clip_per_site,
@@ -33,8 +32,7 @@ from aligners.injection.routes import Route, Routes, build_routes, check_routes
 from aligners.injection.scoring.answers import match_heads
 from aligners.injection.scoring.scores import UnitMeans
 from aligners.injection.scoring.tasks import unit_losses
-from aligners.injection.seen import fitted_texts
-from aligners.injection.stitching.fitted import fitted_layers, refuse_other_layers
+from aligners.injection.stitching.fitted import fitted_layers
 from aligners.injection.stitching.loss import LossWeights, RouteLoss, bank_gradients
 from aligners.maps.affine import AffineLayer
 from aligners.maps.base import Aligner
@@ -141,17 +139,16 @@ class Stitching(pl.LightningModule):
         if data.task == "classification":
             match_heads(data, self._targets())
         if not len(self.maps):
-            further = fitted_layers(self.fitted, self.routes, data.frozen)
+            further: dict[str, dict[str, Aligner]] = {}
             if self.fitted is not None:
-                self._started_from = fitted_texts([load_bank(self.fitted)], data).get(str(self.fitted))
+                bank = load_bank(self.fitted)
+                further, self._started_from = fitted_layers(bank, self.routes, data.frozen), bank.fitted
             for route in self.routes:
-                made = {name: self._made(factory, route) for name, factory in self.factories.items()}
+                sizes = len(route.pairs), route.source.width, route.target.width
+                made = {name: seeded(factory, self.seed, *sizes) for name, factory in self.factories.items()}
                 self.maps[route.key] = nn.ModuleDict({**made, **further.get(route.key, {})})
         if not list(self.maps.parameters()):
             raise ValueError("Expected `layers` that can be trained, but none of them has a parameter.")
-
-    def _made(self, factory: AlignerFactory, route: Route) -> Aligner:
-        return seeded(factory, self.seed, len(route.pairs), route.source.width, route.target.width)
 
     def layers_of(self, route: Route) -> dict[str, Aligner]:
         """Name -> bank of a route."""
@@ -185,8 +182,7 @@ class Stitching(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """One optimiser and one schedule over all steps."""
-        layers = [layer for route in self.routes for layer in self.layers_of(route).values()]
-        optimizer = cast(torch.optim.Optimizer, make_optimizer(self.optimizer_factory, layers))
+        optimizer = cast(torch.optim.Optimizer, make_optimizer(self.optimizer_factory, self.banks().values()))
         factor = schedule_factor(self.schedule, self.trainer.max_steps, self.warmup)
         return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, factor)]
 
@@ -200,15 +196,14 @@ class Stitching(pl.LightningModule):
         optimizer, scheduler = cast(Any, self.optimizers()), cast(Any, self.lr_schedulers())
         optimizer.zero_grad(set_to_none=True)
         units, rows = self._shares(batch)
-        states = read_all(self.routes, batch, targets=self.weights.activation > 0)
-        own = self._own(batch)
+        activation, distillation = self.weights.activation > 0, self.weights.distillation > 0
+        states = read_all(self.routes, batch, targets=activation)
+        own = {target: own_logits(target, batch) for target in self._targets()} if distillation else {}
         surrogates, losses = [], {}
         for route in self.routes:
             source = states.sources(route)
-            loss = RouteLoss(self.weights, route, batch, units, rows, own.get(route.target))
-            if self.weights.activation:
-                variance = self.spread[route.key]["variance"]
-                loss = replace(loss, states=states.targets(route), variance=variance)
+            known = (states.targets(route), self.spread[route.key]["variance"]) if activation else (None, None)
+            loss = RouteLoss(self.weights, route, batch, units, rows, own.get(route.target), *known)
             for name, layer in self.layers_of(route).items():
                 mapped = mapped_rows(layer, source)
                 losses[route, name], gradients = bank_gradients(mapped, loss)
@@ -226,12 +221,6 @@ class Stitching(pl.LightningModule):
     def _targets(self) -> list[FrozenModel]:
         """Each target once, in the same order on every rank: their sums are added over ranks in this order."""
         return list(dict.fromkeys(route.target for route in self.routes))
-
-    def _own(self, batch: TaskBatch) -> dict[FrozenModel, Tensor]:
-        """What the targets answer by themselves, where that is part of the loss."""
-        if not self.weights.distillation:
-            return {}
-        return {target: own_logits(target, batch) for target in self._targets()}
 
     def _shares(self, batch: TaskBatch) -> tuple[Tensor | float, Tensor | float]:
         """Units and rows of this batch, the mean over ranks: with it, ranks' mean gradient is that of all units."""
@@ -338,33 +327,17 @@ class Stitching(pl.LightningModule):
             ValueError: a loss since the last check was not finite.
         """
         self._check.flush()
-        checkpoint[STITCHING] = {
-            "format": FORMAT,
-            **self._described(),
-            "spread": self.spread,
-            "curves": self.curves,
-            "loss": asdict(self.weights),
-            **self._identity(),
-        }
+        checkpoint[STITCHING] = {"spread": self.spread, "curves": self.curves, **self._identity()}
 
     def _identity(self) -> dict[str, Any]:
-        about = identity(self._stream, **self._options())
-        return about | {"trainer": trainer_identity(self.trainer)}
-
-    def _options(self) -> dict[str, Any]:
-        """What a run that goes on from this one has to share beside its layers, as plain values."""
+        """What a run that goes on from this one has to share, as plain values."""
+        routes = {route.key: list(route.pairs) for route in self.routes}
+        layers = {key: describe_aligner(layer) for key, layer in self.banks().items()}
         own = ("start_batches", "schedule", "warmup", "gradient_clip", "seed")
         optimizer = describe_optimizer(self.optimizer_factory)
-        return {"loss": asdict(self.weights), "optimizer": optimizer, **{name: getattr(self, name) for name in own}}
-
-    def _described(self) -> dict[str, Any]:
-        return {
-            "layers": {
-                route.key: {name: describe_aligner(layer) for name, layer in self.layers_of(route).items()}
-                for route in self.routes
-            },
-            "pairs": {route.key: [list(pair) for pair in route.pairs] for route in self.routes},
-        }
+        options = {"loss": asdict(self.weights), "optimizer": optimizer, **{name: getattr(self, name) for name in own}}
+        about = identity(self._stream, routes=routes, layers=layers, **options)
+        return about | {"trainer": trainer_identity(self.trainer)}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore where the layers started, and the curves so far.
@@ -377,8 +350,9 @@ class Stitching(pl.LightningModule):
             raise ValueError("Expected `ckpt_path` to be a last.ckpt of `train.py stitch`, but it is another file.")
         stored = checkpoint[STITCHING]
         refuse_other_models(stored["data"]["models"], self._stream.describe()["models"], "The checkpoint")
-        refuse_other_component(stored["data"], self._stream.component, "The checkpoint")
-        refuse_other_layers(stored, self._described())
+        if "layers" in stored:  # beside the options, as the version before kept them
+            layers = {f"{key}.{name}": layer for key, own in stored["layers"].items() for name, layer in own.items()}
+            stored = {**stored, "options": {**stored["options"], "routes": stored["pairs"], "layers": layers}}
         refuse_other_run(stored, self._identity(), "The checkpoint")
         steps, most = checkpoint["global_step"], self.trainer.max_steps
         if steps > most:

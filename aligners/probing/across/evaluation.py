@@ -6,14 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 
 from aligners.fitting.storage.bank import StoredBank
 from aligners.injection.behaviour import Behaviour
-from aligners.injection.evaluation import TOKENS, Evaluation, check_stored
+from aligners.injection.injecting import TOKENS, Evaluation, check_stored
 from aligners.injection.methods import build_floors, check_closed_forms, route_methods, stored_kind
-from aligners.injection.scoring.asked import Asked
-from aligners.injection.task import InjectedTask, paired_routes
+from aligners.injection.routes import InjectedTask, paired_routes
+from aligners.injection.scoring.scored_task import ScoredTask
 from aligners.models.loading.precision import check_precision
 from aligners.models.model import FrozenModel
 from aligners.probing.across.comparing import Fitted, Row, compared
@@ -104,10 +103,6 @@ class ProbesAcrossMaps(Evaluation):
         """The data module of the run."""
         return stream_of(self.trainer, PairedActivations)
 
-    def measured(self) -> Sequence[StoredBank]:
-        """The checkpoints whose maps are measured."""
-        return self.stored
-
     def prepare_panels(self) -> None:
         """Check everything, and collect the maps."""
         check_precision(self.trainer)
@@ -152,10 +147,6 @@ class ProbesAcrossMaps(Evaluation):
         """Y, if there is a twin."""
         return [] if self.asked is None else [self.route.target]
 
-    def few_inputs(self) -> dict[str, Tensor]:
-        """A few of the held-out texts."""
-        return self.stream.split("test")[list(range(min(8, self.n_texts)))].to(self.device).inputs_x
-
     def on_test_start(self) -> None:
         """Run the self-test, read the fitting words, and train the probes."""
         super().on_test_start()
@@ -189,7 +180,7 @@ class ProbesAcrossMaps(Evaluation):
         )
         return Fitted(task, task.train(self.how, self.seed))
 
-    def _twin(self, asked: Asked, words: Words, watched: Words) -> Twin:
+    def _twin(self, asked: ScoredTask, words: Words, watched: Words) -> Twin:
         """The swaps: for each task what a narrow probe reads, then other dimensions, then everything."""
         places = [words.places.index(Place("model", j)) for _, j in self.route.pairs]
         self.narrow = [self._trained(name, words, watched, self.dimensions) for name in self.tasks]

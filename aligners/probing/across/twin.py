@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from aligners.injection.behaviour import BEHAVIOUR, Answered, Behaviour, behaviour_columns
+from aligners.injection.behaviour import BEHAVIOUR, Behaviour, UnitAnswers, behaviour_columns
 from aligners.injection.forward import read_all
 from aligners.injection.methods import Method
 from aligners.injection.scoring.scores import TextScores
@@ -62,7 +62,7 @@ class Twin(nn.Module):
         self.scores = TextScores(BEHAVIOUR, len(self.maps) * len(self.parts), sites, texts)
         self.native = TextScores(BEHAVIOUR, 1, 1, texts)
 
-    def update(self, task: TaskBatch, own: Answered) -> None:
+    def update(self, task: TaskBatch, own: UnitAnswers) -> None:
         """Swap every part through every map at every site, on one batch.
 
         Args:
@@ -80,7 +80,7 @@ class Twin(nn.Module):
         self.scores.update(text, {name: torch.stack([each[name] for each in found]) for name in BEHAVIOUR})
 
     def _mean(
-        self, task: TaskBatch, y: Tensor, mapped: Tensor, subspaces: Sequence[Tensor | None], own: Answered
+        self, task: TaskBatch, y: Tensor, mapped: Tensor, subspaces: Sequence[Tensor | None], own: UnitAnswers
     ) -> dict[str, Tensor]:
         """What Y does, averaged over subspaces that are drawn alike: quantity -> (S, B)."""
         each = [self.behaviour.injected(task, swapped(y, mapped, one), own) for one in subspaces]

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from aligners.injection.evaluation import InjectionEvaluation
+from aligners.injection.injecting import InjectionEvaluation
 from aligners.injection.methods import CLOSED_FORMS
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
 from aligners.reports.injection import report
-from tests.aligners.injection.test_evaluation import fit
+from tests.aligners.injection.test_injecting import fit
 from tests.runs import activations, quiet_trainer
 from tests.stitches import evaluate as stitch
 from tests.stitches import masking_folder, rows_of

@@ -12,7 +12,7 @@ import torch
 
 from aligners.cli.table import evaluate as main
 from aligners.fitting.storage.bank import StoredBank, load_bank
-from aligners.injection.evaluation import InjectionEvaluation
+from aligners.injection.injecting import InjectionEvaluation
 from aligners.injection.methods import CLOSED_FORMS
 from aligners.maps.linear import Linear, Procrustes
 from aligners.reports.injection import console_tables, left_out, reading
@@ -21,7 +21,7 @@ from aligners.reports.publishing import write
 from aligners.similarity.algebra.moments import Moments, moments_of
 from datamodules.rows.reading import PairedBatch
 from datamodules.text.sources import TextSource
-from tests.aligners.injection.test_evaluation import evaluate, fit, rows_of
+from tests.aligners.injection.test_injecting import evaluate, fit, rows_of
 from tests.runs import activations
 from tests.world import TEST_TEXTS, World, sentences, write_texts
 

@@ -11,7 +11,7 @@ import torch
 
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.storage.bank import StoredBank, load_bank
-from aligners.injection.evaluation import InjectionEvaluation
+from aligners.injection.injecting import InjectionEvaluation
 from aligners.injection.scoring.scores import bootstrap_interval
 from aligners.maps.linear import Linear, Procrustes
 from aligners.maps.mlp import MLP
@@ -19,7 +19,6 @@ from aligners.models.loading.models import load_frozen
 from callbacks.checkpoint import SaveAligners
 from datamodules.rows.types import is_held_out
 from datamodules.text.sources import TextSource
-from tests.earlier import earlier_alignment
 from tests.references.maps import fvu
 from tests.runs import activations, quiet_trainer
 from tests.tiny import WORDS
@@ -104,15 +103,6 @@ def test_where_types_are_not_known_nothing_is_said_of_them(world: World, stored:
                     assert row["fvu_unseen"] is not None
                 else:
                     assert (row["fvu_seen"], row["fvu_unseen"], row["n_unseen"]) == (None, None, None)
-
-
-def test_an_earlier_checkpoint_has_seen_all_types_of_its_texts(world: World, tmp_path: Path) -> None:
-    fitted = fit(world, tmp_path, {"linear": Linear}, held_out_types=0.0)
-    torch.save(earlier_alignment(fitted), tmp_path / "old.ckpt")
-    old = load_bank(tmp_path / "old.ckpt")
-    assert evaluate(world, [old]).rows[-1]["n_unseen"] == evaluate(world, [fitted]).rows[-1]["n_unseen"] == 0
-    elsewhere = TextSource(world.fit, held_out=world.test, seed=1)
-    assert evaluate(world, [old], text=elsewhere).rows[-1]["n_unseen"] is None
 
 
 def test_another_source_is_measured_without_the_texts_that_maps_were_fitted_on(

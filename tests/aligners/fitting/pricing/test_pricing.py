@@ -12,9 +12,9 @@ from aligners.cli.table import evaluate
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.in_memory import train_on_rows
 from aligners.fitting.pricing.contestants import NAMES, factory, parameters_of
-from aligners.fitting.pricing.evaluation import BijectionPrice
-from aligners.fitting.pricing.floor import floor, gelbrich
-from aligners.fitting.pricing.stretch import jacobian, stretches
+from aligners.fitting.pricing.measuring import floor, gelbrich, jacobian, stretches
+from aligners.fitting.pricing.price import BijectionPrice
+from aligners.fitting.pricing.rows import RowsInMemory
 from aligners.fitting.training.optimisation import describe_optimizer
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
@@ -127,12 +127,19 @@ def test_all_maps_have_the_size_that_is_asked_for(name: str) -> None:
 # ---------------------------------------------------------------------- the experiment
 
 
+def run(data: PairedActivations, *given: Any, **options: Any) -> BijectionPrice:
+    """As the command does."""
+    price = BijectionPrice(*given, **options)
+    reading = RowsInMemory(price.most_rows)
+    quiet_trainer(inference_mode=False).test(reading, datamodule=data, verbose=False)
+    price.run(data, reading.rows)
+    return price
+
+
 @pytest.fixture(scope="module")
 def found(world: World) -> tuple[BijectionPrice, PairedActivations]:
     data = activations(world, sites=[1, 3], held_out_types=0.2)
-    made = BijectionPrice(NAMES, STEPS, [SIZE], SEEDS, rows_a_step=50, stretched_rows=4)
-    quiet_trainer(inference_mode=False).test(made, datamodule=data, verbose=False)
-    return made, data
+    return run(data, NAMES, STEPS, [SIZE], SEEDS, rows_a_step=50, stretched_rows=4), data
 
 
 def test_the_default_recipe_is_that_of_fit() -> None:
@@ -199,9 +206,8 @@ def test_another_text_is_measured_beside_the_held_out_one(world: World, tmp_path
 
 def test_rows_from_a_store_give_the_same_errors(world: World, tmp_path: Path) -> None:
     def rows(**store: Any) -> list[dict[str, Any]]:
-        made = BijectionPrice(["linear", "mlp", "inn"], [2], [SIZE], 1, rows_a_step=50, stretched_rows=0)
-        quiet_trainer(inference_mode=False).test(made, datamodule=activations(world, sites=[1], **store), verbose=False)
-        return made.rows
+        data = activations(world, sites=[1], **store)
+        return run(data, ["linear", "mlp", "inn"], [2], [SIZE], 1, rows_a_step=50, stretched_rows=0).rows
 
     stored, streamed = rows(store=tmp_path), rows()
     assert rows(store=tmp_path) == stored
@@ -264,9 +270,7 @@ def test_options_out_of_range_are_refused(option: str, value: Any, said: str) ->
 
 def test_more_rows_than_memory_holds_are_refused(world: World) -> None:
     with pytest.raises(ValueError, match="Expected `most_rows` rows at 2 site pairs"):
-        quiet_trainer(inference_mode=False).test(
-            BijectionPrice(most_rows=10**12), datamodule=activations(world, sites=[1, 3]), verbose=False
-        )
+        run(activations(world, sites=[1, 3]), most_rows=10**12)
 
 
 def test_unequal_widths_are_refused_before_anything_is_read(world: World, tmp_path: Path) -> None:

@@ -12,9 +12,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from aligners.fitting.storage.bank import StoredBank, load_bank, save_bank
+from aligners.fitting.storage.bank import ALIGNMENT, STITCHING, StoredBank, load_bank, save_bank
 from aligners.fitting.storage.describing import build_aligner, describe_aligner
-from aligners.fitting.storage.earlier import ALIGNMENT, FORMAT
 from aligners.fitting.storage.refusals import refuse_other_models
 from aligners.maps.affine import LowRank
 from aligners.maps.inn import INN
@@ -22,7 +21,6 @@ from aligners.maps.linear import Linear, Procrustes
 from aligners.similarity.algebra.moments import Moments, moments_of
 from datamodules.rows.types import SeenTypes
 from datamodules.text.fitted import FittedTexts
-from tests.earlier import earlier_alignment, earlier_stitching
 from tests.runs import related_rows
 
 MODELS = {which: {"name": f"model-{which}", "revision": None, "fingerprint": which * 32} for which in "xy"}
@@ -114,33 +112,13 @@ def test_tensors_that_share_memory_are_written_too(tmp_path: Path) -> None:
     assert torch.equal(load_bank(tmp_path / "aligners.ckpt").spread["1_0"]["mean"], mean)
 
 
-def test_files_of_before_are_read(tmp_path: Path) -> None:
-    path, expected = tmp_path / "aligners.ckpt", bank()
-    del expected.maps["1_0"]["low"]
-    torch.save(earlier_alignment(expected), path)
-    found = load_bank(path)
-    same(found, expected, "command", "pairs", "data")
-    assert found.data_config == {"rows": "tokens", "held_out_types": 0.0}  # of before there was the option
-    assert (found.seen, found.fitted, found.training, found.curves, found.loss) == (None, None, {}, [], None)
-    assert found.moments is not None
-    assert torch.equal(found.moments.xy, bank().moments.xy)  # type: ignore[union-attr]
-    content = earlier_alignment(expected)
-    content[ALIGNMENT] |= {"seen": {"kind": "tokens", "names": ["a"]}, "training": {"forward.inn": {"steps": 4}}}
-    torch.save(content, path)
-    found = load_bank(path)
-    assert found.seen == SeenTypes("tokens", frozenset("a"))
-    assert found.training == {"0_1.inn": {"steps": 4}}
-    torch.save(earlier_stitching(replace(bank(), command="stitch")), path)
-    same(load_bank(path), replace(bank(), command="stitch"), "command", "pairs", "data", "curves", "loss")
-
-
-def test_a_run_to_go_on_with_is_not_taken_for_a_finished_one(tmp_path: Path) -> None:
-    for name, extra in (("last.ckpt", {}), ("moved.ckpt", {"format": FORMAT})):
-        content = earlier_alignment(bank())
-        content[ALIGNMENT] |= extra
-        torch.save(content, tmp_path / name)
-        with pytest.raises(ValueError, match=rf"finished run, but .*{name} is one to go on from: `train\.py fit"):
-            load_bank(tmp_path / name)
+@pytest.mark.parametrize(("key", "command"), [(ALIGNMENT, "fit"), (STITCHING, "stitch")])
+def test_a_run_to_go_on_with_is_not_taken_for_a_finished_one(tmp_path: Path, key: str, command: str) -> None:
+    torch.save({"state_dict": {}, key: {}}, tmp_path / "moved.ckpt")
+    with pytest.raises(
+        ValueError, match=rf"finished run, but .*moved\.ckpt is one to go on from: `train\.py {command} "
+    ):
+        load_bank(tmp_path / "moved.ckpt")
 
 
 def test_a_model_is_another_when_its_weights_are() -> None:
@@ -171,7 +149,7 @@ class Code:
 
 def test_a_file_that_brings_code_is_refused_and_not_run(tmp_path: Path) -> None:
     path, trace = tmp_path / "evil.ckpt", tmp_path / "trace"
-    torch.save({**earlier_alignment(bank()), "more": Code(trace)}, path)
+    torch.save({ALIGNMENT: {}, "more": Code(trace)}, path)
     with pytest.raises(ValueError, match=r"evil\.ckpt.*`train\.py fit`"):
         load_bank(path)
     path.write_bytes(pickle.dumps(Code(trace), protocol=2))
@@ -192,7 +170,7 @@ def test_a_file_that_is_missing_damaged_or_something_else_is_refused(tmp_path: P
         path.write_bytes(damaged)
         with pytest.raises(ValueError, match=said):
             load_bank(path)
-    for content in ({"state_dict": {}}, [1, 2], {**earlier_alignment(bank()), "state_dict": {}}):
+    for content in ({"state_dict": {}}, [1, 2]):
         torch.save(content, path)
         with pytest.raises(ValueError, match=said):
             load_bank(path)
@@ -205,10 +183,6 @@ def test_a_file_of_something_else_is_said_to_hold_no_maps(tmp_path: Path) -> Non
     path = tmp_path / "aligners.ckpt"
     for metadata in (None, {"format": "pt"}):
         save_file({"weight": torch.zeros(1)}, path, metadata)
-        with pytest.raises(ValueError, match="cannot be read as one: it holds no maps"):
-            load_bank(path)
-    for content in ({"state_dict": {}}, [torch.zeros(1)]):
-        torch.save(content, path)
         with pytest.raises(ValueError, match="cannot be read as one: it holds no maps"):
             load_bank(path)
 

@@ -16,7 +16,7 @@ from aligners.fitting.universe.fitting import UniverseAlignment
 from aligners.fitting.universe.joint import paired_rows
 from aligners.fitting.universe.storage import load_universe, universes_of
 from aligners.fitting.universe.universe import Universe, fit_network
-from aligners.injection.evaluation import InjectionEvaluation
+from aligners.injection.injecting import InjectionEvaluation
 from aligners.injection.stitched import between_two_models
 from aligners.maps.inn import INN
 from aligners.maps.mlp import MLP

@@ -11,7 +11,7 @@ from torchmetrics.functional.classification import binary_matthews_corrcoef
 from aligners.finetuning.truncating import SurgeryEvaluation
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.storage.bank import load_bank
-from aligners.injection.evaluation import InjectionEvaluation
+from aligners.injection.injecting import InjectionEvaluation
 from aligners.injection.scoring.answers import in_data_order, match_heads, one_after_another
 from aligners.maps.linear import Linear
 from aligners.models.loading.models import load_frozen

@@ -62,12 +62,6 @@ def test_the_divergences_gradient_hardly_depends_on_a_high_temperature() -> None
     assert sizes[0] == pytest.approx(sizes[1], rel=0.1)
 
 
-@pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan])
-def test_an_impossible_temperature_is_refused(temperature: float) -> None:
-    with pytest.raises(ValueError, match=r"`temperature` to be above zero, but got"):
-        divergence(draw(2, C), draw(2, C), temperature)
-
-
 def test_sums_by_text_with_any_leading_axes() -> None:
     values = draw(2, 5).requires_grad_()
     found = per_text(values, asked())

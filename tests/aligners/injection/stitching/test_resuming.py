@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from aligners.fitting.storage.bank import load_bank
-from aligners.injection.stitching.evaluation import StitchingEvaluation
+from aligners.injection.stitching.measuring import StitchingEvaluation
 from aligners.injection.stitching.training import Stitching
 from aligners.maps.affine import AffineLayer, LowRank
 from aligners.maps.mlp import MLP
@@ -212,10 +212,10 @@ def test_going_on_with_something_else_is_refused(world: World, whole: Path, tmp_
             {"models": [world.model_x, world.model_x]},
             r"checkpoint was fitted on other models: model 1 was .*/y .*and is .*/x .*same order",
         ),
-        ({"sites": ["1:3", 3]}, r"trained with pairs .*\[1, 2\].*but this run has .*\[1, 3\].*`data\.sites`"),
-        ({"component": "mlp"}, r"checkpoint was fitted on `component` 'residual', but `data\.component` is 'mlp'"),
-        ({"routes": "forward"}, r"trained with pairs .*1_0.*`model\.routes`"),
-        ({"layers": {**MIXED, "low": partial(LowRank, rank=4)}}, r"trained with layers .*'rank': 4.*`model\.layers`"),
+        ({"sites": ["1:3", 3]}, r"`model\.routes\.0_1` was \[\[1, 2\].* and is \[\[1, 3\]"),
+        ({"component": "mlp"}, r"`data\.component` was \"residual\" and is \"mlp\""),
+        ({"routes": "forward"}, r"`model\.routes\.1_0` was .* and is null"),
+        ({"layers": {**MIXED, "low": partial(LowRank, rank=4)}}, r"layers\.0_1\.low\.options\.rank` was 3 and is 4"),
     ):
         with pytest.raises(ValueError, match=says):
             run(world, tmp_path, resume=last, **given)
@@ -241,7 +241,7 @@ def test_measuring_with_other_models_or_sites_is_refused(world: World, whole: Pa
     stored = load_bank(whole / "stitching.ckpt")
     for given, says in (
         ({"models": [world.model_y, world.model_x]}, r"stitching\.ckpt was fitted on other models"),
-        ({"sites": [1]}, r"stitching\.ckpt was trained at site pairs \[\(1, 2\), \(3, 3\)\].*Leave `data\.sites` out"),
+        ({"sites": [1]}, r"holds maps of the site pairs \[\(1, 2\), \(3, 3\)\].*Leave `data\.sites` out"),
     ):
         with pytest.raises(ValueError, match=says):
             evaluate(world, stored, data=given)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +13,6 @@ from torch import Tensor
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.storage.bank import load_bank, save_bank
 from aligners.injection.forward import read_all
-from aligners.injection.stitching.evaluation import StitchingEvaluation
 from aligners.injection.stitching.loss import LossWeights
 from aligners.injection.stitching.training import Stitching
 from aligners.maps.affine import AffineLayer, LowRank, Orthogonal
@@ -26,6 +24,7 @@ from aligners.models import FrozenModel
 from callbacks.best import BestPerSite
 from callbacks.checkpoint import SaveAligners
 from datamodules.asking import TaskBatch
+from datamodules.model_texts import ModelTexts
 from datamodules.text.fitted import hash_texts
 from datamodules.text.sources import TextSource
 from tests.runs import activations, quiet_trainer
@@ -319,7 +318,7 @@ def fitted(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_fitted_maps_are_trained_on_from_where_they_stand(
     world: World, fitted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(StitchingEvaluation, "measured", lambda _: [])  # the texts are those of the validation
+    monkeypatch.setattr(ModelTexts, "leave_out", lambda *_: None)  # the texts are those of the validation
     module = train(world, {}, fitted=fitted, start_batches=0)
     assert {key: list(layers) for key, layers in module.maps.items()} == {  # type: ignore[call-overload]
         "0_1": ["linear_stitched", "mlp_stitched", "inn_stitched"],
@@ -347,13 +346,10 @@ def validation(world: World) -> TextSource:
     return TextSource(world.fit, held_out=str(path), validation_share=0.3)
 
 
-@pytest.mark.parametrize("kept", [True, False])  # a file of before there were hashes does not say, but its source does
-def test_layers_that_go_on_from_fitted_maps_have_seen_their_texts(
-    world: World, fitted: Path, tmp_path: Path, kept: bool
-) -> None:
+def test_layers_that_go_on_from_fitted_maps_have_seen_their_texts(world: World, fitted: Path, tmp_path: Path) -> None:
     others = TextSource(write_texts(tmp_path / "others.csv", sentences(260)[200:]))
-    bank, start = load_bank(fitted), tmp_path / "aligners.ckpt"
-    save_bank(bank if kept else replace(bank, fitted=None), start)
+    start = tmp_path / "aligners.ckpt"
+    save_bank(load_bank(fitted), start)
     module = train(world, {}, fitted=start, routes="forward", text=others, trainer={"max_steps": 1})
     start.unlink()  # hours may have passed
     known = module.stored().fitted
@@ -377,7 +373,7 @@ def test_fitted_maps_of_something_else_are_refused(world: World, fitted: Path, t
     turned = [world.model_y, world.model_x]
     for given, says in (
         ({"models": turned}, r"aligners\.ckpt was fitted on other models: model 0 was .*/x .*and is .*/y"),
-        ({"sites": [1, 3]}, r"fitted at site pairs \[\(1, 2\), \(3, 3\)\].*has \[\(1, 1\), \(3, 3\)\].*`data\.sites`"),
+        ({"sites": [1, 3]}, r"site pairs \[\(1, 2\), \(3, 3\)\].*gives \[\(1, 1\), \(3, 3\)\].*`data\.sites`"),
         ({"models": [world.model_x, world.model_x]}, "other models"),
         ({"component": "mlp"}, r"aligners\.ckpt was fitted on `component` 'residual'"),
     ):

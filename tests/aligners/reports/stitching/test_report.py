@@ -17,7 +17,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.lines import Line2D
 from rich.console import Console
 
-from aligners.injection.stitching.evaluation import StitchingEvaluation
+from aligners.injection.stitching.measuring import StitchingEvaluation
 from aligners.reports.drawing import METHODS, MOST_LINES, method_looks
 from aligners.reports.kinds import make_report
 from aligners.reports.publishing import WriteReport, write
@@ -316,7 +316,8 @@ def test_the_report_is_written_and_shown_when_the_evaluation_ends(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     module = StitchingEvaluation()
-    module.rows, module.curves, module.meta = stitched(sites=(1,)), curves(stitched(sites=(1,))), {"task": "causal"}
+    module.rows, module.meta = stitched(sites=(1,)), {"task": "causal"}
+    module.report_tables = {"curves": curves(module.rows)}
     strategy = SimpleNamespace(root_device=torch.device("cpu"))
     trainer: Any = SimpleNamespace(is_global_zero=True, loggers=[], strategy=strategy, world_size=2)
     WriteReport("stitching", tmp_path).on_test_end(trainer, module)

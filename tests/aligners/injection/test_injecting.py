@@ -14,7 +14,7 @@ from torch import Tensor
 
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.storage.bank import StoredBank, load_bank
-from aligners.injection.evaluation import InjectionEvaluation
+from aligners.injection.injecting import InjectionEvaluation
 from aligners.injection.methods import CLOSED_FORMS
 from aligners.maps.base import Aligner
 from aligners.maps.baselines import random_labels
@@ -164,8 +164,8 @@ def test_a_ridge_that_no_checkpoint_holds_is_the_one_that_a_fit_gives(world: Wor
         said = solved.meta["methods"][f"{found.direction}.ridge"]
         assert {name: said[name] for name in ("ridge", "ridge_chosen_by")} == found.aligner.findings()
         assert "validation rows" in said["ridge_chosen_by"]
-        route = next(route for route in solved.routes if route.key == found.route)
-        (method,) = (method for method in solved.methods[route] if method.name == "ridge")
+        panel: Any = next(panel for panel in solved.panels if panel.route.key == found.route)  # type: ignore[union-attr]
+        (method,) = (method for method in panel.methods if method.name == "ridge")
         torch.testing.assert_close(method.aligner.weight, found.aligner.weight, atol=1e-5, rtol=1e-4)
 
 
@@ -401,7 +401,7 @@ def test_what_cannot_be_evaluated_is_refused(world: World, stored: StoredBank, t
     for options, says in (
         ({"text": TextSource(str(three))}, r"labels 0\.\.1.*three\.csv' have labels 0\.\.2"),
         ({"model_x": world.model_y}, r"aligners\.ckpt was fitted on other models: X was .*/x .*and is .*/y "),
-        ({"sites": [1, 3]}, r"fitted at site pairs \[\(0, 0\), \(2, 1\), \(3, 3\)\].*`data\.sites`"),
+        ({"sites": [1, 3]}, r"site pairs \[\(0, 0\), \(2, 1\), \(3, 3\)\].*`data\.sites`"),
     ):
         with pytest.raises(ValueError, match=says):
             evaluate(world, [stored], **options)

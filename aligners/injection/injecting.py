@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, cast
 
 import lightning.pytorch as pl
@@ -13,17 +12,22 @@ from torch import Tensor, nn
 from aligners.fitting.few_rows import few_rows
 from aligners.fitting.moments import read_moments
 from aligners.fitting.storage.bank import FORWARD, StoredBank
-from aligners.fitting.storage.refusals import refuse_other_component, refuse_other_models
-from aligners.injection.behaviour import OF_LABELS, OF_TOKENS, Answered, Behaviour
+from aligners.fitting.storage.refusals import refuse_other_bank
+from aligners.injection.behaviour import OF_LABELS, OF_TOKENS, Behaviour, Natives, UnitAnswers
 from aligners.injection.forward import own_logits, read_all
-from aligners.injection.methods import CLOSED_FORMS, build_floors, check_closed_forms, route_methods, stored_kind
-from aligners.injection.panels import Panel, Read
-from aligners.injection.routes import Route
+from aligners.injection.methods import (
+    CLOSED_FORMS,
+    Method,
+    build_floors,
+    check_closed_forms,
+    route_methods,
+    stored_kind,
+)
+from aligners.injection.panels import Panel, PanelBatch
+from aligners.injection.routes import DIRECTIONS, InjectedTask, Route, paired_routes
 from aligners.injection.scoring.answers import matched_by_number
-from aligners.injection.scoring.asked import Asked
-from aligners.injection.seen import fitted_texts, seen_by_any
-from aligners.injection.task import DIRECTIONS, InjectedTask, paired_routes
-from aligners.maps.linear import Ridge
+from aligners.injection.scoring.scored_task import ScoredTask
+from aligners.injection.stitched import seen_by_any
 from aligners.models.loading.precision import check_precision
 from aligners.models.model import FrozenModel
 from aligners.similarity.algebra.moments import Moments
@@ -34,6 +38,7 @@ from datamodules.resuming import limited
 from datamodules.rows.policies import RowKind
 from datamodules.rows.reading import PairedBatch, Plan
 from datamodules.text.sources import TextSource
+from datamodules.tokens.splits import Split
 
 __all__ = ["TOKENS", "Evaluation", "InjectionEvaluation", "check_stored"]
 
@@ -48,6 +53,7 @@ class Evaluation(pl.LightningModule):
     nothing, bit for bit.
 
     Attributes:
+        stored: the checkpoints whose maps are measured.
         panels: one for each route and kind of rows.
         rows: of the report, after the evaluation.
         meta: what holds for all of them.
@@ -56,10 +62,12 @@ class Evaluation(pl.LightningModule):
         seed: of the random floors and of the resampling of texts.
     """
 
+    stored: Sequence[StoredBank] = ()
+
     def __init__(self, seed: int) -> None:
         super().__init__()
         self.seed, self.panels = seed, nn.ModuleList()
-        self.asked: Asked | None = None
+        self.asked: ScoredTask | None = None
         self.rows: list[dict[str, Any]] = []
         self.meta: dict[str, Any] = {}
 
@@ -69,37 +77,46 @@ class Evaluation(pl.LightningModule):
         """The data module of the run."""
 
     @abstractmethod
-    def measured(self) -> Sequence[StoredBank]:
-        """The checkpoints whose maps are measured."""
-
-    @abstractmethod
     def prepare_panels(self) -> None:
         """Check everything, and make the panels or what they need."""
-
-    @abstractmethod
-    def few_inputs(self) -> dict[str, Tensor]:
-        """The targets' inputs for a few of the held-out texts."""
-
-    def setup(self, stage: str) -> None:
-        """Start afresh, as an evaluation may run twice; texts that maps were fitted on are not held out."""
-        self.panels, self.rows = nn.ModuleList(), []
-        self.stream.leave_out(fitted_texts(self.measured(), self.stream))
-        self.n_texts = len(self.stream.split("test"))
-        self.prepare_panels()
 
     @abstractmethod
     def injected_into(self) -> list[FrozenModel]:
         """The models that states are put into, each once."""
 
-    def natives(self, models: Sequence[FrozenModel], task: TaskBatch) -> dict[FrozenModel, Answered]:
+    def setup(self, stage: str) -> None:
+        """Start afresh, as an evaluation may run twice; texts that maps were fitted on are not held out."""
+        self.panels, self.rows = nn.ModuleList(), []
+        self.stream.leave_out({str(bank.path): bank.fitted for bank in self.stored if bank.fitted is not None})
+        self.n_texts = len(self.stream.split("test"))
+        self.prepare_panels()
+
+    def about_answers(self, labels: dict[FrozenModel, Any]) -> dict[str, Any]:
+        """What a report says of the task, where there is one.
+
+        Args:
+            labels: of each classifier that answers, what was matched with what.
+        """
+        asked = self.asked
+        return {
+            "task": None if asked is None else asked.task,
+            "unit": None if asked is None else asked.unit,
+            "score": None if asked is None else asked.score,
+            "labels": {model.name: words for model, words in labels.items()},
+            "cautions": matched_by_number(self.stream, list(labels)),
+            "seed": self.seed,
+            "split": "test",
+        }
+
+    def natives(self, models: Sequence[FrozenModel], task: TaskBatch) -> Natives:
         """What the models answer by themselves, one after another, so that only one model's logits are held."""
-        regression = self.asked is not None and self.asked.regression
-        return {model: Answered.of(own_logits(model, task), task, regression=regression) for model in models}
+        return {model: UnitAnswers.of(own_logits(model, task), task) for model in models}
 
     def on_test_start(self) -> None:
-        """Run the self-test."""
+        """Run the self-test, on a few of the held-out texts."""
+        few = self.stream.split("test")[list(range(min(8, self.n_texts)))].to(self.device)
         for target in self.injected_into():
-            target.self_test(self.few_inputs(), self.stream.component)
+            target.self_test(few.inputs_x, self.stream.component)
 
     def on_test_epoch_end(self) -> None:
         """One row for every method and site, in each panel."""
@@ -159,112 +176,79 @@ class InjectionEvaluation(Evaluation):
         """The data module of the run."""
         return stream_of(self.trainer, PairedData)
 
-    def measured(self) -> Sequence[StoredBank]:
-        """The checkpoints whose maps are measured."""
-        return self.stored
-
     def prepare_panels(self) -> None:
         """Check everything; collect the maps of each direction, and choose the rows that they are measured on."""
         check_precision(self.trainer)
         data, reader = self.stream, self.stream.reader
-        self.sites = reader.sites
         described = data.describe()
-        check_stored(self.stored, described, self.sites)
+        check_stored(self.stored, described, reader.sites)
         self.routes = paired_routes(data, both_directions=self.both_directions)
-        self.methods, self.refusals = {}, {}
-        for route in self.routes:
-            self.methods[route], self.refusals[route] = route_methods(route, self.stored, self.closed_form)
         task = InjectedTask.of(data, self.routes, masked_share=self.masked_share, seed=self.seed)
         self.not_injected, self.answering, self.asked = task.not_injected, task.answering, task.asked
-        self._choose_rows()
-        seen = seen_by_any(self.stored, data)
-        data.plan(Plan(self.kinds, seen, self.other_text, task.asking, self.fitting_errors))
+        known = [checkpoint for checkpoint in reversed(self.stored) if checkpoint.moments is not None]
+        self.fitted = {stored_kind(checkpoint): cast(Moments, checkpoint.moments) for checkpoint in known}
+        injects = [TOKENS] if self.injected_into() else []
+        self.kinds = list(dict.fromkeys([reader.kind, *map(stored_kind, self.stored), *injects]))
+        data.plan(Plan(self.kinds, seen_by_any(self.stored, data), self.other_text, task.asking, self.fitting_errors))
+        ways, masked = DIRECTIONS, self.asked is not None and self.asked.task == "masked"
+        answers = self.about_answers(task.labels or {})
         self.meta = {
             **described,
             **data.describe_other(),
-            **self._findings(task.labels or {}),
-            "seed": self.seed,
-            "split": "test",
-        }
-
-    def _choose_rows(self) -> None:
-        """The kinds of rows to read."""
-        data = self.stream
-        known = [checkpoint for checkpoint in reversed(self.stored) if checkpoint.moments is not None]
-        self.fitted = {stored_kind(checkpoint): cast(Moments, checkpoint.moments) for checkpoint in known}
-        own = data.reader.kind
-        injects = [TOKENS] if None in self.not_injected.values() else []
-        self.kinds = list(dict.fromkeys([own, *map(stored_kind, self.stored), *injects]))
-
-    def _findings(self, labels: dict[FrozenModel, Any]) -> dict[str, Any]:
-        """What the report says of all rows beyond the data."""
-        ways = {route: DIRECTIONS[route.key] for route in self.routes}
-        return {
-            "methods": {f"{ways[route]}.{m.name}": m.about for route in self.routes for m in self.methods[route]},
-            "refusals": {f"{ways[route]}.{n}": why for route in self.routes for n, why in self.refusals[route].items()},
-            "labels": {model.name: words for model, words in labels.items()},
-            "cautions": matched_by_number(self.stream, list(labels)) + few_rows(*self.fitted.values()),
-            "task": None if self.asked is None else self.asked.task,
-            "unit": None if self.asked is None else self.asked.unit,
-            "score": None if self.asked is None else self.asked.score,
-            "masked_share": self.masked_share if self.asked is not None and self.asked.task == "masked" else None,
-            "not_injected": {ways[route]: why for route, why in self.not_injected.items() if why is not None},
+            **answers,
+            "cautions": answers["cautions"] + few_rows(*self.fitted.values()),
+            "masked_share": self.masked_share if masked else None,
+            "not_injected": {ways[r.key]: why for r, why in self.not_injected.items() if why is not None},
         }
 
     def on_test_start(self) -> None:
         """Run the self-test, and make the panels once the moments of all rows are known."""
         super().on_test_start()
-        moments = {str(kind): moments for kind, moments in self.fitted.items()}
         lacking = [kind for kind in self.kinds if kind not in self.fitted]
-        if lacking:
-            data, trainer = self.stream, self.trainer
-            loader = data.loader("fit")
-            batches = limited(len(loader), trainer, "test")
-            about = {"data": data.describe(), "config": data.config(), "kinds": list(map(str, lacking))}
-            read = partial(self._rows_of, lacking)
-            moments = {
-                **read_moments(trainer, loader, read, data.reader.check, batches, about=about),
-                **moments,
-            }
-        self._choose_ridges()
+        moments = {str(kind): moments for kind, moments in self.fitted.items()}
+        moments |= self._moments("fit", lacking) if lacking else {}
+        validation = self._validation_moments()
+        self.meta |= {"methods": {}, "refusals": {}}
         for route in self.routes:
+            methods, refusals = route_methods(route, self.stored, self.closed_form, validation)
+            way = DIRECTIONS[route.key]
+            self.meta["methods"] |= {f"{way}.{method.name}": method.about for method in methods}
+            self.meta["refusals"] |= {f"{way}.{name}": why for name, why in refusals.items()}
             for kind in self.kinds:
                 injects = kind == TOKENS and self.not_injected[route] is None
                 if injects or kind == self.stream.reader.kind or kind in self.fitted:
-                    self.panels.append(self._panel(route, kind, moments[str(kind)], injects))
+                    self.panels.append(self._panel(route, kind, moments[str(kind)], methods, injects))
         self.panels.to(self.device)
 
-    def _choose_ridges(self) -> None:
-        """Choose the strengths of the ridges that no checkpoint holds on validation rows, as a fit does."""
-        solved = [
-            (route, method.aligner, method.about)
-            for route in self.routes
-            for method in self.methods[route]
-            if isinstance(method.aligner, Ridge) and method.about["checkpoint"] is None
-        ]
-        if not solved:
-            return
-        first, data = next(each for each in self.stored if each.moments is not None), self.stream
-        moments, kind, loader = cast(Moments, first.moments), stored_kind(first), data.loader("validation")
-        about = {"data": data.describe(), "config": data.config(), "kinds": [str(kind)], "split": "validation"}
-        read = partial(self._rows_of, [kind])
-        found = read_moments(self.trainer, loader, read, data.reader.check, len(loader), about=about)
-        validation = Moments(*(part.to(moments.n.device) for part in found[str(kind)]))
-        for route, ridge, said in solved:
-            ridge.fit(*(each if route.key == FORWARD else each.swap() for each in (moments, validation)))
-            said.update(ridge.findings())
+    def _validation_moments(self) -> Moments | None:
+        """Moments on which ridges that no checkpoint holds choose their strength, as in a fit."""
+        held = [any("ridge" in bank.maps.get(route.key, {}) for bank in self.stored) for route in self.routes]
+        if "ridge" not in self.closed_form or all(held):
+            return None
+        first = next(bank for bank in self.stored if bank.moments is not None)
+        kind, device = stored_kind(first), cast(Moments, first.moments).n.device
+        return Moments(*(part.to(device) for part in self._moments("validation", [kind])[str(kind)]))
 
-    def _rows_of(self, kinds: Sequence[RowKind], texts: TextBatch) -> dict[str, tuple[Tensor, Tensor]]:
-        """The rows of some of the kinds that are read."""
-        batch = self.trainer.strategy.batch_to_device(self.stream.on_before_batch_transfer(texts, 0))
-        each = zip(self.kinds, (batch, *batch.others), strict=True)
-        return {str(kind): (rows.x, rows.y) for kind, rows in each if kind in kinds}
+    def _moments(self, split: Split, kinds: Sequence[RowKind]) -> dict[str, Moments]:
+        """The moments of some of the kinds of rows that are read, on the texts of a split."""
+        data, loader = self.stream, self.stream.loader(split)
+        fitting = split == "fit"
+        batches = limited(len(loader), self.trainer, "test") if fitting else len(loader)
+        about = {"data": data.describe(), "config": data.config(), "kinds": [str(kind) for kind in kinds]}
+        about |= {} if fitting else {"split": split}
 
-    def _panel(self, route: Route, kind: RowKind, moments: Moments, injects: bool) -> Panel:
+        def rows_of(texts: TextBatch) -> dict[str, tuple[Tensor, Tensor]]:
+            batch = self.trainer.strategy.batch_to_device(data.on_before_batch_transfer(texts, 0))
+            each = zip(self.kinds, (batch, *batch.others), strict=True)
+            return {str(kind): (rows.x, rows.y) for kind, rows in each if kind in kinds}
+
+        return read_moments(self.trainer, loader, rows_of, data.reader.check, batches, about=about)
+
+    def _panel(self, route: Route, kind: RowKind, moments: Moments, methods: Sequence[Method], injects: bool) -> Panel:
         moments = moments if route.key == FORWARD else moments.swap()
         return Panel(
             route,
-            [*build_floors(route, moments, self.seed), *self.methods[route]],
+            [*build_floors(route, moments, self.seed), *methods],
             self.n_texts,
             self.seed,
             kind=str(kind),
@@ -275,7 +259,7 @@ class InjectionEvaluation(Evaluation):
         )
 
     def _behaviour(self, route: Route) -> Behaviour:
-        asked = cast(Asked, self.asked)
+        asked = cast(ScoredTask, self.asked)
         if asked.unit == "text":
             return Behaviour(route, asked, OF_LABELS, self.seed)
         tokens, special, _ = self.stream.split("fit").first_tokens()
@@ -287,30 +271,23 @@ class InjectionEvaluation(Evaluation):
         """The targets of the routes on which states are injected."""
         return list(dict.fromkeys(route.target for route, why in self.not_injected.items() if why is None))
 
-    def few_inputs(self) -> dict[str, Tensor]:
-        """A few of the held-out texts."""
-        return self.stream.split("test")[list(range(min(8, self.n_texts)))].to(self.device).inputs_x
-
     # ------------------------------------------------------------------ the passes
 
     def test_step(self, batch: PairedBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Score a batch of held-out, other or fitting texts."""
+        """Score a batch of held-out, other or fitting texts. Each model answers once, as X, as Y, or as both."""
         each = dict(zip(map(str, self.kinds), (batch, *batch.others), strict=True))
-        split = self.stream.splits[dataloader_idx]
-        if split == "test":
-            return self._score(batch.task, each)
-        for panel in cast(Sequence[Panel], self.panels):
-            update = panel.update_other if split == "other" else panel.update_fitting
-            update(_read(panel, each[panel.kind]))
-
-    def _score(self, task: TaskBatch | None, each: dict[str, PairedBatch]) -> None:
-        """One batch of held-out texts. Each model answers once, whether as X, as Y, or as both."""
+        split, task = self.stream.splits[dataloader_idx], batch.task
+        panels = cast(Sequence[Panel], self.panels)
         natives = {} if task is None else self.natives(self.answering, task)
-        injecting = [panel.route for panel in cast(Sequence[Panel], self.panels) if panel.behaviour is not None]
-        masked = self.asked is not None and self.asked.task == "masked" and task is not None
-        states = read_all(injecting, cast(TaskBatch, task)) if masked else None
-        for panel in cast(Sequence[Panel], self.panels):
-            read = _read(panel, each[panel.kind])
+        injecting = [panel.route for panel in panels if panel.behaviour is not None]
+        masked = task is not None and self.meta["masked_share"] is not None
+        states = read_all(injecting, task) if masked else None
+        for panel in panels:
+            own = each[panel.kind]
+            read = PanelBatch(own, *((own.x, own.y) if panel.route.key == FORWARD else (own.y, own.x)))
+            if split != "test":
+                panel.update_squares(split, read)
+                continue
             if panel.behaviour is not None:
                 read = read._replace(task=task, injected=None if states is None else states.sources(panel.route))
             panel.update(read, natives)
@@ -320,11 +297,6 @@ class InjectionEvaluation(Evaluation):
         self.stream.reader.check.flush()
         super().on_test_epoch_end()
         self.rows = [row | {"direction": DIRECTIONS[row["direction"]]} for row in self.rows]
-
-
-def _read(panel: Panel, batch: PairedBatch) -> Read:
-    states = (batch.x, batch.y) if panel.route.key == FORWARD else (batch.y, batch.x)
-    return Read(batch, *states)
 
 
 def check_stored(stored: Sequence[StoredBank], present: dict[str, Any], sites: list[tuple[int, int]]) -> None:
@@ -338,12 +310,5 @@ def check_stored(stored: Sequence[StoredBank], present: dict[str, Any], sites: l
     Raises:
         ValueError: naming the checkpoint and what differs.
     """
-    for checkpoint in stored:
-        refuse_other_models(checkpoint.data["models"], present["models"], str(checkpoint.path))
-        refuse_other_component(checkpoint.data, present["component"], str(checkpoint.path))
-        pairs = checkpoint.pairs.get(FORWARD, [])
-        if pairs != list(sites):
-            raise ValueError(
-                f"{checkpoint.path} was fitted at site pairs {pairs}, but `data.sites` gives "
-                f"{list(sites)}. Leave `data.sites` out, or evaluate checkpoints of different sites one by one."
-            )
+    for bank in stored:
+        refuse_other_bank(bank, present["models"], present["component"], {FORWARD: sites})

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelFo
 from aligners.fitting.storage.bank import StoredBank
 from aligners.injection.scoring.scores import bootstrap_interval
 from aligners.injection.scoring.tasks import unit_losses
-from aligners.injection.stitching.evaluation import StitchingEvaluation
+from aligners.injection.stitching.measuring import StitchingEvaluation
 from aligners.maps.linear import Identity
 from aligners.models import FrozenModel
 from datamodules.text.sources import TextSource
@@ -207,7 +207,7 @@ def test_every_route_method_and_site_has_its_row(world: World, measured: Stitchi
     assert all(row["same_model"] == (row["model_x"] == row["model_y"]) for row in measured.rows)
     assert {row["role"] for row in rows_of(measured, "identity")} == {"floor"}
     assert [model["name"] for model in measured.meta["models"]] == [x, y]
-    assert measured.curves
+    assert measured.report_tables["curves"]
 
 
 @pytest.mark.parametrize("task", ["classification", "causal", "masked"])

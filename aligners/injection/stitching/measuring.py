@@ -1,0 +1,133 @@
+"""How well models do when they are stitched together, on held-out text: every route, method and site pair."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+from aligners.fitting.outcomes import outcomes
+from aligners.fitting.storage.bank import StoredBank, load_bank
+from aligners.fitting.storage.refusals import refuse_other_bank
+from aligners.injection.behaviour import Behaviour
+from aligners.injection.forward import read_all
+from aligners.injection.injecting import Evaluation
+from aligners.injection.methods import Method, describe_map
+from aligners.injection.panels import Panel, PanelBatch
+from aligners.injection.routes import Route, Routes, build_routes, check_routes
+from aligners.injection.scoring.answers import match_heads
+from aligners.injection.scoring.scored_task import ScoredTask
+from aligners.injection.stitched import TASK_LOSS
+from aligners.injection.stitching.fitted import fitted_maps
+from aligners.maps.base import Aligner
+from aligners.maps.linear import Identity
+from aligners.models.loading.precision import check_precision
+from aligners.models.model import FrozenModel
+from datamodules.asking import TaskBatch
+from datamodules.protocol import TaskData, stream_of
+
+__all__ = ["StitchingEvaluation"]
+
+
+class StitchingEvaluation(Evaluation):
+    """Stitches models on held-out text and sets each loss beside the target's own.
+
+    Args:
+        stored: a checkpoint of `train.py stitch`; None: identity stitching alone (Brown et al. §4), for which no
+            training is needed.
+        fitted: file aligners.ckpt of `train.py fit` on the first two models at the same sites: its maps as they are.
+        routes: which routes, of a checkpoint those that it has; default: all.
+        identity: whether identity stitching is measured too, where widths are equal.
+        allow_mixed: let a model that sees the next token feed one that has to predict it.
+        seed: of the resampling of texts.
+    """
+
+    def __init__(
+        self,
+        stored: StoredBank | None = None,
+        fitted: Path | None = None,
+        routes: Routes | None = None,
+        identity: bool = True,
+        allow_mixed: bool = False,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(seed)
+        self.layers, self.maps = stored, None if fitted is None else load_bank(fitted)
+        self.stored = [bank for bank in (self.maps, self.layers) if bank is not None]
+        self.wanted_routes, self.identity, self.allow_mixed = routes, identity, allow_mixed
+        self.report_tables = {"curves": [] if stored is None else stored.curves}
+
+    # ------------------------------------------------------------------ before
+
+    @property
+    def stream(self) -> TaskData:
+        """The data module of the run."""
+        return stream_of(self.trainer, TaskData)
+
+    def prepare_panels(self) -> None:
+        """Check everything, and make a panel of the methods of each route."""
+        check_precision(self.trainer, ("32-true", "bf16-mixed"))
+        data, layers = self.stream, self.layers
+        described = data.describe()
+        self.routes = build_routes(data.frozen, data.sites, self.wanted_routes or "all", data.component)
+        if layers is not None:
+            self.routes = [route for route in self.routes if route.key in layers.maps]
+            pairs = {route.key: route.pairs for route in self.routes}
+            refuse_other_bank(layers, described["models"], data.component, pairs)
+        labels = data.split("test").labels
+        check_routes(self.routes, labels, data.text.source, allow_mixed=self.allow_mixed, gradients=False)
+        maps = {} if self.maps is None else fitted_maps(self.maps, self.routes, data.frozen)
+        methods = {route: self._methods(route, maps.get(route.key, {})) for route in self.routes}
+        targets = self.injected_into()
+        heads = match_heads(data, targets) if targets[0].task == "classification" else {}
+        self.asked = asked = ScoredTask.of(data, targets[0], seed=self.seed)
+        # errors are measured where the mean of the target's states is known, to which they are relative
+        self.spread = {} if layers is None else layers.spread
+        for route in self.routes:
+            means = (None, self.spread[route.key]["mean"]) if self.spread else None
+            behaviour = Behaviour(route, asked, ("native",), self.seed)
+            self.panels.append(Panel(route, methods[route], self.n_texts, self.seed, means=means, behaviour=behaviour))
+        self.meta = {
+            **described,
+            **self.about_answers(heads),
+            "routes": [
+                {"model_x": r.source.name, "model_y": r.target.name, "pairs": [list(pair) for pair in r.pairs]}
+                for r in self.routes
+            ],
+            "loss": None if layers is None else layers.loss,
+            "constant_score": asked.constant_score(),
+            "bytes_per_token": asked.bytes_per_token,
+        }
+
+    def _methods(self, route: Route, fitted: dict[str, Aligner]) -> list[Method]:
+        methods = []
+        if self.identity and route.source.width == route.target.width:
+            same = Identity(len(route.pairs), route.source.width, route.target.width)
+            methods.append(Method.of("identity", "floor", same, {**describe_map(same), "fit": "none"}))
+        methods += [Method.of(name, "method", layer, describe_map(layer)) for name, layer in fitted.items()]
+        if self.layers is not None:
+            for name, layer in self.layers.maps[route.key].items():
+                outcome = outcomes(self.layers.training.get(f"{route.key}.{name}"), layer.sites)
+                about = {**describe_map(layer), "fit": TASK_LOSS, "training": outcome}
+                methods.append(Method.of(name, "method", layer, about))
+        if not methods:
+            widths = f"widths {route.source.width} and {route.target.width} differ, so the identity does not apply"
+            raise ValueError(
+                f"Nothing to measure from {route.name}: {widths if self.identity else '`identity` is false'}, and "
+                "neither a checkpoint nor `fitted` has a layer. Train some with `train.py stitch`."
+            )
+        return methods
+
+    def injected_into(self) -> list[FrozenModel]:
+        """The targets of all routes."""
+        return list(dict.fromkeys(route.target for route in self.routes))
+
+    # ------------------------------------------------------------------ the one pass
+
+    def test_step(self, batch: TaskBatch, batch_idx: int) -> None:
+        """Score every method at every site pair of every route, and the targets by themselves, on one batch."""
+        natives = self.natives(self.injected_into(), batch)
+        states = read_all(self.routes, batch, targets=bool(self.spread))
+        for panel in cast(Sequence[Panel], self.panels):
+            own = states.targets(panel.route) if self.spread else None
+            panel.update(PanelBatch(batch, states.sources(panel.route), own, batch), natives)
