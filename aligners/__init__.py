@@ -7,7 +7,7 @@ Importing this package needs torch and SciPy alone; the LightningModules in `ali
 from importlib.metadata import PackageNotFoundError, version
 
 from aligners.fitting.storage.bank import load_bank
-from aligners.fitting.universe.through import ThroughSpace
+from aligners.fitting.universe.universe import ThroughSpace
 from aligners.maps.affine import AffineLayer, LowRank, Orthogonal
 from aligners.maps.base import Aligner
 from aligners.maps.canonical import CCA, PWCCA, SVCCA

@@ -12,7 +12,7 @@ from datamodules.text.loading import load_texts
 from datamodules.text.sources import TextSource
 
 if TYPE_CHECKING:
-    from datamodules.protocol import TextData
+    from datamodules.module import TextModule
     from datamodules.text.fitted import FittedTexts
 
 __all__ = ["fitted_texts", "seen_by_any"]
@@ -38,7 +38,7 @@ def seen_by_any(stored: Sequence[StoredBank], data: Any) -> SeenTypes:
     return SeenTypes(kinds.pop(), frozenset().union(*(seen.names for seen in each)))
 
 
-def fitted_texts(stored: Sequence[StoredBank], data: TextData) -> dict[str, FittedTexts]:
+def fitted_texts(stored: Sequence[StoredBank], data: TextModule) -> dict[str, FittedTexts]:
     """The texts that the maps of each checkpoint were fitted on, by the checkpoint's path.
 
     Args:

@@ -13,7 +13,7 @@ from aligners.injection.scoring.asked import Asked
 from aligners.injection.scoring.tasks import check_labels
 from aligners.models.model import FrozenModel
 from datamodules.asking import Asking
-from datamodules.protocol import PairedData
+from datamodules.states import States
 from datamodules.text.labels import known_labels
 from datamodules.tokens.tokenised import same_tokenizer
 
@@ -22,7 +22,7 @@ __all__ = ["DIRECTIONS", "InjectedTask", "paired_routes"]
 DIRECTIONS = {FORWARD: "forward", BACKWARD: "backward"}  # as reports call the routes between two models
 
 
-def paired_routes(data: PairedData, *, both_directions: bool) -> list[Route]:
+def paired_routes(data: States, *, both_directions: bool) -> list[Route]:
     """The routes between the two models of a data module: from X into Y, and back."""
     reader, component = data.reader, data.component
     models, there = (reader.model_x, reader.model_y), tuple(reader.sites)
@@ -51,7 +51,7 @@ class InjectedTask:
     asking: Asking | None = None
 
     @classmethod
-    def of(cls, data: PairedData, routes: Sequence[Route], *, masked_share: float, seed: int) -> InjectedTask:
+    def of(cls, data: States, routes: Sequence[Route], *, masked_share: float, seed: int) -> InjectedTask:
         """Find out what can be asked.
 
         Args:
@@ -78,7 +78,7 @@ class InjectedTask:
         return cls(why, answering, None, Asked.of(data, first, seed=seed), asking)
 
 
-def _no_injection(route: Route, data: PairedData, first: Route, why: dict[Route, str | None]) -> str | None:
+def _no_injection(route: Route, data: States, first: Route, why: dict[Route, str | None]) -> str | None:
     """Why states cannot be put into the target of a route, or None.
 
     Args:

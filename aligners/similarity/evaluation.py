@@ -28,7 +28,8 @@ from aligners.similarity.passes.streams import Shape, streams_of
 from aligners.similarity.passes.sums import Matching
 from aligners.similarity.tables import Row, distance_rows, layer_rows, rows_of
 from datamodules.batches import LengthBatches
-from datamodules.protocol import LayerData, stream_of
+from datamodules.layers import LayerActivations
+from datamodules.module import stream_of
 from datamodules.tokens.splits import Split
 
 __all__ = ["SimilarityEvaluation"]
@@ -105,9 +106,9 @@ class SimilarityEvaluation(pl.LightningModule):
         self._saved: SavedPasses | None = None
 
     @property
-    def _stream(self) -> LayerData:
+    def _stream(self) -> LayerActivations:
         """The data module of the run."""
-        return stream_of(self.trainer, LayerData)
+        return stream_of(self.trainer, LayerActivations)
 
     @property
     def report_tables(self) -> dict[str, list[Row]]:
@@ -132,7 +133,7 @@ class SimilarityEvaluation(pl.LightningModule):
         self._finished: dict[int, PassFigures] = {}
         self._plan()
 
-    def _choose_layers(self, data: LayerData) -> None:
+    def _choose_layers(self, data: LayerActivations) -> None:
         """The models, their layers and their sizes."""
         attention = any(measure.family in ATTENTION for measure in self.measures)
         if attention and not data.attention:

@@ -112,4 +112,4 @@ def test_every_package_has_a_page_of_its_modules() -> None:
         assert (
             f"::: aligners.similarity.functional.{path.stem}\n" in pages["reference/modules/similarity.functional.md"]
         )
-    assert "::: datamodules.paired\n" in pages["reference/modules/datamodules.md"]
+    assert "::: datamodules.states\n" in pages["reference/modules/datamodules.md"]

@@ -10,7 +10,7 @@ from aligners.cli.options import add_data_and_trainer, command_parser, options_o
 from aligners.cli.run import instantiate, start
 from aligners.fitting.pricing.evaluation import BijectionPrice
 from aligners.reports.callback import WriteReport
-from datamodules.paired import PairedActivations
+from datamodules.pairings import pair_states
 
 __all__ = ["parser", "run"]
 
@@ -24,7 +24,7 @@ def parser() -> ArgumentParser:
         "error that a map can have if it is to be good both ways.",
     )
     made.add_class_arguments(BijectionPrice, None)
-    add_data_and_trainer(made, PairedActivations, batch_size=64)
+    add_data_and_trainer(made, pair_states, batch_size=64)
     made.set_defaults({"data.sites": "1"})
     return made
 
@@ -34,7 +34,7 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     options = parser.parse_args(words)
     made = instantiate(parser, options)
     evaluation = BijectionPrice(**options_of(BijectionPrice, made))
-    evaluation.check_widths(*made.data.pipeline.models.widths())
+    evaluation.check_widths(*made.data.frozen_models.widths())
     begun = start("bijection", parser, options, made)
     trainer = begun.trainer(WriteReport("bijection", begun.folder), inference_mode=False)
     trainer.test(evaluation, datamodule=made.data, verbose=False)

@@ -18,8 +18,9 @@ from aligners.injection.methods import CLOSED_FORMS, ClosedForms, check_closed_f
 from aligners.injection.stitched import between_two_models
 from aligners.injection.task import DIRECTIONS, InjectedTask, paired_routes
 from callbacks.checkpoint import SaveAligners
-from datamodules.paired import PairedActivations
-from datamodules.protocol import PairedData, stream_of
+from datamodules.module import stream_of
+from datamodules.pairings import pair_states
+from datamodules.states import States
 
 __all__ = ["parser", "run"]
 
@@ -38,7 +39,7 @@ def parser() -> ArgumentParser:
         "command's defaults. Without an aligners.ckpt, the closed forms are fitted on the spot.",
     )  # fmt: skip
     made.add_class_arguments(InjectionEvaluation, None, skip={"stored"})
-    add_data_and_trainer(made, PairedActivations, batch_size=128)
+    add_data_and_trainer(made, pair_states, batch_size=128)
     return made
 
 
@@ -73,7 +74,7 @@ class _SayWhatIsNotInjected(pl.Callback):
         """Check the texts against the models, once."""
         if self.said:
             return
-        data, self.said = stream_of(trainer, PairedData), True
+        data, self.said = stream_of(trainer, States), True
         routes = paired_routes(data, both_directions=self.both_directions)
         task = InjectedTask.of(data, routes, masked_share=self.masked_share, seed=0)
         for route, why in task.not_injected.items():

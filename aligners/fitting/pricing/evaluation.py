@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.fit_map import fit_map
-from aligners.fitting.fits import Fit, seeded
+from aligners.fitting.fits import Fit, fit_map, seeded
 from aligners.fitting.in_memory import train_on_rows
 from aligners.fitting.outcomes import TRAINED_WELL
 from aligners.fitting.pricing.contestants import DEFAULT, FREE, check_names, factory, one_way, parameters_of
@@ -25,9 +24,9 @@ from aligners.fitting.training.optimisation import describe_optimizer
 from aligners.maps.inn import INN
 from aligners.progress import track
 from aligners.similarity.algebra.moments import Moments, moments_of
-from datamodules.paired import PairedActivations
-from datamodules.protocol import stream_of
+from datamodules.module import stream_of
 from datamodules.rows.reading import PairedBatch, Plan
+from datamodules.states import States
 from datamodules.text.sources import TextSource
 
 __all__ = ["BijectionPrice"]
@@ -130,8 +129,8 @@ class BijectionPrice(pl.LightningModule):
         return self.sizes or [parameters_of(INN(1, d_x, d_y))]
 
     @property
-    def _data(self) -> PairedActivations:
-        return stream_of(self.trainer, PairedActivations)
+    def _data(self) -> States:
+        return stream_of(self.trainer, States)
 
     def setup(self, stage: str) -> None:
         """Check that the rows fit in memory, and that there is one process; choose the splits to read."""

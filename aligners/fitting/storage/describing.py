@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from aligners.maps.base import Aligner
 
-__all__ = ["build_aligner", "check_names", "describe_aligner", "restore_aligner"]
+__all__ = ["build_aligner", "check_names", "describe_aligner", "restore_aligner", "take_places"]
 
 # Options that a class has gained, at what it did before: checkpoints of then do not name them.
 EARLIER: dict[str, dict[str, Any]] = {"MLP": {"skip": False}}
@@ -56,6 +56,13 @@ def restore_aligner(description: Mapping[str, Any], tensors: Mapping[str, Tensor
     aligner = build_aligner(description)
     aligner.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
     return aligner.requires_grad_(False).eval()
+
+
+def take_places(bank: Aligner, places: slice | list[int]) -> Aligner:
+    """Some places of a bank as a bank of their own, frozen."""
+    taken = build_aligner({**describe_aligner(bank), "sites": len(torch.arange(bank.sites)[places])})
+    taken.load_state_dict({name: value[places] for name, value in bank.state_dict().items()})
+    return taken.requires_grad_(False).eval()
 
 
 def check_names(names: Iterable[str], argument: str) -> None:

@@ -10,7 +10,7 @@ from aligners.models.architectures import Task
 from aligners.models.model import FrozenModel
 
 if TYPE_CHECKING:
-    from datamodules.protocol import TextData
+    from datamodules.module import TextModule
 
 __all__ = ["Asked"]
 
@@ -30,7 +30,7 @@ class Asked:
     bytes_per_token: float | None = None
 
     @classmethod
-    def of(cls, data: TextData, model: FrozenModel, *, seed: int) -> Asked:
+    def of(cls, data: TextModule, model: FrozenModel, *, seed: int) -> Asked:
         """What a data module's held-out texts ask of a model and of others with the same task.
 
         Raises:

@@ -17,7 +17,7 @@ from aligners.maps.baselines import random_labels
 from datamodules.text.sources import Score, TextSource, known_source
 
 if TYPE_CHECKING:
-    from datamodules.protocol import TextData
+    from datamodules.module import TextModule
 
 __all__ = ["OF_CLASSES", "OF_NUMBERS", "ScoredTask", "choose_score", "resampled_scores", "score_interval", "task_score"]
 
@@ -46,7 +46,7 @@ class ScoredTask:
     constant: float
 
     @classmethod
-    def of(cls, data: TextData, *, regression: bool, seed: int) -> ScoredTask:
+    def of(cls, data: TextModule, *, regression: bool, seed: int) -> ScoredTask:
         """The task of a data module's texts for heads that predict numbers or answer classes.
 
         Raises:
