@@ -15,7 +15,7 @@ try:
 except PackageNotFoundError:  # run from a folder, and never installed
     __version__ = "unknown"
 
-_HOMES = {"load_bank": "aligners.fitting.storage.bank", "ThroughSpace": "aligners.fitting.universe.through"}
+_HOMES = {"load_bank": "aligners.fitting.storage.bank", "ThroughSpace": "aligners.fitting.universe.universe"}
 
 
 def __getattr__(name: str) -> Any:

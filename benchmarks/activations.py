@@ -21,7 +21,8 @@ from aligners.models import FrozenModel
 from benchmarks.harness import Figures, interleaved, parser, ratio
 from benchmarks.stitched_forward import build
 from datamodules.batches import LengthBatches, TextBatch
-from datamodules.rows.reading import PairReader
+from datamodules.rows.policies import RowKind
+from datamodules.rows.reading import Link, PairReader
 
 
 def texts(count: int, longest: int) -> list[Tensor]:
@@ -59,7 +60,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
 
     models = [build(options.width, options.layers, seed, options.device) for seed in (0, 1)]
-    reader = PairReader(models[0], models[1], sites=[(site, site) for site in range(options.layers + 1)])
+    reader = PairReader(models, [Link(0, 1, site, site) for site in range(options.layers + 1)], RowKind("tokens"))
     every = texts(options.batch * options.batches, 128)
     order = LengthBatches([len(text) for text in every], options.batch, shuffle=True)
     groups = [[every[i] for i in rows] for rows in order]

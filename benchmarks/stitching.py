@@ -33,10 +33,9 @@ from aligners.maps.affine import AffineLayer
 from aligners.models import FrozenModel
 from benchmarks.harness import Figures, interleaved, parser_with_sizes, ratio
 from benchmarks.stitched_forward import build
-from datamodules.asking import TaskBatch
+from datamodules.asking import TaskBatch, classification_targets
 from datamodules.batches import TextBatch
 from datamodules.rows.policies import select_rows
-from datamodules.targets import classification_targets
 
 WAYS = ("stitched", "plain hooks")
 

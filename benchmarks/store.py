@@ -34,7 +34,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare
 from aligners.models.embedded.tokenizers import word_pieces
 from benchmarks.harness import Figures, parser, ratio
 from benchmarks.parts import bert_config
-from datamodules.paired import PairedActivations
+from datamodules.pairings import pair_states
+from datamodules.states import States
 from datamodules.store import loader, reading
 from datamodules.text.loading import load_texts
 from datamodules.text.sources import TextSource
@@ -76,13 +77,13 @@ def plainly(folder: Path, memory: bytearray) -> None:
         os.close(file)
 
 
-def epoch(data: PairedActivations) -> None:
+def epoch(data: States) -> None:
     """All paired rows of the fitting texts, in a shuffled order."""
     for batch in data.paired("fit", shuffle=True):
         del batch
 
 
-def loading(data: PairedActivations) -> None:
+def loading(data: States) -> None:
     """The batches of texts with their stored rows."""
     for texts in data.loader("fit", shuffle=True):
         del texts
@@ -128,14 +129,14 @@ def cold(folder: Path, work: Callable[[], object]) -> Callable[[], Used]:
     return run
 
 
-def rounding(exact: PairedActivations, rounded: PairedActivations) -> float:
+def rounding(exact: States, rounded: States) -> float:
     """Share of the variance of X's states that is lost by rounding, at the site that loses most, on 100 texts."""
     x, y = (torch.cat([batch.x.double() for batch in data.paired("fit", only=100)], 1) for data in (exact, rounded))
     lost = (x - y).square().sum((1, 2)) / (x - x.mean(1, keepdim=True)).square().sum((1, 2))
     return float(lost.max())
 
 
-def in_small_windows(data: PairedActivations, rows: int) -> None:
+def in_small_windows(data: States, rows: int) -> None:
     """As `loading`, looking so many rows ahead."""
     before, loader.ROWS = loader.ROWS, rows
     try:
@@ -150,12 +151,12 @@ def measure(options: argparse.Namespace, folder: Path) -> Figures:
     tokenizer = word_pieces(list(load_texts(source).fit["text"]), 1_536, 128)
     pair = [model_folder(folder / str(n), tokenizer, n, options.layers, options.width) for n in (0, 1)]
 
-    def module(**given: Any) -> PairedActivations:
+    def module(**given: Any) -> States:
         own = {"text": source, "batch_size": options.batch, "held_out_types": 0.0}
-        return PairedActivations(pair[0], pair[1], **own, **given)
+        return pair_states(pair[0], pair[1], **own, **given)
 
     figures, plain = Figures("cpu"), module()
-    stored: dict[str, PairedActivations] = {}
+    stored: dict[str, States] = {}
     figures.add("processes that others run at the start (load average)", os.getloadavg()[0])
     work: dict[str, Callable[[], Used]] = {}
     sizes = {}

@@ -36,10 +36,8 @@ from aligners.injection.scoring.pair_intervals import over_pairs
 from aligners.maps.inn import INN
 from benchmarks.parts import bare_trainer
 from callbacks.checkpoint import SaveAligners, SavePairs, SaveUniverse
-from datamodules.many_pairs import ManyPairs
 from datamodules.module import TextModule
-from datamodules.paired import PairedActivations
-from datamodules.universe import UniverseStates
+from datamodules.pairings import pair_states, pairs_states, universe_states
 
 FIGURES = ("accuracy", "penalty")  # of injection
 
@@ -60,7 +58,7 @@ def main() -> None:
             load_universe(folder / "universe" / "universe.ckpt"), [load_bank(folder / file) for file in _files(folder)]
         )
         trainer = bare_trainer(use_distributed_sampler=False, limit_test_batches=options.held_out)
-        trainer.test(evaluation, datamodule=UniverseStates(options.models, **given), verbose=False)
+        trainer.test(evaluation, datamodule=universe_states(options.models, **given), verbose=False)
         found["means"] = _means(evaluation.rows)
         _write({**found, "directions": evaluation.report_tables["directions"]}, options.json)
         injected = [row for file in _files(folder)[: options.injected] for row in _injected(file, folder, given)]
@@ -75,17 +73,17 @@ def _fitted(options: argparse.Namespace, folder: Path, given: dict[str, Any]) ->
     models = options.models
     if options.store:
         for split in ("fit", "validation"):
-            UniverseStates(models, **given).loader(split)  # writes their states
+            universe_states(models, **given).loader(split)  # writes their states
     alignment = partial(Alignment, {"inn": INN}, seed=options.seed)
-    found = {"pairs": _seconds(alignment(), ManyPairs(models, **given), SavePairs(folder), options)}
+    found = {"pairs": _seconds(alignment(), pairs_states(models, **given), SavePairs(folder), options)}
     network: dict[str, Any] = (
         {"network": partial(INN, couplings=options.couplings, start="procrustes")} if options.couplings else {}
     )
     universe = UniverseAlignment(seed=options.seed, **network)
-    found["universe"] = _seconds(universe, UniverseStates(models, **given), SaveUniverse(folder / "universe"), options)
+    found["universe"] = _seconds(universe, universe_states(models, **given), SaveUniverse(folder / "universe"), options)
     if options.apart:
         found["apart"] = sum(
-            _seconds(alignment(), PairedActivations(x, y, **given), SaveAligners(folder / x / y), options)
+            _seconds(alignment(), pair_states(x, y, **given), SaveAligners(folder / x / y), options)
             for x, y in combinations(models, 2)
         )
     return found
@@ -120,8 +118,8 @@ def _options() -> argparse.Namespace:
 
 def _seconds(module: Alignment, data: TextModule, saving: SaveAligners, options: argparse.Namespace) -> float:
     """CPU seconds of a fit, which finds no moments of another's beside the store."""
-    if data.pipeline.store:
-        shutil.rmtree(data.pipeline.store / "moments", ignore_errors=True)
+    if data.store:
+        shutil.rmtree(data.store / "moments", ignore_errors=True)
     limits = {"max_steps": options.steps, "limit_train_batches": options.moments, "limit_val_batches": 0}
     trainer = bare_trainer(use_distributed_sampler=False, callbacks=[saving], **limits)
     data.prepare_data()
@@ -140,7 +138,7 @@ def _injected(file: Path, folder: Path, given: dict[str, Any]) -> list[dict[str,
     names = {f"model_{side}": banks[0].data_config[f"model_{side}"] for side in "xy"}
     evaluation = InjectionEvaluation(banks, closed_form=(), both_directions=True)
     bare_trainer(use_distributed_sampler=False).test(
-        evaluation, datamodule=PairedActivations(**names, **{**given, "batch_size": 128}), verbose=False
+        evaluation, datamodule=pair_states(**names, **{**given, "batch_size": 128}), verbose=False
     )
     return [row for row in evaluation.rows if row["role"] == "method"]
 

@@ -22,8 +22,7 @@ from aligners.fitting.universe.storage import pair_banks
 from aligners.injection.stitching.training import Stitching
 from aligners.reports.names import file_names
 from callbacks.interruption import Interruption
-from datamodules.many_pairs import ManyPairs
-from datamodules.universe import UniverseStates
+from datamodules.states import States
 
 __all__ = [
     "SaveAligners",
@@ -205,7 +204,7 @@ class SavePairs(SaveAligners):
     """
 
     def _finish(self, bank: StoredBank, trainer: pl.Trainer) -> None:
-        data = cast(ManyPairs, cast(Any, trainer).datamodule)
+        data = cast(States, cast(Any, trainer).datamodule)
         names = file_names(data.models)
         for (a, b), (places, described, config) in zip(data.numbers, data.described_pairs(), strict=True):
             pair = f"{names[data.models[a]]}--{names[data.models[b]]}"
@@ -226,7 +225,7 @@ class SaveUniverse(SaveAligners):
     final = "universe.ckpt"
 
     def _finish(self, bank: StoredBank, trainer: pl.Trainer) -> None:
-        save_universe(bank, cast(UniverseStates, cast(Any, trainer).datamodule), self._path(trainer, self.final))
+        save_universe(bank, cast(States, cast(Any, trainer).datamodule), self._path(trainer, self.final))
 
 
 class SaveNewcomer(SaveAligners):
@@ -242,7 +241,7 @@ class SaveNewcomer(SaveAligners):
         pass
 
 
-def save_universe(bank: StoredBank, data: UniverseStates, path: Path) -> None:
+def save_universe(bank: StoredBank, data: States, path: Path) -> None:
     """Write a universe, and the maps between each two models as pairs/X--Y/aligners.ckpt, as `train.py fit` would.
 
     Args:

@@ -2,24 +2,130 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from aligners.models.architectures import Task
 from aligners.models.model import FrozenModel
-from datamodules.batches import TextBatch
+from datamodules.batches import Movable, TextBatch
 from datamodules.rows.policies import Rows, select_rows
-from datamodules.targets import Targets, classification_targets, masked_targets, next_token_targets
-from datamodules.tokens.masking import mask_tokens
 
-__all__ = ["Asking", "TaskBatch"]
+__all__ = [
+    "UNASKED", "Asking", "Targets", "TaskBatch", "classification_targets", "mask_tokens", "masked_targets",
+    "next_token_targets",
+]  # fmt: skip
+
+UNASKED = -100  # in the place of an answer where nothing is asked, as PyTorch's cross-entropy has it
 
 
 @dataclass
-class TaskBatch:
+class Targets(Movable):
+    """The U units of a batch of B texts, in the order of the texts.
+
+    Attributes:
+        index: (U,) row of each unit in the logits, all of whose axes but the last are flattened.
+        answer: (U,) the right class or token, int64; or the right number, float32.
+        owner: (U,) text of the batch, 0..B-1, ascending.
+        texts: B.
+    """
+
+    index: Tensor
+    answer: Tensor
+    owner: Tensor
+    texts: int
+
+    def __len__(self) -> int:
+        """U, the number of units."""
+        return len(self.index)
+
+
+def classification_targets(labels: Tensor) -> Targets:
+    """One unit for each text, from its class, or the number that is to be predicted: labels (B,)."""
+    every = torch.arange(len(labels), device=labels.device)
+    return Targets(every, labels, every, len(labels))
+
+
+def next_token_targets(inputs: Mapping[str, Tensor]) -> Targets:
+    """One unit for each real token that a real one follows: position t is asked for token t + 1.
+
+    Args:
+        inputs: `input_ids` (B, T) and, where there is padding on either side, `attention_mask` (B, T). A text of
+            one token has no unit.
+    """
+    ids = inputs["input_ids"]
+    real = inputs.get("attention_mask", torch.ones_like(ids)) != 0
+    following = torch.full_like(ids, UNASKED)
+    following[:, :-1] = ids[:, 1:].where(real[:, :-1] & real[:, 1:], UNASKED)
+    return masked_targets(following)
+
+
+def masked_targets(answers: Tensor) -> Targets:
+    """One unit for each position that is asked: answers (B, T), -100 where nothing is."""
+    owner, position = (answers != UNASKED).nonzero(as_tuple=True)
+    return Targets(owner * answers.shape[1] + position, answers[owner, position], owner, len(answers))
+
+
+_MASKED, _RANDOM = 0.8, 0.1  # shares of the chosen tokens; the rest stay as they are
+
+
+def mask_tokens(
+    inputs: Mapping[str, Tensor],
+    special: Tensor,
+    text: Tensor,
+    *,
+    mask_token: int,
+    vocabulary: int,
+    share: float,
+    seed: int,
+    epoch: int,
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Mask a batch by BERT's recipe (Devlin et al. 2019, §3.1 and A.1), on the CPU.
+
+    Of each text's tokens that are neither special nor padding, `share` are chosen, rounded, at least one. Each becomes
+    the mask token with probability .8, a token drawn from the vocabulary with .1, and else stays. The draw follows
+    from the seed, the epoch and the text's number alone: it is the same in any batch and on any number of ranks.
+
+    Args:
+        inputs: what the model takes: `input_ids` (B, T) int64 and others, which stay. None is changed.
+        special: True at special tokens and padding, (B, T).
+        text: number of each text in its split, (B,).
+        mask_token: its id.
+        vocabulary: number of tokens.
+        share: in (0, 1]; BERT's is .15.
+        seed: zero or positive, as is `epoch`.
+        epoch: another epoch chooses other tokens.
+
+    Returns:
+        The inputs with other `input_ids`, and the answers (B, T) int64: the token where one was chosen, else -100.
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"Expected `share` of the tokens in (0, 1], but got {share:g}. BERT's is 0.15.")
+    ids = inputs["input_ids"].clone()
+    answers = torch.full_like(ids, UNASKED)
+    for row, number in enumerate(text.tolist()):
+        places = (~special[row]).nonzero()[:, 0].numpy()
+        if len(places):
+            draw = np.random.default_rng([seed, epoch, number])
+            places = draw.permutation(places)[: max(1, round(share * len(places)))]
+            answers[row, places] = own = ids[row, places]
+            ids[row, places] = _replaced(own, draw, mask_token, vocabulary)
+    return {**inputs, "input_ids": ids}, answers
+
+
+def _replaced(own: Tensor, draw: np.random.Generator, mask_token: int, vocabulary: int) -> Tensor:
+    """What stands in the place of the chosen tokens (n,)."""
+    fate, others = draw.random(len(own)), draw.integers(vocabulary, size=len(own))
+    kept = np.where(fate < _MASKED + _RANDOM, others, own)
+    return torch.from_numpy(np.where(fate < _MASKED, mask_token, kept))
+
+
+@dataclass
+class TaskBatch(Movable):
     """B texts for models of one tokenizer, which positions are rows, and what is asked.
 
     Attributes:
@@ -36,11 +142,6 @@ class TaskBatch:
     def inputs(self) -> dict[str, Tensor]:
         """The inputs, which are the same for all models."""
         return self.texts.inputs_x
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> TaskBatch:
-        """The same on another device."""
-        moved: Any = [part.to(device, non_blocking) for part in (self.texts, self.rows, self.targets)]
-        return TaskBatch(*moved)
 
 
 @dataclass(frozen=True)

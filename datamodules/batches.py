@@ -1,23 +1,61 @@
-"""Batches of tokenised text: what a batch holds, and which texts it is made of."""
+"""Batches of tokenised text: what a batch holds, which texts it is made of, and where a resumed fit goes on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DistributedSampler
 
-__all__ = ["LengthBatches", "StoredRows", "TextBatch"]
+__all__ = ["LengthBatches", "Movable", "StoredRows", "TextBatch", "go_on_after_last_batch", "limited"]
 
 CHUNK = 50  # batches among which texts of similar length are sought when shuffling
 
 
+class Movable:
+    """A dataclass whose tensors, and those of all that it holds, move together."""
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
+        """The same on another device."""
+        return _changed(self, lambda tensor: tensor.to(device, non_blocking=non_blocking), {})
+
+    def pin_memory(self) -> Self:
+        """The same in page-locked memory, for asynchronous copies to a GPU."""
+        return _changed(self, lambda tensor: tensor.pin_memory(), {})
+
+
+def _changed(value: Any, change: Callable[[Tensor], Tensor], done: dict[int, Any]) -> Any:
+    """A value with all of its tensors changed, each once, so that what parts share stays shared.
+
+    Not a closure: one that calls itself is a cycle, and would keep the tensors of every batch until Python happens to
+    look for cycles.
+
+    Args:
+        value: any; what is neither a tensor, nor a container, nor movable stays.
+        change: from a tensor to another.
+        done: what was changed before, by the `id` of what it was made from.
+    """
+    if id(value) in done:
+        return done[id(value)]
+    made = value
+    if isinstance(value, Tensor):
+        made = change(value)
+    elif isinstance(value, Movable):
+        made = type(value)(**{name: _changed(part, change, done) for name, part in vars(value).items()})
+    elif isinstance(value, dict):
+        made = {name: _changed(part, change, done) for name, part in value.items()}
+    elif isinstance(value, (tuple, list)):
+        made = type(value)(_changed(part, change, done) for part in value)
+    done[id(value)] = made
+    return made
+
+
 @dataclass
-class StoredRows:
+class StoredRows(Movable):
     """The states of one model for every real token of a batch, text by text.
 
     Attributes:
@@ -30,7 +68,7 @@ class StoredRows:
 
 
 @dataclass
-class TextBatch:
+class TextBatch(Movable):
     """B texts, tokenised for each of M models and padded to the batch's longest.
 
     Attributes:
@@ -76,56 +114,9 @@ class TextBatch:
         return self.inputs[0]
 
     @property
-    def inputs_y(self) -> dict[str, Tensor]:
-        """Inputs of the last model, Y."""
-        return self.inputs[-1]
-
-    @property
     def special_x(self) -> Tensor:
         """Special tokens and padding of the first model, X."""
         return self.special[0]
-
-    @property
-    def special_y(self) -> Tensor:
-        """Special tokens and padding of the last model, Y."""
-        return self.special[-1]
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> TextBatch:
-        """The batch on another device."""
-        return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
-
-    def pin_memory(self) -> TextBatch:
-        """The batch in page-locked memory, for asynchronous copies to a GPU."""
-        return self._each(lambda tensor: tensor.pin_memory())
-
-    def _each(self, change: Callable[[Tensor], Tensor]) -> TextBatch:
-        """Change every tensor once, so that what models share stays shared."""
-        done: dict[int, Any] = {}
-        return TextBatch(**{field.name: _changed(getattr(self, field.name), change, done) for field in fields(self)})
-
-
-def _changed(value: Any, change: Callable[[Tensor], Tensor], done: dict[int, Any]) -> Any:
-    """A part of a batch with its tensors changed.
-
-    Not a closure: one that calls itself is a cycle, and would keep the tensors of every batch until Python happens to
-    look for cycles.
-
-    Args:
-        value: the part.
-        change: from a tensor to another.
-        done: what was changed before, by the `id` of what it was made from.
-    """
-    if isinstance(value, tuple):
-        return tuple(_changed(part, change, done) for part in value)
-    if value is None or isinstance(value, int):
-        return value
-    if isinstance(value, StoredRows):
-        return StoredRows(value.sites, _changed(value.states, change, done))
-    if id(value) not in done:
-        many = isinstance(value, dict)
-        made = {k: _changed(v, change, done) for k, v in value.items()} if many else change(value)
-        done[id(value)] = made
-    return done[id(value)]
 
 
 class BatchOfRows(list[int]):
@@ -237,3 +228,49 @@ class LengthBatches(DistributedSampler):
             chunk[:] = chunk[np.argsort(self.lengths[chunk], kind="stable")]
         batches = np.split(order, self.bounds[1:-1])
         return [batches[i] for i in draw.permutation(len(batches))]
+
+
+def go_on_after_last_batch(fit_loop: Any, batches: int) -> tuple[int, int]:
+    """Set the counters of a restored fit loop to what they were at the end of its last whole batch.
+
+    How many batches were processed says it all. Lightning's other counters do not: a batch that was cut off stays
+    among those that began, of all epochs together (Lightning 2.6 takes it back in the current epoch only), and a
+    validation that is due every so many batches then comes one too soon.
+
+    Args:
+        fit_loop: of the Trainer, after it was restored and before it runs.
+        batches: in an epoch.
+
+    Returns:
+        The epoch in which the next batch is, from 0, and how many batches of it have been.
+    """
+    loop = fit_loop.epoch_loop
+    done = loop.batch_progress.total.processed
+    loop.val_loop.batch_progress.reset()
+    if done == 0:
+        fit_loop.epoch_progress.reset()
+        loop.batch_progress.reset()
+        fit_loop.restarting = False
+        return 0, 0
+    epoch, before = divmod(done - 1, batches)
+    for tracker in (fit_loop.epoch_progress.total, fit_loop.epoch_progress.current):
+        vars(tracker).update(ready=epoch + 1, started=epoch + 1, processed=epoch, completed=epoch)
+    for tracker, ended in ((loop.batch_progress.total, done - 1), (loop.batch_progress.current, before)):
+        vars(tracker).update(ready=ended + 1, started=ended + 1, processed=ended + 1, completed=ended)
+    loop.batch_progress.is_last_batch = before + 1 == batches
+    loop._batches_that_stepped = done - 1
+    return divmod(done, batches)
+
+
+def limited(batches: int, trainer: Any, stage: Literal["train", "test"]) -> int:
+    """Number of batches that a Trainer reads of `batches`, under its `limit_train_batches` or `limit_test_batches`.
+
+    Raises:
+        ValueError: the limit leaves none.
+    """
+    name = f"limit_{stage}_batches"
+    limit = getattr(trainer, name)
+    count = int(batches * limit) if isinstance(limit, float) else min(batches, limit)
+    if not count:
+        raise ValueError(f"Expected `trainer.{name}` to leave at least one of {batches} batches, but got {limit}.")
+    return count

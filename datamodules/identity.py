@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from datamodules.protocol import TextData
+    from datamodules.module import TextModule
 
 __all__ = ["differences", "identity", "refuse_other_run", "trainer_identity"]
 
@@ -20,7 +20,7 @@ FREE = (
 PARTS = ("data", "data_config", "options", "trainer")
 
 
-def identity(data: TextData, **options: Any) -> dict[str, Any]:
+def identity(data: TextModule, **options: Any) -> dict[str, Any]:
     """Say in plain values what a run is about.
 
     Args:

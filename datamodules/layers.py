@@ -15,9 +15,8 @@ from aligners.models.finite import FiniteCheck
 from aligners.models.model import FrozenModel
 from datamodules.batches import TextBatch
 from datamodules.frozen_models import Wanted, with_revisions
-from datamodules.module import PAIRS_TOKENS, TextModule, check_rows
-from datamodules.pipeline import TextPipeline
-from datamodules.rows.policies import RowKind, RowPolicy, Rows, policy_of, rows_of_each
+from datamodules.module import TextModule
+from datamodules.rows.policies import PAIRS_TOKENS, RowKind, RowPolicy, Rows, check_rows, policy_of, rows_of_each
 from datamodules.rows.reading import Prepared, gather_rows, read_rows
 from datamodules.rows.sites import parse_layers
 from datamodules.store.stores import Reads
@@ -146,31 +145,26 @@ class LayerReader:
         Raises:
             ValueError: the model does not have a layer; or as in `read`.
         """
-        layers = self.layers[m] if layers is None else layers
-        if not layers:
-            return torch.empty(0, len(batch.rows[m]), model.width, device=batch.rows[m].index.device)
-        inputs, stored = batch.texts.inputs[m], batch.texts.stored.get(model)
-        states = read_rows(model, inputs, layers, batch.rows[m], self.component, stored)
-        self._watch(model, states, batch, layers)
-        return states
+        return self.read_model(model, batch, m, layers)[0]
 
     def read_model(
         self, model: FrozenModel, batch: Prepared | LayerBatch, m: int, layers: Sequence[int] | None = None
     ) -> tuple[Tensor, list[Tensor]]:
         """As `states`, with the attention weights (B, H, T, T) of each block in the same pass, if they are read."""
-        layers, rows = self.layers[m] if layers is None else layers, batch.rows[m]
-        if not self.attention or not layers:
-            return self.states(model, batch, m, layers), []
-        wanted = sorted(set(layers))
-        with torch.no_grad():
-            weights, read = model.attention(batch.texts.inputs[m], wanted, self.component)
+        layers, rows, inputs = self.layers[m] if layers is None else layers, batch.rows[m], batch.texts.inputs[m]
+        weights: list[Tensor] = []
+        if not layers:
+            return torch.empty(0, len(rows), model.width, device=rows.index.device), weights
+        if self.attention:
+            wanted = sorted(set(layers))
+            with torch.no_grad():
+                weights, read = model.attention(inputs, wanted, self.component)
             states = gather_rows(dict(zip(wanted, read, strict=True)), layers, rows, model.width)
-        self._watch(model, states, batch, layers)
-        return states, weights
-
-    def _watch(self, model: FrozenModel, states: Tensor, batch: Prepared | LayerBatch, layers: Sequence[int]) -> None:
+        else:
+            states = read_rows(model, inputs, layers, rows, self.component, batch.texts.stored.get(model))
         names = [f"layer {layer} of {model.name}" for layer in layers]
         self.check.watch(states, names, "states", batch.texts.number)
+        return states, weights
 
 
 class LayerActivations(TextModule):
@@ -199,7 +193,7 @@ class LayerActivations(TextModule):
         attention: also read the attention weights of all blocks.
         component: what is read at a layer: `residual`, the stream between the blocks; `attention` or `mlp`, what that
             sub-layer of block l adds to it. Sub-layers have no layer 0.
-        options: of `TextPipeline` and `FrozenModels`, by their names.
+        options: of `TextModule` and `FrozenModels`, by their names.
 
     Raises:
         ValueError: an option is out of its range, or attention is to be read from an implementation that has none.
@@ -222,16 +216,16 @@ class LayerActivations(TextModule):
                 f"Expected `attn_implementation` 'eager' where `attention` is read, but got {attn_implementation!r}: "
                 "the others never form the weights. Leave it out."
             )
-        super().__init__()
+        wanted = Wanted(with_revisions(models, revisions), one_tokenizer=PAIRS_TOKENS if rows == "tokens" else None)
+        attn_implementation = "eager" if attention else attn_implementation
+        words = attention or policy_of(rows).types == "words"
+        super().__init__(wanted, words, attn_implementation=attn_implementation, **options)
+        self.attn_implementation = attn_implementation
         self.models, self.revisions = list(models), revisions
         self.layers, self.rows, self.special_tokens = layers, rows, special_tokens
         self.attention, self.component = attention, component
-        self.attn_implementation = "eager" if attention else attn_implementation
-        wanted = Wanted(with_revisions(models, revisions), one_tokenizer=PAIRS_TOKENS if rows == "tokens" else None)
-        words = attention or policy_of(rows).types == "words"
-        self.pipeline = TextPipeline(wanted, words, attn_implementation=self.attn_implementation, **options)
-        check_rows(rows, component, self.pipeline.packed)
-        if attention and self.pipeline.packed:
+        check_rows(rows, component, self.packed)
+        if attention and self.packed:
             raise ValueError(
                 "`attention` is read with the words that it lies between, but a sequence of `packed` text has no whole "
                 "words. Leave one of them out."
@@ -272,7 +266,7 @@ class LayerActivations(TextModule):
             "component": self.component,
             "rows": self.rows,
             "special_tokens": self.special_tokens,
-            **self.pipeline.describe(),
+            **super().describe(),
         }
 
     def plan(
@@ -298,21 +292,18 @@ class LayerActivations(TextModule):
         split: Split,
         *,
         shuffle: bool = True,
-        only: int | None = None,
-        batch_size: int | None = None,
         layers: Sequence[Sequence[int]] | None = None,
+        **options: Any,
     ) -> DataLoader:
         """Make a loader of this rank's batches of a split, in the same order every time.
 
         Args:
             split: which texts.
             shuffle: whether `seed` draws the order; otherwise the longest texts come first.
-            only: how many texts, from the first on; default: all.
-            batch_size: texts a batch; default: that of the data module.
             layers: of each model that come along from a store; default: all wanted ones.
+            options: `only` and `batch_size` of `load`.
         """
-        given: dict[str, Any] = {"shuffle": shuffle, "only": only, "batch_size": batch_size, "alone": self._alone}
-        return self.pipeline.loader(split, self.trainer, whole=True, reads=self.reads(layers), **given)
+        return self.load(split, shuffle=shuffle, alone=self._alone, whole=True, reads=self.reads(layers), **options)
 
     def test_dataloader(self) -> list[DataLoader]:
         """The texts of `splits`, with what is planned for each."""
@@ -340,5 +331,5 @@ class LayerActivations(TextModule):
             return
         planned = None if self._planned is None else self._planned[dataloader_idx]
         needed = None if planned is None else [m for m, layers in enumerate(planned) if layers]
-        self.pipeline.models.place(self.trainer.strategy.root_device, needed)
+        self.frozen_models.place(self.trainer.strategy.root_device, needed)
         self._placed_for = dataloader_idx

@@ -1,4 +1,4 @@
-"""The LightningDataModule of texts for whole models, on which stitching layers are trained and measured."""
+"""The LightningDataModule of texts for whole models, which it does not run, and the options that users give it."""
 
 from __future__ import annotations
 
@@ -6,19 +6,25 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
 
 from aligners.models.architectures import Component, Task
+from aligners.models.classifiers import new_classifier
+from aligners.models.model import FrozenModel
 from datamodules.asking import Asking, TaskBatch
 from datamodules.batches import TextBatch
 from datamodules.frozen_models import Wanted, with_revisions
-from datamodules.module import TextModule, check_component
-from datamodules.pipeline import TextPipeline
+from datamodules.module import TextModule, splits_of_stage
+from datamodules.rows.policies import check_component
 from datamodules.rows.sites import route_sites
 from datamodules.store.stores import Reads
+from datamodules.text.fitted import FittedTexts
 from datamodules.text.label_names import LabelsOption
+from datamodules.text.labels import known_labels
+from datamodules.tokens.splits import Split
 
-__all__ = ["ModelTexts"]
-
+__all__ = ["ModelTexts", "labelled_texts", "stitched_texts"]
 
 STITCHES_TOKENS = (
     "Stitching puts the state of a token where another model has that of the same token",
@@ -27,7 +33,199 @@ STITCHES_TOKENS = (
 
 
 class ModelTexts(TextModule):
-    """Turns text into batches for two or more frozen models that share a tokenizer. It does not run them.
+    """Turns text into batches for whole models. It does not run them.
+
+    Where sites are named, a batch is a `TaskBatch`, with what the last model's head is asked; otherwise a `TextBatch`,
+    all of whose texts have labels.
+
+    Args:
+        chosen: the user's options, which become attributes.
+        one_tokenizer: see `Wanted`.
+        options: of `TextModule` and `FrozenModels`, by their names.
+
+    Attributes:
+        order: seed of the order of the training texts.
+    """
+
+    option = "sites"
+    models: list[str]
+    revisions: list[str | None] | None
+    bases: Sequence[str] = ()
+    sites: str | list[str | int] | None = None
+    masked_share = 0.15
+
+    def __init__(self, chosen: dict[str, Any], one_tokenizer: tuple[str, str] | None, **options: Any) -> None:
+        vars(self).update(chosen)
+        named = with_revisions(self.models, self.revisions)
+        super().__init__(Wanted(named, one_tokenizer, self._further, self.bases), False, **options)
+        self._chosen, self.order = chosen, self.seed
+
+    def config(self) -> dict[str, Any]:
+        """Return the options as plain values, from which an equal data module can be made."""
+        kept = {**self._chosen, **super().config()}
+        return {name: value for name, value in kept.items() if name != "packed" or self.sites is not None}
+
+    def describe(self) -> dict[str, Any]:
+        """Describe texts and models for a report, as plain values."""
+        described = [model.identity() for model in self.frozen]
+        if self.sites is None:
+            count = len(self.models)
+            own: dict[str, Any] = {"models": described[:count], "bases": described[count:], "component": "residual"}
+        else:
+            masked = {"masked_share": self.masked_share} if self.task == "masked" else {}
+            rows = {"component": self.component, "rows": "tokens", "special_tokens": True}
+            own = {"models": described, **masked, **rows}
+        return {**own, **super().describe()}
+
+    # ------------------------------------------------------------------ sites and tasks
+
+    def wanted(self, depths: Sequence[int]) -> list[list[int]]:
+        """The sites of each model, as the source or the target of any route."""
+        found: list[set[int]] = [set() for _ in depths]
+        for a in range(len(depths) if self.sites is not None else 0):
+            for b in range(a + 1, len(depths)):
+                for i, j in route_sites(cast(str, self.sites), depths, a, b, self.component):
+                    found[a].add(i)
+                    found[b].add(j)
+        return [sorted(each) for each in found]
+
+    def reads(self) -> Reads | None:
+        """The states at all sites of every model; none of masked texts, which are others in every epoch."""
+        if self.sites is None or self.task == "masked":
+            return None
+        return Reads(self.wanted([model.depth for model in self.frozen]), self.component)
+
+    def check_models(self) -> None:
+        """Load the models, with every check that can be made before a batch is asked for."""
+        for model, sites in zip(self.frozen, self.wanted([model.depth for model in self.frozen]), strict=True):
+            for site in sites:
+                model.check_site(site, "sites", self.component)
+        if self.task is not None:
+            self._asking()
+
+    @property
+    def task(self) -> Task | None:
+        """The task of the last model's head."""
+        return self.frozen[-1].task
+
+    def _asking(self) -> Asking:
+        return Asking.of(self.frozen[-1], masked_share=self.masked_share, seed=self.seed)
+
+    def prepare(self, texts: TextBatch, epoch: int = 0) -> TaskBatch:
+        """Add to a batch, on the CPU, its rows and what the task of the last model asks: see `Asking`."""
+        return self._asking()(texts, epoch)
+
+    # ------------------------------------------------------------------ classifiers and their answers
+
+    def _further(self, tuned: FrozenModel) -> list[FrozenModel]:
+        """Load `bases` under new heads."""
+        if self.bases and tuned.n_labels is None:
+            raise ValueError(
+                f"Expected `models` to be classifiers where `bases` are named, but {tuned.name} has no classification "
+                "head. Name models that were fine-tuned to classify."
+            )
+        n_labels, dtype = cast(int, tuned.n_labels), self.frozen_models.dtype
+        return [FrozenModel(*self.classifier(name, n_labels, self.seed, dtype=dtype), name=name) for name in self.bases]
+
+    def classifier(self, name: str, n_labels: int, seed: int, **options: Any) -> tuple[Any, Any]:
+        """Load a model under a new classification head, and its tokenizer, with this module's options.
+
+        Args:
+            name: of the model.
+            n_labels: classes of the head; 1: it predicts a number.
+            seed: of the head.
+            options: further ones of `aligners.models.classifiers.new_classifier`.
+        """
+        models = self.frozen_models
+        given = {"attn_implementation": models.attn_implementation, "trust_remote_code": models.trust_remote_code}
+        return new_classifier(models.path(name), n_labels, seed, **{**given, **options})
+
+    def trained_on(self, base: str) -> FittedTexts:
+        """Return what is kept beside a classifier that is trained from `base`: the texts of both.
+
+        Validation texts do not count: nothing is chosen by them.
+        """
+        return self.texts.fitted("fit") | self.frozen_models.fitted_on().get(base)
+
+    def answers(self, split: Split) -> Tensor:
+        """Return the class of each text of a split, (n,) int64, or the number to predict, (n,) float32.
+
+        Raises:
+            ValueError: some texts have none.
+        """
+        found = self.split(split).labels
+        if found is None:
+            raise ValueError(
+                f"Expected text with classes, but the texts of {self.text.source!r} have no labels. Name a "
+                "`label_column`, or another source."
+            )
+        missing = ~known_labels(found)
+        if bool(missing.any()):
+            raise ValueError(
+                f"Expected a label for every text, but {int(missing.sum())} of the {len(found)} {split} texts of "
+                f"{self.text.source!r} have none (-1, or nothing). Leave them out, or choose another `held_out`."
+            )
+        return found
+
+    @property
+    def classes(self) -> int:
+        """The number of classes of a head that is to be trained on the texts, C; 1 for numbers.
+
+        Raises:
+            ValueError: as in `answers`, `Texts.classes_to_learn` and `Texts.check_numbers`.
+        """
+        if self.texts.regression:
+            self.texts.check_numbers()
+            return 1
+        for split in ("fit", "validation", "test"):
+            self.answers(cast(Split, split))
+        return self.texts.classes_to_learn
+
+    def constant_answers(self) -> Tensor:
+        """The best answer that does not depend on the text, for each held-out one, (n,): see `Texts.constant_label`."""
+        constant = self.texts.constant_label(regression=self.texts.regression)
+        return torch.full((len(self.answers("test")),), constant, dtype=torch.float64)
+
+    def reorder(self, seed: int) -> None:
+        """Draw the order of the training texts from another seed from now on."""
+        self.order = seed
+
+    # ------------------------------------------------------------------ Lightning's hooks
+
+    def setup(self, stage: str) -> None:
+        """Load the texts and, where sites are named, the models, with every check that can be made before reading."""
+        if self.sites is not None:
+            super().setup(stage)
+            return
+        for split in splits_of_stage(stage):
+            self.answers(split)
+
+    def train_dataloader(self) -> DataLoader:
+        """The fitting texts, in an order that follows from `order` and the epoch."""
+        return self.resumable(self.load("fit", shuffle=True, seed=self.order, reads=self.reads()))
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> TextBatch | TaskBatch:
+        """Choose rows and masks while the batch is still on the CPU."""
+        if self.sites is None:
+            return batch
+        training = self.trainer is not None and self.trainer.training
+        return self.prepare(batch, cast(Any, self.trainer).current_epoch + 1 if training else 0)
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """Move the batch without waiting for a GPU."""
+        return batch.to(device, non_blocking=device.type == "cuda")
+
+
+def stitched_texts(
+    models: list[str] = ["embedded:0", "embedded:1"],  # noqa: B006  (copied)
+    sites: str | list[str | int] = "blocks",
+    masked_share: float = 0.15,
+    revisions: list[str | None] | None = None,
+    labels: LabelsOption = None,
+    component: Component = "residual",
+    **options: Any,
+) -> ModelTexts:
+    """Texts for two or more frozen models that share a tokenizer, which are stitched together at sites.
 
     Args:
         models: Hub ids, local folders, or embedded models such as `embedded:0` and `embedded-gpt:0:activation=solu`.
@@ -40,86 +238,53 @@ class ModelTexts(TextModule):
             {"entailment": 0, "not_entailment": [1, 2]}. Several are added. One map, or a list of one for each model.
         component: what is read and replaced at a site: `residual`, the stream between the blocks; `attention` or `mlp`,
             what that sub-layer of the block adds to the stream.
-        options: of `TextPipeline` and `FrozenModels`, by their names. `seed` also draws the masks.
+        options: of `TextModule` and `FrozenModels`, by their names. `seed` also draws the masks.
 
     Raises:
         ValueError: an option is out of its range, or there are no two models.
     """
+    check_component(component)
+    if len(models) < 2:
+        raise ValueError(
+            f"Expected `models` to name at least two models, but got {models}. The same name twice is allowed: "
+            "a model and itself."
+        )
+    if not 0 < masked_share < 1:
+        raise ValueError(f"Expected `masked_share` between 0 and 1, but got {masked_share}.")
+    chosen: dict[str, Any] = {"models": list(models), "sites": sites, "masked_share": masked_share}
+    chosen |= {"revisions": revisions, "labels": labels, "component": component}
+    return ModelTexts(chosen, STITCHES_TOKENS, **options)
 
-    option = "sites"
 
-    def __init__(
-        self,
-        models: list[str] = ["embedded:0", "embedded:1"],  # noqa: B006  (never changed)
-        sites: str | list[str | int] = "blocks",
-        masked_share: float = 0.15,
-        revisions: list[str | None] | None = None,
-        labels: LabelsOption = None,
-        component: Component = "residual",
-        **options: Any,
-    ) -> None:
-        super().__init__()
-        self.models, self.revisions = list(models), revisions
-        self.sites, self.component, self.labels, self.masked_share = sites, component, labels, masked_share
-        self.pipeline = TextPipeline(Wanted(with_revisions(models, revisions), STITCHES_TOKENS), False, **options)
-        check_component(component)
-        if len(models) < 2:
-            raise ValueError(
-                f"Expected `models` to name at least two models, but got {models}. The same name twice is allowed: "
-                "a model and itself."
-            )
-        if not 0 < masked_share < 1:
-            raise ValueError(f"Expected `masked_share` between 0 and 1, but got {masked_share}.")
+def labelled_texts(
+    models: list[str] | str = "embedded:0",
+    bases: list[str] | str | None = None,
+    revisions: list[str | None] | None = None,
+    labels: LabelsOption = None,
+    **options: Any,
+) -> ModelTexts:
+    """Labelled texts for one or more models, whatever their tokenizers: to fine-tune classifiers, and for surgery.
 
-    def wanted(self, depths: Sequence[int]) -> list[list[int]]:
-        """The sites of each model, as the source or the target of any route."""
-        sites: list[set[int]] = [set() for _ in depths]
-        for a in range(len(depths)):
-            for b in range(a + 1, len(depths)):
-                for i, j in route_sites(self.sites, depths, a, b, self.component):
-                    sites[a].add(i)
-                    sites[b].add(j)
-        return [sorted(each) for each in sites]
+    Args:
+        models: Hub ids, local folders, or embedded models such as `embedded:0`.
+        bases: models from which `models` were fine-tuned. They come after the others, each under a new classification
+            head that `seed` draws.
+        revisions: of each of `models` on the Hub; default: the main one.
+        labels: which classes of a head answer each class of the texts, where their names do not say, by number or name:
+            {"entailment": 0, "not_entailment": [1, 2]}. Several are added. One map, or a list of one for each model.
+        options: of `TextModule` and `FrozenModels`, by their names, without `packed`, `devices`, `device_map`,
+            `store` and `store_dtype`. `seed` also draws the bases' heads; `reorder` gives the order of the texts
+            another seed.
 
-    def reads(self) -> Reads | None:
-        """The states at all sites of every model; none of masked texts, which are others in every epoch."""
-        if self.task == "masked":
-            return None
-        return Reads(self.wanted([model.depth for model in self.frozen]), self.component)
+    Raises:
+        ValueError: an option is out of its range, or no model is named.
+    """
+    chosen: dict[str, Any] = {"models": _listed(models), "bases": _listed(bases or [])}
+    chosen |= {"revisions": revisions, "labels": labels}
+    return ModelTexts(
+        chosen, None, packed=False, devices=None, device_map=None, store=None, store_dtype=None, **options
+    )  # by name, so that the command line does not offer what is set here
 
-    def check_models(self) -> None:
-        """Load the models, with every check that can be made before a batch is asked for."""
-        for model, sites in zip(self.frozen, self.wanted([model.depth for model in self.frozen]), strict=True):
-            for site in sites:
-                model.check_site(site, "sites", self.component)
-        if self.task is not None:
-            Asking.of(self.frozen[-1], masked_share=self.masked_share, seed=self.pipeline.seed)
 
-    @property
-    def task(self) -> Task | None:
-        """The task of the last model's head."""
-        return self.frozen[-1].task
-
-    def describe(self) -> dict[str, Any]:
-        """Describe texts and models for a report, as plain values."""
-        masked = {"masked_share": self.masked_share} if self.task == "masked" else {}
-        rows = {"component": self.component, "rows": "tokens", "special_tokens": True}
-        return {"models": [model.identity() for model in self.frozen], **masked, **rows, **self.pipeline.describe()}
-
-    # ------------------------------------------------------------------ Lightning's hooks
-
-    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> TaskBatch:
-        """Choose rows and masks while the batch is still on the CPU."""
-        return self.prepare(batch, self._epoch())
-
-    def prepare(self, texts: TextBatch, epoch: int = 0) -> TaskBatch:
-        """Add to a batch, on the CPU, its rows and what the task of the last model asks: see `Asking`."""
-        return Asking.of(self.frozen[-1], masked_share=self.masked_share, seed=self.pipeline.seed)(texts, epoch)
-
-    def transfer_batch_to_device(self, batch: TaskBatch, device: torch.device, dataloader_idx: int) -> TaskBatch:
-        """Move the batch without waiting for a GPU."""
-        return batch.to(device, non_blocking=device.type == "cuda")
-
-    def _epoch(self) -> int:
-        training = self.trainer is not None and self.trainer.training
-        return cast(Any, self.trainer).current_epoch + 1 if training else 0
+def _listed(names: list[str] | str) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)

@@ -1,57 +1,118 @@
-"""What all data modules of this package share: Lightning's hooks over a text pipeline and its frozen models."""
+"""What all data modules share: texts read, split, tokenised and batched for frozen models, and Lightning's hooks."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any, Self, cast, get_args
+from typing import Any, TypeVar, cast
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.data import DataLoader
 
 from aligners.models.architectures import Component, first_site
 from aligners.models.embedded.recipes import Recipe
+from aligners.models.loading.known import KnownModels
 from aligners.models.model import FrozenModel
-from datamodules.batches import LengthBatches
-from datamodules.pipeline import TextPipeline
-from datamodules.resuming import go_on_after_last_batch, limited
-from datamodules.rows.policies import POLICIES, policy_of
-from datamodules.store.stores import Reads
-from datamodules.text.fitted import FittedTexts
+from datamodules.batches import LengthBatches, go_on_after_last_batch, limited
+from datamodules.frozen_models import FrozenModels, Wanted
+from datamodules.store.loader import StoredLoader
+from datamodules.store.stores import Reads, Stores, check_store
+from datamodules.text.fitted import FittedTexts, words_on_left_out
+from datamodules.text.label_names import LabelsOption
+from datamodules.text.loading import load_texts
 from datamodules.text.sources import TextSource
-from datamodules.text.texts import Texts
-from datamodules.tokens.splits import Split
+from datamodules.text.texts import Texts, words_on_copies, words_on_splits
+from datamodules.tokens.splits import Split, TokenisedSplits
 from datamodules.tokens.tokenised import TokenisedTexts
 
-__all__ = ["PAIRS_TOKENS", "WITHOUT_GRADIENTS", "TextModule", "check_component", "check_rows"]
+__all__ = ["WITHOUT_GRADIENTS", "TextModule", "stream_of"]
 
-PAIRS_TOKENS = ("`rows` 'tokens' pairs models token by token", "Use `rows` 'words', 'mean' or 'cls'")
 WITHOUT_GRADIENTS = 4  # so many times the training batch fits where nothing is kept for a backward pass
+
+DataT = TypeVar("DataT", bound=pl.LightningDataModule)
+logger = logging.getLogger(__name__)
 
 
 class TextModule(pl.LightningDataModule):
     """Turns text into batches for frozen models, or into what they compute, on the device of the run.
 
-    A subclass gives the pipeline all options that it does not take itself, keeps its own as attributes of the same
-    names, and says which layers it reads.
+    A subclass says which models, and which of their layers it reads; it keeps its options as attributes of their names.
+
+    Args:
+        wanted: which models.
+        words: whether the words of the texts are needed.
+        text: which texts, and how they are split.
+        batch_size: texts (or packed sequences) a step, over all ranks together.
+        max_length: most tokens of a text; longer texts are cut, and the log says how many.
+        packed: lay the texts end to end in sequences of exactly `max_length` tokens, for language models: an
+            end-of-text token after each text, no padding, no labels, the incomplete last sequence dropped. A sequence
+            then takes the place of a text.
+        seed: of the order of the texts, and of everything else that a data module draws.
+        workers: processes that prepare batches beside the main one.
+        store: folder in which states of the models are kept: what is there is read, and what is missing is computed and
+            written first, after its size was announced. Rows and their order stay the same. Default: the models run
+            for every batch.
+        store_dtype: data type of the stored states: float32, float16 or bfloat16; default: `dtype`. A smaller one
+            rounds them.
+        models: options of `FrozenModels`.
 
     Attributes:
-        pipeline: the texts, and the models that read them.
+        frozen_models: loads the models, and places them.
         splits: what `test_dataloader` loads, one after the other.
+
+    Raises:
+        ValueError: an option is out of its range.
     """
 
-    pipeline: TextPipeline
     splits: tuple[Split, ...] = ("test",)
     option = "layers"  # the subclass's option that says which layers
     not_kept: tuple[str, ...] = ("devices", "device_map", "store", "store_dtype")  # a matter of the machine
-    fixed: tuple[str, ...] = ()  # options of its base class that a subclass sets itself
+    labels: LabelsOption = None
+    component: Component = "residual"
 
-    def named(self) -> list[tuple[str, str | None]]:
-        """Name and revision of each model, as the user wrote them."""
-        return self.pipeline.models.named
+    def __init__(
+        self,
+        wanted: Wanted,
+        words: bool,
+        *,
+        text: TextSource = TextSource(),  # noqa: B008  (frozen)
+        batch_size: int = 32,
+        max_length: int = 128,
+        packed: bool = False,
+        seed: int = 0,
+        workers: int = 0,
+        store: Path | None = None,
+        store_dtype: str | None = None,
+        **models: Any,
+    ) -> None:
+        check_store(store, store_dtype)
+        for name, value, least in (
+            ("batch_size", batch_size, 1),
+            ("max_length", max_length, 2),
+            ("workers", workers, 0),
+            ("seed", seed, 0),
+        ):
+            if value < least:
+                raise ValueError(f"Expected `{name}` to be at least {least}, but got {value}.")
+        super().__init__()
+        self.text, self.batch_size, self.max_length = text, batch_size, max_length
+        self.packed, self.seed, self.workers = packed, seed, workers
+        self.store, self.store_dtype = store, store_dtype
+        self._stores = None if store is None else Stores(store, store_dtype)
+        if packed and wanted.one_tokenizer is None:
+            why = "`packed` cuts texts into sequences of equally many tokens, which must be the same texts for all"
+            wanted = replace(wanted, one_tokenizer=(why, "Leave `packed` out"))
+        known = None if store is None else KnownModels(store / "models")
+        self.frozen_models = FrozenModels(wanted, lambda: self.texts, max_length, known, **models)
+        self._words = words
+        self._texts: Texts | None = None
+        self._tokenised: TokenisedSplits | None = None
+        self._fitted: dict[str, FittedTexts] = {}
 
     def wanted(self, depths: Sequence[int]) -> list[list[int]]:
         """The layers that the user asks for, of models of these depths. Whether they exist is not checked here."""
@@ -67,78 +128,158 @@ class TextModule(pl.LightningDataModule):
 
     # ------------------------------------------------------------------ what it holds
 
+    def named(self) -> list[tuple[str, str | None]]:
+        """Name and revision of each model, as the user wrote them."""
+        return self.frozen_models.named
+
     @property
     def frozen(self) -> list[FrozenModel]:
         """The frozen models, loaded on first use; one that is named twice is one object."""
-        return self.pipeline.models.loaded
-
-    @property
-    def text(self) -> TextSource:
-        """Which texts, and how they are split."""
-        return self.pipeline.text
+        return self.frozen_models.loaded
 
     @property
     def texts(self) -> Texts:
-        """The three splits, loaded on first use."""
-        return self.pipeline.texts
+        """The three splits, loaded on first use, without held-out texts that a model is known to be trained on."""
+        if self._texts is None:
+            self._whole = load_texts(self.text)
+            described = self._whole.describe()
+            rank_zero_only(print)(words_on_splits(described), *words_on_copies(described), flush=True)
+            self._texts = _warned(self._whole.without(self.frozen_models.fitted_on()))
+        return self._texts
 
     @property
-    def batch_size(self) -> int:
-        """Texts a step, over all ranks together."""
-        return self.pipeline.batch_size
+    def stored(self) -> list[Path]:
+        """Folders of the stored states that were read so far."""
+        return [] if self._stores is None else self._stores.opened
+
+    def leave_out(self, fitted: Mapping[str, FittedTexts]) -> None:
+        """Drop held-out texts that maps were fitted on, from now on.
+
+        Args:
+            fitted: name of a map's file -> the texts that it was fitted on.
+
+        Raises:
+            ValueError: no held-out text is left.
+        """
+        before, self._fitted = self.texts, dict(fitted)
+        texts = self._whole.without({**self.frozen_models.fitted_on(), **fitted})
+        if texts.origin != before.origin:
+            self._texts, self._tokenised = _warned(texts), None
+
+    def other_texts(self, source: TextSource) -> Texts:
+        """Load another source, without held-out texts that a model or a map is known to be fitted on.
+
+        Raises:
+            ValueError: as `load_texts` does, or no held-out text is left.
+        """
+        fitted = {**self.frozen_models.fitted_on(embedded=True), **self._fitted}
+        return _warned(load_texts(source).without(fitted))
 
     @property
-    def seed(self) -> int:
-        """The seed of the order of the texts."""
-        return self.pipeline.seed
+    def tokenised(self) -> TokenisedSplits:
+        """The splits as the models read them."""
+        if self._tokenised is None:
+            self._tokenised = self.tokenise(self.texts)
+        return self._tokenised
+
+    def tokenise(self, texts: Texts) -> TokenisedSplits:
+        """Tokenise other texts in the same way."""
+        tokenizers = self.frozen_models.tokenizers
+        return TokenisedSplits(texts, tokenizers, self.max_length, words=self._words, packed=self.packed)
+
+    def read_words(self, words: bool) -> None:
+        """Set whether the words of the texts are needed from now on."""
+        if words != self._words:
+            self._words, self._tokenised = words, None
 
     def split(self, name: Split) -> TokenisedTexts:
         """A split, tokenised for all models."""
-        return self.pipeline.tokenised[name]
-
-    def leave_out(self, fitted: Mapping[str, FittedTexts]) -> None:
-        """Drop held-out texts that maps were fitted on: see `TextPipeline.leave_out`."""
-        self.pipeline.leave_out(fitted)
+        return self.tokenised[name]
 
     def bytes_per_token(self, name: Split) -> float:
         """Bytes of UTF-8 per token of a split: see `TokenisedSplits.bytes_per_token`."""
-        return self.pipeline.tokenised.bytes_per_token(name)
+        return self.tokenised.bytes_per_token(name)
 
-    # ------------------------------------------------------------------ options
-
-    def config(self) -> dict[str, Any]:
-        """Return the options as plain values, from which `from_config` makes an equal data module."""
-        own = [(self, kind, _OWN) for kind in type(self).__mro__ if issubclass(kind, TextModule)]
-        passed = [(part, type(part), _PASSED) for part in (self.pipeline, self.pipeline.models)]
+    def describe(self) -> dict[str, Any]:
+        """Describe the texts for a report, as plain values."""
+        dtype = self.frozen_models.dtype
         return {
-            name: _plain(getattr(part, name))
-            for part, kind, kinds in (*own, *passed)
-            for name, parameter in signature(kind).parameters.items()
-            if parameter.kind in kinds and name not in (*self.not_kept, *self.fixed)
+            **self.tokenised.describe(),
+            "text": self.texts.describe(),
+            "max_length": self.max_length,
+            "dtype": dtype,
+            **({} if self.store_dtype in (None, dtype) else {"stored_as": self.store_dtype}),
+            "batch_size": self.batch_size,
+            "seed": self.seed,
         }
 
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Self:
-        """Make a data module from its `config`."""
-        text, recipe = TextSource(**config["text"]), Recipe(**config["recipe"])
-        cache = Path(config["cache"]) if config["cache"] else None
-        return cls(**{**config, "text": text, "recipe": recipe, "cache": cache})
+    def config(self) -> dict[str, Any]:
+        """Return the options as plain values, from which an equal data module can be made."""
+        kinds = [(self, kind) for kind in type(self).__mro__ if issubclass(kind, TextModule)]
+        return {
+            name: _plain(getattr(part, name))
+            for part, kind in (*kinds, (self.frozen_models, FrozenModels))
+            for name, parameter in signature(kind).parameters.items()
+            if parameter.default is not Parameter.empty and name not in ("known", *self.not_kept)
+        }
 
     # ------------------------------------------------------------------ batches
 
-    def loader(
-        self, split: Split, *, shuffle: bool = False, only: int | None = None, batch_size: int | None = None
+    def load(
+        self,
+        data: Split | TokenisedTexts,
+        *,
+        only: int | None = None,
+        batch_size: int | None = None,
+        seed: int | None = None,
+        reads: Reads | None = None,
+        alone: bool = False,
+        **order: Any,
     ) -> DataLoader:
+        """Make a loader that batches texts of similar length, with a rank's share of them.
+
+        Args:
+            data: a split, or other tokenised texts. Texts whose rows are all left out do not come.
+            only: how many texts, from the first on; default: all.
+            batch_size: texts a step; default: `batch_size`.
+            seed: of the order; default: `seed`.
+            reads: which states are read of the batches; they come along if there is a store.
+            alone: whether this rank loads all batches.
+            order: `shuffle`, `whole` and `first_epoch` of `LengthBatches`.
+        """
+        data, trainer = self.split(data) if isinstance(data, str) else data, self.trainer
+        chosen = data.texts_with_rows()
+        chosen = None if chosen is None else chosen[:only]
+        batches = LengthBatches(
+            data.lengths.numpy()[slice(only) if chosen is None else chosen],
+            batch_size or self.batch_size,
+            rank=0 if trainer is None or alone else trainer.global_rank,
+            world=1 if trainer is None or alone else trainer.world_size,
+            seed=self.seed if seed is None else seed,
+            chosen=chosen,
+            **order,
+        )
+        options: dict[str, Any] = {
+            "sampler": batches,
+            "batch_size": None,
+            "num_workers": self.workers,
+            "persistent_workers": self.workers > 0,
+            "pin_memory": trainer is not None and trainer.strategy.root_device.type == "cuda",
+        }
+        if self._stores is None or reads is None or not any(reads.sites):
+            return DataLoader(data, **options)
+        (stored,) = self._stores.complete(self.frozen_models, [data], reads, trainer)
+        return StoredLoader(data, stored, self._stores.rings, **options)
+
+    def loader(self, split: Split, *, shuffle: bool = False, **options: Any) -> DataLoader:
         """Make a loader of one split's texts, with this rank's share of each batch.
 
         Args:
             split: which texts.
             shuffle: a new order every epoch, the same for every number of ranks.
-            only: how many texts, from the first on; default: all.
-            batch_size: texts a step; default: that of the data module.
+            options: `only` and `batch_size` of `load`.
         """
-        given: dict[str, Any] = {"only": only, "batch_size": batch_size, "reads": self.reads()}
-        return self.pipeline.loader(split, self.trainer, shuffle=shuffle, **given)
+        return self.load(split, shuffle=shuffle, reads=self.reads(), **options)
 
     def batches(self, split: Split, **options: Any) -> Iterator[Any]:
         """Iterate over a split, with the batches that a Trainer would hand to its module, on the first model's device.
@@ -157,12 +298,12 @@ class TextModule(pl.LightningDataModule):
 
     def prepare_data(self) -> None:
         """Train the embedded models that are missing, on one rank."""
-        models = self.pipeline.models
+        models = self.frozen_models
         _ = models.placings
         depths = models.embedded_depths
         if depths is not None:  # a wrong layer need not wait for their training
             for (name, _), depth, layers in zip(models.named, depths, self.wanted(depths), strict=True):
-                least = first_site(getattr(self, "component", "residual"))
+                least = first_site(self.component)
                 wrong = [layer for layer in layers if not least <= layer <= depth]
                 if wrong:
                     raise ValueError(
@@ -173,24 +314,25 @@ class TextModule(pl.LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Load the texts and the models, with every check that can be made before reading."""
-        models, trainer = self.pipeline.models, self.trainer
-        models.check_ranks(1 if trainer is None else trainer.world_size)
+        trainer, splits = self.trainer, splits_of_stage(stage)
+        self.frozen_models.check_ranks(1 if trainer is None else trainer.world_size)
         self.check_models()
         self.place_models("cpu" if trainer is None else trainer.strategy.root_device)
-        for split in _of_stage(stage):
+        for split in splits:
             self.split(split)
         if stage == "fit":  # of the held-out texts an evaluation may still drop some
-            self.complete_store(_of_stage(stage))
+            self.complete_store(splits)
 
     def place_models(self, device: torch.device | str) -> None:
         """Move the models to the device of the run, before anything is read."""
-        self.pipeline.models.place(device)
+        self.frozen_models.place(device)
 
     def complete_store(self, splits: Sequence[Split]) -> None:
         """Write the states of these splits that the store lacks, if there is one, after announcing them together."""
-        reads = self.reads()
-        if reads is not None:
-            self.pipeline.write_states([self.split(split) for split in dict.fromkeys(splits)], reads, self.trainer)
+        reads = None if self._stores is None else self.reads()
+        if self._stores is not None and reads is not None:
+            data = [self.split(split) for split in dict.fromkeys(splits)]
+            self._stores.complete(self.frozen_models, data, reads, self.trainer)
 
     def train_dataloader(self) -> DataLoader:
         """The fitting texts; after an interruption, from the batch that was next."""
@@ -220,29 +362,35 @@ class TextModule(pl.LightningDataModule):
         return loader
 
 
-_OWN = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-_PASSED = (Parameter.KEYWORD_ONLY,)  # positional arguments are no options: the parts give them to each other
-
-
-def check_rows(rows: str, component: Component, packed: bool) -> None:
-    """Raise unless `rows` and `component` are known, and can be read from `packed` text if it is."""
-    check_component(component)
-    if packed and not policy_of(rows).packed:
-        fit = " or ".join(repr(name) for name, policy in POLICIES.items() if policy.packed)
-        raise ValueError(
-            "A sequence of `packed` text has no words that are whole and no first token that stands for it. "
-            f"Expected `rows` {fit}, but got {rows!r}."
-        )
-
-
-def check_component(component: Component) -> None:
-    """Raise unless `component` is one that can be read."""
-    if component not in get_args(Component):
-        raise ValueError(f"Expected `component` out of {', '.join(get_args(Component))}, but got {component!r}.")
-
-
-def _of_stage(stage: str) -> tuple[Split, ...]:
+def splits_of_stage(stage: str) -> tuple[Split, ...]:
+    """The splits that a stage of Lightning reads."""
     return ("fit", "validation") if stage in ("fit", "validate") else ("test",)
+
+
+def stream_of(trainer: Any, kind: type[DataT]) -> DataT:
+    """The data module of a run.
+
+    Args:
+        trainer: of the run.
+        kind: of data module that is needed.
+
+    Raises:
+        ValueError: the run has none, or one of another kind.
+    """
+    data = getattr(trainer, "datamodule", None)
+    if not isinstance(data, kind):
+        raise ValueError(
+            f"Expected a data module of the kind {kind.__name__}, but got {'none' if data is None else type(data)}. "
+            "Give the Trainer one, as `datamodule`."
+        )
+    return data
+
+
+def _warned(texts: Texts) -> Texts:
+    """Warn of held-out texts that were dropped."""
+    for words in words_on_left_out(texts.describe()):
+        logger.warning(words)
+    return texts
 
 
 def _plain(value: Any) -> Any:

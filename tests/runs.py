@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,19 +10,27 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from datamodules.paired import PairedActivations
+from aligners.models.embedded.recipes import Recipe
+from datamodules.pairings import pair_states
+from datamodules.states import States
 from datamodules.text.sources import TextSource
 from tests.world import World
 
-__all__ = ["activations", "quiet_trainer", "related_rows", "state"]
+__all__ = ["activations", "made_again", "quiet_trainer", "related_rows", "state"]
 
 
-def activations(world: World, **options: Any) -> PairedActivations:
+def activations(world: World, **options: Any) -> States:
     """The data module of the tiny world."""
     text = options.pop("text", TextSource(world.fit, held_out=world.test))
     options = {"held_out_types": 0.0} | options  # only 35 words: what leaves some out says so
     options = {"model_x": world.model_x, "model_y": world.model_y, "batch_size": 16, "max_length": 64} | options
-    return PairedActivations(text=text, **options)
+    return pair_states(text=text, **options)
+
+
+def made_again(kind: Callable[..., Any], config: dict[str, Any]) -> Any:
+    """A data module from what its `config` kept."""
+    text, recipe = TextSource(**config["text"]), Recipe(**config["recipe"])
+    return kind(**{**config, "text": text, "recipe": recipe, "cache": config["cache"] and Path(config["cache"])})
 
 
 def quiet_trainer(**options: Any) -> pl.Trainer:

@@ -12,7 +12,7 @@ import torch
 from aligners.injection.stitching.measuring import StitchingEvaluation
 from aligners.injection.stitching.training import Stitching
 from aligners.maps.affine import AffineLayer
-from datamodules.model_texts import ModelTexts
+from datamodules.model_texts import ModelTexts, stitched_texts
 from datamodules.text.sources import TextSource
 from tests.runs import quiet_trainer
 from tests.tiny import tiny_model, tiny_tokenizer
@@ -36,7 +36,7 @@ def model_texts(world: World, **options: Any) -> ModelTexts:
         "batch_size": 16,
         "max_length": 60,
     }
-    return ModelTexts(text=text, **usual | options)
+    return stitched_texts(text=text, **usual | options)
 
 
 def train(

@@ -52,7 +52,7 @@ def test_a_command(
     add("aligners/cli/evaluate/count.py", tmp_path, monkeypatch)
     monkeypatch.setattr(table, "COMMANDS", {"evaluate": table.COMMANDS["evaluate"] | line_of("aligners/cli/table.py")})
     texts = ["--data.text.source", world.fit, "--data.text.held_out", world.test, "--data.max_length", "60"]
-    table.evaluate(["count", "--data.models", world.model_x, *texts])
+    table.evaluate(["count", "--data.models", f"[{world.model_x}]", *texts])
     assert capsys.readouterr().out.split()[-1] == str(TEST_TEXTS)
     table.evaluate(["--help"])
     assert "Count the held-out texts." in capsys.readouterr().out

@@ -15,7 +15,7 @@ import torch
 from aligners.cli.table import evaluate, train
 from aligners.fitting.storage.bank import load_bank
 from aligners.injection.methods import CLOSED_FORMS
-from datamodules import frozen_models, pipeline
+from datamodules import frozen_models, module
 from tests.processes import HANGS
 from tests.shell import ROOT, TWO_RANKS, command, metrics, options
 from tests.world import TEST_TEXTS, World
@@ -245,7 +245,7 @@ def test_a_wrong_option_fails_before_anything_is_loaded(
         raise AssertionError("something was loaded")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(pipeline, "load_texts", touched)
+    monkeypatch.setattr(module, "load_texts", touched)
     for name in ("load_frozen", "embedded_model"):
         monkeypatch.setattr(frozen_models, name, touched)
     runs = [lambda: train(["fit", *wrong])]

@@ -12,7 +12,7 @@ import torch
 
 from aligners.cli.table import evaluate, train
 from aligners.fitting.storage.bank import load_bank
-from datamodules import frozen_models, pipeline
+from datamodules import frozen_models, module
 from tests.shell import TWO_RANKS, command, metrics, options
 from tests.tiny import tiny_folder
 from tests.world import TEST_TEXTS, World
@@ -220,7 +220,7 @@ def test_a_wrong_option_fails_before_anything_is_loaded(
     def touched(*_: Any, **__: Any) -> None:
         raise AssertionError("something was loaded")
 
-    monkeypatch.setattr(pipeline, "load_texts", touched)
+    monkeypatch.setattr(module, "load_texts", touched)
     for name in ("load_frozen", "embedded_model"):
         monkeypatch.setattr(frozen_models, name, touched)
     with pytest.raises((SystemExit, ValueError)) as done:

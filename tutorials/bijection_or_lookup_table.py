@@ -19,7 +19,7 @@ import torch
 
 from aligners.api import INN, MLP, Linear
 from aligners.reports.drawing import method_looks
-from datamodules.paired import PairedActivations
+from datamodules.pairings import pair_states
 
 small = os.environ.get("ALIGNERS_TUTORIAL_SIZE") == "small"  # as the tests run it
 size = ":layers=2,width=32,steps=100,batch=2" if small else ""
@@ -31,9 +31,7 @@ size = ":layers=2,width=32,steps=100,batch=2" if small else ""
 # the maps never see where those go. The texts stay whole, so that other words are read in their company.
 
 # %%
-data = PairedActivations(
-    f"embedded-gpt:0{size}", f"embedded-gpt:1{size}", sites=["1"], held_out_types=0.1, batch_size=50
-)
+data = pair_states(f"embedded-gpt:0{size}", f"embedded-gpt:1{size}", sites=["1"], held_out_types=0.1, batch_size=50)
 
 
 def rows_of(split, texts):

@@ -22,7 +22,7 @@ import torch
 from aligners.maps import Linear, Permutation, Procrustes
 from aligners.reports.drawing import method_looks
 from aligners.similarity.algebra.moments import moments_of
-from datamodules.many_pairs import ManyPairs
+from datamodules.pairings import pairs_states
 
 small = os.environ.get("ALIGNERS_TUTORIAL_SIZE") == "small"  # as the tests run it
 size = ":layers=2,width=32,steps=100,batch=2" if small else ""
@@ -35,7 +35,7 @@ seeds = range(3 if small else 5)
 # leading axis: x and y are (pairs × sites, rows, width).
 
 # %%
-data = ManyPairs([f"embedded-gpt:{seed}{size}" for seed in seeds], sites="blocks", held_out_types=0.0)
+data = pairs_states([f"embedded-gpt:{seed}{size}" for seed in seeds], sites="blocks", held_out_types=0.0)
 
 
 def rows_of(split, texts):

@@ -24,7 +24,7 @@ import torch
 from aligners.injection.stitching.measuring import StitchingEvaluation
 from aligners.injection.stitching.training import Stitching
 from aligners.maps import AffineLayer
-from datamodules.model_texts import ModelTexts
+from datamodules.model_texts import stitched_texts
 from datamodules.text.sources import TextSource
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -46,7 +46,9 @@ solu = ":".join(["embedded-gpt:1", ",".join(["activation=solu", *size])])
 
 # %%
 text = TextSource(max_held_out=150 if small else 1500)
-data = ModelTexts([gelu, solu], sites="blocks", text=text, packed=True, batch_size=8, max_length=64 if small else 128)
+data = stitched_texts(
+    [gelu, solu], sites="blocks", text=text, packed=True, batch_size=8, max_length=64 if small else 128
+)
 quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
 length = {"max_steps": 8 if small else 200, "max_epochs": -1, "num_sanity_val_steps": 0, "limit_val_batches": 0}
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aligners import maps as banks
 from aligners.api.arrays import Array, as_given, rows, rows_of_both
-from aligners.fitting.fit_map import fit_map
+from aligners.fitting.fits import fit_map
 from aligners.maps.base import Aligner
 from aligners.similarity.algebra.moments import Moments, moments_of
 

@@ -71,5 +71,4 @@ def _files(options: Namespace) -> Iterator[RunArtifact]:
 
 def _stores(made: Namespace) -> list[RunArtifact]:
     """The stored states that were read."""
-    pipeline = getattr(made.get("data"), "pipeline", None)
-    return [] if pipeline is None else [states(folder) for folder in pipeline.stored]
+    return [states(folder) for folder in getattr(made.get("data"), "stored", [])]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from argparse import SUPPRESS
 from collections.abc import Callable, Collection, Sequence
-from inspect import signature
+from inspect import isclass, signature
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 import yaml
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import ArgumentParser, Namespace, class_from_function
 
 from aligners.cli.folders import CONFIG
 from aligners.cli.imports import Imported
@@ -78,7 +78,7 @@ def add_traceback(parser: ArgumentParser) -> None:
 def add_training(
     parser: ArgumentParser,
     module: type[pl.LightningModule],
-    data: type[pl.LightningDataModule],
+    data: Callable[..., pl.LightningDataModule],
     saving: type[pl.Callback],
     **defaults: Any,
 ) -> None:
@@ -108,7 +108,7 @@ def add_training(
 
 def add_data_and_trainer(
     parser: ArgumentParser,
-    data: type[pl.LightningDataModule],
+    data: Callable[..., pl.LightningDataModule],
     batch_size: int | None = None,
     skip: Collection[str] = (),
     **defaults: Any,
@@ -117,12 +117,13 @@ def add_data_and_trainer(
 
     Args:
         parser: the command's parser.
-        data: its constructor's arguments become `--data.NAME`.
+        data: makes the data module; its arguments become `--data.NAME`.
         batch_size: this command's default, if it differs from the data module's.
         skip: arguments that this command does not offer.
         defaults: Trainer options whose defaults differ from Lightning's.
     """
-    parser.add_class_arguments(data, "data", skip=set(skip), sub_configs=True)
+    kind = data if isclass(data) else class_from_function(data)
+    parser.add_class_arguments(kind, "data", skip=set(skip), sub_configs=True)
     parser.add_class_arguments(pl.Trainer, "trainer", instantiate=False, sub_configs=True)
     defaults = {"enable_checkpointing": False, **defaults}
     sizes = {} if batch_size is None else {"data.batch_size": batch_size}

@@ -17,7 +17,7 @@ from aligners.finetuning.variants import Variant
 from aligners.injection.scoring.scores import bootstrap_interval
 from aligners.injection.scoring.task_scores import score_interval, task_score
 from datamodules.identity import identity
-from datamodules.labelled import LabelledTexts
+from datamodules.model_texts import ModelTexts
 from datamodules.text.sources import Score
 
 __all__ = ["Job", "train"]
@@ -49,9 +49,7 @@ class Job:
         return self.folder.as_posix()
 
 
-def train(
-    job: Job, data: LabelledTexts, recipe: FinetuningRecipe, score: Score, trainer: pl.Trainer, folder: Path
-) -> Row:
+def train(job: Job, data: ModelTexts, recipe: FinetuningRecipe, score: Score, trainer: pl.Trainer, folder: Path) -> Row:
     """Train and test one classifier; rank 0 saves it.
 
     Args:
@@ -89,7 +87,7 @@ def train(
     return row
 
 
-def _sizes(job: Job, data: LabelledTexts, model: nn.Module) -> Row:
+def _sizes(job: Job, data: ModelTexts, model: nn.Module) -> Row:
     """Return the size of a classifier, how much of it was trained, and from which weights."""
     weights = [(weight.numel(), weight.requires_grad) for weight in model.parameters()]
     return {
@@ -100,7 +98,7 @@ def _sizes(job: Job, data: LabelledTexts, model: nn.Module) -> Row:
     }
 
 
-def _measured(module: Finetuning, score: Score, data: LabelledTexts) -> Row:
+def _measured(module: Finetuning, score: Score, data: ModelTexts) -> Row:
     """Return accuracy, where there are classes, and the task's score, with intervals over the held-out texts."""
     scores, labels = module.scores, data.answers("test")
     answers, correct = scores["answer"], scores["correct"]

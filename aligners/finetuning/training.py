@@ -18,9 +18,10 @@ from aligners.injection.scoring.tasks import unit_answers, unit_losses, unit_sco
 from aligners.models.calling import Caller
 from aligners.models.finite import FiniteCheck
 from aligners.models.truncation import freeze_unused
+from datamodules.asking import classification_targets
 from datamodules.batches import TextBatch
-from datamodules.protocol import LabelledData, stream_of
-from datamodules.targets import classification_targets
+from datamodules.model_texts import ModelTexts
+from datamodules.module import stream_of
 
 __all__ = ["Finetuning", "FinetuningRecipe", "mean_loss", "optimisation"]
 
@@ -113,7 +114,7 @@ class Finetuning(pl.LightningModule):
     def setup(self, stage: str) -> None:
         """Freeze weights that no answer depends on, before the ranks agree on what trains."""
         if stage == "fit":
-            few: TextBatch = stream_of(self.trainer, LabelledData).split("fit")[[0]]
+            few: TextBatch = stream_of(self.trainer, ModelTexts).split("fit")[[0]]
             with torch.enable_grad():
                 freeze_unused(self.model, self.logits(few.to(self.device)))
 
@@ -158,7 +159,7 @@ class Finetuning(pl.LightningModule):
 
     def on_test_start(self) -> None:
         """Make a table for the held-out texts."""
-        texts = len(stream_of(self.trainer, LabelledData).answers("test"))
+        texts = len(stream_of(self.trainer, ModelTexts).answers("test"))
         self._table = TextScores(["correct", "loss", "answer"], 1, 1, texts).to(self.device)
 
     def test_step(self, batch: TextBatch, batch_idx: int) -> None:

@@ -22,9 +22,10 @@ from aligners.models.finite import FiniteCheck
 from aligners.models.loading.precision import check_precision
 from aligners.models.model import FrozenModel
 from aligners.models.truncation import skipping, truncated
+from datamodules.asking import classification_targets
 from datamodules.batches import TextBatch
-from datamodules.protocol import LabelledData, stream_of
-from datamodules.targets import classification_targets
+from datamodules.model_texts import ModelTexts
+from datamodules.module import stream_of
 
 __all__ = ["HEADS", "MEAN", "Condition", "SurgeryEvaluation", "conditions"]
 
@@ -98,9 +99,9 @@ class SurgeryEvaluation(pl.LightningModule):
     # ------------------------------------------------------------------ before
 
     @property
-    def _stream(self) -> LabelledData:
+    def _stream(self) -> ModelTexts:
         """The data module of the run."""
-        return stream_of(self.trainer, LabelledData)
+        return stream_of(self.trainer, ModelTexts)
 
     def setup(self, stage: str) -> None:
         """Run all checks, and build a head for every site of every model."""

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from aligners.fitting.errors import MapErrors
 from aligners.fitting.few_rows import warn_of_few_rows
-from aligners.fitting.fit_map import fit_map
-from aligners.fitting.fits import AlignerFactory, Direction, Fit, seeded
+from aligners.fitting.fits import AlignerFactory, Direction, Fit, fit_map, seeded
 from aligners.fitting.moments import Reading, read_moments
 from aligners.fitting.storage.bank import ALIGNMENT, BACKWARD, FORWARD, StoredBank
 from aligners.fitting.storage.describing import check_names, describe_aligner
@@ -37,11 +36,15 @@ from aligners.maps.linear import Linear, Procrustes, Ridge
 from aligners.maps.products import Products, check_products, products_in
 from aligners.models.loading.precision import check_precision
 from aligners.similarity.algebra.moments import Moments
+from datamodules.batches import limited
 from datamodules.identity import identity, refuse_other_run, trainer_identity
-from datamodules.protocol import PairedData, stream_of
-from datamodules.resuming import limited
+from datamodules.module import stream_of
+from datamodules.rows.reading import PairedBatch
+from datamodules.states import States
 
 __all__ = ["Alignment"]
+
+FORMAT = 3  # of what is added to a checkpoint of Lightning
 
 DEFAULT_ALIGNERS: dict[str, AlignerFactory] = {"linear": Linear, "ridge": Ridge, "procrustes": Procrustes, "inn": INN}
 
@@ -114,9 +117,9 @@ class Alignment(pl.LightningModule):
     # ------------------------------------------------------------------ setting up
 
     @property
-    def _stream(self) -> PairedData:
+    def _stream(self) -> States:
         """The data module of the run."""
-        return stream_of(self.trainer, PairedData)
+        return stream_of(self.trainer, States)
 
     def setup(self, stage: str) -> None:
         """Build the banks for the sites and widths of the data module."""
@@ -207,7 +210,11 @@ class Alignment(pl.LightningModule):
     def _read(self, texts: Any) -> dict[str, tuple[Tensor, Tensor]]:
         # as the Trainer does: the data module's hooks choose the rows, move the texts and read both models
         batch = self.trainer.strategy.batch_to_device(self._stream.on_before_batch_transfer(texts, 0))
-        return {"maps": (batch.x, batch.y)}
+        return {"maps": self.rows_of(batch)}
+
+    def rows_of(self, batch: PairedBatch) -> tuple[Tensor, Tensor]:
+        """The rows x and y of a batch that maps are fitted to."""
+        return batch.x, batch.y
 
     def fit_moments(self, moments: Moments, validation: Moments | None = None) -> None:
         """Solve the closed-form aligners and start the trained ones from the moments of all fitting rows.
@@ -250,9 +257,9 @@ class Alignment(pl.LightningModule):
         """Take one step of every aligner at every site."""
         optimizer = cast(Any, self.optimizers())
         optimizer.zero_grad(set_to_none=True)
-        share = self._share_of_rows(batch)
+        share, (x, y) = self._share_of_rows(batch), self.rows_of(batch)
         with products_in(self.products):
-            losses = {fit: fit.aligner.loss(*fit.orient(batch.x, batch.y)) for fit in self.trained()}
+            losses = {fit: fit.aligner.loss(*fit.orient(x, y)) for fit in self.trained()}
             self.manual_backward(share * torch.stack([loss.sum() for loss in losses.values()]).sum())
         self._guard(self._over_ranks(share, losses))
         optimizer.step()
@@ -298,11 +305,11 @@ class Alignment(pl.LightningModule):
         """Errors of every aligner on one batch."""
         if self.moments is None:
             raise ValueError("Nothing is fitted yet: fit first, or name a checkpoint with `--ckpt_path`.")
-        split = ("validation", "train")[dataloader_idx]
+        split, (x, y) = ("validation", "train")[dataloader_idx], self.rows_of(batch)
         for fit in self.fits():
             if (split, fit) not in self._errors:
                 self._errors[split, fit] = MapErrors(*self.means(fit)).to(self.device)
-            self._errors[split, fit].update(fit.aligner, *fit.orient(batch.x, batch.y), batch.rows.unseen)
+            self._errors[split, fit].update(fit.aligner, *fit.orient(x, y), batch.rows.unseen)
 
     def means(self, fit: Fit) -> tuple[Tensor, Tensor]:
         """Means of source and target on the fitting rows, (S, d) each."""
@@ -374,7 +381,7 @@ class Alignment(pl.LightningModule):
         self._stream.reader.check.flush()
         known = {} if self.moments is None else {name: value.cpu() for name, value in self.moments._asdict().items()}
         checkpoint[ALIGNMENT] = {
-            "format": 3,
+            "format": FORMAT,
             "aligners": {
                 direction: {name: describe_aligner(cast(Aligner, aligner)) for name, aligner in maps.items()}
                 for direction, maps in self._maps().items()
@@ -410,11 +417,9 @@ class Alignment(pl.LightningModule):
                 it, data or options differ.
         """
         stored = checkpoint[ALIGNMENT]
-        if stored.get("format", 1) == 1:
+        if stored.get("format") != FORMAT:
             raise ValueError(
-                "Expected a checkpoint whose epochs are those of training, but this one, of an earlier version, counts "
-                "the reading of moments as its first. Go on with the version that wrote it, or fit anew. Its maps can "
-                "still be measured: `evaluate.py inject --checkpoints`."
+                "Expected a checkpoint of this version. Resume it with the one that wrote it, or fit anew."
             )
         refuse_other_models(stored["data"]["models"], self.data["models"], "The checkpoint")
         if self.trainer.state.fn == "fit":
@@ -424,8 +429,6 @@ class Alignment(pl.LightningModule):
             self.moments = Moments(**{name: value.to(self.device) for name, value in stored["moments"].items()})
         else:
             self.reading = Reading.from_state(stored["reading"], self.device)
-        self.training_record = stored.get("training", {})  # earlier checkpoints have none of these
-        if "divergence" in stored:
-            self.divergence.load_state_dict(stored["divergence"], self.device)
-        self.validated_at = stored.get("validated_at")
+        self.training_record, self.validated_at = stored["training"], stored["validated_at"]
+        self.divergence.load_state_dict(stored["divergence"], self.device)
         self._complete = let_end(self.trainer, checkpoint)

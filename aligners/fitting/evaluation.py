@@ -16,8 +16,9 @@ from aligners.fitting.fits import Fit
 from aligners.fitting.outcomes import outcomes
 from aligners.maps.canonical import reduced_mse
 from aligners.similarity.algebra.moments import Moments
-from datamodules.protocol import PairedData, stream_of
+from datamodules.module import stream_of
 from datamodules.rows.reading import PairedBatch, Plan
+from datamodules.states import States
 
 __all__ = ["ErrorsEvaluation"]
 
@@ -44,8 +45,8 @@ class ErrorsEvaluation(pl.LightningModule):
         self.meta: dict[str, Any] = {}
 
     @property
-    def _data(self) -> PairedData:
-        return stream_of(self.trainer, PairedData)
+    def _data(self) -> States:
+        return stream_of(self.trainer, States)
 
     def setup(self, stage: str) -> None:
         """Start afresh, on held-out and on fitting texts."""

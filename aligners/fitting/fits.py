@@ -1,4 +1,4 @@
-"""The banks of a run: how they are built, and the direction in which each maps."""
+"""The maps of a run: how they are built and fitted from moments, and the direction in which each maps."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from aligners.fitting.storage.bank import BACKWARD, FORWARD
-from aligners.maps.base import Aligner
+from aligners.maps.base import MORE_ROWS, Aligner
+from aligners.maps.linear import Ridge, deviations
 from aligners.similarity.algebra.moments import Moments
 
-__all__ = ["AlignerFactory", "Direction", "Fit", "seeded"]
+__all__ = ["AlignerFactory", "Direction", "Fit", "fit_map", "seeded"]
 
 AlignerFactory = Callable[[int, int, int], Aligner]
 Direction = Literal["forward", "backward"]
@@ -53,3 +54,32 @@ def seeded(factory: AlignerFactory, seed: int, sites: int, d_x: int, d_y: int) -
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return factory(sites, d_x, d_y)
+
+
+def fit_map(
+    name: str, aligner: Aligner, moments: Moments, validation: Moments | None = None, *, advice: str = MORE_ROWS
+) -> None:
+    """Fit a closed form, or set the scaling and the start of a map that will be trained.
+
+    Args:
+        name: the map's name, for error messages.
+        aligner: the map, not yet fitted.
+        moments: moments of the fitting rows, in the map's direction.
+        validation: moments of validation rows, for maps that choose a strength on them, likewise; None: there are none.
+        advice: what to do if there are too few rows, for error messages.
+
+    Raises:
+        ValueError: there are fewer rows than the map needs; or the map is to be trained, and the states of a site are
+            constant; or its own `fit` fails.
+    """
+    if moments.n < aligner.rows_needed:
+        raise ValueError(
+            f"{name} expects at least {aligner.rows_needed} fitting rows at these widths, but got {int(moments.n)}. "
+            f"{advice}"
+        )
+    if not aligner.closed_form:
+        deviations(moments, constant_neurons=True)  # states are divided by them
+    if isinstance(aligner, Ridge):
+        aligner.fit(moments, validation)
+    else:
+        aligner.fit(moments)

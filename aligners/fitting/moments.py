@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Any, Self, cast
 
 import lightning.pytorch as pl
@@ -12,14 +13,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from aligners.fitting.kept_moments import KeptMoments
 from aligners.models.finite import FiniteCheck
 from aligners.progress import track
 from aligners.similarity.algebra.moments import Moments
 from aligners.similarity.moments import MomentsMetric
 from datamodules.batches import LengthBatches
+from datamodules.store.loader import StoredLoader
+from datamodules.store.results import load_tensors, save_tensors
 
 __all__ = ["Reading", "read_moments"]
+
 
 HOOK = "on_moments_batch_end"
 
@@ -86,11 +89,12 @@ def read_moments(
     Raises:
         ValueError: a state is not finite.
     """
-    kept = KeptMoments.of(loader, batches, about)
-    found = None if kept is None else kept.load(trainer)
-    if found is not None:
+    kept = None  # the file of what this pass gives, named by everything that decides it
+    if about is not None and isinstance(loader, StoredLoader):
+        kept = loader.beside("moments", {"batches": batches, **about}).with_suffix(".safetensors")
+    if kept is not None and trainer.strategy.broadcast(kept.is_file()):
         device = trainer.strategy.root_device
-        return {name: Moments(*(part.to(device) for part in moments)) for name, moments in found.items()}
+        return {name: Moments(*(part.to(device) for part in moments)) for name, moments in _load(kept).items()}
     reading = Reading() if reading is None else reading
     hooks = [callback.on_moments_batch_end for callback in _callbacks(trainer) if hasattr(callback, HOOK)]
     count, shown = min(len(loader), batches), trainer.is_global_zero and trainer.progress_bar_callback is not None
@@ -102,9 +106,23 @@ def read_moments(
             hook(trainer)
     check.flush()
     computed = {name: metric.compute() for name, metric in reading.metrics.items()}
-    if kept is not None:
-        kept.save(trainer, computed)
+    if kept is not None and trainer.is_global_zero:
+        parts = {f"{bank}/{part}": v.cpu() for bank, each in computed.items() for part, v in each._asdict().items()}
+        save_tensors(kept, parts)
     return computed
+
+
+def _load(path: Path) -> dict[str, Moments]:
+    """The moments of each bank that an earlier pass has kept.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name, value in load_tensors(path).items():
+        bank, _, part = name.rpartition("/")
+        found.setdefault(bank, {})[part] = value
+    return {bank: Moments(**parts) for bank, parts in found.items()}
 
 
 def _callbacks(trainer: pl.Trainer) -> list[Any]:

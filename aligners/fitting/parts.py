@@ -11,12 +11,12 @@ import torch
 
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.storage.bank import StoredBank, load_bank, save_bank
-from aligners.fitting.storage.describing import build_aligner, describe_aligner
+from aligners.fitting.storage.describing import build_aligner, describe_aligner, take_places
 from aligners.fitting.storage.refusals import refuse_other_models
 from aligners.maps.base import Aligner, BankLinear
 from aligners.similarity.algebra.moments import Moments
 from datamodules.identity import identity, refuse_other_run
-from datamodules.paired import PairedActivations
+from datamodules.states import States
 
 __all__ = ["bytes_a_site", "check_part", "find_part", "join_parts", "pairs_within", "sites_at_once", "take_sites"]
 
@@ -82,7 +82,7 @@ def find_part(folder: Path, number: int) -> tuple[Path, Path | None, Path | None
     return folder / f"part-{number}-{len(tries) + 1}", newest("aligners.ckpt"), newest("last.ckpt")
 
 
-def check_part(file: Path, sites: str, module: Alignment, data: PairedActivations) -> None:
+def check_part(file: Path, sites: str, module: Alignment, data: States) -> None:
     """Check that a finished part belongs to a run.
 
     Args:
@@ -122,14 +122,14 @@ def join_parts(files: Sequence[Path], folder: Path) -> StoredBank:
     joined = replace(
         parts[0],
         maps={
-            route: {name: _join([part.maps[route][name] for part in parts]) for name in maps}
+            route: {name: join_banks([part.maps[route][name] for part in parts]) for name in maps}
             for route, maps in parts[0].maps.items()
         },
         pairs={route: [pair for part in parts for pair in part.pairs[route]] for route in parts[0].pairs},
         data={**parts[0].data, "sites": [pair for part in parts for pair in part.data["sites"]]},
         data_config={**parts[0].data_config, "sites": ",".join(part.data_config["sites"] for part in parts)},
         moments=Moments(moments[0].n, *(torch.cat(each) for each in zip(*(own[1:] for own in moments), strict=True))),
-        training={key: _records([part.training[key] for part in parts]) for key in parts[0].training},
+        training={key: join_records([part.training[key] for part in parts]) for key in parts[0].training},
         path=folder / "aligners.ckpt",
     )
     save_bank(joined, joined.path)
@@ -142,7 +142,8 @@ def take_sites(bank: StoredBank, sites: Sequence[int]) -> StoredBank:
     return replace(
         bank,
         maps={
-            route: {name: _take(aligner, chosen) for name, aligner in maps.items()} for route, maps in bank.maps.items()
+            route: {name: take_places(aligner, chosen) for name, aligner in maps.items()}
+            for route, maps in bank.maps.items()
         },
         pairs={route: [pairs[s] for s in chosen] for route, pairs in bank.pairs.items()},
         moments=None if moments is None else Moments(moments.n, *(value[chosen] for value in moments[1:])),
@@ -155,14 +156,7 @@ def take_sites(bank: StoredBank, sites: Sequence[int]) -> StoredBank:
     )
 
 
-def _take(bank: Aligner, sites: list[int]) -> Aligner:
-    state = {name: value[sites] for name, value in bank.state_dict().items()}
-    taken = build_aligner({**describe_aligner(bank), "sites": len(sites)})
-    taken.load_state_dict(state)
-    return taken.requires_grad_(False).eval()
-
-
-def _join(banks: Sequence[Aligner]) -> Aligner:
+def join_banks(banks: Sequence[Aligner]) -> Aligner:
     """Concatenate banks along their sites."""
     joined = build_aligner({**describe_aligner(banks[0]), "sites": sum(bank.sites for bank in banks)})
     each = [bank.state_dict() for bank in banks]
@@ -170,8 +164,11 @@ def _join(banks: Sequence[Aligner]) -> Aligner:
     return joined.requires_grad_(False).eval()
 
 
-def _records(each: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    joined: dict[str, Any] = {"steps": max(record["steps"] for record in each)}
-    for name in ("best_step", "diverged_step", "start"):
-        joined[name] = [value for record in each for value in record[name]]
-    return joined
+def join_records(each: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Join what training left: lists have an entry for each site, numbers are of the longest run."""
+    return {
+        name: [entry for record in each for entry in record[name]]
+        if isinstance(value, list)
+        else max(r[name] for r in each)
+        for name, value in each[0].items()
+    }

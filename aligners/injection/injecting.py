@@ -32,11 +32,11 @@ from aligners.models.loading.precision import check_precision
 from aligners.models.model import FrozenModel
 from aligners.similarity.algebra.moments import Moments
 from datamodules.asking import TaskBatch
-from datamodules.batches import TextBatch
-from datamodules.protocol import PairedData, SiteData, stream_of
-from datamodules.resuming import limited
+from datamodules.batches import TextBatch, limited
+from datamodules.module import TextModule, stream_of
 from datamodules.rows.policies import RowKind
 from datamodules.rows.reading import PairedBatch, Plan
+from datamodules.states import States
 from datamodules.text.sources import TextSource
 from datamodules.tokens.splits import Split
 
@@ -73,7 +73,7 @@ class Evaluation(pl.LightningModule):
 
     @property
     @abstractmethod
-    def stream(self) -> SiteData:
+    def stream(self) -> TextModule:
         """The data module of the run."""
 
     @abstractmethod
@@ -172,9 +172,9 @@ class InjectionEvaluation(Evaluation):
     # ------------------------------------------------------------------ before
 
     @property
-    def stream(self) -> PairedData:
+    def stream(self) -> States:
         """The data module of the run."""
-        return stream_of(self.trainer, PairedData)
+        return stream_of(self.trainer, States)
 
     def prepare_panels(self) -> None:
         """Check everything; collect the maps of each direction, and choose the rows that they are measured on."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 from torch import Tensor
 
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.fit_map import fit_map
+from aligners.fitting.fits import fit_map
 from aligners.fitting.outcomes import outcomes
 from aligners.fitting.storage.bank import BACKWARD, FORWARD, StoredBank
 from aligners.injection.behaviour import OF_LABELS, OF_TOKENS

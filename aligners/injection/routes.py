@@ -16,8 +16,8 @@ from aligners.injection.scoring.tasks import check_labels
 from aligners.models.architectures import Component
 from aligners.models.model import FrozenModel
 from datamodules.asking import Asking
-from datamodules.protocol import PairedData
 from datamodules.rows.sites import route_sites
+from datamodules.states import States
 from datamodules.text.labels import known_labels
 from datamodules.tokens.tokenised import same_tokenizer
 
@@ -158,7 +158,7 @@ def check_routes(
         )
 
 
-def paired_routes(data: PairedData, *, both_directions: bool) -> list[Route]:
+def paired_routes(data: States, *, both_directions: bool) -> list[Route]:
     """The routes between the two models of a data module: from X into Y, and back."""
     reader, component = data.reader, data.component
     models, there = (reader.model_x, reader.model_y), tuple(reader.sites)
@@ -187,7 +187,7 @@ class InjectedTask:
     asking: Asking | None = None
 
     @classmethod
-    def of(cls, data: PairedData, routes: Sequence[Route], *, masked_share: float, seed: int) -> InjectedTask:
+    def of(cls, data: States, routes: Sequence[Route], *, masked_share: float, seed: int) -> InjectedTask:
         """Find out what can be asked.
 
         Args:
@@ -214,7 +214,7 @@ class InjectedTask:
         return cls(why, answering, None, ScoredTask.of(data, first, seed=seed), asking)
 
 
-def _no_injection(route: Route, data: PairedData, first: Route, why: dict[Route, str | None]) -> str | None:
+def _no_injection(route: Route, data: States, first: Route, why: dict[Route, str | None]) -> str | None:
     """Why states cannot be put into the target of a route, or None.
 
     Args:

@@ -24,7 +24,7 @@ from aligners.probing.trees.task import STRUCTURAL, TreeTask
 from aligners.probing.words import Place, Source, Words, WordsBeingRead
 from aligners.progress import track
 from datamodules.layers import LayerActivations, LayerBatch
-from datamodules.protocol import stream_of
+from datamodules.module import stream_of
 from datamodules.rows.policies import policy_of
 from datamodules.tokens.splits import Split
 

@@ -26,7 +26,8 @@ from aligners.similarity.passes.saved import PassFigures, SavedPasses
 from aligners.similarity.passes.streams import Shape, streams_of
 from aligners.similarity.tables import PairFigures, Row, distance_rows, joined_norms, layer_rows, rows_of
 from datamodules.batches import LengthBatches
-from datamodules.protocol import LayerData, stream_of
+from datamodules.layers import LayerActivations
+from datamodules.module import stream_of
 from datamodules.tokens.splits import Split
 
 __all__ = ["SimilarityEvaluation"]
@@ -102,8 +103,9 @@ class SimilarityEvaluation(pl.LightningModule):
         self._saved: SavedPasses | None = None
 
     @property
-    def _stream(self) -> LayerData:
-        return stream_of(self.trainer, LayerData)
+    def _stream(self) -> LayerActivations:
+        """The data module of the run."""
+        return stream_of(self.trainer, LayerActivations)
 
     @property
     def report_tables(self) -> dict[str, list[Row]]:
@@ -128,7 +130,7 @@ class SimilarityEvaluation(pl.LightningModule):
         self._finished: dict[int, PassFigures] = {}
         self._plan()
 
-    def _choose_layers(self, data: LayerData) -> None:
+    def _choose_layers(self, data: LayerActivations) -> None:
         """The models, their layers and their sizes."""
         attention = any(measure.family in ATTENTION for measure in self.measures)
         if attention and not data.attention:

@@ -5,33 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from datamodules.batches import TextBatch
+from aligners.models.architectures import Component
+from aligners.similarity.sample import row_keys
+from datamodules.batches import Movable, TextBatch
 
 __all__ = [
-    "POLICIES",
-    "Kind",
-    "Policy",
-    "RowKind",
-    "RowPolicy",
-    "Rows",
-    "most_rows",
-    "policy_of",
-    "rows_of_each",
-    "select_rows",
-    "select_words",
-]
+    "PAIRS_TOKENS", "POLICIES", "Kind", "Policy", "RowKind", "RowPolicy", "Rows", "TokenPairs", "check_component",
+    "check_rows", "most_rows", "policy_of", "rows_of_each", "select_rows", "select_words",
+]  # fmt: skip
 
 Kind = Literal["tokens", "words"]
 RowPolicy = str  # one of POLICIES
+PAIRS_TOKENS = ("`rows` 'tokens' pairs models token by token", "Use `rows` 'words', 'mean' or 'cls'")
 
 
 @dataclass
-class Rows:
+class Rows(Movable):
     """Which positions of a batch (B, T) become its N rows.
 
     Attributes:
@@ -62,15 +56,6 @@ class Rows:
         counts = torch.zeros(self.texts, dtype=torch.int64, device=self.owner.device)
         counts.index_add_(0, self.owner, torch.ones_like(self.owner))
         return torch.arange(len(self), device=self.owner.device) - (counts.cumsum(0) - counts)[self.owner]
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> Rows:
-        """The same rows on another device."""
-
-        def moved(part: Tensor | None) -> Any:
-            return None if part is None else part.to(device, non_blocking=non_blocking)
-
-        share, row, unseen = moved(self.share), moved(self.row), moved(self.unseen)
-        return Rows(moved(self.index), moved(self.owner), self.texts, share, row, self.counts, unseen)
 
     def only(self, kept: Tensor) -> Rows:
         """The rows where `kept` (N,) is True."""
@@ -244,3 +229,56 @@ def rows_of_each(texts: TextBatch, kind: RowKind) -> tuple[Rows, ...]:
         if id(inputs) not in found:
             found[id(inputs)] = choose(texts, model, kind.special_tokens)
     return tuple(found[id(inputs)] for inputs in texts.inputs)
+
+
+def check_rows(rows: str, component: Component, packed: bool) -> None:
+    """Raise unless `rows` and `component` are known, and can be read from `packed` text if it is."""
+    check_component(component)
+    if packed and not policy_of(rows).packed:
+        fit = " or ".join(repr(name) for name, policy in POLICIES.items() if policy.packed)
+        raise ValueError(
+            "A sequence of `packed` text has no words that are whole and no first token that stands for it. "
+            f"Expected `rows` {fit}, but got {rows!r}."
+        )
+
+
+def check_component(component: Component) -> None:
+    """Raise unless `component` is one that can be read."""
+    if component not in get_args(Component):
+        raise ValueError(f"Expected `component` out of {', '.join(get_args(Component))}, but got {component!r}.")
+
+
+FURTHEST, LARGEST = 2**31, torch.iinfo(torch.int64).max
+
+
+@dataclass(frozen=True)
+class TokenPairs:
+    """Rows that are a token and one that it looks at, drawn text by text whatever the batch; on the CPU.
+
+    Attributes:
+        special_tokens: whether special tokens look and are looked at.
+        causal: whether tokens that lie ahead are not looked at.
+        share: of all such rows, that are taken.
+        seed: of the draw.
+    """
+
+    special_tokens: bool
+    causal: bool
+    share: float
+    seed: int
+
+    def __call__(self, texts: TextBatch) -> Rows:
+        """The rows of a batch, by their places in weights (B, T · T)."""
+        tokens = rows_of_each(texts, RowKind("tokens", self.special_tokens))[0]
+        length, counts = texts.inputs_x["input_ids"].shape[1], torch.tensor(tokens.counts)
+        place = torch.arange(int(counts.max()))
+        real = place[None] < counts[:, None]
+        pairs = real[:, :, None] & real[:, None]
+        if self.causal:
+            pairs = pairs & (place[:, None] >= place[None])
+        owner, query, key = pairs.nonzero(as_tuple=True)
+        drawn = row_keys(self.seed, texts.text[owner], query * FURTHEST + key)
+        taken = drawn <= min(int(self.share * LARGEST), LARGEST)
+        owner, query, key = owner[taken], query[taken], key[taken]
+        first, at = (counts.cumsum(0) - counts)[owner], tokens.index % length  # where each token stands in its text
+        return Rows((owner * length + at[first + query]) * length + at[first + key], owner, len(counts))

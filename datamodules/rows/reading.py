@@ -13,14 +13,15 @@ from torch import Tensor
 from aligners.models.architectures import Component
 from aligners.models.finite import FiniteCheck
 from aligners.models.model import FrozenModel
-from datamodules.batches import StoredRows, TextBatch
-from datamodules.rows.policies import RowKind, RowPolicy, Rows, rows_of_each
+from datamodules.batches import Movable, StoredRows, TextBatch
+from datamodules.rows.policies import RowKind, Rows, rows_of_each
 
 if TYPE_CHECKING:
+    from datamodules.rows.policies import TokenPairs
     from datamodules.rows.types import SeenTypes
     from datamodules.text.sources import TextSource
 
-__all__ = ["PairReader", "PairedBatch", "Place", "Plan", "Prepared", "gather_rows", "read_rows"]
+__all__ = ["Link", "PairReader", "PairedBatch", "Place", "Plan", "Prepared", "gather_rows", "read_rows"]
 
 
 def read_rows(
@@ -99,12 +100,6 @@ class PairedBatch:
         """Id of the text of each row, (N,)."""
         return self.texts.text[self.rows.owner]
 
-    @property
-    def token(self) -> Tensor | None:
-        """Position of each row in X's padded text, (N,); None for means."""
-        width = self.texts.inputs_x["input_ids"].shape[1]
-        return None if self.rows.share is not None else self.rows.index % width
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -126,7 +121,7 @@ class Plan:
 
 
 @dataclass
-class Prepared:
+class Prepared(Movable):
     """A batch of texts, and what is chosen on the CPU before it goes to the device.
 
     Attributes:
@@ -140,14 +135,6 @@ class Prepared:
     rows: tuple[Rows, ...]
     others: list[tuple[Rows, ...]] = field(default_factory=list)
     task: Any = None
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> Prepared:
-        """The same on another device, every part moved once."""
-        kinds = [self.rows, *self.others]
-        moved = {id(rows): rows.to(device, non_blocking) for each in kinds for rows in each}
-        rows, *others = [tuple(moved[id(rows)] for rows in each) for each in kinds]
-        task = None if self.task is None else self.task.to(device, non_blocking)
-        return Prepared(self.texts.to(device, non_blocking), rows, others, task)
 
 
 class Place(NamedTuple):
@@ -170,49 +157,108 @@ class Place(NamedTuple):
     about: Mapping[str, Any] = MappingProxyType({})
 
 
+class Link(NamedTuple):
+    """Two columns, each a model at a site, whose rows are paired.
+
+    Attributes:
+        x: number of X among the models that are read.
+        y: number of Y.
+        site_x: where X is read.
+        site_y: where Y is read.
+        begins: how the name of the place begins, where sites alone do not tell it from others.
+        called: what reports call Y; default: its model's name.
+        about: further columns of a report.
+    """
+
+    x: int
+    y: int
+    site_x: int
+    site_y: int
+    begins: str = ""
+    called: str | None = None
+    about: Mapping[str, Any] = MappingProxyType({})
+
+
 class PairReader:
-    """Reads paired rows of two frozen models at site pairs, each model's blocks run once and no further up.
+    """Reads linked columns of frozen models, each model's blocks run once a batch and no further up.
 
     Args:
-        model_x: X.
-        model_y: Y.
-        sites: site pairs (i, j): state of X at i with state of Y at j.
-        rows: row policy.
-        special_tokens: whether special tokens count, for `tokens` and `mean`.
+        models: all of them; one may be there several times, and is read once.
+        links: what is paired, in the order of the leading axis.
+        kind: of the rows.
         component: states of the residual stream, or what the attention or the feed-forward layer of a block adds.
+        token_pairs: rows are these pairs of tokens instead, and what is read is the attention weights that the heads of
+            a block give them.
+        transform: what becomes of a batch after it was read.
+
+    Attributes:
+        sites: site pairs (i, j) along the leading axis: state of X at i with state of Y at j.
+        widths: d_x and d_y.
+
+    Raises:
+        ValueError: a model lacks a site, or the widths of the links differ.
     """
 
     def __init__(
         self,
-        model_x: FrozenModel,
-        model_y: FrozenModel,
-        sites: Sequence[tuple[int, int]],
-        rows: RowPolicy = "tokens",
-        special_tokens: bool = True,
+        models: Sequence[FrozenModel],
+        links: Sequence[Link],
+        kind: RowKind,
         component: Component = "residual",
+        *,
+        token_pairs: TokenPairs | None = None,
+        transform: Callable[[PairedBatch], PairedBatch] | None = None,
     ) -> None:
-        for i, j in sites:
-            model_x.check_site(i, "sites", component)
-            model_y.check_site(j, "sites", component)
-        self.model_x, self.model_y = model_x, model_y
-        self.sites = list(sites)
-        self.kind, self.component = RowKind(rows, special_tokens), component
+        self.models, self.links, self.kind, self.component = list(models), list(links), kind, component
+        self.token_pairs, self.transform = token_pairs, transform
+        self.sites = [(link.site_x, link.site_y) for link in links]
+        first = {id(model): m for m, model in reversed(list(enumerate(models)))}
+        self._columns = [
+            [(first[id(models[m])], site) for m, site in side]
+            for side in ([(link.x, link.site_x) for link in links], [(link.y, link.site_y) for link in links])
+        ]
+        self._read_at: dict[int, list[int]] = {}
+        for m, site in dict.fromkeys(column for side in self._columns for column in side):
+            models[m].check_site(site, "sites", component)
+            self._read_at.setdefault(m, []).append(site)
+        self.widths = self._widths(links[0])
+        for link in links:
+            if self._widths(link) != self.widths:
+                (a, b), (c, d) = ((self.models[each.x].name, self.models[each.y].name) for each in (links[0], link))
+                raise ValueError(
+                    f"Expected pairs of equal widths, as one bank holds, but {a} and {b} have "
+                    f"{' and '.join(map(str, self.widths))}, {c} and {d} have "
+                    f"{' and '.join(map(str, self._widths(link)))}. Fit them apart."
+                )
         self.check = FiniteCheck()
         self._read = 0
 
+    def _widths(self, link: Link) -> tuple[int, int]:
+        x, y = self.models[link.x], self.models[link.y]
+        return (x.width, y.width) if self.token_pairs is None else (x.heads, y.heads)
+
     @property
-    def widths(self) -> tuple[int, int]:
-        """d_x and d_y."""
-        return self.model_x.width, self.model_y.width
+    def model_x(self) -> FrozenModel:
+        """X of the first link."""
+        return self.models[self.links[0].x]
+
+    @property
+    def model_y(self) -> FrozenModel:
+        """Y of the first link."""
+        return self.models[self.links[0].y]
 
     def places(self) -> list[Place]:
         """What stands along the leading axis S."""
-        return [Place(f"{i}-{j}", self.model_x.name, self.model_y.name, i, j) for i, j in self.sites]
+        names = [model.name for model in self.models]
+        return [
+            Place(f"{begins}{i}-{j}", names[x], called or names[y], i, j, about)
+            for x, y, i, j, begins, called, about in self.links
+        ]
 
     def prepare(
         self, texts: TextBatch, others: Sequence[RowKind] = (), asking: Callable[[TextBatch], Any] | None = None
     ) -> Prepared:
-        """Choose the rows of X and of Y for each kind of rows, which belongs on the CPU.
+        """Choose the rows of each model for each kind of rows, which belongs on the CPU.
 
         Rows of unseen types are left out of a batch to fit on, and marked in any other.
 
@@ -221,23 +267,43 @@ class PairReader:
             others: further kinds of rows to gather from the same states.
             asking: turns a batch into what a head is asked about it; see `datamodules.asking`.
         """
+        if self.token_pairs is not None:
+            return Prepared(texts, (self.token_pairs(texts),) * len(self.models))
         own, *further = [_told_apart(texts, kind) for kind in (self.kind, *others)]
         return Prepared(texts, own, further, None if asking is None else asking(texts))
 
     def read(self, prepared: Prepared) -> PairedBatch:
-        """Run both fronts on the batch's device, if their states do not come from a store, and gather the rows."""
-        texts = prepared.texts
-        rows_x, rows_y = zip(*((each[0], each[-1]) for each in (prepared.rows, *prepared.others)), strict=True)
-        sites_x, sites_y = [i for i, _ in self.sites], [j for _, j in self.sites]
-        stored_x, stored_y = (texts.stored.get(model) for model in (self.model_x, self.model_y))
-        x = read_each(self.model_x, texts.inputs_x, sites_x, rows_x, self.component, stored_x)
-        y = read_each(self.model_y, texts.inputs_y, sites_y, rows_y, self.component, stored_y)
-        self.check.watch(x[0], [f"site {i} of X ({self.model_x.name})" for i in sites_x], "states", self._read)
-        self.check.watch(y[0], [f"site {j} of Y ({self.model_y.name})" for j in sites_y], "states", self._read)
+        """Run the fronts on the batch's device, if their states do not come from a store, and gather the rows."""
+        texts, kinds = prepared.texts, (prepared.rows, *prepared.others)
+        found = {m: self._rows_of(m, texts, [rows[m] for rows in kinds]) for m in self._read_at}
+        batches = []
+        for number, rows in enumerate(kinds):
+            x, y = (self._side({m: each[number] for m, each in found.items()}, side) for side in self._columns)
+            batches.append(PairedBatch(x, x if self._columns[0] == self._columns[1] else y, rows[0], texts))
+        own, *own.others = batches
+        own.task = prepared.task
+        for name, values, side in zip("XY", (own.x, own.y), self._columns, strict=True):
+            names = [f"site {site} of {name} ({self.models[m].name})" for m, site in side]
+            self.check.watch(values, names, "states" if self.token_pairs is None else "attention weights", self._read)
         self._read += 1
-        own, *others = [PairedBatch(a, b, rows, texts) for a, b, rows in zip(x, y, rows_x, strict=True)]
-        own.others, own.task = others, prepared.task
-        return own
+        return own if self.transform is None else self.transform(own)
+
+    def _rows_of(self, m: int, texts: TextBatch, kinds: Sequence[Rows]) -> list[Tensor]:
+        """The rows of a model at all sites where it is read, for each kind (S_m, N, d)."""
+        model, inputs, sites = self.models[m], texts.inputs[m], self._read_at[m]
+        if self.token_pairs is None:
+            return read_each(model, inputs, sites, kinds, self.component, texts.stored.get(model))
+        with torch.no_grad():
+            weights, _ = model.attention(inputs)
+            each = {block: weights[block - 1].movedim(1, -1).flatten(1, 2) for block in sites}
+        return [gather_rows(each, sites, rows, model.heads) for rows in kinds]
+
+    def _side(self, found: Mapping[int, Tensor], columns: Sequence[tuple[int, int]]) -> Tensor:
+        """The rows of X, or of Y, at all places."""
+        only = columns[0][0]
+        if columns == [(only, site) for site in self._read_at[only]]:
+            return found[only]  # one model, each site once: nothing to copy
+        return torch.stack([found[m][self._read_at[m].index(site)] for m, site in columns])
 
 
 def _told_apart(texts: TextBatch, kind: RowKind) -> tuple[Rows, ...]:

@@ -6,15 +6,14 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from datamodules.rows.policies import Kind, RowKind
-from datamodules.tokens.marks import Marks
-from datamodules.tokens.tokenised import TokenisedTexts
+from datamodules.tokens.tokenised import Marks, TokenisedTexts
 
 if TYPE_CHECKING:
     import datasets
@@ -126,12 +125,10 @@ def word_types(data: TokenisedTexts, texts: datasets.Dataset) -> RowTypes:
         data: a split, tokenised with its words.
         texts: the same as text.
     """
-    if data.words_in_common is None or data.word_counts is None:
-        raise ValueError("Expected texts that were tokenised with `words=True`, but got some without words.")
     parts = [texts[name][:] for name in ("text", "text_pair") if name in texts.column_names]
     words = chain.from_iterable(part.casefold().split() for text in zip(*parts, strict=True) for part in text)
     names, number = _numbered(words)
-    return RowTypes("words", names, number[data.words_in_common], data.word_counts)
+    return RowTypes("words", names, number[cast(Tensor, data.words_in_common)], cast(Tensor, data.word_counts))
 
 
 def _numbered(words: Iterable[str]) -> tuple[list[str], Tensor]:

@@ -11,10 +11,9 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from aligners.files.whole import remove_unfinished
-from datamodules.store.manifest import MANIFEST, Manifest, shard_path
 from datamodules.store.results import load_tensors
 from datamodules.store.shards import BYTES, Shard
-from datamodules.store.states import USED
+from datamodules.store.states import MANIFEST, USED, Manifest, shard_path
 
 __all__ = ["Kept", "damages", "kept_in", "remove", "remove_down_to"]
 

@@ -17,8 +17,7 @@ from torch.utils.data import DataLoader
 
 from aligners.files.room import free_memory
 from datamodules.batches import LengthBatches, TextBatch
-from datamodules.store.memory import Rings
-from datamodules.store.reading import start_reading
+from datamodules.store.reading import Rings, start_reading
 from datamodules.store.states import StoredStates
 from datamodules.tokens.tokenised import TokenisedTexts
 

@@ -1,24 +1,176 @@
-"""The stored states of one model on one set of texts: a folder with a manifest, and shards of each site."""
+"""The stored states of one model on one set of texts: whose they are, a manifest, and shards of each site."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
+import torch
 from filelock import FileLock
 
+from aligners.files.whole import write_text
 from aligners.models.architectures import Component
 from aligners.models.model import FrozenModel
-from datamodules.store.identity import DTYPES, StateIdentity
-from datamodules.store.manifest import MANIFEST, Manifest, plan_shards, shard_path
 from datamodules.store.shards import BYTES, Shard, layout_size
 from datamodules.tokens.tokenised import TokenisedTexts
 
-__all__ = ["USED", "StoredStates"]
+__all__ = [
+    "DTYPES", "FORMAT", "MANIFEST", "USED", "Manifest", "StateIdentity", "StoredStates", "name_of", "plan_shards",
+    "shard_path",
+]  # fmt: skip
+
+FORMAT = 1  # of the files; a store of another format has another name
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+# What a config says beside what decides the states.
+BESIDE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "id2label", "label2id", "architectures")
+
+
+@dataclass(frozen=True)
+class StateIdentity:
+    """Everything that decides the states of a model, at all of its sites.
+
+    Attributes:
+        weights: the model's fingerprint.
+        config: hash of its config, without names.
+        inputs: hash of the tokenised texts.
+        component: what is read at a site.
+        computed_in: data type of the weights, and the precision of products in float32.
+        stored_as: data type of the stored values: float32, float16 or bfloat16.
+        format: of the files.
+    """
+
+    weights: str
+    config: str
+    inputs: str
+    component: Component
+    computed_in: str
+    stored_as: str
+    format: int = FORMAT
+
+    @classmethod
+    def of(cls, model: FrozenModel, data: TokenisedTexts, place: int, component: Component, stored_as: str) -> Self:
+        """The identity of a model's states on some texts.
+
+        Args:
+            model: whose states they are.
+            data: the texts.
+            place: the model's number among those that the texts are tokenised for.
+            component: what is read at a site.
+            stored_as: data type of the stored values.
+        """
+        kept = {name: value for name, value in model.config.to_dict().items() if name not in BESIDE}
+        config = blake2b(json.dumps(kept, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
+        computed_in = f"{name_of(model.dtype)}, products {torch.get_float32_matmul_precision()}"
+        return cls(model.fingerprint, config, data.digest(place), component, computed_in, stored_as)
+
+    @property
+    def name(self) -> str:
+        """The name of the store's folder."""
+        return blake2b(json.dumps(asdict(self), sort_keys=True).encode(), digest_size=12).hexdigest()
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """`float32` for torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
+MANIFEST = "manifest.json"
+
+
+@dataclass
+class Manifest:
+    """Everything about a store but the states themselves.
+
+    Attributes:
+        identity: what the states are states of.
+        about: the same in words: names of the model and of the texts.
+        width: d of the states.
+        bounds: shard k holds the texts bounds[k] to bounds[k + 1] - 1, at every site.
+        rows: rows of each shard.
+        sites: site -> number of a shard that is there -> checksum of all in it but the rows.
+    """
+
+    identity: StateIdentity
+    about: dict[str, Any]
+    width: int
+    bounds: list[int]
+    rows: list[int]
+    sites: dict[int, dict[int, str]] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Read the manifest of a folder.
+
+        Raises:
+            ValueError: there is none, it is damaged, another version wrote it, or it belongs to another folder.
+        """
+        path = folder / MANIFEST
+        try:
+            held = json.loads(path.read_text(encoding="utf-8"))
+            written = held["identity"]["format"]
+            if written == FORMAT:
+                held["identity"] = StateIdentity(**held["identity"])
+                held["sites"] = {int(n): {int(k): v for k, v in each.items()} for n, each in held["sites"].items()}
+                found = cls(**held)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"Expected the manifest of a store of states, but {path} cannot be read: {error!r}. {_remove(folder)}"
+            ) from error
+        if written != FORMAT:
+            raise ValueError(
+                f"Expected a store of format {FORMAT}, but {path} says {written}: another version of aligners wrote "
+                f"it. {_remove(folder)}"
+            )
+        if found.identity.name != folder.name:
+            raise ValueError(
+                f"Expected {path} to describe the states that its folder is named after, but it describes those of "
+                f"{found.identity.name}. {_remove(folder)}"
+            )
+        return found
+
+    def save(self, folder: Path) -> None:
+        """Write the manifest, whole or not at all."""
+        ordered = {
+            str(site): {str(k): each[k] for k in sorted(each)} for site, each in sorted(self.sites.items())
+        }  # the same file, whoever wrote which shard first
+        write_text(folder / MANIFEST, json.dumps({**asdict(self), "sites": ordered}, indent=1) + "\n")
+
+    def lacking(self, folder: Path, sites: Sequence[int], shard: int) -> list[int]:
+        """Those of some sites whose shard of this number is not in the folder."""
+        return [
+            site
+            for site in sites
+            if shard not in self.sites.get(site, {}) or not shard_path(folder, site, shard).exists()
+        ]
+
+
+def plan_shards(lengths: np.ndarray, row_bytes: int, most: int) -> list[int]:
+    """Divide texts into shards of whole texts: the number of each shard's first text, and the number of texts.
+
+    Args:
+        lengths: rows of each text, (n,).
+        row_bytes: bytes of a row.
+        most: bytes of a shard, which its last text may exceed.
+    """
+    before = (np.cumsum(lengths) - lengths) * row_bytes // most
+    return [0, *(np.flatnonzero(np.diff(before)) + 1).tolist(), len(lengths)]
+
+
+def shard_path(folder: Path, site: int, shard: int) -> Path:
+    """The file of a shard at a site."""
+    return folder / "sites" / f"{site:02d}" / f"{shard:05d}.safetensors"
+
+
+def _remove(folder: Path) -> str:
+    return f"Remove the folder {folder}: what is needed of it is then computed again."
+
 
 SHARD = 250_000_000  # bytes of a shard, at most one text more
 USED = "used"  # whose date says when the states were last read

@@ -16,9 +16,8 @@ from aligners.files.whole import check_folder
 from aligners.models.architectures import Component
 from aligners.models.model import FrozenModel
 from datamodules.frozen_models import FrozenModels
-from datamodules.store.identity import DTYPES, name_of
-from datamodules.store.memory import Rings
-from datamodules.store.states import StoredStates
+from datamodules.store.reading import Rings
+from datamodules.store.states import DTYPES, StoredStates, name_of
 from datamodules.store.writing import write_missing
 from datamodules.tokens.tokenised import TokenisedTexts
 

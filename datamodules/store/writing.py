@@ -19,9 +19,8 @@ from torch import Tensor
 from aligners.files.whole import whole_file
 from datamodules.rows.policies import select_rows
 from datamodules.rows.reading import read_rows
-from datamodules.store.manifest import shard_path
 from datamodules.store.shards import ShardWriter
-from datamodules.store.states import StoredStates
+from datamodules.store.states import StoredStates, shard_path
 
 __all__ = ["write_missing"]
 

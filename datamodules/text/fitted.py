@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from aligners.files.whole import whole_file
-from datamodules.text.splitting import plain_text
+from datamodules.text.streaming import plain_text
 
 if TYPE_CHECKING:
     from datasets import Dataset

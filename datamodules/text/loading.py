@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from datamodules.text.annotated.sentence import ANNOTATION
 from datamodules.text.labels import LabelColumn, read_labels
 from datamodules.text.sources import TextSource, fitting_split, held_out_split, known_source, open_source
-from datamodules.text.splitting import split_of, split_shares, text_key
-from datamodules.text.streaming import first_rows, first_texts
+from datamodules.text.streaming import first_rows, first_texts, split_of, split_shares, text_key
 from datamodules.text.texts import Texts
 
 if TYPE_CHECKING:

@@ -10,19 +10,12 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from datamodules.text.annotated.opening import TREEBANK, annotated_reader, grammar, open_annotated
-from datamodules.text.lines import numbered_lines
+from datamodules.text.annotated.files import TREEBANK, annotated_reader, grammar, numbered_lines, open_annotated
 
 __all__ = [
-    "SOURCES",
-    "KnownSource",
-    "Score",
-    "TextSource",
-    "fitting_split",
-    "held_out_split",
-    "known_source",
+    "SOURCES", "KnownSource", "Score", "TextSource", "fitting_split", "held_out_split", "known_source",
     "open_source",
-]
+]  # fmt: skip
 
 logger = logging.getLogger(__name__)
 

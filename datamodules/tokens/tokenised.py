@@ -6,7 +6,9 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,16 +17,100 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from datamodules.batches import TextBatch
-from datamodules.tokens.words import number_words
 
 if TYPE_CHECKING:
     import datasets
+    from tokenizers import Encoding
     from transformers import PreTrainedTokenizerBase
 
     from datamodules.rows.policies import RowKind
-    from datamodules.tokens.marks import Marks
 
-__all__ = ["TokenisedTexts", "describe_tokenizer", "flatten_column", "same_tokenizer", "tokenise"]
+__all__ = [
+    "Marks",
+    "TokenisedTexts",
+    "describe_tokenizer",
+    "flatten_column",
+    "number_words",
+    "same_tokenizer",
+    "tokenise",
+]
+
+WHITE_SPACE = np.array([code for code in range(0x3001) if chr(code).isspace()], dtype=np.uint32)  # U+3000 is the last
+
+
+def number_words(
+    texts: Sequence[Sequence[str]], kept: Sequence[Encoding], whole: Sequence[Encoding]
+) -> tuple[list[list[int]], list[int]]:
+    """Number the word that each piece belongs to, from the pieces' places in the text.
+
+    A piece belongs to the word that its characters lie in, with or without the white space before or after
+    it. What lies in white space alone, in no text (special tokens) or reaches over white space belongs to none,
+    and in the last case the words that it touches are missing.
+
+    Args:
+        texts: B texts, each of one part, or of two for sentence pairs: words of the second part are numbered
+            after those of the first.
+        kept: what the tokenizer made of each text, cut to the longest allowed.
+        whole: the same, not cut; the very same object where there was nothing to cut.
+
+    Returns:
+        For each text the word of each kept piece, counted from 0, -1 for none and for words that are missing: that
+        have no pieces, or of which a piece was cut. And the number of words of each text, missing or not.
+    """
+    table = _Table(texts)
+    first, last = table.touched(kept)
+    complete = _pieces_per_word(first, last, table.total)
+    if any(a is not b for a, b in zip(kept, whole, strict=True)):
+        complete *= complete == _pieces_per_word(*table.touched(whole), table.total)
+    inside = (first == last) & (complete[first] > 0)
+    owner = np.repeat(np.arange(len(kept)), [len(one) for one in kept])
+    numbers = np.where(inside, first - table.base[owner], -1).tolist()
+    ends = np.cumsum([0, *(len(one) for one in kept)]).tolist()
+    return [numbers[a:b] for a, b in pairwise(ends)], table.counts.tolist()
+
+
+class _Table:
+    """Where words begin and end in B texts of P parts each. Texts are laid end to end and words numbered throughout.
+
+    Attributes:
+        base: (B,) number of each text's first word.
+        counts: (B,) words of each text.
+        total: words of all texts.
+    """
+
+    def __init__(self, texts: Sequence[Sequence[str]]) -> None:
+        parts = list(chain.from_iterable(texts))
+        lengths = np.array([len(part) + 1 for part in parts])
+        start = np.cumsum(lengths) - lengths
+        flat = "".join(f"{part} " for part in parts).encode("utf-32-le", "surrogatepass")
+        word = ~np.isin(np.frombuffer(flat, dtype=np.uint32), WHITE_SPACE)
+        before = np.concatenate([[False], word[:-1]])
+        # At place i, between the characters i - 1 and i: words that begin before it, words that are over by it.
+        self._begun = np.concatenate([[0], np.cumsum(word & ~before)])
+        self._over = np.cumsum(~word & before)
+        self._start = start.reshape(len(texts), -1)
+        self.base = self._begun[self._start[:, 0]]
+        self.total = int(self._begun[-1])
+        self.counts = np.diff(self.base, append=self.total)
+
+    def touched(self, encodings: Sequence[Encoding]) -> tuple[np.ndarray, np.ndarray]:
+        """The first and last word that each piece touches; -1 and -2 if it touches none."""
+        owner = np.repeat(np.arange(len(encodings)), [len(one) for one in encodings])
+        offsets = np.array([pair for one in encodings for pair in one.offsets], dtype=np.int64).reshape(-1, 2)
+        part = np.array([-1 if p is None else p for one in encodings for p in one.sequence_ids], dtype=np.int64)
+        begin, end = self._start[owner, part] + offsets.T
+        first, last = self._over[begin], self._begun[end] - 1
+        some = (part >= 0) & (begin < end) & (first <= last)
+        return np.where(some, first, -1), np.where(some, last, -2)
+
+
+def _pieces_per_word(first: np.ndarray, last: np.ndarray, total: int) -> np.ndarray:
+    """Count the pieces in each word; 0 if a piece reaches out of it. One more entry, always 0, stands for no word."""
+    counts = np.bincount(first[first == last], minlength=total + 1)
+    for a, b in zip(first[first < last], last[first < last], strict=True):
+        counts[a : b + 1] = 0
+    return counts
+
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +124,7 @@ def tokenise(
         split: the columns text and id, and text_pair and label where there are such.
         tokenizer: of the model.
         max_length: tokens beyond this are cut. How many texts reach it is said once, in the log.
-        words: also number the words of each text; see `datamodules.tokens.words`.
+        words: also number the words of each text; see `datamodules.tokens.tokenised`.
 
     Returns:
         The columns input_ids, special_tokens_mask, length, id, token_type_ids and label where there are
@@ -155,6 +241,33 @@ def flatten_column(column: Any) -> Tensor:
     return torch.from_numpy(np.concatenate(parts).astype(np.int32))
 
 
+@dataclass
+class Marks:
+    """A mark on some rows of a split.
+
+    Attributes:
+        flat: (R,) True for the rows that are marked, text by text.
+        counts: (n,) rows of each text.
+    """
+
+    flat: Tensor
+    counts: Tensor
+
+    def __post_init__(self) -> None:
+        self.ends = self.counts.cumsum(0)
+
+    def of(self, texts: Tensor) -> Tensor:
+        """The marks of the rows of the texts with these numbers: (B,) -> (N,)."""
+        counts = self.counts[texts]
+        shift = self.ends[texts] - counts.cumsum(0)
+        return self.flat[torch.arange(int(counts.sum())) + shift.repeat_interleave(counts)]
+
+    def texts_with_rows(self) -> Tensor:
+        """The numbers of the texts that have a row without a mark."""
+        kept = torch.cat([torch.zeros(1, dtype=torch.int64), (~self.flat).cumsum(0)])
+        return (kept[self.ends] > kept[self.ends - self.counts]).nonzero()[:, 0]
+
+
 class TokenisedTexts(Dataset):
     """A split, tokenised for each of M models. Indexing it with row numbers gives a `TextBatch`.
 
@@ -174,13 +287,6 @@ class TokenisedTexts(Dataset):
     """
 
     def __init__(self, tokens: Sequence[datasets.Dataset], tokenizers: Sequence[PreTrainedTokenizerBase]) -> None:
-        if not tokens or len(tokens) != len(tokenizers):
-            raise ValueError(
-                "Expected `tokens` and `tokenizers` of the same models, one or more, but got "
-                f"{len(tokens)} and {len(tokenizers)}."
-            )
-        if any(other["id"][:] != tokens[0]["id"][:] for other in tokens if other is not tokens[0]):
-            raise ValueError("Expected `tokens` of the same texts for every model, but their ids differ.")
         first = [next(i for i, other in enumerate(tokens) if other is table) for table in tokens]
         # What models share is laid out, and later padded, once.
         self.tables = list(tokens)

@@ -1,4 +1,4 @@
-"""The examples of docs/how_it_works.md for a source of text and a row policy: each does what the page says."""
+"""The examples of docs/how_it_works.md for a source of text, a row policy and a pairing do what the page says."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from tests.shell import ROOT
 from tests.world import World
 
 
-def run(beginning: str, **names: Any) -> None:
-    """Run the only example of the page that begins so."""
+def run(beginning: str, **names: Any) -> dict[str, Any]:
+    """Run the only example of the page that begins so, and return what it has defined."""
     page = (ROOT / "docs" / "how_it_works.md").read_text(encoding="utf-8")
     (code,) = (code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if code.startswith(beginning))
     exec(code, names)
+    return names
 
 
 def test_a_source_of_text() -> None:
@@ -45,3 +46,13 @@ def test_a_row_policy(world: World) -> None:
     ends = inputs["attention_mask"].sum(1) - 1
     assert torch.equal(batch.x[0], states[torch.arange(len(ends)), ends])
     assert torch.equal(batch.text, batch.texts.text)
+
+
+def test_a_pairing(world: World) -> None:
+    text = TextSource(world.fit, held_out=world.test)
+    data = run("# a pairing")["next_block"](world.model_x, text=text, max_length=64, held_out_types=0.0)
+    batch = next(data.paired("test"))
+    assert [place.name for place in data.reader.places()] == ["1-2", "2-3"]
+    assert torch.equal(batch.y[0], batch.x[1])
+    assert torch.equal(batch.x[0], next(activations(world, sites=[1], batch_size=32).paired("test")).x[0])
+    assert data.config()["model"] == world.model_x

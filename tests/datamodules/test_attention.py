@@ -9,16 +9,17 @@ from aligners.fitting.alignment import Alignment
 from aligners.fitting.evaluation import ErrorsEvaluation
 from aligners.maps.linear import Linear
 from aligners.reports.kinds import make_report
-from datamodules.attention import PairedAttention
+from datamodules.pairings import attention_states
+from datamodules.states import States
 from datamodules.text.sources import TextSource
 from tests.runs import quiet_trainer
 from tests.world import World
 
 
-def attention(world: World, **options: Any) -> PairedAttention:
+def attention(world: World, **options: Any) -> States:
     text = TextSource(world.fit, held_out=world.test)
     given = {"model_x": world.model_x, "model_y": world.model_y, "sites": "1,2:3", "batch_size": 16, "max_length": 64}
-    return PairedAttention(text=text, **{**given, **options})
+    return attention_states(text=text, **{**given, **options})
 
 
 def test_rows_are_what_each_head_gives_to_a_pair_of_tokens(world: World) -> None:

@@ -9,7 +9,8 @@ from accelerate import dispatch_model
 from aligners.models import FrozenModel
 from datamodules import frozen_models
 from datamodules.frozen_models import Placing, placings
-from tests.runs import activations, quiet_trainer
+from datamodules.pairings import pair_states
+from tests.runs import activations, made_again, quiet_trainer
 from tests.world import World
 
 
@@ -101,11 +102,11 @@ def test_places_are_no_part_of_the_options_that_a_checkpoint_keeps(world: World)
     data = activations(world, devices=["cpu", None], device_map=[None, "auto"])
     config = data.config()
     assert not {"devices", "device_map"} & config.keys()
-    assert type(data).from_config(config).pipeline.models.placings == [Placing(), Placing()]
+    assert made_again(pair_states, config).frozen_models.placings == [Placing(), Placing()]
 
 
 def test_models_that_are_not_needed_make_room_first(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    models, moves = activations(world).pipeline.models, list[tuple[str, str]]()
+    models, moves = activations(world).frozen_models, list[tuple[str, str]]()
     _ = models.loaded
     monkeypatch.setattr(FrozenModel, "to", lambda self, device: moves.append((self.name, device)))
     models.place("cuda:7", [0])

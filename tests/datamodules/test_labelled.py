@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 import torch
 
-from datamodules.labelled import LabelledTexts
+from datamodules.model_texts import ModelTexts, labelled_texts
 from datamodules.text.sources import TextSource
 from tests.runs import quiet_trainer
 from tests.tiny import tiny_folder
 from tests.world import TEST_TEXTS, World, sentences, write_texts
 
 
-def labelled(world: World, **options: Any) -> LabelledTexts:
+def labelled(world: World, **options: Any) -> ModelTexts:
     text = options.pop("text", TextSource(world.fit, held_out=world.test))
-    return LabelledTexts(**{"models": world.model_x, "text": text, "batch_size": 16, "max_length": 60} | options)
+    return labelled_texts(**{"models": world.model_x, "text": text, "batch_size": 16, "max_length": 60} | options)
 
 
 def test_every_text_comes_once_with_its_class(world: World) -> None:

@@ -16,7 +16,7 @@ from datamodules.layers import LayerActivations, LayerBatch
 from datamodules.rows.sites import parse_layers
 from datamodules.text.sources import TextSource
 from tests.datamodules.tokens.splitters import byte_level, splitter_folder, word_piece
-from tests.runs import quiet_trainer
+from tests.runs import made_again, quiet_trainer
 from tests.tiny import tiny_folder, tiny_frozen
 from tests.world import TEST_TEXTS, World, write_texts
 
@@ -258,9 +258,9 @@ def test_options_make_an_equal_data_module_again(world: World, folders: list[str
         world, folders[:2], layers=[0, 2], rows="words_mean", recipe=Recipe(layers=2), cache=tmp_path, attention=True
     )
     config = json.loads(json.dumps(data.config()))
-    again = LayerActivations.from_config(config)
+    again = made_again(LayerActivations, config)
     assert again.config() == data.config()
-    assert (again.text, again.pipeline.models.recipe, again.pipeline.models.cache) == (
+    assert (again.text, again.frozen_models.recipe, again.frozen_models.cache) == (
         data.text,
         Recipe(layers=2),
         tmp_path,

@@ -14,7 +14,8 @@ from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
 from callbacks.best import BestPerSite
 from callbacks.checkpoint import SaveAligners, SavePairs
-from datamodules.many_pairs import ManyPairs
+from datamodules.pairings import pairs_states
+from datamodules.states import States
 from datamodules.text.sources import TextSource
 from tests.runs import activations, quiet_trainer
 from tests.world import World
@@ -22,10 +23,10 @@ from tests.world import World
 MAPS = {"linear": Linear, "mlp": partial(MLP, hidden=[8])}
 
 
-def many(world: World, **options: Any) -> ManyPairs:
+def many(world: World, **options: Any) -> States:
     given = {"models": [world.model_x, world.model_y, world.model_x], "sites": "1,2:3", "batch_size": 16}
     text = TextSource(world.fit, held_out=world.test)
-    return ManyPairs(text=text, max_length=64, **{**given, "pairs": [[0, 1], [1, 2]], **options})
+    return pairs_states(text=text, max_length=64, **{**given, "pairs": [[0, 1], [1, 2]], **options})
 
 
 def fit(data: Any, saving: SaveAligners) -> Alignment:

@@ -13,10 +13,10 @@ from torch import Tensor
 from aligners.models.embedded.recipes import Recipe
 from datamodules import frozen_models
 from datamodules.asking import TaskBatch
-from datamodules.model_texts import ModelTexts
+from datamodules.model_texts import ModelTexts, stitched_texts
 from datamodules.text.sources import TextSource
 from tests.datamodules.tokens.splitters import splitter_folder, word_piece
-from tests.runs import quiet_trainer
+from tests.runs import made_again, quiet_trainer
 from tests.stitches import model_texts
 from tests.tiny import tiny_folder
 from tests.world import TEST_TEXTS, World, sentences
@@ -60,7 +60,7 @@ def test_every_real_token_is_a_row_and_every_text_is_asked_its_class(world: Worl
         mask = batch.inputs["attention_mask"].bool()
         assert torch.equal(batch.rows.index, mask.flatten().nonzero()[:, 0])
         assert torch.equal(batch.targets.answer, labels[batch.texts.text])
-        assert batch.texts.inputs_y is batch.inputs
+        assert batch.texts.inputs[-1] is batch.inputs
     assert sorted(torch.cat([batch.texts.text for batch in found]).tolist()) == list(range(TEST_TEXTS))
     assert data.task == "classification"
 
@@ -157,9 +157,9 @@ def test_ranks_share_the_texts_and_mask_them_alike(world: World, masked: list[st
 
 def test_its_options_make_it_again(world: World) -> None:
     data = model_texts(world, sites=["1:2"], recipe=Recipe(layers=2), cache=Path("some"), masked_share=0.3)
-    again = ModelTexts.from_config(data.config())
+    again = made_again(stitched_texts, data.config())
     assert again.config() == data.config()
-    assert (again.sites, again.pipeline.models.recipe.layers, again.masked_share) == (["1:2"], 2, 0.3)
+    assert (again.sites, again.frozen_models.recipe.layers, again.masked_share) == (["1:2"], 2, 0.3)
     about = data.describe()
     assert [model["name"] for model in about["models"]] == [world.model_x, world.model_y]
     assert "masked_share" not in about

@@ -12,16 +12,17 @@ from transformers import PreTrainedTokenizerFast
 from aligners.models import FrozenModel
 from aligners.models.embedded.recipes import Recipe, embedded_model
 from datamodules import frozen_models
-from datamodules.paired import PairedActivations
+from datamodules.pairings import pair_states
 from datamodules.rows.reading import PairedBatch
+from datamodules.states import States
 from datamodules.text.sources import TextSource
 from tests.datamodules.tokens.splitters import byte_level, splitter_folder, word_piece
-from tests.runs import activations, quiet_trainer
+from tests.runs import activations, made_again, quiet_trainer
 from tests.tiny import tiny_folder
 from tests.world import TEST_TEXTS, World, sentences
 
 
-def batches(data: PairedActivations, split: str = "test", **options: int) -> list[PairedBatch]:
+def batches(data: States, split: str = "test", **options: int) -> list[PairedBatch]:
     return list(data.paired(split, **options))  # type: ignore[arg-type]
 
 
@@ -64,9 +65,9 @@ def test_options_make_an_equal_data_module_again(world: World, tmp_path: Path) -
         seed=3,
     )
     config = json.loads(json.dumps(data.config()))
-    again = PairedActivations.from_config(config)
+    again = made_again(pair_states, config)
     assert again.config() == data.config()
-    assert (again.text, again.pipeline.models.recipe, again.pipeline.models.cache) == (
+    assert (again.text, again.frozen_models.recipe, again.frozen_models.cache) == (
         data.text,
         Recipe(layers=2),
         tmp_path,
@@ -124,11 +125,11 @@ def test_tokenizers_that_differ_pair_texts_but_not_tokens(world: World, other_to
     for rows in ("mean", "cls"):
         data = activations(world, model_y=other_tokenizer, rows=rows, sites=[2])
         texts = next(iter(data.loader("test")))
-        assert not torch.equal(texts.inputs_x["input_ids"], texts.inputs_y["input_ids"])
+        assert not torch.equal(texts.inputs_x["input_ids"], texts.inputs[-1]["input_ids"])
         found = data.reader.read(data.reader.prepare(texts))
         assert found.x.shape == found.y.shape == (1, len(texts.text), 16)
-        states = data.reader.model_y.front(texts.inputs_y, [2])[0]
-        mask = texts.inputs_y["attention_mask"][..., None]
+        states = data.reader.model_y.front(texts.inputs[-1], [2])[0]
+        mask = texts.inputs[-1]["attention_mask"][..., None]
         expected = (states * mask).sum(1) / mask.sum(1) if rows == "mean" else states[:, 0]
         torch.testing.assert_close(found.y[0], expected)
 
@@ -234,5 +235,5 @@ def test_padding_on_the_left_gives_the_same_rows(world: World, tmp_path: Path) -
 
 def test_a_wrong_site_is_refused_before_embedded_models_are_made(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"`sites` between 0 and L = 4.*got 7"):
-        PairedActivations(sites="7", cache=tmp_path).prepare_data()
+        pair_states(sites="7", cache=tmp_path).prepare_data()
     assert not list(tmp_path.iterdir())

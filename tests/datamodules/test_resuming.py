@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from datamodules.resuming import limited
+from datamodules.batches import limited
 from tests.runs import quiet_trainer
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from datamodules.targets import Targets, classification_targets, masked_targets, next_token_targets
+from datamodules.asking import Targets, classification_targets, masked_targets, next_token_targets
 
 IDS = torch.tensor([[11, 12, 13, 14, 15], [21, 22, 23, 0, 0], [31, 0, 0, 0, 0]])
 MASK = (IDS > 0).long()

@@ -113,4 +113,4 @@ def test_every_package_has_a_page_of_its_modules() -> None:
             f"::: aligners.similarity.functional.{path.stem}\n"
             in pages["reference/modules/aligners.similarity.functional.md"]
         )
-    assert "::: datamodules.paired\n" in pages["reference/modules/datamodules.md"]
+    assert "::: datamodules.states\n" in pages["reference/modules/datamodules.md"]

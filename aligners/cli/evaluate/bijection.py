@@ -11,7 +11,7 @@ from aligners.cli.run import instantiate, start
 from aligners.fitting.pricing.price import BijectionPrice
 from aligners.fitting.pricing.rows import RowsInMemory
 from aligners.reports.publishing import write_report
-from datamodules.paired import PairedActivations
+from datamodules.pairings import pair_states
 
 __all__ = ["parser", "run"]
 
@@ -25,7 +25,7 @@ def parser() -> ArgumentParser:
         "error that a map can have if it is to be good both ways.",
     )
     made.add_class_arguments(BijectionPrice, None)
-    add_data_and_trainer(made, PairedActivations, batch_size=64)
+    add_data_and_trainer(made, pair_states, batch_size=64)
     made.set_defaults({"data.sites": "1"})
     return made
 
@@ -35,7 +35,7 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     options = parser.parse_args(words)
     made = instantiate(parser, options)
     price = BijectionPrice(**options_of(BijectionPrice, made))
-    price.check_widths(*made.data.pipeline.models.widths())
+    price.check_widths(*made.data.frozen_models.widths())
     begun = start("bijection", parser, options, made)
     trainer, reading = begun.trainer(inference_mode=False), RowsInMemory(price.most_rows, price.other_text)
     trainer.test(reading, datamodule=made.data, verbose=False)

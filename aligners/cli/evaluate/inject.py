@@ -19,8 +19,9 @@ from aligners.injection.injecting import InjectionEvaluation
 from aligners.injection.methods import CLOSED_FORMS, ClosedForms, check_closed_forms
 from aligners.injection.routes import DIRECTIONS, InjectedTask, paired_routes
 from aligners.injection.stitched import between_two_models
-from datamodules.paired import PairedActivations
-from datamodules.protocol import PairedData, stream_of
+from datamodules.module import stream_of
+from datamodules.pairings import pair_states
+from datamodules.states import States
 
 __all__ = ["parser", "run"]
 
@@ -39,7 +40,7 @@ def parser() -> ArgumentParser:
         "command's defaults. Without an aligners.ckpt, the closed forms are fitted on the spot.",
     )  # fmt: skip
     made.add_class_arguments(InjectionEvaluation, None, skip={"stored"})
-    add_data_and_trainer(made, PairedActivations, batch_size=128)
+    add_data_and_trainer(made, pair_states, batch_size=128)
     return made
 
 
@@ -65,7 +66,7 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
 
 def _say_what_is_not_injected(options: Namespace, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
     """Say before anything is read where nothing can be injected, and reject labels that no head predicts."""
-    data = stream_of(trainer, PairedData)
+    data = stream_of(trainer, States)
     routes = paired_routes(data, both_directions=options.both_directions)
     task = InjectedTask.of(data, routes, masked_share=options.masked_share, seed=0)
     for route, why in task.not_injected.items():

@@ -15,7 +15,7 @@ from aligners.injection.stitched import between_two_models
 from aligners.probing.across.evaluation import ProbesAcrossMaps
 from aligners.probing.reading import check_annotated
 from aligners.reports.publishing import WriteReport
-from datamodules.paired import PairedActivations
+from datamodules.pairings import pair_states
 from datamodules.rows.policies import policy_of
 
 __all__ = ["parser", "run"]
@@ -36,7 +36,7 @@ def parser() -> ArgumentParser:
         "command's defaults, but for `rows`: maps of tokens are read at the last piece of each word.",
     )  # fmt: skip
     made.add_class_arguments(ProbesAcrossMaps, None, skip={"stored"}, sub_configs=True)
-    add_data_and_trainer(made, PairedActivations, batch_size=128, skip={"packed"})
+    add_data_and_trainer(made, pair_states, batch_size=128, skip={"packed"})
     made.set_defaults({"data.text.source": "grammar"})
     return made
 

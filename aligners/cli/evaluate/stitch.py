@@ -12,7 +12,7 @@ from aligners.cli.run import start
 from aligners.fitting.storage.bank import load_bank
 from aligners.injection.scoring.pair_intervals import check_groups
 from aligners.injection.stitching.measuring import StitchingEvaluation
-from datamodules.model_texts import ModelTexts
+from datamodules.model_texts import stitched_texts
 
 __all__ = ["parser", "run"]
 
@@ -35,7 +35,7 @@ def parser() -> ArgumentParser:
         help="Name -> models, for example those that generalise and those that do not: means are then taken over the "
         "routes within and between groups.",
     )  # fmt: skip
-    add_data_and_trainer(made, ModelTexts, batch_size=128)
+    add_data_and_trainer(made, stitched_texts, batch_size=128)
     return made
 
 

@@ -12,7 +12,7 @@ from aligners.cli.run import start
 from aligners.finetuning.training import FinetuningRecipe
 from aligners.finetuning.truncating import HEADS, SurgeryEvaluation
 from aligners.reports.publishing import WriteReport
-from datamodules.labelled import LabelledTexts
+from datamodules.model_texts import labelled_texts
 
 __all__ = ["parser", "run"]
 
@@ -30,7 +30,7 @@ def parser() -> ArgumentParser:
     made.add_class_arguments(FinetuningRecipe, None)
     add_data_and_trainer(
         made,
-        LabelledTexts,
+        labelled_texts,
         skip={"dtype"},
         max_epochs=3,
         num_sanity_val_steps=0,

@@ -23,7 +23,7 @@ from aligners.reports.names import file_names
 from aligners.reports.publishing import environment, publish, write
 from aligners.reports.report import Row
 from datamodules.identity import identity
-from datamodules.labelled import LabelledTexts
+from datamodules.model_texts import ModelTexts, labelled_texts
 
 __all__ = ["parser", "plan", "run"]
 
@@ -48,7 +48,7 @@ def parser() -> ArgumentParser:
     made.add_class_arguments(FinetuningRecipe, None)
     add_data_and_trainer(
         made,
-        LabelledTexts,
+        labelled_texts,
         batch_size=8,
         skip={"bases", "dtype", "labels"},
         max_epochs=3,
@@ -70,7 +70,7 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     check_trains(options)
     try_run_folder(options.run)
     made = instantiate(parser, options)
-    data: LabelledTexts = made.data
+    data: ModelTexts = made.data
     recipe = FinetuningRecipe(**options_of(FinetuningRecipe, options))
     jobs = plan(data, _seeds(options.seeds), options.variants)
     data.setup("fit")
@@ -95,12 +95,12 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
         publish(make_report("finetuning", {**meta, **environment(trainer)}, rows), run.folder, trainer)
 
 
-def _finished(job: Job, data: LabelledTexts, recipe: FinetuningRecipe, folder: Path) -> Row | None:
+def _finished(job: Job, data: ModelTexts, recipe: FinetuningRecipe, folder: Path) -> Row | None:
     """Return the figures of a classifier that is finished already."""
     return finished_row(folder / job.folder, data.frozen[job.place].fingerprint, identity(data, **asdict(recipe)))
 
 
-def plan(data: LabelledTexts, seeds: Sequence[int], written: Sequence[str]) -> list[Job]:
+def plan(data: ModelTexts, seeds: Sequence[int], written: Sequence[str]) -> list[Job]:
     """List the classifiers to train, variant by variant, each checked against its base.
 
     Raises:

@@ -1,8 +1,8 @@
-"""`train.py fit`: aligners between the states of two frozen models."""
+"""`train.py fit`: aligners between the states of two frozen models; and what all commands that fit maps share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -17,66 +17,73 @@ from aligners.fitting.parts import bytes_a_site, check_part, find_part, join_par
 from aligners.fitting.storage.bank import ALIGNMENT, StoredBank
 from callbacks.checkpoint import SaveAligners
 from callbacks.summary import FitSummary
-from datamodules.paired import PairedActivations
+from datamodules.pairings import pair_states
+from datamodules.states import States
 
-__all__ = ["alignment_parser", "alignment_trainer", "fit_and_measure", "parser", "run"]
+__all__ = [
+    "check_maps", "fit_and_measure", "fit_and_show", "fit_maps", "fit_options", "fit_parser", "fit_trainer",
+    "parser", "run",
+]  # fmt: skip
+
+FIT = "Fit aligners between the states of two frozen models, and show how exact they are."
 
 
-def parser() -> ArgumentParser:
-    """The options."""
-    return alignment_parser("fit", "Fit aligners between the states of two frozen models, and show how exact they are.")
-
-
-def alignment_parser(kind: str, description: str) -> ArgumentParser:
-    """The options of `fit` and `validate`.
+def fit_parser(
+    kind: str,
+    description: str,
+    data: Callable[..., States] = pair_states,
+    saving: type[pl.Callback] = SaveAligners,
+    module: type[Alignment] = Alignment,
+) -> ArgumentParser:
+    """The options of a command that fits maps.
 
     Args:
         kind: name of the command.
         description: shown above the list of options.
+        data: makes the states.
+        saving: the callback that writes checkpoints.
+        module: what is fitted.
     """
     made = command_parser(kind, description)
-    made.add_argument(
-        "--sites_at_once", type=int | None, default=None,
-        help="Train a bank so many sites at a time, in runs part-1-1, part-2-1, ... of this run's folder. Default: "
-        "all sites, or as many as fit in memory. `--ckpt_path FOLDER` goes on with the parts of a run.",
-    )  # fmt: skip
-    for name in ("weights_only", *(["verbose"] if kind == "validate" else [])):
-        made.add_argument(f"--{name}", type=bool | None, default=None, help="Without effect: config files hold it.")
-    add_training(made, Alignment, PairedActivations, SaveAligners, num_sanity_val_steps=0)
+    add_training(made, module, data, saving, num_sanity_val_steps=0)
     return made
 
 
-def run(parser: ArgumentParser, words: Sequence[str]) -> None:
-    """Fit, all sites at once or in parts, and show what the best parameters reach."""
+def fit_options(kind: str, parser: ArgumentParser, words: Sequence[str]) -> Namespace:
+    """Parse the options of a command that fits maps, and check that it trains something, or goes on with a run."""
     options = parser.parse_args(words)
     check_trains(options)
-    if options.ckpt_path is None or not Path(options.ckpt_path).is_dir():  # a folder holds the parts of a run
-        check_goes_on(options.ckpt_path, "fit", ALIGNMENT)
-    made = instantiate(parser, options)
-    for _ in made.model.made(1, *made.data.pipeline.models.widths()):
-        pass  # raises if a map cannot have these widths, before any model is made or loaded
-    begun = start("fit", parser, options, made)
-    trainer = alignment_trainer(begun)
-    at_once = _sites_at_once(begun, trainer)
-    if at_once is None and options.ckpt_path and Path(options.ckpt_path).is_dir():
-        raise ValueError(
-            f"Expected `ckpt_path` to be a file, but {options.ckpt_path} is a folder, as of a run in parts, and all "
-            "sites are trained together here. Name its last.ckpt, or set `sites_at_once`."
-        )
-    if at_once is None:
-        _fit(begun, trainer)
-    else:
-        begun.made.model.adopt(_fit_in_parts(parser, begun, at_once))
-        trainer.validate(begun.made.model, datamodule=begun.made.data, verbose=False)
+    if kind != "fit" or options.ckpt_path is None or not Path(options.ckpt_path).is_dir():  # that of a fit in parts
+        check_goes_on(options.ckpt_path, kind, ALIGNMENT)
+    return options
 
 
-def alignment_trainer(run: Run) -> pl.Trainer:
-    """Make a Trainer that keeps each site's best parameters, saves the aligners and shows the figures."""
-    return run.trainer(run.made.early_stopping, run.made.checkpoint.inside(run.folder), FitSummary(run.folder))
+def check_maps(made: Namespace) -> None:
+    """Raise if a map cannot have the widths of the pairs, before any model is made or loaded."""
+    widths = made.data.frozen_models.widths()
+    for a, b in made.data.numbers:
+        for _ in made.model.made(1, widths[a], widths[b]):
+            pass
+
+
+def fit_trainer(run: Run, *callbacks: pl.Callback) -> pl.Trainer:
+    """Make a Trainer that keeps each site's best parameters and saves the maps."""
+    return run.trainer(run.made.early_stopping, run.made.checkpoint.inside(run.folder), *callbacks)
+
+
+def fit_maps(run: Run, trainer: pl.Trainer) -> None:
+    """Fit. Only tensors and plain values are read from a checkpoint."""
+    trainer.fit(run.made.model, datamodule=run.made.data, ckpt_path=run.options.ckpt_path, weights_only=True)
+
+
+def fit_and_show(run: Run, trainer: pl.Trainer) -> None:
+    """Fit, and show what the best parameters reach on the validation texts."""
+    fit_maps(run, trainer)
+    trainer.validate(run.made.model, datamodule=run.made.data, verbose=False)
 
 
 def fit_and_measure(kind: str, report: str, parser: ArgumentParser, words: Sequence[str]) -> None:
-    """Fit, then measure the errors on held-out texts, and report: what commands of one data module do.
+    """Fit, then measure the errors on held-out texts, and report.
 
     Args:
         kind: name of the command.
@@ -84,20 +91,40 @@ def fit_and_measure(kind: str, report: str, parser: ArgumentParser, words: Seque
         parser: see `run`.
         words: likewise.
     """
-    options = parser.parse_args(words)
-    check_trains(options)
-    check_goes_on(options.ckpt_path, kind, ALIGNMENT)
-    begun = start(kind, parser, options)
-    model, data = begun.made.model, begun.made.data
-    alignment_trainer(begun).fit(model, datamodule=data, ckpt_path=options.ckpt_path, weights_only=True)
-    begun.test(ErrorsEvaluation(model), report)
+    begun = start(kind, parser, fit_options(kind, parser, words))
+    fit_maps(begun, fit_trainer(begun, FitSummary(begun.folder)))
+    begun.test(ErrorsEvaluation(begun.made.model), report)
 
 
-def _fit(run: Run, trainer: pl.Trainer) -> None:
-    """Fit, then validate. Only tensors and plain values are read from a checkpoint."""
-    model, data = run.made.model, run.made.data
-    trainer.fit(model, datamodule=data, ckpt_path=run.options.ckpt_path, weights_only=True)
-    trainer.validate(model, datamodule=data, verbose=False)
+def parser(kind: str = "fit", description: str = FIT) -> ArgumentParser:
+    """The options of `fit` and `validate`."""
+    made = fit_parser(kind, description)
+    made.add_argument(
+        "--sites_at_once", type=int | None, default=None,
+        help="Train a bank so many sites at a time, in runs part-1-1, part-2-1, ... of this run's folder. Default: "
+        "all sites, or as many as fit in memory. `--ckpt_path FOLDER` goes on with the parts of a run.",
+    )  # fmt: skip
+    return made
+
+
+def run(parser: ArgumentParser, words: Sequence[str]) -> None:
+    """Fit, all sites at once or in parts, and show what the best parameters reach."""
+    options = fit_options("fit", parser, words)
+    made = instantiate(parser, options)
+    check_maps(made)
+    begun = start("fit", parser, options, made)
+    trainer = fit_trainer(begun, FitSummary(begun.folder))
+    at_once = _sites_at_once(begun, trainer)
+    if at_once is not None:
+        made.model.adopt(_fit_in_parts(parser, begun, at_once))
+        trainer.validate(made.model, datamodule=made.data, verbose=False)
+        return
+    if options.ckpt_path and Path(options.ckpt_path).is_dir():
+        raise ValueError(
+            f"Expected `ckpt_path` to be a file, but {options.ckpt_path} is a folder, as of a run in parts, and all "
+            "sites are trained together here. Name its last.ckpt, or set `sites_at_once`."
+        )
+    fit_and_show(begun, trainer)
 
 
 def _sites_at_once(run: Run, trainer: pl.Trainer) -> int | None:
@@ -114,8 +141,7 @@ def _sites_at_once(run: Run, trainer: pl.Trainer) -> int | None:
         raise ValueError(f"Expected `sites_at_once` to be at least 1, but got {wanted}.")
     data.prepare_data()
     reader = data.reader
-    rows = data.batch_size * data.pipeline.max_length
-    each = bytes_a_site(model, reader.model_x.width, reader.model_y.width, rows)
+    each = bytes_a_site(model, *reader.widths, data.batch_size * data.max_length)
     weights = [weight for model in (reader.model_x, reader.model_y) for weight in model.model.parameters()]
     free = free_memory(trainer.strategy.root_device) - sum(w.numel() * w.element_size() for w in weights)
     at_once = min(len(reader.sites), wanted or sites_at_once(len(reader.sites), each, free))
@@ -151,5 +177,5 @@ def _fit_part(parser: ArgumentParser, options: Namespace, sites: str, folder: Pa
     part.data.sites, part.run, part.checkpoint.folder, part.trainer.logger = sites, folder, None, False
     part.ckpt_path = None if last is None else str(last)
     begun = start("fit", parser, part)
-    _fit(begun, alignment_trainer(begun))
+    fit_and_show(begun, fit_trainer(begun, FitSummary(folder)))
     return folder / "aligners.ckpt"

@@ -14,7 +14,7 @@ from aligners.injection.stitching.measuring import StitchingEvaluation
 from aligners.injection.stitching.training import Stitching
 from aligners.reports.publishing import WriteReport
 from callbacks.checkpoint import SaveStitching
-from datamodules.model_texts import ModelTexts
+from datamodules.model_texts import stitched_texts
 
 __all__ = ["parser", "run"]
 
@@ -25,7 +25,7 @@ def parser() -> ArgumentParser:
     add_training(
         made,
         Stitching,
-        ModelTexts,
+        stitched_texts,
         SaveStitching,
         max_steps=2000,
         val_check_interval=200,

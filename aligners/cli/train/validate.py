@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from jsonargparse import ArgumentParser
 
 from aligners.cli.run import instantiate, start
-from aligners.cli.train.fit import alignment_parser, alignment_trainer
+from aligners.cli.train import fit
 from aligners.fitting.storage.bank import load_bank
+from callbacks.summary import FitSummary
 
 __all__ = ["parser", "run"]
 
-
-def parser() -> ArgumentParser:
-    """The options: those of `fit`."""
-    return alignment_parser("validate", "Show the figures of a checkpoint's aligners on the validation texts.")
+parser = partial(fit.parser, "validate", "Show the figures of a checkpoint's aligners on the validation texts.")
 
 
 def run(parser: ArgumentParser, words: Sequence[str]) -> None:
@@ -26,5 +25,6 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
         raise ValueError("Expected `ckpt_path` to name the file aligners.ckpt of a fit, but got nothing.")
     stored = load_bank(options.ckpt_path)
     begun = start("validate", parser, options, made)
-    begun.made.model.adopt(stored)
-    alignment_trainer(begun).validate(begun.made.model, datamodule=begun.made.data, verbose=False)
+    made.model.adopt(stored)
+    trainer = fit.fit_trainer(begun, FitSummary(begun.folder))
+    trainer.validate(made.model, datamodule=made.data, verbose=False)

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.fit_map import fit_map
-from aligners.fitting.fits import seeded
+from aligners.fitting.fits import fit_map, seeded
 from aligners.fitting.in_memory import train_on_rows
 from aligners.fitting.outcomes import TRAINED_WELL
 from aligners.fitting.pricing.contestants import DEFAULT, FREE, check_names, factory, one_way, parameters_of
@@ -23,8 +22,8 @@ from aligners.fitting.training.optimisation import describe_optimizer
 from aligners.maps.inn import INN
 from aligners.progress import track
 from aligners.similarity.algebra.moments import Moments, moments_of
-from datamodules.paired import PairedActivations
 from datamodules.rows.reading import Place
+from datamodules.states import States
 from datamodules.text.sources import TextSource
 
 __all__ = ["BijectionPrice"]
@@ -123,7 +122,7 @@ class BijectionPrice:
     def _sizes(self, d_x: int, d_y: int) -> list[int]:
         return self.sizes or [parameters_of(INN(1, d_x, d_y))]
 
-    def run(self, data: PairedActivations, held: Mapping[str, PairedRows], *, shown: bool = False) -> None:
+    def run(self, data: States, held: Mapping[str, PairedRows], *, shown: bool = False) -> None:
         """Read the fitting rows, train every map on them, and measure it.
 
         Args:

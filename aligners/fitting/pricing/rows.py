@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from aligners.files.room import free_memory, in_words
-from datamodules.paired import PairedActivations
-from datamodules.protocol import stream_of
+from datamodules.module import stream_of
 from datamodules.rows.reading import PairedBatch, Plan
+from datamodules.states import States
 from datamodules.text.sources import TextSource
 
 __all__ = ["PairedRows", "RowsInMemory"]
@@ -59,9 +59,9 @@ class RowsInMemory(pl.LightningModule):
         self._batches: dict[str, list[PairedBatch]] = {}
 
     @property
-    def data(self) -> PairedActivations:
+    def data(self) -> States:
         """The data module of the run."""
-        return stream_of(self.trainer, PairedActivations)
+        return stream_of(self.trainer, States)
 
     def setup(self, stage: str) -> None:
         """Check that the rows fit in memory, and that there is one process; choose the splits to read."""

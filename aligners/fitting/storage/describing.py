@@ -42,6 +42,13 @@ def build_aligner(description: Mapping[str, Any]) -> Aligner:
         return known[name](description["sites"], description["d_x"], description["d_y"], **description["options"])
 
 
+def take_places(bank: Aligner, places: slice | list[int]) -> Aligner:
+    """Some places of a bank as a bank of their own, frozen."""
+    taken = build_aligner({**describe_aligner(bank), "sites": len(torch.arange(bank.sites)[places])})
+    taken.load_state_dict({name: value[places] for name, value in bank.state_dict().items()})
+    return taken.requires_grad_(False).eval()
+
+
 def check_names(names: Iterable[str], argument: str) -> None:
     """Refuse names under which a module cannot hold aligners.
 

@@ -11,16 +11,9 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
 __all__ = [
-    "LEAST_RISE",
-    "REFERENCE_WIDTH",
-    "Schedule",
-    "Trained",
-    "clip_per_site",
-    "describe_optimizer",
-    "gradient_norms",
-    "make_optimizer",
-    "schedule_factor",
-]
+    "LEAST_RISE", "REFERENCE_WIDTH", "Schedule", "Trained", "clip_per_site", "describe_optimizer", "gradient_norms",
+    "make_optimizer", "schedule_factor",
+]  # fmt: skip
 
 Schedule = Literal["constant", "linear", "cosine", "one_cycle"]
 

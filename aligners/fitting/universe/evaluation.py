@@ -16,17 +16,15 @@ from aligners.fitting.moments import read_moments
 from aligners.fitting.outcomes import outcomes, worst_of
 from aligners.fitting.parts import take_sites
 from aligners.fitting.storage.bank import BACKWARD, FORWARD, StoredBank
-from aligners.fitting.universe.directions import directions
-from aligners.fitting.universe.joint import JointMoments, all_pairs, paired_rows
+from aligners.fitting.universe.joint import JointMoments, all_pairs, directions, paired_rows
 from aligners.fitting.universe.storage import universes_of
 from aligners.fitting.universe.universe import NETWORK, Universe
 from aligners.maps.base import Aligner
 from aligners.similarity.moments import MomentsMetric
-from datamodules.batches import TextBatch
-from datamodules.protocol import stream_of
-from datamodules.resuming import limited
+from datamodules.batches import TextBatch, limited
+from datamodules.module import stream_of
 from datamodules.rows.reading import PairedBatch, Plan
-from datamodules.universe import UniverseStates
+from datamodules.states import States
 
 __all__ = ["UniverseEvaluation", "between_members"]
 
@@ -73,14 +71,16 @@ class UniverseEvaluation(pl.LightningModule):
         self.universes = nn.ModuleDict(universes_of(stored))
         self.models = len(stored.data["models"])
         self.pairs = between_members(against, stored.data)
-        self.pair_maps = nn.ModuleList(maps for _, bank in self.pairs for maps in _maps(bank))
+        self.pair_maps = nn.ModuleList(
+            a for _, bank in self.pairs for maps in bank.maps.values() for a in maps.values()
+        )
         self.rows: list[dict[str, Any]] = []
         self.meta: dict[str, Any] = {}
         self.report_tables: dict[str, Any] = {}
 
     @property
-    def _data(self) -> UniverseStates:
-        return stream_of(self.trainer, UniverseStates)
+    def _data(self) -> States:
+        return stream_of(self.trainer, States)
 
     def setup(self, stage: str) -> None:
         """Begin with no rows."""
@@ -137,10 +137,18 @@ class UniverseEvaluation(pl.LightningModule):
 
     def _against(self, batch: PairedBatch) -> None:
         states = batch.x.unflatten(0, (self.models, -1))
+        for key, _, (source, target), way in self._pair_ways():
+            means = (self.means[source], self.means[target])
+            self._add(key, way, means, states[source], states[target], batch)
+
+    def _pair_ways(self) -> Iterator[tuple[str, tuple[str, str, StoredBank], tuple[int, int], _Way]]:
+        """Every map of the pairs' banks: its key; route, name and bank; the numbers of its models; and what maps."""
         for p, ((i, j), bank) in enumerate(self.pairs):
-            for name, (source, target), way in _ways(bank, i, j):
-                means = (self.means[source], self.means[target])
-                self._add(f"pair/{p}/{name}/{source}", way, means, states[source], states[target], batch)
+            for route, ends in ((FORWARD, (i, j)), (BACKWARD, (j, i))):
+                for name, aligner in bank.maps.get(route, {}).items():
+                    yield f"pair/{p}/{name}/{ends[0]}", (route, name, bank), ends, _Way(aligner)
+                    if route == FORWARD and aligner.bijective:
+                        yield f"pair/{p}/{name}/{j}", (route, name, bank), (j, i), _Way(aligner.inverse)
 
     def _add(self, key: str, way: _Way, means: tuple[Tensor, Tensor], x: Tensor, y: Tensor, batch: PairedBatch) -> None:
         key = key.replace(".", "_")
@@ -153,7 +161,7 @@ class UniverseEvaluation(pl.LightningModule):
     def on_test_epoch_end(self) -> None:
         """One row for each map, ordered pair and site; the directions of the space."""
         self._data.reader.check.flush()
-        self.rows = [*self._universe_rows(), *self._pair_rows()]
+        self.rows = list(self._rows())
         found = directions(JointMoments.of(self.embedded.compute(), self.models))
         sites, models = self.stored.data["sites"], self.stored.data["models"]
         self.report_tables = {
@@ -170,65 +178,49 @@ class UniverseEvaluation(pl.LightningModule):
         }
         self.meta = {**self._data.describe(), "split": "test"}
 
-    def _universe_rows(self) -> Iterator[dict[str, Any]]:
+    def _measured(self) -> Iterator[tuple[str, str, Aligner, list[str | None], list[tuple[int, int, int]]]]:
+        """Every map: its key, method, bank and outcome of training, and source, target and site of its places."""
+        sites = len(self.stored.data["sites"])
         for name, universe in cast(Mapping[str, Universe], self.universes).items():
-            record = self.stored.training.get(f"{FORWARD}.{name}")
-            trained = outcomes(record, universe.maps.sites)
-            trips = {
-                column: self._figures(f"{name}/{key}")["round_trip"] if f"{name}/{key}" in self.errors else None
-                for column, key in (("round_trip", "trip"), ("cycle", "cycle"))
-            }
+            trained = outcomes(self.stored.training.get(f"{FORWARD}.{name}"), universe.maps.sites)
             for shift in range(1, self.models):
-                found = self._figures(f"{name}/{shift}")
-                for place in range(universe.maps.sites):
-                    target, site = divmod(place, len(self.stored.data["sites"]))
-                    pair = ((target + shift) % self.models, target)
-                    worst = {column: None if each is None else each[place] for column, each in trips.items()}
-                    ends = [trained[model * len(self.stored.data["sites"]) + site] for model in pair]
-                    outcome = worst_of({"training": end} for end in ends)["training"]
-                    yield self._row(name, pair, site, found, place, _size(universe.maps), outcome, **worst)
+                ends = [((t + shift) % self.models, t, site) for t in range(self.models) for site in range(sites)]
+                both = [(trained[i * sites + site], trained[j * sites + site]) for i, j, site in ends]
+                training = [worst_of({"training": end} for end in each)["training"] for each in both]
+                yield f"{name}/{shift}", name, universe.maps, training, ends
+        for key, (route, name, bank), (source, target), _ in self._pair_ways():
+            maps = bank.maps[route][name]
+            training = outcomes(bank.training.get(f"{route}.{name}"), maps.sites)
+            yield key, f"pairwise_{name}", maps, training, [(source, target, site) for site in range(maps.sites)]
 
-    def _pair_rows(self) -> Iterator[dict[str, Any]]:
-        for p, ((i, j), bank) in enumerate(self.pairs):
-            for name, (source, target), _ in _ways(bank, i, j):
-                found = self._figures(f"pair/{p}/{name}/{source}")
-                route = BACKWARD if source == j and name in bank.maps.get(BACKWARD, {}) else FORWARD
-                maps = bank.maps[route][name]
-                trained = outcomes(bank.training.get(f"{route}.{name}"), maps.sites)
-                for site in range(maps.sites):
-                    told = {"round_trip": None, "cycle": None}
-                    yield self._row(
-                        f"pairwise_{name}", (source, target), site, found, site, _size(maps), trained[site], **told
-                    )
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        models, sites = self.stored.data["models"], self.stored.data["sites"]
+        for key, method, maps, training, places in self._measured():
+            found, nothing = self._figures(key), [None] * len(places)
+            trips = {
+                column: self._figures(f"{method}/{trip}")["round_trip"]
+                if f"{method}/{trip}" in self.errors
+                else nothing
+                for column, trip in (("round_trip", "trip"), ("cycle", "cycle"))
+            }
+            parameters = sum(weight[0].numel() for weight in maps.parameters())
+            for place, (source, target, site) in enumerate(places):
+                yield {
+                    "model_x": models[source]["name"],
+                    "model_y": models[target]["name"],
+                    "site_x": sites[site][0],
+                    "site_y": sites[site][0],
+                    "method": method,
+                    "role": "method",
+                    "parameters": parameters,
+                    "training": training[place],
+                    **{figure: found[figure][place] for figure in FIGURES},
+                    **{column: values[place] for column, values in trips.items()},
+                }
 
     def _figures(self, key: str) -> dict[str, list[float | None]]:
         computed = cast(MapErrors, self.errors[key.replace(".", "_")]).compute()
         return {name: [_number(float(v)) for v in values.reshape(-1)] for name, values in computed.items()}
-
-    def _row(
-        self,
-        name: str,
-        pair: tuple[int, int],
-        site: int,
-        found: Mapping[str, Sequence[float | None]],
-        place: int,
-        parameters: int,
-        training: str | None,
-        **worst: float | None,
-    ) -> dict[str, Any]:
-        models, (layer, _) = self.stored.data["models"], self.stored.data["sites"][site]
-        return {
-            "model_x": models[pair[0]]["name"],
-            "model_y": models[pair[1]]["name"],
-            "site_x": layer,
-            "site_y": layer,
-            "method": name,
-            "role": "method",
-            "parameters": parameters,
-            "training": training,
-            **{figure: found[figure][place] for figure in FIGURES},
-            **worst,
-        }
 
 
 def _from_embedded(universe: Universe, embedded: Tensor, shift: int, _: Tensor) -> Tensor:
@@ -242,7 +234,7 @@ def between_members(
 
     Args:
         against: of `train.py fit` or `fit_pairs`.
-        described: `UniverseStates.describe()`.
+        described: `describe()` of its states.
 
     Raises:
         ValueError: one is of other models, or lacks a site.
@@ -260,25 +252,6 @@ def between_members(
         i, j = (own.index(model["fingerprint"]) for model in models)
         found.append(((i, j), take_sites(bank, [there.index(site) for site in sites])))
     return found
-
-
-def _maps(bank: StoredBank) -> Iterator[Aligner]:
-    for maps in bank.maps.values():
-        yield from maps.values()
-
-
-def _ways(bank: StoredBank, i: int, j: int) -> Iterator[tuple[str, tuple[int, int], _Way]]:
-    """Every map of a pair's bank: its name, the numbers of its models, and what maps."""
-    for name, aligner in bank.maps[FORWARD].items():
-        yield name, (i, j), _Way(aligner)
-        if aligner.bijective:
-            yield name, (j, i), _Way(aligner.inverse)
-    for name, aligner in bank.maps.get(BACKWARD, {}).items():
-        yield name, (j, i), _Way(aligner)
-
-
-def _size(maps: Aligner) -> int:
-    return sum(weight[0].numel() for weight in maps.parameters())
 
 
 def _number(value: float) -> float | None:

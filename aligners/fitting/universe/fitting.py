@@ -1,8 +1,9 @@
-"""The LightningModule that fits a universe, and the file that it leaves."""
+"""The LightningModules that fit a universe, and one more model to a universe."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -11,16 +12,19 @@ from torch import Tensor
 
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.fits import AlignerFactory, Fit, seeded
+from aligners.fitting.parts import join_banks, join_records
 from aligners.fitting.storage.bank import FORWARD, StoredBank
+from aligners.fitting.storage.describing import build_aligner, describe_aligner
+from aligners.fitting.storage.refusals import refuse_other_models
 from aligners.fitting.universe.joint import paired_rows
 from aligners.fitting.universe.universe import CLOSED_UNIVERSES, NETWORK, Universe, fit_network
 from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
 from aligners.similarity.algebra.moments import Moments
 from datamodules.rows.reading import PairedBatch
-from datamodules.universe import UniverseStates
+from datamodules.states import States
 
-__all__ = ["UniverseAlignment"]
+__all__ = ["Joining", "UniverseAlignment"]
 
 
 class UniverseAlignment(Alignment):
@@ -57,7 +61,7 @@ class UniverseAlignment(Alignment):
 
     @property
     def _models(self) -> int:
-        return len(cast(UniverseStates, self._stream).models)
+        return len(self._stream.models)
 
     def made(self, sites: int, d_x: int, d_y: int) -> Iterator[Fit]:
         """Build the universes for this many places, k times as many as sites, and keep none."""
@@ -119,3 +123,86 @@ class UniverseAlignment(Alignment):
         bank.maps = {FORWARD: {name: universe.maps for name, universe in self.universes().items()}}
         bank.pairs = {FORWARD: list(self.sites)}
         return bank
+
+
+class Joining(Alignment):
+    """Fits the bijection of one more model into the shared space of a universe, whose members stay as they are.
+
+    It is one fit of two sides, both ways: x is the newcomer's state, y what a member makes of the same text in the
+    shared space, row by row another member's, in turn.
+
+    Args:
+        options: of `Alignment`, by their names.
+
+    Attributes:
+        members: the universe, set before the fit.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(aligners=None, both_directions=False, **options)
+        self.members: Universe | None = None
+
+    def setup(self, stage: str) -> None:
+        """Build the newcomer's maps, as the members' are; only its places count."""
+        super().setup(stage)
+        each = len(self.sites) // len(self._stream.models)
+        self.sites, self.places = self.sites[-each:], self.places[-each:]
+
+    def rows_of(self, batch: PairedBatch) -> tuple[Tensor, Tensor]:
+        """The newcomer's states, and what a member makes of each row in the shared space, in turn."""
+        members, rows = cast(Universe, self.members), torch.arange(batch.x.shape[1], device=batch.x.device)
+        each = members.embed(batch.x[: -len(self.sites)].detach()).unflatten(0, (members.models, -1))
+        return batch.x[-len(self.sites) :], each[rows % members.models, :, rows].movedim(0, 1).contiguous()
+
+    def made(self, sites: int, d_x: int, d_y: int) -> Iterator[Fit]:
+        """Build the newcomer's maps for the places of all models, and keep none."""
+        members = cast(Universe, self.members)
+        like = describe_aligner(members.maps)
+
+        def network(places: int, d_x: int, d_y: int) -> Aligner:
+            return build_aligner({**like, "sites": places, "d_x": d_x, "d_y": d_y})
+
+        yield Fit(NETWORK, "forward", seeded(network, self.seed, sites // (members.models + 1), d_x, d_y))
+
+    def joined(self, stored: StoredBank) -> StoredBank:
+        """The universe of all models, the newcomer last; its moments are not known.
+
+        Args:
+            stored: the universe of the members.
+        """
+        members, own = stored.maps[FORWARD][NETWORK], self.fits()[0].aligner
+        then, now = stored.training.get(f"{FORWARD}.{NETWORK}"), self.training_record.get(f"forward.{NETWORK}")
+        records = {}
+        if then is not None and now is not None:
+            records = join_records([then, now])
+        return replace(
+            stored,
+            maps={FORWARD: {NETWORK: join_banks([members, own.to(next(members.parameters()).device)])}},
+            pairs={FORWARD: [*stored.pairs[FORWARD], *self.sites]},
+            data=self.data,
+            data_config=self.data_config,
+            moments=None,
+            seen=self._stream.seen,
+            training={f"{FORWARD}.{NETWORK}": records} if records else {},
+        ).freeze()
+
+    def refuse_other_members(self, stored: StoredBank, data: States) -> None:
+        """Raise unless the run reads the universe's models at its sites on its texts, and a model that is not in it.
+
+        Raises:
+            ValueError: it does not.
+        """
+        described = data.describe()
+        refuse_other_models(stored.data["models"], described["models"][:-1], str(stored.path))
+        for name in ("sites", "component", "rows", "special_tokens"):
+            if stored.data[name] != described[name]:
+                raise ValueError(
+                    f"{stored.path} was fitted with `{name}` {stored.data[name]}, but `data.{name}` gives "
+                    f"{described[name]}. Leave it out."
+                )
+        then, now = (about["text"]["hashes"] for about in (stored.data, described))
+        if then != now:
+            raise ValueError(
+                f"{stored.path} was fitted on other texts than `data.text` gives. The members' states of the same "
+                "texts are what a newcomer is fitted to: leave `data.text` out."
+            )

@@ -1,4 +1,4 @@
-"""Moments of k models on the same rows: all that the closed forms of a universe need."""
+"""Moments of k models on the same rows, and what they alone tell: linear universes, and the directions of a space."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
+from aligners.maps.base import MORE_ROWS
+from aligners.maps.linear import determined_svd
 from aligners.similarity.algebra.moments import Moments
 
-__all__ = ["JointMoments", "all_pairs", "paired_rows"]
+__all__ = ["Directions", "JointMoments", "all_pairs", "directions", "generalised_procrustes", "maxvar", "paired_rows"]
 
 
 class JointMoments(NamedTuple):
@@ -100,3 +102,131 @@ def paired_rows(states: Tensor, models: int) -> tuple[Tensor, Tensor]:
     each = states.unflatten(0, (models, -1))
     first, second = (list(numbers) for numbers in zip(*all_pairs(models), strict=True))
     return each[first].flatten(0, 1), each[second].flatten(0, 1)
+
+
+ITERATIONS, STEADY = 200, 1e-10  # what one iteration gains, in norms of all moments
+TOLERANCE = 1e-8  # as in CCA: directions with less of a model's largest variance do not vary
+
+
+def generalised_procrustes(joint: JointMoments) -> Tensor:
+    """Rotate the centred states of k models into one space, each as near as possible to the mean of all.
+
+    Maximises Σ_{i≠j} tr(R_iᵀ C_ij R_j) over orthogonal R_i. There is no closed form for more than two models. The
+    iteration replaces each R_i in turn by the polar factor of Σ_{j≠i} C_ij R_j, so that the sum never falls (Gower
+    1975, "Generalized Procrustes analysis"; ten Berge 1977). It starts from the polar factors of the d leading
+    eigenvectors of the matrix of all blocks C_ij, the solution under R_1ᵀR_1 + ... + R_kᵀR_k = k I alone, so that no
+    model is special. The space then has the principal axes of the mean of all as its axes, the largest first.
+
+    Args:
+        joint: of the fitting rows. To give each model the same weight, pass it `scaled`.
+
+    Returns:
+        R, (k, S, d, d): x_i R_i is in the shared space. What the rows leave open, as with fewer rows than dimensions,
+        is settled as `determined_svd` does.
+    """
+    rotations = torch.stack([_polar(part) for part in _leading(joint.scatter)[0]])
+    norm = joint.scatter.square().sum((0, 1, 3, 4)).sqrt()
+    for _ in range(ITERATIONS):
+        before = rotations.clone()
+        for i in range(len(rotations)):
+            others = torch.einsum("jsab,jsbc->sac", joint.scatter[i], rotations)
+            rotations[i] = _polar(others - joint.scatter[i, i] @ rotations[i])
+        gained = torch.einsum("isab,ijsac,jscb->s", rotations, joint.scatter, rotations)
+        gained -= torch.einsum("isab,ijsac,jscb->s", before, joint.scatter, before)
+        if bool((gained.abs() <= STEADY * norm).all()):
+            break
+    return _principal(joint, rotations)
+
+
+def maxvar(joint: JointMoments) -> tuple[Tensor, Tensor]:
+    """Generalised canonical correlation analysis in its form MAXVAR (Kettenring 1971).
+
+    G, (n, d) with orthonormal columns, minimises Σ_i ‖G − X_i W_i‖²: its columns are the leading eigenvectors of the
+    sum of the k projections onto the models' states. The way back is the least-squares map from G: with fewer varying
+    directions than dimensions, or weakly shared ones, W_i has no usable inverse.
+
+    Args:
+        joint: of the fitting rows.
+
+    Returns:
+        W (k, S, d, d), which predicts √n · G, of unit variance, from a model's centred states, and the way back
+        (k, S, d, d).
+
+    Raises:
+        ValueError: there are no more rows than the models have dimensions together, which any states would fit.
+    """
+    models, _, _, width, _ = joint.scatter.shape
+    if joint.n <= models * width:
+        raise ValueError(
+            f"MAXVAR expects more fitting rows than the {models} models have dimensions together, "
+            f"{models * width}, but got {int(joint.n)}: it would find agreement in any states. {MORE_ROWS}"
+        )
+    covariance = joint.scatter / joint.n
+    own = covariance.diagonal(dim1=0, dim2=1).movedim(-1, 0)
+    roots, inverses = _roots(own)
+    white = torch.einsum("isab,ijsbc,jscd->ijsad", inverses, covariance, inverses)
+    vectors, values = _leading(white)
+    size = values.clamp(min=0).sqrt()[:, None]
+    return inverses @ vectors * size, (roots @ vectors * size).mT
+
+
+def _leading(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """The d leading eigenvectors of the matrices of blocks (k, k, S, d, d), as (k, S, d, d), and values (S, d)."""
+    models, _, _, width, _ = blocks.shape
+    whole = blocks.permute(2, 0, 3, 1, 4).flatten(3, 4).flatten(1, 2)
+    values, vectors = torch.linalg.eigh(whole)
+    parts = vectors[..., -width:].flip(-1).unflatten(1, (models, width)).movedim(1, 0)
+    return parts, values[:, -width:].flip(-1)
+
+
+def _polar(matrices: Tensor) -> Tensor:
+    """The nearest orthogonal matrices, (S, d, d) -> (S, d, d)."""
+    u, _, vh = determined_svd(matrices)
+    return u @ vh
+
+
+def _principal(joint: JointMoments, rotations: Tensor) -> Tensor:
+    """Turn the space so that its axes are the principal axes of the mean of all, the largest first."""
+    variance = joint.with_sum(rotations).yy[: rotations.shape[1]]
+    axes = torch.linalg.eigh(variance).eigenvectors.flip(-1)
+    largest = axes.abs().argmax(-2, keepdim=True)
+    return rotations @ (axes * axes.take_along_dim(largest, -2).sign())
+
+
+def _roots(covariance: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ^(1/2) and its pseudo-inverse; directions that do not vary are left out of both."""
+    values, vectors = torch.linalg.eigh(covariance)
+    varies = values > TOLERANCE * values[..., -1:]
+    root = values.clamp(min=0).sqrt() * varies
+    inverse = torch.where(varies, 1 / values.clamp(min=1e-300).sqrt(), 0.0)
+    return vectors * root[..., None, :] @ vectors.mT, vectors * inverse[..., None, :] @ vectors.mT
+
+
+class Directions(NamedTuple):
+    """Principal axes of the mean of all models in the shared space, the largest first.
+
+    Attributes:
+        variance: of the mean along each axis, (S, d): the eigenvalues of its covariance.
+        explained: share of the variance of the other models' mean along each axis that a model explains, the squared
+            correlation, (k, S, d); 0 where nothing varies.
+    """
+
+    variance: Tensor
+    explained: Tensor
+
+
+def directions(joint: JointMoments) -> Directions:
+    """Find the axes, and how far each model follows the others along them.
+
+    Args:
+        joint: of the embedded states u_i(x_i) of all models.
+    """
+    covariance, models = joint.scatter / joint.n, len(joint.mean)
+    variance, axes = torch.linalg.eigh(covariance.sum((0, 1)) / models**2)
+    along = torch.einsum("sab,ijsac,scb->ijsb", axes, covariance, axes).flip(-1)  # (k, k, S, d)
+    own = along.diagonal(dim1=0, dim2=1).movedim(-1, 0)
+    shared = along.sum(1) - own
+    others = along.sum((0, 1)) - 2 * along.sum(1) + own
+    both = own * others
+    varies = both > 1e-20 * both.amax(-1, keepdim=True)
+    return Directions(variance.flip(-1), torch.where(varies, shared.square() / torch.where(varies, both, 1.0), 0.0))

@@ -14,7 +14,7 @@ from datamodules.text.label_names import ClassMap, GivenMap, by_number, class_ma
 
 if TYPE_CHECKING:
     from aligners.models.model import FrozenModel
-    from datamodules.protocol import HeadData
+    from datamodules.module import TextModule
 
 __all__ = ["in_data_order", "match_heads", "matched_by_number", "one_after_another"]
 
@@ -44,7 +44,7 @@ def one_after_another(groups: ClassMap | None) -> ClassMap | None:
 
 
 def match_heads(
-    data: HeadData, asked: Sequence[FrozenModel], read: Sequence[FrozenModel] = ()
+    data: TextModule, asked: Sequence[FrozenModel], read: Sequence[FrozenModel] = ()
 ) -> dict[FrozenModel, dict[str, list[str]]]:
     """Set each head's `class_map` by the names of its classes and of the texts', or by `data.labels`.
 
@@ -92,7 +92,7 @@ def match_heads(
     return found
 
 
-def matched_by_number(data: HeadData, models: Sequence[FrozenModel]) -> list[str]:
+def matched_by_number(data: TextModule, models: Sequence[FrozenModel]) -> list[str]:
     """Cautions about models whose classes were matched with the texts' by number, because only one side names them.
 
     Embedded models number theirs, and were trained on the texts' own.
@@ -107,7 +107,7 @@ def matched_by_number(data: HeadData, models: Sequence[FrozenModel]) -> list[str
     return [caution for caution in each if caution is not None]
 
 
-def _given(data: HeadData, model: FrozenModel) -> GivenMap | None:
+def _given(data: TextModule, model: FrozenModel) -> GivenMap | None:
     """Return what `data.labels` says about a model."""
     if data.labels is None or isinstance(data.labels, Mapping):
         return data.labels

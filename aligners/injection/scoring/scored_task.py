@@ -15,7 +15,7 @@ from aligners.models.model import FrozenModel
 from datamodules.text.sources import Score
 
 if TYPE_CHECKING:
-    from datamodules.protocol import TextData
+    from datamodules.module import TextModule
 
 __all__ = ["ScoredTask"]
 
@@ -43,7 +43,7 @@ class ScoredTask:
     constant: float = 0.0
 
     @classmethod
-    def of(cls, data: TextData, model: FrozenModel, *, seed: int) -> ScoredTask:
+    def of(cls, data: TextModule, model: FrozenModel, *, seed: int) -> ScoredTask:
         """What a data module's held-out texts ask of a model and of others with the same task.
 
         Raises:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div
 
 from aligners.injection.scoring.answers import in_data_order
-from datamodules.targets import Targets
+from datamodules.asking import Targets
 from datamodules.text.label_names import ClassMap
 from datamodules.text.labels import known_labels
 

@@ -24,7 +24,8 @@ from aligners.maps.linear import Identity
 from aligners.models.loading.precision import check_precision
 from aligners.models.model import FrozenModel
 from datamodules.asking import TaskBatch
-from datamodules.protocol import TaskData, stream_of
+from datamodules.model_texts import ModelTexts
+from datamodules.module import stream_of
 
 __all__ = ["StitchingEvaluation"]
 
@@ -60,9 +61,9 @@ class StitchingEvaluation(Evaluation):
     # ------------------------------------------------------------------ before
 
     @property
-    def stream(self) -> TaskData:
+    def stream(self) -> ModelTexts:
         """The data module of the run."""
-        return stream_of(self.trainer, TaskData)
+        return stream_of(self.trainer, ModelTexts)
 
     def prepare_panels(self) -> None:
         """Check everything, and make a panel of the methods of each route."""

@@ -12,8 +12,7 @@ import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
-from aligners.fitting.fit_map import fit_map
-from aligners.fitting.fits import AlignerFactory, seeded
+from aligners.fitting.fits import AlignerFactory, fit_map, seeded
 from aligners.fitting.moments import read_moments
 from aligners.fitting.storage.bank import STITCHING, StoredBank, load_bank
 from aligners.fitting.storage.describing import check_names, describe_aligner
@@ -42,7 +41,8 @@ from aligners.models.model import FrozenModel
 from datamodules.asking import TaskBatch
 from datamodules.batches import TextBatch
 from datamodules.identity import identity, refuse_other_run, trainer_identity
-from datamodules.protocol import TaskData, stream_of
+from datamodules.model_texts import ModelTexts
+from datamodules.module import stream_of
 from datamodules.text.fitted import FittedTexts
 
 __all__ = ["Stitching"]
@@ -119,9 +119,9 @@ class Stitching(pl.LightningModule):
     # ------------------------------------------------------------------ setting up
 
     @property
-    def _stream(self) -> TaskData:
+    def _stream(self) -> ModelTexts:
         """The data module of the run."""
-        return stream_of(self.trainer, TaskData)
+        return stream_of(self.trainer, ModelTexts)
 
     def setup(self, stage: str) -> None:
         """Check everything, and build the banks of each route."""

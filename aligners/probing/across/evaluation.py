@@ -27,10 +27,10 @@ from aligners.probing.trees.task import STRUCTURAL, TreeTask
 from aligners.probing.words import Place, Words
 from aligners.progress import track
 from datamodules.asking import TaskBatch
-from datamodules.paired import PairedActivations
-from datamodules.protocol import stream_of
+from datamodules.module import stream_of
 from datamodules.rows.policies import policy_of
 from datamodules.rows.reading import PairedBatch, Plan
+from datamodules.states import States
 from datamodules.tokens.splits import Split
 
 __all__ = ["ProbesAcrossMaps"]
@@ -99,9 +99,9 @@ class ProbesAcrossMaps(Evaluation):
     # ------------------------------------------------------------------ before
 
     @property
-    def stream(self) -> PairedActivations:
+    def stream(self) -> States:
         """The data module of the run."""
-        return stream_of(self.trainer, PairedActivations)
+        return stream_of(self.trainer, States)
 
     def prepare_panels(self) -> None:
         """Check everything, and collect the maps."""
@@ -220,7 +220,7 @@ class ProbesAcrossMaps(Evaluation):
             yield row | {"probe_score": own}
 
 
-def _check_words(data: PairedActivations, tasks: Sequence[str], processes: int) -> None:
+def _check_words(data: States, tasks: Sequence[str], processes: int) -> None:
     """Raise unless all words of annotated sentences are read, by one process."""
     check_annotated(data, tasks, processes)
     if policy_of(data.rows).types != "words":

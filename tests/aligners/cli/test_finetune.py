@@ -17,7 +17,7 @@ from aligners.cli.train.finetune import parser, plan
 from aligners.finetuning.jobs import Job
 from aligners.models import load_frozen
 from aligners.reports.finetuning import finetuning_figure, finetuning_table, summarise
-from datamodules.labelled import LabelledTexts
+from datamodules.model_texts import ModelTexts, labelled_texts
 from datamodules.text.sources import TextSource
 from tests.ranks import two_ranks
 from tests.shell import ROOT, TWO_RANKS, WARNED, metrics
@@ -65,7 +65,7 @@ def test_every_seed_and_variant_ends_as_a_model_and_a_row(done: Path, world: Wor
     assert image.imread(done / "finetuning.png").std() > 0
     base = load_frozen(world.model_x)
     text = TextSource(world.fit, held_out=world.test)
-    data = LabelledTexts(world.model_x, text=text, max_length=60)
+    data = labelled_texts(world.model_x, text=text, max_length=60)
     batch = data.split("test")[list(range(TEST_TEXTS))]
     for row in found["rows"]:
         tuned = load_frozen(done / row["folder"])
@@ -89,7 +89,7 @@ def test_an_interrupted_run_goes_on_with_what_is_missing(
     trained: list[tuple[str, int]] = []
     real = finetune.train
 
-    def watched(job: Job, data: LabelledTexts, *rest: Any) -> dict[str, Any]:
+    def watched(job: Job, data: ModelTexts, *rest: Any) -> dict[str, Any]:
         row = real(job, data, *rest)
         trained.append((job.name, data.order))
         return row
@@ -205,7 +205,7 @@ def test_a_wrong_option_fails_before_a_folder_is_made(
 def test_several_bases_have_a_folder_each(world: World, tmp_path: Path) -> None:
     other = str(tiny_folder(tmp_path / "y", "distilbert", layers=2))
     text = TextSource(world.fit, held_out=world.test)
-    data = LabelledTexts([world.model_x, other], text=text, max_length=60)
+    data = labelled_texts([world.model_x, other], text=text, max_length=60)
     jobs = plan(data, [0], ["layers:all"])
     assert [(job.place, job.variant.name) for job in jobs] == [
         (0, "layers-1"), (0, "layers-2"), (0, "layers-3"), (1, "layers-1"), (1, "layers-2"),
@@ -213,7 +213,7 @@ def test_several_bases_have_a_folder_each(world: World, tmp_path: Path) -> None:
     assert len({job.folder for job in jobs}) == 5
     assert {job.folder.parts[0] for job in jobs} == {"x", "y"}
     assert all(job.folder.name == "seed-0" and len(job.folder.parts) == 3 for job in jobs)
-    twice = LabelledTexts([world.model_x, world.model_x], text=text, max_length=60)
+    twice = labelled_texts([world.model_x, world.model_x], text=text, max_length=60)
     with pytest.raises(ValueError, match="of different names, each for a folder"):
         plan(twice, [0], ["none"])
     data.frozen[0].quantised = "bitsandbytes"
@@ -272,10 +272,10 @@ def test_there_are_configs() -> None:
 
 
 def test_a_classifier_is_not_measured_on_its_own_texts(done: Path, world: World) -> None:
-    trained = set(LabelledTexts(world.model_x, text=TextSource(world.fit, held_out=world.test)).texts.fit["text"])
+    trained = set(labelled_texts(world.model_x, text=TextSource(world.fit, held_out=world.test)).texts.fit["text"])
     other = TextSource(world.fit, test_share=0.5, seed=1)
-    drawn = LabelledTexts(world.model_x, text=other).texts.test["text"][:]
+    drawn = labelled_texts(world.model_x, text=other).texts.test["text"][:]
     for folder in ("none/seed-0", "layers-1/seed-1"):
-        texts = LabelledTexts(str(done / folder), text=other).texts
+        texts = labelled_texts(str(done / folder), text=other).texts
         assert texts.test["text"][:] == [text for text in drawn if text not in trained]
         assert 0 < len(texts.test) < len(drawn)

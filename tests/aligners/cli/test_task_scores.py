@@ -13,7 +13,7 @@ from torchmetrics.functional.classification import binary_matthews_corrcoef
 
 from aligners.cli.table import evaluate, train
 from aligners.models import load_frozen
-from datamodules.labelled import LabelledTexts
+from datamodules.model_texts import labelled_texts
 from datamodules.text.sources import TextSource
 from tests.tiny import WORDS
 from tests.world import TEST_TEXTS, World, sentences
@@ -55,7 +55,7 @@ def tuned(world: World, numbers: list[str], tmp_path_factory: pytest.TempPathFac
 def answers_of(folder: Path, numbers: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
     """What a model answers to the held-out texts, and their labels."""
     text = TextSource(numbers[1], held_out=numbers[3], text_columns=["sentence1", "sentence2"])
-    batch = LabelledTexts(str(folder), text=text, max_length=60).split("test")[list(range(TEST_TEXTS))]
+    batch = labelled_texts(str(folder), text=text, max_length=60).split("test")[list(range(TEST_TEXTS))]
     return load_frozen(folder).logits(batch.inputs[0])[:, 0], batch.labels
 
 
@@ -145,7 +145,9 @@ def test_injection_by_matthews_correlation(world: World, tmp_path: Path, capsys:
     assert "MCC × 100" in capsys.readouterr().out
     found = json.loads((tmp_path / "run" / "report.json").read_text())
     rows = {row["method"]: row for row in found["rows"]}
-    data = LabelledTexts([world.model_x, world.model_y], text=TextSource(world.fit, held_out=world.test), max_length=60)
+    data = labelled_texts(
+        [world.model_x, world.model_y], text=TextSource(world.fit, held_out=world.test), max_length=60
+    )
     batch = data.split("test")[list(range(TEST_TEXTS))]
     for name, model in zip(("native_x", "native_y"), data.frozen, strict=True):
         answers = model.logits(batch.inputs[0]).argmax(-1)
@@ -172,7 +174,7 @@ def test_surgery_by_matthews_correlation(world: World, tmp_path: Path) -> None:
     options = ["--data.text.score", "mcc", "--trainer.max_epochs", "0", "--run", str(tmp_path / "run")]
     evaluate(["surgery", "--data.models", world.model_x, *text, *QUIET, *options])
     found = json.loads((tmp_path / "run" / "surgery.json").read_text())
-    data = LabelledTexts(world.model_x, text=TextSource(world.fit, held_out=world.test), max_length=60)
+    data = labelled_texts(world.model_x, text=TextSource(world.fit, held_out=world.test), max_length=60)
     batch = data.split("test")[list(range(TEST_TEXTS))]
     answers = data.frozen[0].logits(batch.inputs[0]).argmax(-1)
     expected = binary_matthews_corrcoef(answers, batch.labels).item()

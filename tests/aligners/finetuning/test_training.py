@@ -12,8 +12,8 @@ from aligners.finetuning.training import Finetuning, FinetuningRecipe, mean_loss
 from aligners.injection.scoring.tasks import unit_scores
 from aligners.models import FrozenModel
 from aligners.models.truncation import freeze
-from datamodules.labelled import LabelledTexts
-from datamodules.targets import classification_targets
+from datamodules.asking import classification_targets
+from datamodules.model_texts import ModelTexts, labelled_texts
 from datamodules.text.sources import TextSource
 from tests.runs import quiet_trainer
 from tests.tiny import tiny_model
@@ -23,12 +23,12 @@ FAST = FinetuningRecipe(learning_rate=1e-2)
 
 
 @pytest.fixture
-def data(world: World) -> LabelledTexts:
+def data(world: World) -> ModelTexts:
     text = TextSource(world.fit, held_out=world.test)
-    return LabelledTexts(world.model_x, text=text, batch_size=16, max_length=60)
+    return labelled_texts(world.model_x, text=text, batch_size=16, max_length=60)
 
 
-def trained(data: LabelledTexts, model: PreTrainedModel, seed: int = 0, **options: Any) -> Finetuning:
+def trained(data: ModelTexts, model: PreTrainedModel, seed: int = 0, **options: Any) -> Finetuning:
     module = Finetuning(model.requires_grad_(True), options.pop("recipe", FAST), seed=seed)
     trainer = quiet_trainer(**{"max_epochs": 1} | options)
     trainer.fit(module, datamodule=data)
@@ -36,7 +36,7 @@ def trained(data: LabelledTexts, model: PreTrainedModel, seed: int = 0, **option
     return module
 
 
-def test_it_learns_the_task_and_measures_as_the_frozen_model(data: LabelledTexts) -> None:
+def test_it_learns_the_task_and_measures_as_the_frozen_model(data: ModelTexts) -> None:
     recipe = FinetuningRecipe(learning_rate=1e-2, warmup=0.1)
     module = trained(data, tiny_model("bert", initializer_range=0.1), recipe=recipe, max_epochs=6)
     majority = (data.constant_answers() == data.answers("test")).double().mean()
@@ -52,7 +52,7 @@ def test_it_learns_the_task_and_measures_as_the_frozen_model(data: LabelledTexts
     assert module.validation_accuracy == pytest.approx(float(validation.mean()))
 
 
-def test_the_same_seed_gives_the_same_weights_another_gives_others(data: LabelledTexts) -> None:
+def test_the_same_seed_gives_the_same_weights_another_gives_others(data: ModelTexts) -> None:
     weights = []
     for seed in (0, 0, 1):
         model = tiny_model("bert", hidden_dropout_prob=0.5)
@@ -61,7 +61,7 @@ def test_the_same_seed_gives_the_same_weights_another_gives_others(data: Labelle
     assert not torch.equal(weights[0], weights[2])
 
 
-def test_dropout_acts_while_it_trains_and_not_while_it_is_measured(data: LabelledTexts) -> None:
+def test_dropout_acts_while_it_trains_and_not_while_it_is_measured(data: ModelTexts) -> None:
     modes: dict[bool, set[bool]] = {True: set(), False: set()}
     model = tiny_model("bert")
     module = Finetuning(model.requires_grad_(True), FAST)
@@ -78,7 +78,7 @@ def test_dropout_acts_while_it_trains_and_not_while_it_is_measured(data: Labelle
     assert modes == {True: {True}, False: {False}}
 
 
-def test_what_is_frozen_stays(data: LabelledTexts) -> None:
+def test_what_is_frozen_stays(data: ModelTexts) -> None:
     model = tiny_model("bert").requires_grad_(True)
     before = copy.deepcopy(model.state_dict())
     freeze(model, bottom=3)
@@ -88,7 +88,7 @@ def test_what_is_frozen_stays(data: LabelledTexts) -> None:
     assert moved == {"bert.pooler.dense.weight", "bert.pooler.dense.bias", "classifier.weight", "classifier.bias"}
 
 
-def test_only_matrices_decay(data: LabelledTexts) -> None:
+def test_only_matrices_decay(data: ModelTexts) -> None:
     module = Finetuning(tiny_model("bert").requires_grad_(True), FinetuningRecipe(weight_decay=0.1, warmup=2))
     trainer = quiet_trainer(max_epochs=1)
     trainer.fit(module, datamodule=data)
@@ -98,7 +98,7 @@ def test_only_matrices_decay(data: LabelledTexts) -> None:
     assert {weight.ndim for weight in rest["params"]} == {1}
 
 
-def test_a_loss_that_is_not_finite_ends_the_run(data: LabelledTexts) -> None:
+def test_a_loss_that_is_not_finite_ends_the_run(data: ModelTexts) -> None:
     model = tiny_model("bert")
     model.classifier.weight.data[0, 0] = torch.nan
     with pytest.raises(
@@ -107,7 +107,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(data: LabelledTexts) -> None:
         trained(data, model)
 
 
-def test_the_learning_rate_needs_an_end(data: LabelledTexts) -> None:
+def test_the_learning_rate_needs_an_end(data: ModelTexts) -> None:
     with pytest.raises(ValueError, match=r"`trainer.max_epochs` or `trainer.max_steps` to be finite"):
         trained(data, tiny_model("bert"), max_epochs=-1)
     with pytest.raises(ValueError, match="`warmup` of at most 11, all steps, but got 1000"):

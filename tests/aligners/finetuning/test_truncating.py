@@ -9,20 +9,20 @@ import torch
 from aligners.finetuning.training import FinetuningRecipe
 from aligners.finetuning.truncating import MEAN, SurgeryEvaluation, conditions
 from aligners.models.truncation import skipping, truncated
-from datamodules.labelled import LabelledTexts
+from datamodules.model_texts import ModelTexts, labelled_texts
 from datamodules.text.sources import TextSource
 from tests.runs import quiet_trainer
 from tests.tiny import tiny_folder
 from tests.world import TEST_TEXTS, World, sentences, write_texts
 
 
-def labelled(world: World, **options: Any) -> LabelledTexts:
+def labelled(world: World, **options: Any) -> ModelTexts:
     text = options.pop("text", TextSource(world.fit, held_out=world.test))
     models = [world.model_x, world.model_y]
-    return LabelledTexts(**{"models": models, "text": text, "batch_size": 16, "max_length": 60} | options)
+    return labelled_texts(**{"models": models, "text": text, "batch_size": 16, "max_length": 60} | options)
 
 
-def evaluated(data: LabelledTexts, heads: bool, **options: Any) -> SurgeryEvaluation:
+def evaluated(data: ModelTexts, heads: bool, **options: Any) -> SurgeryEvaluation:
     evaluation = SurgeryEvaluation(FinetuningRecipe(learning_rate=1e-2), heads)
     trainer = quiet_trainer(**{"max_epochs": 2} | options)
     if heads:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from aligners.fitting.fit_map import fit_map
+from aligners.fitting.fits import fit_map
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP

@@ -17,10 +17,9 @@ from aligners.injection.scoring.tasks import chosen, unit_losses
 from aligners.injection.stitching.loss import bank_gradients
 from aligners.maps.affine import AffineLayer
 from aligners.models import FrozenModel
-from datamodules.asking import TaskBatch
+from datamodules.asking import Targets, TaskBatch, classification_targets, masked_targets, next_token_targets
 from datamodules.batches import TextBatch
 from datamodules.rows.policies import select_rows
-from datamodules.targets import Targets, classification_targets, masked_targets, next_token_targets
 from tests.tiny import reference, tiny_frozen, tokenised
 
 PAIRS = ((2, 1), (0, 2), (1, 0), (3, 1), (2, 2))

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from aligners.fitting.fit_map import fit_map
+from aligners.fitting.fits import fit_map
 from aligners.maps.affine import AffineLayer, Orthogonal
 from aligners.maps.base import Aligner
 from aligners.maps.baselines import GaussianStates

@@ -9,7 +9,7 @@ from torch import Tensor
 from aligners.models import FrozenModel
 from datamodules.batches import TextBatch
 from datamodules.rows.policies import RowKind, RowPolicy, rows_of_each, select_rows, select_words
-from datamodules.rows.reading import PairedBatch, PairReader
+from datamodules.rows.reading import Link, PairedBatch, PairReader
 from datamodules.rows.sites import parse_sites
 from tests.tiny import SPECIAL, TEXTS, tiny_frozen, tokenised
 
@@ -50,10 +50,14 @@ def pairs_of_tokens(special: Tensor) -> tuple[Tensor, Tensor]:
     return words, torch.tensor(counts)
 
 
+def linked(sites: list[tuple[int, int]]) -> list[Link]:
+    return [Link(0, 1, i, j) for i, j in sites]
+
+
 def read(
     models: tuple[FrozenModel, FrozenModel], texts: TextBatch, policy: RowPolicy, special: bool = True
 ) -> PairedBatch:
-    reader = PairReader(*models, SITES, policy, special)
+    reader = PairReader(models, linked(SITES), RowKind(policy, special))
     return reader.read(reader.prepare(texts))
 
 
@@ -107,11 +111,9 @@ def test_padding_changes_nothing(models: tuple[FrozenModel, FrozenModel], policy
 def test_rows_know_where_they_came_from(models: tuple[FrozenModel, FrozenModel], side: str) -> None:
     texts = batch(side=side)
     paired = read(models, texts, "tokens")
-    assert paired.token is not None
-    ids = texts.inputs_x["input_ids"][paired.text - 10, paired.token]
+    ids = texts.inputs_x["input_ids"].flatten()[paired.rows.index]
     assert torch.equal(ids, texts.inputs_x["input_ids"][texts.inputs_x["attention_mask"].bool()])
     means = read(models, texts, "mean")
-    assert means.token is None
     assert torch.equal(means.text, texts.text)
     assert (means.rows.place == 0).all()
     for policy in ("words", "words_first", "words_mean"):
@@ -122,7 +124,7 @@ def test_rows_know_where_they_came_from(models: tuple[FrozenModel, FrozenModel],
     lengths = texts.inputs_x["attention_mask"].sum(1)
     assert paired.rows.place.tolist() == [place for length in lengths for place in range(length)]
     first = read(models, texts, "cls")
-    assert (texts.inputs_x["input_ids"][first.text - 10, first.token] == SPECIAL.index("<s>")).all()
+    assert (texts.inputs_x["input_ids"].flatten()[first.rows.index] == SPECIAL.index("<s>")).all()
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -209,17 +211,17 @@ def test_equal_layers_need_equal_depths() -> None:
 
 def test_a_reader_refuses_what_its_models_do_not_have(models: tuple[FrozenModel, FrozenModel]) -> None:
     with pytest.raises(ValueError, match=r"`sites` between 0 and 3, but got 4.*L = 3"):
-        PairReader(*models, [(1, 1), (2, 4)])
+        PairReader(models, linked([(1, 1), (2, 4)]), RowKind("tokens"))
     with pytest.raises(ValueError, match=r"`sites` between 0 and 3, but got -1"):
-        PairReader(*models, [(-1, 1)])
+        PairReader(models, linked([(-1, 1)]), RowKind("tokens"))
     with pytest.raises(ValueError, match=r"`rows`.*tokens, mean, cls, words.*'sentences'"):
-        PairReader(*models, SITES, "sentences")  # type: ignore[arg-type]
+        PairReader(models, linked(SITES), RowKind("sentences"))
 
 
 @pytest.mark.parametrize("broken", ["x", "y"])
 def test_states_that_are_not_finite_stop_under_their_name(broken: str) -> None:
     models = {"x": tiny_frozen(seed=0), "y": tiny_frozen(seed=1)}
-    reader = PairReader(models["x"], models["y"], SITES)
+    reader = PairReader([models["x"], models["y"]], linked(SITES), RowKind("tokens"))
     reader.read(reader.prepare(batch()))
     reader.check.flush()
     models[broken].name = "broken"
@@ -229,7 +231,7 @@ def test_states_that_are_not_finite_stop_under_their_name(broken: str) -> None:
     with pytest.raises(ValueError, match=rf"batch 1 .*site {site} of {broken.upper()} \(broken\)") as error:
         reader.read(reader.prepare(batch()))  # a batch late, so that no device has to be waited for
     assert f"site {sound} of" not in str(error.value)
-    again = PairReader(models["x"], models["y"], SITES)
+    again = PairReader([models["x"], models["y"]], linked(SITES), RowKind("tokens"))
     again.read(again.prepare(batch()))
     with pytest.raises(ValueError, match=r"batch 0 "):  # the last batch has none after it
         again.check.flush()

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from datamodules.paired import PairedActivations
+from datamodules.pairings import pair_states
 from datamodules.rows.reading import PairedBatch, Plan
 from datamodules.rows.types import SeenTypes, is_held_out
+from datamodules.states import States
 from datamodules.text.sources import TextSource
-from datamodules.tokens.marks import Marks
+from datamodules.tokens.tokenised import Marks
 from tests.datamodules.tokens.splitters import byte_level, splitter_folder, word_piece
-from tests.runs import activations
+from tests.runs import activations, made_again
 from tests.tiny import SPECIAL, WORDS
 from tests.world import World, sentences, write_texts
 
@@ -23,12 +24,12 @@ SHARE = 0.25
 HELD = {word for word in WORDS if is_held_out(word, SHARE, 0)}
 
 
-def prepared(data: PairedActivations, split: str, **options: Any) -> list[Any]:
+def prepared(data: States, split: str, **options: Any) -> list[Any]:
     """Every batch of a split, its rows chosen."""
     return [data.reader.prepare(texts) for texts in data.loader(split, **options)]  # type: ignore[arg-type]
 
 
-def token_names(data: PairedActivations, split: str) -> list[str]:
+def token_names(data: States, split: str) -> list[str]:
     """The token of every row of a split."""
     tokenizer = data.reader.model_x.tokenizer
     assert tokenizer is not None
@@ -98,7 +99,7 @@ def test_rows_of_held_out_words_are_left_out(world: World, tmp_path: Path, rows:
     assert sum(unseen) > 0
 
 
-def fitted_rows(data: PairedActivations) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+def fitted_rows(data: States) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
     found = {}
     for ready in prepared(data, "fit"):
         batch: PairedBatch = data.reader.read(ready)
@@ -108,7 +109,7 @@ def fitted_rows(data: PairedActivations) -> dict[int, tuple[torch.Tensor, torch.
     return found
 
 
-def words_with_rows(data: PairedActivations, text: int) -> list[str]:
+def words_with_rows(data: States, text: int) -> list[str]:
     """The words of a fitting text that both models have in full."""
     split = data.split("fit")
     before = sum(len(other.split()) for other in data.texts.fit["text"][:text])
@@ -171,7 +172,7 @@ def test_marks_follow_the_texts() -> None:
 
 def test_the_option_is_part_of_the_configuration(world: World) -> None:
     data = activations(world, held_out_types=SHARE)
-    assert PairedActivations.from_config(data.config()).held_out_types == SHARE
+    assert made_again(pair_states, data.config()).held_out_types == SHARE
     assert (data.describe()["held_out_types"], data.describe()["types"]) == (SHARE, "tokens")
-    assert PairedActivations().held_out_types == 0.1
+    assert pair_states().held_out_types == 0.1
     assert SeenTypes.from_state(data.seen.state()) == data.seen

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from datamodules.paired import PairedActivations
+from datamodules.states import States
 from datamodules.store import states, stores
 from tests.runs import activations
 from tests.store_kills import everything
@@ -26,7 +26,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(states, "SHARD", 4_000)
 
 
-def written(world: World, store: Path, **options: Any) -> PairedActivations:
+def written(world: World, store: Path, **options: Any) -> States:
     data = activations(world, **{"sites": [1, 2], "store": store} | options)
     for _ in data.loader("test"):
         pass
@@ -62,7 +62,7 @@ def test_a_shard_is_a_safetensors_file_and_the_manifest_says_what_it_holds(world
         torch.testing.assert_close(rows, data.frozen[0].front(inputs, [2])[0][0], rtol=1e-5, atol=1e-5)
 
 
-def _name(data: PairedActivations, place: int) -> str:
+def _name(data: States, place: int) -> str:
     return states.StateIdentity.of(data.frozen[place], data.split("test"), place, "residual", "float32").name
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules.store import loader, memory, reading
-from datamodules.store.memory import Ring, Rings
+from datamodules.store import loader, reading
+from datamodules.store.reading import Ring, Rings
 from tests.runs import activations
 from tests.world import World
 
@@ -64,7 +64,7 @@ def test_epochs_after_the_first_take_no_fresh_memory_and_batches_that_are_kept_s
             super().__init__(size)
             made.append(self)
 
-    monkeypatch.setattr(memory, "Ring", Counted)
+    monkeypatch.setattr(reading, "Ring", Counted)
     data = activations(world, sites=[1, 2], store=tmp_path, batch_size=4)
     for _ in range(3):
         for batch in data.loader("fit", shuffle=True):

@@ -18,8 +18,8 @@ from aligners.maps.mlp import MLP
 from aligners.models.model import FrozenModel
 from callbacks.checkpoint import SaveAligners
 from datamodules.layers import LayerActivations
-from datamodules.many_pairs import ManyPairs
-from datamodules.model_texts import ModelTexts
+from datamodules.model_texts import stitched_texts
+from datamodules.pairings import pairs_states
 from datamodules.store import loader, reading, states
 from datamodules.text.sources import TextSource
 from tests import stitches
@@ -67,7 +67,7 @@ def test_paired_rows_are_those_of_streaming(
             assert a.texts.stored
             assert a.x.dtype == torch.float32
             assert torch.equal(a.text, b.text)
-            assert a.token is b.token is None or torch.equal(a.token, b.token)  # type: ignore[arg-type]
+            assert torch.equal(a.rows.place, b.rows.place)
             torch.testing.assert_close(a.x, b.x, rtol=1e-5, atol=1e-5)
             torch.testing.assert_close(a.y, b.y, rtol=1e-5, atol=1e-5)
         forbid_running(monkeypatch)
@@ -105,16 +105,16 @@ def test_a_language_model_is_read_from_the_store_unless_its_texts_are_masked(
 ) -> None:
     text = TextSource(world.fit, held_out=world.test)
     given: dict[str, Any] = {"sites": "1:2", "text": text, "max_length": 32, "packed": True}
-    data = ModelTexts(causal, **given, store=tmp_path / "store")
+    data = stitched_texts(causal, **given, store=tmp_path / "store")
     x, y = data.frozen
-    batch, plain = (each.prepare(next(iter(each.loader("test")))) for each in (data, ModelTexts(causal, **given)))
+    batch, plain = (each.prepare(next(iter(each.loader("test")))) for each in (data, stitched_texts(causal, **given)))
     route = Route("0_1", x, y, ((1, 2),))
     expected = read_all([route], plain, targets=True)
     forbid_running(monkeypatch)
     found = read_all([route], batch, targets=True)
     torch.testing.assert_close(found.sources(route), expected.sources(route), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found.targets(route), expected.targets(route), rtol=1e-5, atol=1e-5)
-    other = ModelTexts(masked, sites="1:2", text=text, max_length=32, store=tmp_path / "masked")
+    other = stitched_texts(masked, sites="1:2", text=text, max_length=32, store=tmp_path / "masked")
     assert not next(iter(other.loader("test"))).stored
     assert not (tmp_path / "masked").exists()
 
@@ -213,8 +213,8 @@ def test_many_pairs_are_fitted_without_running_a_front(
 ) -> None:
     given: dict[str, Any] = {"text": TextSource(world.fit, held_out=world.test), "sites": [1], "max_length": 60}
     models = [world.model_x, world.model_y, world.model_x]
-    expected = list(ManyPairs(models, **given).paired("test"))
-    data = ManyPairs(models, **given, store=tmp_path)
+    expected = list(pairs_states(models, **given).paired("test"))
+    data = pairs_states(models, **given, store=tmp_path)
     data.complete_store(["test"])
     forbid_running(monkeypatch)
     for found, plain in zip(data.paired("test"), expected, strict=True):

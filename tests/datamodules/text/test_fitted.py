@@ -12,10 +12,9 @@ from datasets import Dataset
 
 from aligners.models.embedded.recipes import Recipe
 from aligners.reports.kinds import make_report
-from datamodules.labelled import LabelledTexts
 from datamodules.layers import LayerActivations
-from datamodules.model_texts import ModelTexts
-from datamodules.paired import PairedActivations
+from datamodules.model_texts import labelled_texts, stitched_texts
+from datamodules.pairings import pair_states
 from datamodules.text import fitted
 from datamodules.text.fitted import FITTED, FittedTexts, hash_texts, words_on_left_out
 from datamodules.text.loading import load_texts
@@ -66,11 +65,11 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 KINDS: list[Any] = [
-    lambda x, y, **more: PairedActivations(x, y, **more),
+    lambda x, y, **more: pair_states(x, y, **more),
     lambda x, y, **more: LayerActivations([x, y], **more),
-    lambda x, y, **more: ModelTexts([x, y], **more),
-    lambda x, y, **more: LabelledTexts([x, y], **more),
-    lambda x, y, **more: LabelledTexts(y, bases=x, **more),
+    lambda x, y, **more: stitched_texts([x, y], **more),
+    lambda x, y, **more: labelled_texts([x, y], **more),
+    lambda x, y, **more: labelled_texts(y, bases=x, **more),
 ]
 
 
@@ -120,7 +119,7 @@ def test_texts_are_hashed_once_for_all_that_was_fitted(source: str, monkeypatch:
 
 def test_maps_are_measured_on_texts_that_they_were_not_fitted_on(source: str, tmp_path: Path) -> None:
     x, y = (str(tiny_folder(tmp_path / name, seed=seed)) for seed, name in enumerate("xy"))
-    data = PairedActivations(x, y, text=TextSource(source, seed=1), max_length=60)
+    data = pair_states(x, y, text=TextSource(source, seed=1), max_length=60)
     data.setup("test")
     before = data.split("test")
     data.leave_out({"a": FittedTexts.of({}, table("nothing of it"))})
@@ -141,7 +140,7 @@ def test_maps_are_measured_on_texts_that_they_were_not_fitted_on(source: str, tm
 
 def test_an_embedded_model_is_known_by_its_folder_too(source: str, tmp_path: Path) -> None:
     recipe = Recipe(layers=1, width=8, vocabulary=200, epochs=1)
-    made = LabelledTexts("embedded:0", text=TextSource(source), recipe=recipe, cache=tmp_path)
+    made = labelled_texts("embedded:0", text=TextSource(source), recipe=recipe, cache=tmp_path)
     made.prepare_data()
     (folder,) = tmp_path.rglob("seed-0")
     known = FittedTexts.load(folder)
@@ -150,17 +149,17 @@ def test_an_embedded_model_is_known_by_its_folder_too(source: str, tmp_path: Pat
     assert not known.among(hash_texts(made.texts.validation)).any()
     assert known.origins[0]["splits"] == ["fit"]
     (folder / FITTED).unlink()  # one that was made before there was such a file
-    made = LabelledTexts("embedded:0", text=TextSource(source), recipe=recipe, cache=tmp_path)
+    made = labelled_texts("embedded:0", text=TextSource(source), recipe=recipe, cache=tmp_path)
     made.prepare_data()
     assert (folder / FITTED).is_file()
-    other = LabelledTexts(str(folder), text=TextSource(source, test_share=0.5, seed=1))
+    other = labelled_texts(str(folder), text=TextSource(source, test_share=0.5, seed=1))
     assert "left_out" in other.texts.describe()
 
 
 def test_a_classifier_has_seen_what_its_base_has(source: str, tmp_path: Path) -> None:
     base = str(tiny_folder(tmp_path / "base"))
     FittedTexts.of({"source": "before"}, table("a film", "the plot")).save(Path(base))
-    data = LabelledTexts(base, text=TextSource(source), max_length=60)
+    data = labelled_texts(base, text=TextSource(source), max_length=60)
     known = data.trained_on(base)
     assert known.among(hash_texts(table("a film", "the plot"))).all()
     assert known.among(hash_texts(data.texts.fit)).all()

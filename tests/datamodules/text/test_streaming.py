@@ -10,7 +10,7 @@ import pytest
 
 from datamodules.text.loading import load_texts
 from datamodules.text.sources import TextSource
-from datamodules.text.splitting import split_of, split_shares, text_key
+from datamodules.text.streaming import split_of, split_shares, text_key
 from datamodules.text.texts import Texts
 
 

@@ -12,13 +12,14 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from datamodules.layers import LayerActivations
-from datamodules.paired import PairedActivations
+from datamodules.pairings import pair_states
+from datamodules.states import States
 from datamodules.text.sources import TextSource
 from datamodules.tokens.packing import end_of_text, pack
-from datamodules.tokens.text_bytes import bytes_per_token
+from datamodules.tokens.splits import bytes_per_token
 from datamodules.tokens.tokenised import tokenise
 from tests.datamodules.tokens.splitters import byte_level, splitter_folder, word_piece
-from tests.runs import activations
+from tests.runs import activations, made_again
 from tests.tiny import tiny_tokenizer
 from tests.world import World, sentences
 
@@ -133,11 +134,11 @@ def test_bytes_of_cut_pairs_are_those_of_both_parts() -> None:
 
 
 @pytest.fixture
-def packed_stream(world: World) -> PairedActivations:
+def packed_stream(world: World) -> States:
     return activations(world, packed=True, max_length=16, model_y=world.model_x)
 
 
-def test_a_packed_stream_reads_full_sequences(packed_stream: PairedActivations) -> None:
+def test_a_packed_stream_reads_full_sequences(packed_stream: States) -> None:
     data = packed_stream.split("test")
     texts = list(packed_stream.texts.test["text"])
     expected = plain_ids(tiny_tokenizer(), texts)
@@ -151,7 +152,7 @@ def test_a_packed_stream_reads_full_sequences(packed_stream: PairedActivations) 
     assert sum(batch.x.shape[1] for batch in batches) == 16 * len(data)
 
 
-def test_a_packed_stream_says_so(packed_stream: PairedActivations) -> None:
+def test_a_packed_stream_says_so(packed_stream: States) -> None:
     texts = list(packed_stream.texts.test["text"])
     tokens = len(plain_ids(tiny_tokenizer(), texts))
     expected = sum(map(len, texts)) / tokens
@@ -159,8 +160,8 @@ def test_a_packed_stream_says_so(packed_stream: PairedActivations) -> None:
     said = packed_stream.describe()["packed"]
     assert said["test"]["dropped"] == tokens % 16
     assert said["test"]["sequences"] == tokens // 16
-    again = PairedActivations.from_config(packed_stream.config())
-    assert again.pipeline.packed
+    again = made_again(pair_states, packed_stream.config())
+    assert again.packed
     assert again.describe()["packed"] == {}
 
 

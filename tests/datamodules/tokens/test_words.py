@@ -11,8 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from datamodules.tokens.tokenised import TokenisedTexts, tokenise
-from datamodules.tokens.words import number_words
+from datamodules.tokens.tokenised import TokenisedTexts, number_words, tokenise
 from tests.datamodules.tokens.splitters import SPLITTERS, byte_level, crossing, metaspace, word_piece
 
 TOKENIZERS = {name: make() for name, make in SPLITTERS.items()}

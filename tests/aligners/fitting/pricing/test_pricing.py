@@ -22,8 +22,8 @@ from aligners.maps.mlp import MLP
 from aligners.reports.bijection import report
 from aligners.reports.publishing import write
 from aligners.similarity.algebra.moments import moments_of
-from datamodules.paired import PairedActivations
 from datamodules.rows.reading import Plan
+from datamodules.states import States
 from datamodules.text.sources import TextSource
 from tests.references.maps import fvu
 from tests.runs import activations, quiet_trainer, related_rows
@@ -127,7 +127,7 @@ def test_all_maps_have_the_size_that_is_asked_for(name: str) -> None:
 # ---------------------------------------------------------------------- the experiment
 
 
-def run(data: PairedActivations, *given: Any, **options: Any) -> BijectionPrice:
+def run(data: States, *given: Any, **options: Any) -> BijectionPrice:
     """As the command does."""
     price = BijectionPrice(*given, **options)
     reading = RowsInMemory(price.most_rows)
@@ -137,7 +137,7 @@ def run(data: PairedActivations, *given: Any, **options: Any) -> BijectionPrice:
 
 
 @pytest.fixture(scope="module")
-def found(world: World) -> tuple[BijectionPrice, PairedActivations]:
+def found(world: World) -> tuple[BijectionPrice, States]:
     data = activations(world, sites=[1, 3], held_out_types=0.2)
     return run(data, NAMES, STEPS, [SIZE], SEEDS, rows_a_step=50, stretched_rows=4), data
 
@@ -169,7 +169,7 @@ def test_every_map_is_measured_in_both_directions_at_every_point(found: tuple[Bi
         assert (row["round_trip"] is None) == (row["method"] in ("linear", "mlp", "floor"))
 
 
-def test_errors_of_the_linear_map_are_those_of_its_own_fit(found: tuple[BijectionPrice, PairedActivations]) -> None:
+def test_errors_of_the_linear_map_are_those_of_its_own_fit(found: tuple[BijectionPrice, States]) -> None:
     rows = [row for row in found[0].rows if row["method"] == "linear"]
     x, y = (torch.cat([getattr(batch, side) for batch in found[1].paired("fit")], 1) for side in "xy")
     held = [torch.cat([getattr(batch, side) for batch in found[1].paired("test")], 1) for side in "xy"]

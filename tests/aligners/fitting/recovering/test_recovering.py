@@ -9,27 +9,27 @@ import torch
 
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.evaluation import ErrorsEvaluation
-from aligners.fitting.recovering.data import RandomTargets
-from aligners.fitting.recovering.targets import random_inns
+from aligners.fitting.recovering.data import random_inns, target_states
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
 from aligners.reports.publishing import write
 from aligners.reports.recovery import report
 from aligners.similarity.algebra.moments import moments_of
+from datamodules.states import States
 from datamodules.text.sources import TextSource
 from tests.references.maps import fvu, mse
 from tests.runs import quiet_trainer, related_rows
 from tests.world import World
 
 
-def targets(world: World, **options: Any) -> RandomTargets:
+def targets(world: World, **options: Any) -> States:
     given = {"model": world.model_x, "strengths": [0.0, 0.5], "targets": 2, "sites": [1, 3], "batch_size": 16}
     text = TextSource(world.fit, held_out=world.test)
-    return RandomTargets(text=text, max_length=64, **{**given, "held_out_types": 0.0, **options})
+    return target_states(text=text, max_length=64, **{**given, "held_out_types": 0.0, **options})
 
 
 @pytest.fixture(scope="module")
-def found(world: World) -> tuple[RandomTargets, Alignment, ErrorsEvaluation]:
+def found(world: World) -> tuple[States, Alignment, ErrorsEvaluation]:
     data, module = targets(world), Alignment({"linear": Linear, "inn": partial(INN, couplings=2, hidden=8)})
     trainer = quiet_trainer(max_epochs=2)
     trainer.fit(module, datamodule=data)
@@ -63,7 +63,7 @@ def test_every_strength_target_and_site_has_its_rows(found: tuple[Any, Any, Erro
     assert by[0.5, 0, 1]["fvu"] != by[0.5, 1, 1]["fvu"]
 
 
-def test_errors_are_those_of_held_out_and_of_fitting_rows(found: tuple[RandomTargets, Alignment, Any]) -> None:
+def test_errors_are_those_of_held_out_and_of_fitting_rows(found: tuple[States, Alignment, Any]) -> None:
     data, module, evaluation = found
     linear = module.forward_maps["linear"]
     rows = [row for row in evaluation.rows if row["method"] == "linear"]

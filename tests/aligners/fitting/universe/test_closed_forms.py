@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aligners.fitting.universe.closed_forms import generalised_procrustes, maxvar
-from aligners.fitting.universe.joint import JointMoments, paired_rows
+from aligners.fitting.universe.joint import JointMoments, generalised_procrustes, maxvar, paired_rows
 from aligners.similarity.algebra.moments import moments_of
 
 MODELS, SITES, ROWS, WIDTH = 4, 2, 400, 6

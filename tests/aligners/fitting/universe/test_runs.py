@@ -20,8 +20,9 @@ from aligners.fitting.universe.storage import load_universe
 from aligners.maps.inn import INN
 from callbacks.best import BestPerSite
 from callbacks.checkpoint import SaveUniverse
+from datamodules.pairings import universe_states
+from datamodules.states import States
 from datamodules.text.sources import TextSource
-from datamodules.universe import UniverseStates
 from tests.interrupting import strike
 from tests.ranks import two_ranks
 from tests.runs import quiet_trainer
@@ -36,9 +37,9 @@ def models(world: World, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [world.model_x, world.model_y, str(tiny_folder(tmp_path_factory.mktemp("third") / "z", seed=2))]
 
 
-def states(world: World, models: list[str], **options: Any) -> UniverseStates:
+def states(world: World, models: list[str], **options: Any) -> States:
     given: dict[str, Any] = {"sites": [1, 3], "batch_size": 32, "max_length": 64, "held_out_types": 0.0, **options}
-    return UniverseStates(models, text=TextSource(world.fit, held_out=world.test), **given)
+    return universe_states(models, text=TextSource(world.fit, held_out=world.test), **given)
 
 
 def fitted(

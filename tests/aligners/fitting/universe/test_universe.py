@@ -25,8 +25,9 @@ from aligners.reports.publishing import write
 from aligners.similarity.algebra.moments import moments_of
 from callbacks.best import BestPerSite
 from callbacks.checkpoint import SaveUniverse
+from datamodules.pairings import universe_states
+from datamodules.states import States
 from datamodules.text.sources import TextSource
-from datamodules.universe import UniverseStates
 from tests.runs import activations, quiet_trainer
 from tests.tiny import tiny_folder
 from tests.world import World
@@ -40,12 +41,12 @@ def models(world: World, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [world.model_x, world.model_y, str(third)]
 
 
-def states(world: World, models: list[str], **options: Any) -> UniverseStates:
+def states(world: World, models: list[str], **options: Any) -> States:
     given: dict[str, Any] = {"sites": [1, 3], "batch_size": 16, "max_length": 64, "held_out_types": 0.1}
-    return UniverseStates(models, text=TextSource(world.fit, held_out=world.test), **{**given, **options})
+    return universe_states(models, text=TextSource(world.fit, held_out=world.test), **{**given, **options})
 
 
-Found = tuple[UniverseStates, UniverseAlignment, UniverseEvaluation, Path]
+Found = tuple[States, UniverseAlignment, UniverseEvaluation, Path]
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,7 @@ def universe(folder: Path) -> Universe:
     return universes_of(load_universe(folder / "universe.ckpt"))["universe"]
 
 
-def rows_of(data: UniverseStates) -> torch.Tensor:
+def rows_of(data: States) -> torch.Tensor:
     return torch.cat([batch.x for batch in data.batches("test")], 1)
 
 

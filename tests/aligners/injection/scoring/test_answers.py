@@ -119,7 +119,7 @@ def test_a_head_of_three_classes_answers_texts_of_two(tmp_path: Path) -> None:
     (native,) = (r for r in found.rows if r["method"] == "native_y" and r["direction"] == "forward")
     data = activations(world)
     batch = data.split("test")[list(range(TEST_TEXTS))]
-    own = data.frozen[1].logits(batch.inputs_y).softmax(-1)
+    own = data.frozen[1].logits(batch.inputs[-1]).softmax(-1)
     positive = own[:, 0] + own[:, 1] > own[:, 2]
     assert native["accuracy"] == pytest.approx((positive.long() == batch.labels).double().mean().item())
     drawn = next(r for r in found.rows if r["method"] == "random_label")
@@ -191,7 +191,7 @@ def test_stitching_by_matthews_correlation(world: World) -> None:
     (itself,) = (r for r in module.rows if r["method"] == "identity" and r["model_x"] == r["model_y"] == world.model_y)
     data = activations(world)
     batch = data.split("test")[list(range(TEST_TEXTS))]
-    expected = binary_matthews_corrcoef(data.frozen[1].logits(batch.inputs_y).argmax(-1), batch.labels).item()
+    expected = binary_matthews_corrcoef(data.frozen[1].logits(batch.inputs[-1]).argmax(-1), batch.labels).item()
     assert native["score"] == itself["score"] == pytest.approx(expected, abs=1e-6)
     assert (itself["score_penalty"], itself["score_name"]) == (0, "mcc")
     assert (module.meta["score"], module.meta["constant_score"]) == ("mcc", 0)

@@ -10,7 +10,7 @@ from scipy.special import log_softmax
 
 from aligners.injection.scoring.tasks import check_labels, chosen, divergence, per_text, unit_losses, unit_scores
 from aligners.models import FrozenModel
-from datamodules.targets import Targets, classification_targets, masked_targets
+from datamodules.asking import Targets, classification_targets, masked_targets
 from tests.tiny import tiny_frozen
 
 B, T, C = 3, 5, 7

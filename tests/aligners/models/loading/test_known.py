@@ -9,7 +9,7 @@ import pytest
 from aligners.models.loading.known import KnownModels
 from aligners.models.loading.models import load_frozen
 from aligners.models.sleeping import SleepingModel
-from datamodules.store.identity import BESIDE
+from datamodules.store.states import BESIDE
 from tests.tiny import ARCHITECTURES, tiny_folder
 
 

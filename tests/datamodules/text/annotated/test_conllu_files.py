@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from datamodules.text.annotated.conllu_files import read_conllu
+from datamodules.text.annotated.files import read_conllu
 from datamodules.text.annotated.sentence import Sentence, Target, check_tree
 
 TREEBANK = """\

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from datamodules.text.annotated.files import holds_spans, read_spans, task_name
 from datamodules.text.annotated.sentence import Target
-from datamodules.text.annotated.span_files import holds_spans, read_spans, task_name
 
 ROW = {
     "text": "The  cat sat",

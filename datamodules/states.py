@@ -1,24 +1,22 @@
-"""The LightningDataModule that streams paired activations of two frozen models over labelled text."""
+"""The LightningDataModule of states: columns, each a model at a site, and pairings over them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from torch.utils.data import DataLoader
 
 from aligners.models.architectures import Component
+from aligners.models.model import FrozenModel
 from datamodules.batches import TextBatch
 from datamodules.frozen_models import Wanted
-from datamodules.module import PAIRS_TOKENS, WITHOUT_GRADIENTS, TextModule, check_rows
-from datamodules.pipeline import TextPipeline
-from datamodules.rows.policies import RowPolicy, policy_of
-from datamodules.rows.reading import PairedBatch, PairReader, Plan, Prepared
-from datamodules.rows.sites import parse_sites
+from datamodules.module import WITHOUT_GRADIENTS, TextModule
+from datamodules.rows.policies import PAIRS_TOKENS, RowKind, RowPolicy, TokenPairs, check_rows, policy_of
+from datamodules.rows.reading import Link, PairedBatch, PairReader, Plan, Prepared
 from datamodules.rows.types import RowTypes, SeenTypes, types_of
 from datamodules.store.stores import Reads
-from datamodules.text.label_names import LabelsOption
 from datamodules.text.texts import Texts
 from datamodules.tokens.splits import Split, TokenisedSplits
 from datamodules.tokens.tokenised import TokenisedTexts
@@ -26,35 +24,57 @@ from datamodules.tokens.tokenised import TokenisedTexts
 if TYPE_CHECKING:
     from datasets import Dataset
 
-__all__ = ["PairedActivations"]
+__all__ = ["Links", "Pairing", "States"]
+
+Links = Callable[[Sequence[int], Component], list[Link]]
 
 
-class PairedActivations(TextModule):
-    """Turns text into paired rows of two frozen models, read on the device where the aligner is.
+@dataclass(frozen=True)
+class Pairing:
+    """What `States` pairs: the columns, and the options by which a user names them. `datamodules.pairings` makes them.
+
+    Attributes:
+        named: name and revision of each model.
+        links: from the depths of the models and the component to what stands along the leading axis.
+        options: by their names, for `States.config`.
+        hidden: options of `States` that are not a user's.
+        pairs: numbers of the two models of each pair, known before the models are.
+        check: raises unless the loaded models can be paired.
+        about: what `States.describe` says of this pairing alone.
+        token_pairs: from the data module to the rows, where attention weights are read.
+        transform: what becomes of every batch.
+    """
+
+    named: list[tuple[str, str | None]]
+    links: Links
+    options: dict[str, Any]
+    hidden: tuple[str, ...] = ()
+    pairs: Sequence[tuple[int, int]] = ((0, 1),)
+    check: Callable[[Sequence[FrozenModel]], None] = lambda models: None
+    about: Callable[[States], dict[str, Any]] = lambda data: {}
+    token_pairs: Callable[[States], TokenPairs] | None = None
+    transform: Callable[[States, PairedBatch], PairedBatch] | None = None
+
+
+class States(TextModule):
+    """Turns text into paired rows of frozen models, read on the device where the aligner is.
+
+    A batch is a `PairedBatch`: x (S, N, d_x) and y (S, N, d_y), for each link of the pairing its rows.
 
     Args:
-        model_x: X: a Hub id, a local folder, or `embedded:SEED` for a small BERT that is trained on the fitting
-            texts when it is first needed and kept in `cache`; `embedded:SEED:layers=6,width=96` for one that departs
-            from `recipe`. `embedded-gpt:SEED` and `embedded-mlm:SEED` are small causal and masked language
-            models, which need no labels; `embedded-gpt:SEED:activation=solu` is one with SoLU.
-        model_y: Y, likewise.
-        sites: `all` (0..L), `blocks` (1..L), or layers and pairs: `1,3:5` is site 1 of both and X's 3 with Y's 5.
-            Site 0 is the embedding output, site l the output of block l before any final norm.
+        pairing: see there.
         rows: `tokens`: every real token, for models of equal tokenizers; `mean`: the mean over a text's tokens;
             `cls`: its first token; `words`, `words_first`, `words_mean`: the last piece, the first, or the mean over
-            the pieces of every word, for any two models. A word is a run of characters without white space.
+            the pieces of every word, for any models. A word is a run of characters without white space, and a row
+            where all models have it in full.
         special_tokens: whether [CLS], [SEP] and the like count as rows. Injection replaces them too. Words have none.
-        revision_x: revision of X on the Hub.
-        revision_y: revision of Y on the Hub.
-        labels: which classes of a head answer each class of the texts, where their names do not say, by number or name:
-            {"entailment": 0, "not_entailment": [1, 2]}. Several are added. One map, or a list of one for each model.
         component: what is read at a site: `residual`, the stream between the blocks; `attention` or `mlp`, what that
             sub-layer of block l adds to it. Sub-layers have no site 0.
         held_out_types: share of the token types (of the word types, where rows are words) whose rows no map is fitted
             on, so that an evaluation can tell a map from a vocabulary. A hash of the type's name with `text.seed`
             chooses them; special tokens are never among them. Their neighbours' states are still fitted on, and these
             have seen them in context. Means and first tokens of texts have no types.
-        options: of `TextPipeline` and `FrozenModels`, by their names: `text`, `batch_size`, `max_length`, `packed`,
+        options: of `TextModule` and `FrozenModels`, by their names: `text`, `batch_size`, `max_length`, `packed`,
             `seed`, `workers`, `store`, `store_dtype`, `dtype`, `attn_implementation`, `trust_remote_code`, `recipe`,
             `cache`, `devices`, `device_map`.
 
@@ -66,54 +86,62 @@ class PairedActivations(TextModule):
 
     def __init__(
         self,
-        model_x: str = "embedded:0",
-        model_y: str = "embedded:1",
-        sites: str | list[str | int] = "all",
+        pairing: Pairing,
+        *,
         rows: RowPolicy = "tokens",
         special_tokens: bool = True,
-        revision_x: str | None = None,
-        revision_y: str | None = None,
-        labels: LabelsOption = None,
         component: Component = "residual",
         held_out_types: float = 0.1,
         **options: Any,
     ) -> None:
         if not 0 <= held_out_types < 1:
             raise ValueError(f"Expected `held_out_types` to be a share in [0, 1), but got {held_out_types}.")
-        super().__init__()
-        self.model_x, self.model_y = model_x, model_y
-        self.revision_x, self.revision_y = revision_x, revision_y
-        self.sites, self.rows, self.special_tokens, self.component = sites, rows, special_tokens, component
-        self.labels, self.held_out_types = labels, held_out_types
-        wanted = Wanted(self._named(), one_tokenizer=PAIRS_TOKENS if rows == "tokens" else None)
-        self.pipeline = TextPipeline(wanted, policy_of(rows).types == "words", **options)
-        check_rows(rows, component, self.pipeline.packed)
+        wanted = Wanted(pairing.named, one_tokenizer=PAIRS_TOKENS if rows == "tokens" else None)
+        super().__init__(wanted, policy_of(rows).types == "words", **options)
+        self.pairing, self.rows, self.special_tokens, self.component = pairing, rows, special_tokens, component
+        self.held_out_types, self.labels = held_out_types, pairing.options.get("labels")
+        check_rows(rows, component, self.packed)
         self._seen: SeenTypes | None = None
         self._reader: PairReader | None = None
         self._plan = Plan()
         self._other: Texts | None = None
         self._tokenised_other: TokenisedSplits | None = None
 
-    def _named(self) -> list[tuple[str, str | None]]:
-        """Name and revision of each model."""
-        return [(self.model_x, self.revision_x), (self.model_y, self.revision_y)]
+    @property
+    def models(self) -> list[str]:
+        """The models, as the user named them."""
+        return [name for name, _ in self.pairing.named]
+
+    @property
+    def numbers(self) -> list[tuple[int, int]]:
+        """The numbers of the two models of each pair."""
+        return list(self.pairing.pairs)
 
     def wanted(self, depths: Sequence[int]) -> list[list[int]]:
-        """The sites of X and of Y."""
-        pairs = parse_sites(self.sites, depths[0], depths[1], self.component)
-        return [sorted({pair[m] for pair in pairs}) for m in (0, 1)]
+        """The sites of each model."""
+        each: list[set[int]] = [set() for _ in depths]
+        for link in self.pairing.links(depths, self.component):
+            each[link.x].add(link.site_x)
+            each[link.y].add(link.site_y)
+        return [sorted(sites) for sites in each]
 
     def reads(self) -> Reads | None:
-        """The states at all sites of both models."""
+        """The states at all sites of every model; no attention weights, which do not come from a store."""
+        if self.pairing.token_pairs is not None:
+            return None
         return Reads(self.wanted([model.depth for model in self.frozen]), self.component)
 
     @property
     def reader(self) -> PairReader:
-        """The two models and the site pairs, loaded on first use."""
+        """The models and what is paired, loaded on first use."""
         if self._reader is None:
-            model_x, model_y = self.frozen
-            pairs = parse_sites(self.sites, model_x.depth, model_y.depth, self.component)
-            self._reader = PairReader(model_x, model_y, pairs, self.rows, self.special_tokens, self.component)
+            pairing, models = self.pairing, self.frozen
+            pairing.check(models)
+            links = pairing.links([model.depth for model in models], self.component)
+            pairs = None if pairing.token_pairs is None else pairing.token_pairs(self)
+            kind, transform = RowKind(self.rows, self.special_tokens), pairing.transform
+            change = None if transform is None else lambda batch: transform(self, batch)
+            self._reader = PairReader(models, links, kind, self.component, token_pairs=pairs, transform=change)
         return self._reader
 
     def check_models(self) -> None:
@@ -124,14 +152,14 @@ class PairedActivations(TextModule):
         """Choose what an evaluation reads from now on.
 
         Raises:
-            ValueError: as `TextPipeline.other` does.
+            ValueError: as `TextModule.other_texts` does.
         """
         self._plan = replace(plan, kinds=[kind for kind in plan.kinds if kind != self.reader.kind])
         kinds = (self.reader.kind, *self._plan.kinds)
-        self.pipeline.read_words(any(kind.types == "words" for kind in kinds))
+        self.read_words(any(kind.types == "words" for kind in kinds))
         self._other, self._tokenised_other = None, None
         if plan.other is not None:
-            other = self.pipeline.other(plan.other)
+            other = self.other_texts(plan.other)
             unlabelled = [name for name in other.test.column_names if name != "label"]
             self._other = replace(other, test=other.test.select_columns(unlabelled))
         further: dict[Split, bool] = {"other": plan.other is not None, "fit": plan.fitting}
@@ -146,15 +174,12 @@ class PairedActivations(TextModule):
         return {"other_text": {**described, "dropped_as_fitted_on": dropped, "n_texts": len(self._other.test)}}
 
     def split(self, name: Split) -> TokenisedTexts:
-        """A split, tokenised for both models."""
+        """A split, tokenised for all models."""
         if name != "other":
             return super().split(name)
         if self._tokenised_other is None:
-            self._tokenised_other = self.pipeline.tokenise(cast(Texts, self._other))
+            self._tokenised_other = self.tokenise(cast(Texts, self._other))
         return self._tokenised_other["test"]
-
-    def _as_text(self, split: Split) -> Dataset:
-        return cast(Texts, self._other).test if split == "other" else getattr(self.texts, split)
 
     def describe(self) -> dict[str, Any]:
         """Describe texts, models and rows for a report, as plain values."""
@@ -165,10 +190,43 @@ class PairedActivations(TextModule):
             "component": self.component,
             "rows": self.rows,
             "special_tokens": self.special_tokens,
-            **self.pipeline.describe(),
+            **super().describe(),
             "types": types or f"rows {self.rows!r} have none, and none are held out",
             "held_out_types": self.held_out_types if types else 0.0,
+            **self.pairing.about(self),
         }
+
+    def config(self) -> dict[str, Any]:
+        """Return the options as plain values, from which an equal data module can be made."""
+        kept = {name: value for name, value in super().config().items() if name not in self.pairing.hidden}
+        return {**self.pairing.options, **kept}
+
+    def described_pair(self, a: int, b: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What the `pair_states` of two models would say of itself, where they are among many.
+
+        Args:
+            a: number of X in `models`.
+            b: number of Y.
+
+        Returns:
+            Its `describe()` and its `config()`.
+        """
+        described, config = self.describe(), self.config()
+        names, revisions = config.pop("models"), config.pop("revisions") or [None] * len(self.named())
+        for values in (described, config):
+            values.pop("pairs", None)
+        own = [[link.site_x, link.site_y] for link in self.reader.links if (link.x, link.y) == (a, b)]
+        models = {"x": described["models"][a], "y": described["models"][b]}
+        chosen = {"model_x": names[a], "model_y": names[b], "revision_x": revisions[a], "revision_y": revisions[b]}
+        return (
+            {**described, "models": models, "sites": own or described["sites"]},
+            {**config, **chosen, "labels": None},
+        )
+
+    def described_pairs(self) -> list[tuple[list[int], dict[str, Any], dict[str, Any]]]:
+        """For each pair its places along the leading axis, and its `described_pair`."""
+        places = [[s for s, link in enumerate(self.reader.links) if (link.x, link.y) == pair] for pair in self.numbers]
+        return [(own, *self.described_pair(a, b)) for own, (a, b) in zip(places, self.numbers, strict=True)]
 
     # ------------------------------------------------------------------ types
 
@@ -176,15 +234,15 @@ class PairedActivations(TextModule):
     def seen(self) -> SeenTypes:
         """The types of the fitting rows."""
         if self._seen is None:
-            types = types_of(self.reader.kind, self.split("fit"), self.texts.fit, self.pipeline.models.tokenizers[0])
+            types = types_of(self.reader.kind, self.split("fit"), self.texts.fit, self.frozen_models.tokenizers[0])
             self._seen = types.seen(self.held_out_types, self.text.seed) if types else SeenTypes(None, frozenset())
         return self._seen
 
-    def mark(self, data: TokenisedTexts, texts: Dataset, *, leave_out: bool = False) -> TokenisedTexts:
+    def _marked(self, data: TokenisedTexts, texts: Dataset, *, leave_out: bool) -> TokenisedTexts:
         """Mark the rows of unseen types in the batches of a split.
 
         Args:
-            data: tokenised as the splits of this module are.
+            data: the split.
             texts: the same as text.
             leave_out: whether the texts are to be fitted on, without such rows.
         """
@@ -192,7 +250,7 @@ class PairedActivations(TextModule):
         marks = {}
         for kind in [self.reader.kind] if leave_out else [self.reader.kind, *self._plan.kinds]:
             if seen.kind is not None and kind.types == seen.kind:
-                types = cast(RowTypes, types_of(kind, data, texts, self.pipeline.models.tokenizers[0]))
+                types = cast(RowTypes, types_of(kind, data, texts, self.frozen_models.tokenizers[0]))
                 marks[kind] = types.unseen(seen)
         return data.marked(marks, leave_out=leave_out)
 
@@ -208,15 +266,7 @@ class PairedActivations(TextModule):
         """Run the models where the batch is now."""
         return self.reader.read(batch)
 
-    def loader(
-        self,
-        split: Split,
-        *,
-        shuffle: bool = False,
-        only: int | None = None,
-        batch_size: int | None = None,
-        first_epoch: int = 0,
-    ) -> DataLoader:
+    def loader(self, split: Split, *, shuffle: bool = False, **options: Any) -> DataLoader:
         """Make a loader of one split's texts, with this rank's share of each batch.
 
         Fitting texts come without the rows of held-out types, and a text with no other rows does not come at all.
@@ -224,29 +274,26 @@ class PairedActivations(TextModule):
         Args:
             split: which texts.
             shuffle: a new order every epoch, the same for every number of ranks.
-            only: how many texts, from the first on; default: all.
-            batch_size: texts a step; default: that of the data module.
-            first_epoch: the first epoch has the order of this number.
+            options: `only`, `batch_size` and `first_epoch` of `load`.
         """
-        data = self.mark(self.split(split), self._as_text(split), leave_out=split == "fit")
+        texts = cast(Texts, self._other).test if split == "other" else getattr(self.texts, split)
+        data = self._marked(self.split(split), texts, leave_out=split == "fit")
         if data.leave_out and any(bool(marks.flat.all()) for marks in data.marks.values()):
             raise ValueError(
                 f"Expected `held_out_types` to leave rows to fit on, but {self.held_out_types:g} of the types hold out "
                 "all of them. Give a smaller share, or more text."
             )
-        given: dict[str, Any] = {"only": only, "batch_size": batch_size, "first_epoch": first_epoch}
-        given["reads"] = self.reads()
-        return self.pipeline.loader(data, self.trainer, shuffle=shuffle, **given)
+        return self.load(data, shuffle=shuffle, reads=self.reads(), **options)
 
     def paired(self, split: Split, **options: Any) -> Iterator[PairedBatch]:
-        """Iterate over the paired rows of a split, batch by batch, on the device of X.
+        """Iterate over the paired rows of a split, batch by batch, on the device of the first model.
 
         Args:
             split: which texts.
             options: of `loader`.
 
         Example:
-            >>> data = PairedActivations("embedded:0", "embedded:1", sites="blocks")  # doctest: +SKIP
+            >>> data = pair_states("embedded:0", "embedded:1", sites="blocks")  # doctest: +SKIP
             >>> for batch in data.paired("fit", only=100):  # doctest: +SKIP
             ...     print(batch.x.shape, batch.y.shape)  # (S, N, d_x) and (S, N, d_y)
         """

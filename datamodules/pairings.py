@@ -1,0 +1,237 @@
+"""The options by which users name the states that are paired, each a function that makes a `States` of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any
+
+from aligners.models.architectures import Component
+from aligners.models.model import FrozenModel
+from datamodules.frozen_models import with_revisions
+from datamodules.rows.policies import TokenPairs
+from datamodules.rows.reading import Link
+from datamodules.rows.sites import parse_sites
+from datamodules.states import Links, Pairing, States
+from datamodules.text.label_names import LabelsOption
+
+__all__ = ["attention_states", "check_widths", "pair_states", "pairs_states", "universe_states"]
+
+Sites = str | list[str | int]
+FEWEST = 3  # models of a universe; of two, the shared space may be that of either
+
+
+def pair_states(
+    model_x: str = "embedded:0",
+    model_y: str = "embedded:1",
+    sites: Sites = "all",
+    revision_x: str | None = None,
+    revision_y: str | None = None,
+    labels: LabelsOption = None,
+    **options: Any,
+) -> States:
+    """Pair the states of two models at site pairs.
+
+    Args:
+        model_x: X: a Hub id, a local folder, or `embedded:SEED` for a small BERT that is trained on the fitting
+            texts when it is first needed and kept in `cache`; `embedded:SEED:layers=6,width=96` for one that departs
+            from `recipe`. `embedded-gpt:SEED` and `embedded-mlm:SEED` are small causal and masked language
+            models, which need no labels; `embedded-gpt:SEED:activation=solu` is one with SoLU.
+        model_y: Y, likewise.
+        sites: `all` (0..L), `blocks` (1..L), or layers and pairs: `1,3:5` is site 1 of both and X's 3 with Y's 5.
+            Site 0 is the embedding output, site l the output of block l before any final norm.
+        revision_x: revision of X on the Hub.
+        revision_y: revision of Y on the Hub.
+        labels: which classes of a head answer each class of the texts, where their names do not say, by number or name:
+            {"entailment": 0, "not_entailment": [1, 2]}. Several are added. One map, or a list of one for each model.
+        options: of `States`, by their names.
+
+    Raises:
+        ValueError: an option is out of its range.
+    """
+    chosen: dict[str, Any] = {"model_x": model_x, "model_y": model_y, "sites": sites}
+    chosen |= {"revision_x": revision_x, "revision_y": revision_y, "labels": labels}
+    named = [(model_x, revision_x), (model_y, revision_y)]
+    return States(Pairing(named, _linked([(0, 1)], sites), chosen), **options)
+
+
+def pairs_states(
+    models: list[str] = ["embedded:0", "embedded:1"],  # noqa: B006  (copied)
+    pairs: list[list[int]] | None = None,
+    sites: Sites = "blocks",
+    revisions: list[str | None] | None = None,
+    **options: Any,
+) -> States:
+    """Pair the states of many pairs of models, for one bank of pairs x sites: pair after pair, its sites in order.
+
+    Every model is read once a batch, however many pairs it is in.
+
+    Args:
+        models: Hub ids, local folders or embedded models, as in `pair_states`.
+        pairs: numbers of X and Y in `models`, such as [[0, 1], [0, 2]]; default: every model with each later one.
+        sites: as in `pair_states`, the same for every pair.
+        revisions: of each model on the Hub.
+        options: of `States`, by their names. Words are those that all models have in full.
+
+    Raises:
+        ValueError: an option is out of its range.
+    """
+    named = with_revisions(models, revisions)
+    asked: Sequence[Sequence[int]] = list(combinations(range(len(models)), 2)) if pairs is None else pairs
+    known = [(pair[0], pair[1]) for pair in asked if len(pair) == 2 and all(0 <= m < len(models) for m in pair)]
+    if not known or len(known) < len(asked) or len(set(known)) < len(known) or any(a == b for a, b in known):
+        raise ValueError(
+            f"Expected `pairs` to name two different ones of the {len(models)} `models`, counted from 0, and no pair "
+            f"twice, but got {[list(pair) for pair in asked]}."
+        )
+    chosen = {"models": list(models), "pairs": pairs, "sites": sites, "revisions": revisions}
+
+    def about(data: States) -> dict[str, Any]:
+        return {"models": [model.identity() for model in data.frozen], "pairs": [list(pair) for pair in known]}
+
+    return States(Pairing(named, _linked(known, sites, "{}-{}/"), chosen, pairs=known, about=about), **options)
+
+
+def universe_states(
+    models: list[str] = ["embedded:0", "embedded:1", "embedded:2"],  # noqa: B006  (copied)
+    sites: Sites = "blocks",
+    revisions: list[str | None] | None = None,
+    **options: Any,
+) -> States:
+    """Pair the states of k models with themselves, at the same sites: model after model, and site by site.
+
+    Args:
+        models: Hub ids, local folders or embedded models, as in `pair_states`: 3 or more, of one width.
+        sites: `all` (0..L), `blocks` (1..L), or a list of layers: every model is read at each.
+        revisions: of each model on the Hub.
+        options: of `States`, by their names. Words are those that all models have in full.
+
+    Raises:
+        ValueError: there are too few models, one is there twice, or an option is out of its range.
+    """
+    if len(models) < FEWEST:
+        raise ValueError(
+            f"A universe expects `models` to name at least {FEWEST} models, but got {len(models)}. Between two, "
+            "`train.py fit` finds one map."
+        )
+    twice = sorted({name for name in models if models.count(name) > 1})
+    if twice and revisions is None:
+        raise ValueError(f"A universe expects different `models`, but got {', '.join(twice)} more than once.")
+
+    def links(depths: Sequence[int], component: Component) -> list[Link]:
+        each = [parse_sites(sites, depth, depth, component) for depth in depths]
+        apart = [pair for own in each for pair in own if pair[0] != pair[1]]
+        if apart:
+            raise ValueError(
+                f"A universe expects `sites` of one depth in all models, but got {apart[0][0]}:{apart[0][1]}. Name "
+                "single layers."
+            )
+        differing = next((m for m, own in enumerate(each) if own != each[0]), None)
+        if differing is not None:
+            raise ValueError(
+                f"A universe expects the same `sites` in all models, but {models[0]} has {depths[0]} blocks and "
+                f"{models[differing]} {depths[differing]}. Name the layers, such as `sites` [1, 2]."
+            )
+        return [Link(m, m, i, i, f"{m}-{m}/") for m, own in enumerate(each) for i, _ in own]
+
+    def about(data: States) -> dict[str, Any]:
+        described = [model.identity() for model in data.frozen]
+        return {"models": described, "sites": [[link.site_x, link.site_y] for link in data.reader.links if link.x == 0]}
+
+    named, chosen = with_revisions(models, revisions), {"models": list(models), "sites": sites, "revisions": revisions}
+    pairs = [(m, m) for m in range(len(models))]
+    return States(Pairing(named, links, chosen, pairs=pairs, check=_check_members, about=about), **options)
+
+
+def attention_states(
+    model_x: str = "embedded:0",
+    model_y: str = "embedded:1",
+    sites: Sites = "blocks",
+    share: float = 0.1,
+    revision_x: str | None = None,
+    revision_y: str | None = None,
+    **options: Any,
+) -> States:
+    """Pair the attention weights of two models that read the same tokens (Ren et al. 2023, Fig. 4).
+
+    A row is a token and one that it looks at, in a text; its vector is the weight that each head of a block gives.
+    A batch has x (S, N, H_x) and y (S, N, H_y). Padding and, in causal models, what lies ahead are no rows.
+
+    Args:
+        model_x: X: a Hub id, a local folder, or `embedded:SEED` for a small BERT that is trained on the fitting
+            texts when it is first needed and kept in `cache`; `embedded:SEED:layers=6,width=96` for one that departs
+            from `recipe`. `embedded-gpt:SEED` and `embedded-mlm:SEED` are small causal and masked language
+            models, which need no labels; `embedded-gpt:SEED:activation=solu` is one with SoLU.
+        model_y: Y, likewise.
+        sites: pairs of blocks, as in `pair_states`.
+        share: of all rows that are read; which ones does not depend on the batches.
+        revision_x: revision of X on the Hub.
+        revision_y: revision of Y on the Hub.
+        options: of `States`, by their names. `special_tokens` says whether [CLS] and the like look and are looked at.
+
+    Raises:
+        ValueError: an option is out of its range.
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"Expected `share` of the rows in (0, 1], but got {share}.")
+    options["attn_implementation"] = "eager"  # the others never form the weights
+    between = _linked([(0, 1)], sites)
+
+    def links(depths: Sequence[int], component: Component) -> list[Link]:
+        found = between(depths, component)
+        if any(0 in (link.site_x, link.site_y) for link in found):
+            raise ValueError("Expected `sites` of blocks, from 1 on: the embeddings, site 0, have no attention.")
+        return found
+
+    def token_pairs(data: States) -> TokenPairs:
+        return TokenPairs(data.special_tokens, all(model.causal for model in data.frozen), share, data.seed)
+
+    def about(data: States) -> dict[str, Any]:
+        return {"rows": "attention weights of pairs of tokens", "share": share}
+
+    chosen: dict[str, Any] = {"model_x": model_x, "model_y": model_y, "sites": sites, "share": share}
+    chosen |= {"revision_x": revision_x, "revision_y": revision_y}
+    named = [(model_x, revision_x), (model_y, revision_y)]
+    hidden = "rows", "component", "held_out_types"
+    pairing = Pairing(named, links, chosen, hidden, about=about, token_pairs=token_pairs)
+    return States(
+        pairing, rows="tokens", component="residual", held_out_types=0.0, **options
+    )  # by name, so that the command line does not offer what is set here
+
+
+def _linked(pairs: Sequence[tuple[int, int]], sites: Sites, begins: str = "") -> Links:
+    """What links pairs of models at these sites, once their depths are known; `begins` names a pair."""
+
+    def links(depths: Sequence[int], component: Component) -> list[Link]:
+        return [
+            Link(a, b, i, j, begins.format(a, b))
+            for a, b in pairs
+            for i, j in parse_sites(sites, depths[a], depths[b], component)
+        ]
+
+    return links
+
+
+def _check_members(models: Sequence[FrozenModel]) -> None:
+    """Raise unless the models of a universe have one width and different weights."""
+    check_widths([(model.name, model.width) for model in models])
+    known: dict[str, str] = {}
+    for model in models:
+        first = known.setdefault(str(model.identity()["fingerprint"]), model.name)
+        if first != model.name:
+            raise ValueError(f"A universe expects different `models`, but {first} and {model.name} have equal weights.")
+
+
+def check_widths(widths: Sequence[tuple[str, int]]) -> None:
+    """Raise unless all models of a universe have one width.
+
+    Args:
+        widths: of each model by name.
+    """
+    (first, width), *others = widths
+    for name, other in others:
+        if other != width:
+            raise ValueError(
+                f"A universe expects `models` of one width, but {first} has {width} and {name} {other}: there is no "
+                "bijection between their spaces."
+            )
