@@ -19,7 +19,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
 from aligners.models import FrozenModel
-from aligners.probing.arms import Arm
+from aligners.probing.bank import Arm
 from aligners.probing.edges.task import EdgeTask
 from aligners.probing.training import ProbeTraining
 from aligners.probing.trees.task import TreeTask
@@ -54,7 +54,7 @@ def train(task: str, words: Words, sizes: dict[str, int], how: ProbeTraining) ->
     """Train the probes of all places of some words, as one bank."""
     arms = [Arm(*place) for place in words.places]
     given = (words, words, arms)  # what is watched costs both ways in proportion, too
-    made = EdgeTask(task, *given, sizes, 0) if task == "pos" else TreeTask("distance", *given, 0)
+    made = EdgeTask(task, *given, 0, sizes) if task == "pos" else TreeTask("distance", *given, 0)
     made.train(how, 0)
 
 

@@ -30,8 +30,8 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
+from aligners.probing.codes import portion_ends
 from aligners.probing.evaluation import ProbeExperiment
-from aligners.probing.online.codes import portion_ends
 from aligners.probing.words import Words
 from benchmarks.harness import Figures, parser
 from datamodules.layers import LayerActivations
@@ -292,6 +292,7 @@ def main() -> None:
             accelerator="cpu", logger=False, enable_checkpointing=False, inference_mode=False, enable_progress_bar=False
         )
         trainer.test(experiment, datamodule=data, verbose=False)
+        experiment.train_probes()
         add(figures, f"{Path(model).name}, width {data.reader.models[0].width}", experiment)
     figures.write(options.json)
 

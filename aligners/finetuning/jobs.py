@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,19 +10,21 @@ from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.utilities import rank_zero_only
-from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from aligners.finetuning.saving import save_classifier
-from aligners.finetuning.training import Finetuning, FinetuningRecipe
+from aligners.files.whole import whole_folder
+from aligners.finetuning.training import Finetuning, FinetuningRecipe, finite, measured_columns
 from aligners.finetuning.variants import Variant
-from aligners.injection.scoring.scores import bootstrap_interval
-from aligners.injection.scoring.task_scores import score_interval, task_score
-from datamodules.identity import identity
+from aligners.models.loading.files import save_model
+from datamodules.identity import identity, refuse_other_run
 from datamodules.model_texts import ModelTexts
+from datamodules.text.fitted import FittedTexts
 from datamodules.text.sources import Score
 
-__all__ = ["Job", "train"]
+__all__ = ["FINISHED", "Job", "finished_row", "save_classifier", "train"]
 
+FINISHED = "finetuned.json"
+ABOUT = "run"  # the one entry of the file that is not a figure
 Row = dict[str, Any]
 
 
@@ -72,13 +75,22 @@ def train(job: Job, data: ModelTexts, recipe: FinetuningRecipe, score: Score, tr
     trainer.fit(module, datamodule=data)
     seconds, steps = round(time.perf_counter() - began, 1), trainer.global_step
     trainer.test(module, datamodule=data, verbose=False)
+    columns = measured_columns(score, module.scores, data.answers("test"), data.seed)
+    measured = {name: finite(value[0]) for name, value in columns.items()}
+    measured["loss"] = measured.pop("loss")  # the last column of these
     row: Row = {
         **{"base": job.base, "variant": job.variant.name, "kind": job.variant.kind, "count": job.variant.count},
         "seed": job.seed,
-        **_measured(module, score, data),
+        "score_name": score,
+        **measured,
+        "validation_accuracy": module.validation_accuracy,
+        "n_texts": module.scores["correct"].shape[-1],
         "steps": steps,
         "seconds": seconds,
-        **_sizes(job, data, module.model),
+        "layers": data.frozen[job.place].depth,
+        "parameters": sum(weight.numel() for weight in module.model.parameters()),
+        "trained": sum(weight.numel() for weight in module.model.parameters() if weight.requires_grad),
+        "base_fingerprint": data.frozen[job.place].fingerprint,
         "folder": job.name,
     }
     if trainer.is_global_zero:
@@ -87,35 +99,60 @@ def train(job: Job, data: ModelTexts, recipe: FinetuningRecipe, score: Score, tr
     return row
 
 
-def _sizes(job: Job, data: ModelTexts, model: nn.Module) -> Row:
-    """Return the size of a classifier, how much of it was trained, and from which weights."""
-    weights = [(weight.numel(), weight.requires_grad) for weight in model.parameters()]
-    return {
-        "layers": data.frozen[job.place].depth,
-        "parameters": sum(size for size, _ in weights),
-        "trained": sum(size for size, trains in weights if trains),
-        "base_fingerprint": data.frozen[job.place].fingerprint,
-    }
+def save_classifier(
+    folder: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    row: dict[str, Any],
+    fitted: FittedTexts,
+    about: dict[str, Any] | None = None,
+) -> None:
+    """Write a model folder that `load_frozen` reads, with the figures beside it.
+
+    Args:
+        folder: appears only once everything is in it.
+        model: the classifier.
+        tokenizer: its tokenizer.
+        row: the figures, as plain values.
+        fitted: the texts that it and its base were trained on.
+        about: `datamodules.identity.identity` of its run.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with whole_folder(folder) as unfinished:
+        save_model(unfinished, model, tokenizer)
+        fitted.save(unfinished)
+        figures = json.dumps({**row, ABOUT: about}, indent=1, allow_nan=False, default=str)
+        (unfinished / FINISHED).write_text(figures, encoding="utf-8")
 
 
-def _measured(module: Finetuning, score: Score, data: ModelTexts) -> Row:
-    """Return accuracy, where there are classes, and the task's score, with intervals over the held-out texts."""
-    scores, labels = module.scores, data.answers("test")
-    answers, correct = scores["answer"], scores["correct"]
-    low, high = bootstrap_interval(correct, seed=data.seed)
-    score_low, score_high = score_interval(score, answers, labels, seed=data.seed)
-    found = {
-        "accuracy": correct.mean(),
-        "accuracy_low": low,
-        "accuracy_high": high,
-        "score": task_score(score, answers, labels),
-        "score_low": score_low,
-        "score_high": score_high,
-        "loss": scores["loss"].mean(),
-    }
-    return {
-        "score_name": score,
-        **{name: float(value) if bool(value.isfinite()) else None for name, value in found.items()},
-        "validation_accuracy": module.validation_accuracy,
-        "n_texts": len(correct),
-    }
+def finished_row(folder: Path, base_fingerprint: str, about: dict[str, Any] | None = None) -> dict[str, Any] | None:
+    """Return the figures of a finished classifier, or None if the folder does not exist.
+
+    Args:
+        folder: the classifier's folder.
+        base_fingerprint: the base model's fingerprint now.
+        about: `datamodules.identity.identity` of the run now; None to skip the comparison.
+
+    Raises:
+        ValueError: the folder holds something else, or a classifier that was fine-tuned from other weights, on other
+            texts, or with other options.
+    """
+    if not folder.exists():
+        return None
+    if not (folder / FINISHED).is_file():
+        raise ValueError(f"Expected {folder} to hold a fine-tuned classifier with its {FINISHED}. Move it away.")
+    try:
+        row: dict[str, Any] = json.loads((folder / FINISHED).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(
+            f"Expected JSON in {folder / FINISHED}, but it is damaged: {error}. Move {folder} away."
+        ) from error
+    if row["base_fingerprint"] != base_fingerprint:
+        raise ValueError(
+            f"The classifier in {folder} was fine-tuned from {row['base']} with the fingerprint "
+            f"{row['base_fingerprint'][:12]}, but the base model's is {base_fingerprint[:12]} now. Name a new `--run`."
+        )
+    kept = row.pop(ABOUT, None)  # earlier versions wrote none
+    if about is not None and kept is not None:
+        refuse_other_run(kept, about, f"The classifier in {folder}")
+    return row

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -13,7 +14,8 @@ from transformers import PreTrainedModel
 
 from aligners.fitting.training.optimisation import Schedule, schedule_factor
 from aligners.fitting.training.ranks import mean_over_ranks
-from aligners.injection.scoring.scores import TextScores, UnitMeans
+from aligners.injection.scoring.scores import TextScores, UnitMeans, bootstrap_interval, percentile_interval
+from aligners.injection.scoring.task_scores import resampled_scores, task_score
 from aligners.injection.scoring.tasks import unit_answers, unit_losses, unit_scores
 from aligners.models.calling import Caller
 from aligners.models.finite import FiniteCheck
@@ -22,8 +24,9 @@ from datamodules.asking import classification_targets
 from datamodules.batches import TextBatch
 from datamodules.model_texts import ModelTexts
 from datamodules.module import stream_of
+from datamodules.text.sources import Score
 
-__all__ = ["Finetuning", "FinetuningRecipe", "mean_loss", "optimisation"]
+__all__ = ["Finetuning", "FinetuningRecipe", "finite", "mean_loss", "measured_columns", "optimisation"]
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,8 @@ class Finetuning(pl.LightningModule):
 
     Attributes:
         validation_accuracy: after the last validation; None where numbers are predicted.
-        scores: after a test, quantity -> (n,), a value for each held-out text: correct, loss, and answer, a class or a
-            number.
+        scores: after a test, quantity -> (1, 1, n), a value for each held-out text: correct, loss, and answer, a class
+            or a number.
     """
 
     def __init__(
@@ -171,7 +174,7 @@ class Finetuning(pl.LightningModule):
 
     def on_test_epoch_end(self) -> None:
         """Keep the scores of all texts, on every rank."""
-        self.scores = {name: values.flatten() for name, values in self._table.compute().items()}
+        self.scores = self._table.compute()
 
 
 def optimisation(module: pl.LightningModule, weights: Sequence[nn.Parameter], recipe: FinetuningRecipe) -> Any:
@@ -212,3 +215,27 @@ def mean_loss(module: pl.LightningModule, logits: Tensor, labels: Tensor) -> Ten
     texts = torch.tensor(float(len(labels)), device=logits.device)
     texts = mean_over_ranks(module.trainer, texts)
     return unit_losses(logits, classification_targets(labels)).sum(-1) / texts
+
+
+def measured_columns(score: Score, scores: Mapping[str, Tensor], labels: Tensor, seed: int) -> dict[str, Tensor]:
+    """Accuracy, loss and the task's score, mean over M models, with intervals over the texts: each (C,).
+
+    Args:
+        score: the task's.
+        scores: (M, C, n) of C conditions: `correct`, `loss` and `answer` of each held-out text.
+        labels: (n,).
+        seed: of the resampling.
+    """
+    correct, answers = scores["correct"].mean(0), scores["answer"]
+    low, high = bootstrap_interval(correct, seed=seed)
+    score_low, score_high = percentile_interval(resampled_scores(score, answers, labels, seed=seed).mean(0))
+    return {
+        "accuracy": correct.mean(-1), "accuracy_low": low, "accuracy_high": high,
+        "loss": scores["loss"].mean(0).mean(-1),
+        "score": task_score(score, answers, labels).mean(0), "score_low": score_low, "score_high": score_high,
+    }  # fmt: skip
+
+
+def finite(value: Tensor) -> float | None:
+    """A number that JSON can hold; None if the logits of some text were not finite."""
+    return float(value) if math.isfinite(float(value)) else None

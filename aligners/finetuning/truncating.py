@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -11,23 +11,22 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 
-from aligners.finetuning.heads import HeadBank
-from aligners.finetuning.training import FinetuningRecipe, mean_loss, optimisation
+from aligners.finetuning.training import FinetuningRecipe, finite, mean_loss, measured_columns, optimisation
 from aligners.fitting.training.ranks import mean_over_ranks
 from aligners.injection.scoring.answers import in_data_order, match_heads, matched_by_number, one_after_another
-from aligners.injection.scoring.scores import TextScores, UnitMeans, bootstrap_interval, percentile_interval
-from aligners.injection.scoring.task_scores import choose_score, resampled_scores, task_score
+from aligners.injection.scoring.scores import TextScores, UnitMeans
+from aligners.injection.scoring.task_scores import choose_score, task_score
 from aligners.injection.scoring.tasks import check_labels, unit_answers, unit_scores
 from aligners.models.finite import FiniteCheck
+from aligners.models.fresh import head_parts, with_head
 from aligners.models.loading.precision import check_precision
 from aligners.models.model import FrozenModel
-from aligners.models.truncation import skipping, truncated
 from datamodules.asking import classification_targets
 from datamodules.batches import TextBatch
 from datamodules.model_texts import ModelTexts
 from datamodules.module import stream_of
 
-__all__ = ["HEADS", "MEAN", "Condition", "SurgeryEvaluation", "conditions"]
+__all__ = ["HEADS", "MEAN", "Condition", "HeadBank", "SurgeryEvaluation", "conditions"]
 
 Kind = Literal["native", "untuned", "tuned", "tuned_orig", "skip"]
 MEAN = "mean of the models"
@@ -83,12 +82,7 @@ class SurgeryEvaluation(pl.LightningModule):
         meta: what holds for all rows.
     """
 
-    def __init__(
-        self,
-        recipe: FinetuningRecipe = HEADS,
-        heads: bool = True,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, recipe: FinetuningRecipe = HEADS, heads: bool = True, seed: int = 0) -> None:
         super().__init__()
         self.recipe, self.heads, self.seed = recipe, heads, seed
         self.banks = nn.ModuleList()
@@ -124,8 +118,9 @@ class SurgeryEvaluation(pl.LightningModule):
         self.score = choose_score(
             data.text, regression=self.regression, classes=1 if self.regression else data.texts.classes
         )
-        for base in self.models[len(tuned) :]:
-            base.class_map = one_after_another(tuned[0].class_map)
+        of_bases = one_after_another(tuned[0].class_map)
+        bases = len(self.models) - len(tuned)
+        self.class_maps = [*(model.class_map for model in tuned), *[of_bases] * bases]
         if self.heads and not len(self.banks):
             self.banks.extend(HeadBank(model, model.depth + 1) for model in self.models)
 
@@ -143,9 +138,8 @@ class SurgeryEvaluation(pl.LightningModule):
 
     def _answers(self, batch: TextBatch, place: int, states: list[Tensor]) -> Tensor:
         """Return the logits of the trained heads, (S, B, C)."""
-        model = self.models[place]
-        logits = cast(HeadBank, self.banks[place]).logits(model, batch.inputs[place], states)
-        return in_data_order(logits, model.class_map)
+        logits = cast(HeadBank, self.banks[place]).logits(self.models[place], batch.inputs[place], states)
+        return in_data_order(logits, self.class_maps[place])
 
     def training_step(self, batch: TextBatch, batch_idx: int) -> Tensor:
         """Return the sum of all heads' mean losses; each head gets the gradient of its own."""
@@ -216,15 +210,15 @@ class SurgeryEvaluation(pl.LightningModule):
     ) -> Tensor:
         """Return the logits of one condition, (B, C) float32."""
         model, inputs = self.models[place], batch.inputs[place]
-        if condition.kind == "native":
-            return in_data_order(model.logits(inputs).float(), model.class_map)
         if condition.kind in ("tuned", "tuned_orig"):
             return cast(Tensor, trained)[cast(int, condition.site)]
-        if condition.kind == "untuned":
-            view = truncated(model, cast(int, condition.site))
+        if condition.kind == "native":
+            logits = model.logits(inputs)
+        elif condition.kind == "untuned":
+            logits = model.tail(inputs, model.depth, states[cast(int, condition.site)])
         else:
-            view = skipping(model, cast(int, condition.first), cast(int, condition.last))
-        return in_data_order(view.logits_from(inputs, states[view.first - 1]).float(), model.class_map)
+            logits = model.tail(inputs, cast(int, condition.last), states[cast(int, condition.first) - 1])
+        return in_data_order(logits.float(), self.class_maps[place])
 
     # ------------------------------------------------------------------ after
 
@@ -251,35 +245,50 @@ class SurgeryEvaluation(pl.LightningModule):
 
     def _rows(self, name: str, wanted: Sequence[Condition], tables: list[dict[str, Tensor]]) -> list[dict[str, Any]]:
         """Make the rows of one model, or of the mean over several."""
-        every = {quantity: torch.stack([table[quantity][0] for table in tables]) for quantity in QUANTITIES}
-        correct = every["correct"].mean(0)
-        low, high = bootstrap_interval(correct, seed=self.seed)
-        columns = {
-            "accuracy": correct.mean(-1),
-            "accuracy_low": low,
-            "accuracy_high": high,
-            "loss": every["loss"].mean(0).mean(-1),
-            **self._score_columns(every["answer"]),
-        }
-        about = {"score_name": self.score, "n_texts": correct.shape[-1]}
+        every = {quantity: torch.cat([table[quantity] for table in tables]) for quantity in QUANTITIES}
+        columns = measured_columns(self.score, every, self._stream.answers("test"), self.seed)
         return [
             {
                 "model": name,
                 **vars(condition),
-                **{column: _finite(values[number]) for column, values in columns.items()},
-                **about,
+                **{column: finite(values[number]) for column, values in columns.items()},
+                "score_name": self.score,
+                "n_texts": every["correct"].shape[-1],
             }
             for number, condition in enumerate(wanted)
         ]
 
-    def _score_columns(self, answers: Tensor) -> dict[str, Tensor]:
-        """Return the task's score of answers (models, conditions, texts), averaged over models, with its interval."""
-        labels = self._stream.answers("test")
-        drawn = resampled_scores(self.score, answers, labels, seed=self.seed).mean(0)
-        low, high = percentile_interval(drawn)
-        return {"score": task_score(self.score, answers, labels).mean(0), "score_low": low, "score_high": high}
 
+class HeadBank(nn.Module):
+    """A copy of a model's classification head, with its pooler if it has one, for each of S sites.
 
-def _finite(value: Tensor) -> float | None:
-    """Return a number that JSON can hold, or None if the logits of some text were not finite."""
-    return float(value) if math.isfinite(float(value)) else None
+    The model stays frozen: only the heads get gradients. A final norm is the model's own. The heads train without
+    dropout, so each is what it would be if it were trained alone.
+
+    Args:
+        model: a classifier; every copy starts as its head.
+        sites: S, the number of copies.
+    """
+
+    def __init__(self, model: FrozenModel, sites: int) -> None:
+        super().__init__()
+        parts = head_parts(model.model)
+        self.names = list(parts)
+        self.heads = nn.ModuleList(
+            nn.ModuleList(copy.deepcopy(part).eval().requires_grad_(True) for part in parts.values())
+            for _ in range(sites)
+        )
+
+    def logits(self, model: FrozenModel, inputs: Mapping[str, Tensor], states: Sequence[Tensor]) -> Tensor:
+        """Return each head's logits for its site's states, as if these were the last site's: (S, B, C) float32.
+
+        Args:
+            model: the model, on the device of the heads.
+            inputs: the tokenised batch.
+            states: (B, T, d) for each site.
+        """
+        answers = []
+        for head, state in zip(self.heads, states, strict=True):
+            with with_head(model.model, dict(zip(self.names, cast(nn.ModuleList, head), strict=True))):
+                answers.append(model.tail(inputs, model.depth, state))
+        return torch.stack(answers).float()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -153,9 +153,6 @@ def first_site(component: Component) -> int:
     return 0 if component == "residual" else 1
 
 
-_ARCHITECTURES: dict[str, Architecture] = {}
-
-
 def register(model_type: str, architecture: Architecture) -> None:
     """Register a family under the `model_type` of its configs, in place of any earlier entry."""
     _ARCHITECTURES[model_type] = architecture
@@ -192,7 +189,6 @@ def _position_bias(block: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 _NO_POOLER = {"add_pooling_layer": False}
-_ENCODER = ("is_decoder",)
 # Settings that split a sub-layer into several calls, and the largest value at which they do not.
 _SINGLE = {"chunk_size_feed_forward": 0, "inner_group_num": 1}
 _CHUNKED = ("chunk_size_feed_forward",)
@@ -200,77 +196,48 @@ _BERT: dict[str, Any] = {
     "attention": SubLayer("attention.output.dense"),
     "mlp": SubLayer("output.dense", without=_CHUNKED),
 }
-_LLAMA: dict[str, Any] = {"attention": SubLayer("self_attn.o_proj"), "mlp": SubLayer("mlp.down_proj")}
+_ENCODER: dict[str, Any] = {"blocks": "encoder.layer", "without": ("is_decoder",), **_BERT}
+# These number positions from one past the padding index, which is 1.
+_ROBERTA = Architecture(bare=_NO_POOLER, reserved_positions=2, **_ENCODER)
+_LLAMA = Architecture("layers", causal=True, attention=SubLayer("self_attn.o_proj"), mlp=SubLayer("mlp.down_proj"))
 # A norm on what a sub-layer answers, before it is added.
-_SANDWICH: dict[str, Any] = {
-    "attention": SubLayer("post_attention_layernorm"),
-    "mlp": SubLayer("post_feedforward_layernorm"),
-}
-_GPT: dict[str, Any] = {"attention": SubLayer("attn.c_proj"), "mlp": SubLayer("mlp.c_proj")}
-
-register(
-    "albert",
-    Architecture(
+_GEMMA = Architecture(
+    "layers",
+    causal=True,
+    attention=SubLayer("post_attention_layernorm"),
+    mlp=SubLayer("post_feedforward_layernorm"),
+)
+# These would look token types up among the words.
+_GPT = Architecture("h", causal=True, token_types=False, attention=SubLayer("attn.c_proj"), mlp=SubLayer("mlp.c_proj"))
+_ARCHITECTURES: dict[str, Architecture] = {
+    "albert": Architecture(
         "encoder.albert_layer_groups",
         shared=True,
         bare=_NO_POOLER,
         attention=SubLayer("albert_layers.0.attention.dense", without=("inner_group_num",)),
         mlp=SubLayer("albert_layers.0.ffn_output", without=("inner_group_num", *_CHUNKED)),
     ),
-)
-register("bert", Architecture("encoder.layer", bare=_NO_POOLER, without=_ENCODER, **_BERT))
-# With a convolution beside block 1, its output is not all that reaches block 2.
-register("deberta-v2", Architecture("encoder.layer", returns=2, without=("conv_kernel_size",), **_BERT))
-register(
-    "distilbert",
-    Architecture(
-        "transformer.layer",
-        attention=SubLayer("attention.out_lin"),
-        mlp=SubLayer("ffn.lin2", without=_CHUNKED),
+    "bert": Architecture(bare=_NO_POOLER, **_ENCODER),
+    # With a convolution beside block 1, its output is not all that reaches block 2.
+    "deberta-v2": Architecture("encoder.layer", returns=2, without=("conv_kernel_size",), **_BERT),
+    "distilbert": Architecture(
+        "transformer.layer", attention=SubLayer("attention.out_lin"), mlp=SubLayer("ffn.lin2", without=_CHUNKED)
     ),
-)
-register("electra", Architecture("encoder.layer", without=_ENCODER, **_BERT))
-register("gemma2", Architecture("layers", causal=True, **_SANDWICH))
-register("gemma3_text", Architecture("layers", causal=True, without=("use_bidirectional_attention",), **_SANDWICH))
-# These two would look token types up among the words.
-register("gpt2", Architecture("h", causal=True, token_types=False, **_GPT))
-register("openai-gpt", Architecture("h", returns=1, causal=True, token_types=False, **_GPT))
-register(
-    "gpt_neox",
-    Architecture(
-        "layers",
-        causal=True,
-        attention=SubLayer("attention.dense"),
-        mlp=SubLayer("mlp.dense_4h_to_h"),
+    "electra": Architecture(**_ENCODER),
+    "gemma2": _GEMMA,
+    "gemma3_text": replace(_GEMMA, without=("use_bidirectional_attention",)),
+    "gpt2": _GPT,
+    "openai-gpt": replace(_GPT, returns=1),
+    "gpt_neox": Architecture(
+        "layers", causal=True, attention=SubLayer("attention.dense"), mlp=SubLayer("mlp.dense_4h_to_h")
     ),
-)
-register("llama", Architecture("layers", causal=True, **_LLAMA))
-register("mistral", Architecture("layers", causal=True, **_LLAMA))
-register("modernbert", Architecture("layers", attention=SubLayer("attn.Wo"), mlp=SubLayer("mlp.Wo")))
-register(
-    "opt",
-    Architecture("decoder.layers", causal=True, attention=SubLayer("self_attn.out_proj"), mlp=SubLayer("fc2")),
-)
-register("phi", Architecture("layers", causal=True, attention=SubLayer("self_attn.dense"), mlp=SubLayer("mlp.fc2")))
-register("qwen2", Architecture("layers", causal=True, **_LLAMA))
-register("qwen3", Architecture("layers", causal=True, **_LLAMA))
-# These three number positions from one past the padding index, which is 1.
-register(
-    "mpnet",
-    Architecture(
-        "encoder.layer",
-        returns=1,
-        bare=_NO_POOLER,
-        reserved_positions=2,
-        attention=SubLayer("attention.attn.o"),
-        mlp=_BERT["mlp"],
-    ),
-)
-register("roberta", Architecture("encoder.layer", bare=_NO_POOLER, reserved_positions=2, without=_ENCODER, **_BERT))
-register("xlm-roberta", Architecture("encoder.layer", bare=_NO_POOLER, reserved_positions=2, without=_ENCODER, **_BERT))
-register(
-    "t5",
-    Architecture(
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _LLAMA),
+    "modernbert": Architecture("layers", attention=SubLayer("attn.Wo"), mlp=SubLayer("mlp.Wo")),
+    "opt": Architecture("decoder.layers", causal=True, attention=SubLayer("self_attn.out_proj"), mlp=SubLayer("fc2")),
+    "phi": Architecture("layers", causal=True, attention=SubLayer("self_attn.dense"), mlp=SubLayer("mlp.fc2")),
+    "mpnet": replace(_ROBERTA, returns=1, without=(), attention=SubLayer("attention.attn.o")),
+    **dict.fromkeys(("roberta", "xlm-roberta"), _ROBERTA),
+    "t5": Architecture(
         "block",
         trunk="encoder",
         returns=3,
@@ -280,12 +247,9 @@ register(
         attention=SubLayer("layer.0.SelfAttention.o"),
         mlp=SubLayer("layer.1.DenseReluDense.wo"),
     ),
-)
-# Positions are relative; the classifier reads the end of the row. The last linear map of the attention is no module,
-# but its output goes through a dropout that the attention weights went through before.
-register(
-    "xlnet",
-    Architecture(
+    # Positions are relative; the classifier reads the end of the row. The last linear map of the attention is no
+    # module, but its output goes through a dropout that the attention weights went through before.
+    "xlnet": Architecture(
         "layer",
         returns=2,
         sequence_first=True,
@@ -293,4 +257,4 @@ register(
         attention=SubLayer("rel_attn.dropout", calls=2),
         mlp=SubLayer("ff.layer_2", without=_CHUNKED),
     ),
-)
+}

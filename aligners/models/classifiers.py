@@ -10,8 +10,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from aligners.models.architectures import Architecture, architecture_of
-from aligners.models.fresh import drawn
-from aligners.models.heads import head_parts
+from aligners.models.fresh import drawn, head_parts
 from aligners.models.loading.files import dtype_of, listed, quiet, read_config, read_tokenizer, read_weights
 
 __all__ = ["new_classifier"]

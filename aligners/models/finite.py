@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -38,38 +40,34 @@ class FiniteCheck:
             _refuse(self._pending.pop(0))
         if len(self._pending) >= MOST_PENDING:
             self.flush()
-        self._pending.append(_Entry(_finite(values), names, what, batch))
+        # A sum is finite only if every term is: one pass and no boolean copy of the states.
+        finite = values.detach().float().reshape(len(values), -1).sum(1).isfinite()
+        on_host, copied = finite.to("cpu", non_blocking=True), None
+        if finite.device.type == "cuda":
+            copied = torch.cuda.Event()
+            copied.record(torch.cuda.current_stream(finite.device))
+        self._pending.append(_Entry(on_host, copied, names, what, batch))
 
     def flush(self) -> None:
         """Check everything that is still queued."""
         pending, self._pending = self._pending, []
         for entry in pending:
-            entry.wait()
+            if entry.copied is not None:
+                entry.copied.synchronize()
             _refuse(entry)
 
 
-class _Entry:
-    """Flags that are being copied to the host."""
+class _Entry(NamedTuple):
+    """Flags that are copied to the host, and what to wait for until they are there."""
 
-    def __init__(self, finite: Tensor, names: list[str], what: str, batch: int) -> None:
-        self.names, self.what, self.batch = names, what, batch
-        self.finite = finite.to("cpu", non_blocking=True)
-        self.copied: torch.cuda.Event | None = None
-        if finite.device.type == "cuda":
-            self.copied = torch.cuda.Event()
-            self.copied.record(torch.cuda.current_stream(finite.device))
+    finite: Tensor
+    copied: torch.cuda.Event | None
+    names: list[str]
+    what: str
+    batch: int
 
     def ready(self) -> bool:
         return self.copied is None or self.copied.query()
-
-    def wait(self) -> None:
-        if self.copied is not None:
-            self.copied.synchronize()
-
-
-def _finite(values: Tensor) -> Tensor:
-    # A sum is finite only if every term is: one pass and no boolean copy of the states.
-    return values.detach().float().reshape(len(values), -1).sum(1).isfinite()
 
 
 def _refuse(entry: _Entry) -> None:

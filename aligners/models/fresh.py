@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ from transformers import PreTrainedModel
 
 from aligners.models.loading.placement import place_like
 
-__all__ = ["drawn", "untrained"]
+__all__ = ["drawn", "head_parts", "outside", "untrained", "with_head"]
 
 
 def untrained(model: PreTrainedModel, seed: int, options: Mapping[str, Any]) -> PreTrainedModel:
@@ -48,16 +50,39 @@ def drawn(model: PreTrainedModel, names: Iterable[str], seed: int) -> dict[str, 
         # A copied weight has lost transformers' mark of a loaded one, which would keep it as it is.
         for part in fresh.values():
             part.apply(model._init_weights)
-    return {name: _moved_like(part, own[name]) for name, part in fresh.items()}
-
-
-def _moved_like(part: nn.Module, other: nn.Module) -> nn.Module:
-    """Move every weight of `part` to the device of its counterpart in `other`."""
-    for mine, theirs in zip(_tensors(part), _tensors(other), strict=True):
-        mine.data = mine.data.to(theirs.device)
-    return part
+    for name, part in fresh.items():
+        pairs = zip(_tensors(part), _tensors(own[name]), strict=True)
+        for mine, theirs in pairs:
+            mine.data = mine.data.to(theirs.device)
+    return fresh
 
 
 def _tensors(part: nn.Module) -> Iterator[Tensor]:
-    yield from part.parameters()
-    yield from part.buffers()
+    return chain(part.parameters(), part.buffers())
+
+
+def outside(model: PreTrainedModel) -> dict[str, nn.Module]:
+    """The modules outside the base model, by path."""
+    return {name: part for name, part in model.named_children() if part is not model.base_model}
+
+
+def head_parts(model: PreTrainedModel) -> dict[str, nn.Module]:
+    """The modules that turn states at the last site into classes, by path: the pooler, and all outside the base model.
+
+    A final norm is not among them; it belongs to the body, as in the papers.
+    """
+    pooler = getattr(model.base_model, "pooler", None)
+    return outside(model) | ({f"{model.base_model_prefix}.pooler": pooler} if isinstance(pooler, nn.Module) else {})
+
+
+@contextmanager
+def with_head(model: PreTrainedModel, parts: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Within it, these parts replace the model's own at the same paths."""
+    own = {name: model.get_submodule(name) for name in parts}
+    try:
+        for name, part in parts.items():
+            model.set_submodule(name, part)
+        yield
+    finally:
+        for name, part in own.items():
+            model.set_submodule(name, part)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, overload
+from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -15,7 +15,7 @@ from aligners.models.architectures import Architecture, SubLayer, architecture_o
 __all__ = ["Blocks", "SubLayers", "blocks_of", "inject", "read", "replace", "trunk_of"]
 
 
-class Blocks(Sequence[nn.Module]):
+class Blocks(list[nn.Module]):
     """The L blocks of a model in the order of execution; a shared block appears as often as it is run.
 
     Args:
@@ -26,20 +26,7 @@ class Blocks(Sequence[nn.Module]):
     def __init__(self, listed: nn.ModuleList, depth: int) -> None:
         self.listed = listed
         self.order = [int(i / (depth / len(listed))) for i in range(depth)]
-
-    def __len__(self) -> int:
-        return len(self.order)
-
-    @overload
-    def __getitem__(self, index: int) -> nn.Module: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[nn.Module]: ...
-
-    def __getitem__(self, index: int | slice) -> nn.Module | Sequence[nn.Module]:
-        if isinstance(index, slice):
-            return [self.listed[i] for i in self.order[index]]
-        return self.listed[self.order[index]]
+        super().__init__(listed[i] for i in self.order)
 
     def numbering(self) -> Callable[[nn.Module], int]:
         """A function to call once per call of a block in one run: it tells which of 1..L the block is."""

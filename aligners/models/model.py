@@ -13,12 +13,10 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from aligners.models.architectures import Component, Task, architecture_of, first_site
-from aligners.models.calling import Caller
-from aligners.models.fresh import drawn, untrained
-from aligners.models.heads import outside, with_head
+from aligners.models.calling import Caller, Layout
+from aligners.models.fresh import drawn, outside, untrained, with_head
 from aligners.models.hooks import Blocks, SubLayers, blocks_of, inject, read, replace
 from aligners.models.loading.placement import check_placement, is_sharded
-from aligners.models.padding import Layout
 
 __all__ = ["FrozenModel"]
 
@@ -51,7 +49,7 @@ class FrozenModel:
             or for the next, (B, T, V); None: there is no head, or none that is supported.
         n_labels: C, the size of the classification head; None if the model has none.
         class_map: for each class of the texts, the head's classes that stand for it; None: those of the same numbers.
-            `aligners.injection.scoring.answers` sets and applies it: logits are always the head's own.
+            `aligners.injection.scoring.answers.match_heads` alone sets it: logits are always the head's own.
         causal: whether a position sees only those before it.
         heads: attention heads of each block.
         max_length: the most tokens that the model has positions for; None: no limit.
@@ -164,17 +162,7 @@ class FrozenModel:
             ValueError: if a site is outside 0..L (1..L of a sub-layer), an input is unknown to the model, or the
                 component to its architecture.
         """
-        places = self._places(component)
-        for site in sites:
-            self.check_site(site, "sites", component)
-        if not sites:
-            return []
-        layout = self._layout(inputs)
-        arguments = self._caller.arguments(self._caller.trunk, inputs, layout)
-        shape = inputs["input_ids"].shape
-        states = read(places, sites, lambda: self._caller.trunk(**arguments))
-        states = {site: self._outward(state, shape, layout) for site, state in states.items()}
-        return [states[site] for site in sites]
+        return self._run_trunk(inputs, sites, component)[0] if sites else []
 
     def attention(
         self, inputs: Mapping[str, Tensor], sites: Sequence[int] = (), component: Component = "residual"
@@ -192,28 +180,37 @@ class FrozenModel:
         Raises:
             ValueError: if the model was not loaded with eager attention or hands out no weights, or as in `front`.
         """
-        places = self._places(component)
-        for site in sites:
-            self.check_site(site, "sites", component)
         self._check_eager()
-        layout = self._layout(inputs)
-        arguments = self._caller.arguments(self._caller.trunk, inputs, layout)
-        output: Any = None
-
-        def run() -> None:
-            nonlocal output
-            output = self._caller.trunk(**arguments, output_attentions=True, return_dict=True)
-
-        states = read(places, sites, run, leave=False)
+        states, output, layout = self._run_trunk(inputs, sites, component, output_attentions=True, return_dict=True)
         weights = output.attentions
         if len(weights) != self.depth:
             raise ValueError(
                 f"Expected the attention weights of {self.depth} blocks, but got those of {len(weights)} from "
                 f"{self.name}, a {type(self.model).__name__}: it does not hand them out. Compare its states instead."
             )
+        return [_turn_both_back(each, layout) for each in weights], states
+
+    def _run_trunk(
+        self, inputs: Mapping[str, Tensor], sites: Sequence[int], component: Component, **options: Any
+    ) -> tuple[list[Tensor], Any, Layout]:
+        """Run the trunk: the states at `sites`, what it answers, and the layout of the batch.
+
+        Without options nothing above the deepest site is run, and nothing is answered.
+        """
+        places = self._places(component)
+        for site in sites:
+            self.check_site(site, "sites", component)
+        layout, output = self._layout(inputs), None
+        arguments = self._caller.arguments(self._caller.trunk, inputs, layout)
+
+        def run() -> None:
+            nonlocal output
+            output = self._caller.trunk(**arguments, **options)
+
+        found = read(places, sites, run, leave=not options)
         shape = inputs["input_ids"].shape
-        turned = {site: self._outward(state, shape, layout) for site, state in states.items()}
-        return [_turn_both_back(each, layout) for each in weights], [turned[site] for site in sites]
+        states = {site: self._outward(state, shape, layout) for site, state in found.items()}
+        return [states[site] for site in sites], output, layout
 
     def untrained(self, seed: int) -> FrozenModel:
         """The same model before any training: its config, with fresh weights drawn from `seed`.
@@ -310,7 +307,11 @@ class FrozenModel:
         Raises:
             ValueError: if the model has no classification head.
         """
-        self._check_classifies()
+        if self.task != "classification":
+            raise ValueError(
+                f"Expected a model with a classification head, but got {self.name}, a "
+                f"{type(self.model).__name__}. Name a model that was fine-tuned to classify."
+            )
         with with_head(self.model, drawn(self.model, outside(self.model), seed)):
             yield
 
@@ -321,7 +322,12 @@ class FrozenModel:
         return SubLayers(self.blocks, self.architecture.sub_layer(component, self.model.config))
 
     def _logits(self, inputs: Mapping[str, Tensor], layout: Layout) -> Tensor:
-        self._check_answers()
+        if self.task is None:
+            raise ValueError(
+                f"Expected a model with a classification head or a language modelling head, but got {self.name}, "
+                f"a {type(self.model).__name__}: its states can be read, but it has no logits that follow from them "
+                "alone. Name a model that was fine-tuned to classify or that predicts tokens."
+            )
         return self._caller.logits(inputs, layout)
 
     def _inward(self, states: Tensor, layout: Layout) -> Tensor:
@@ -358,21 +364,6 @@ class FrozenModel:
                 f"Expected a `pad_token_id` in the config of {self.name}, but got none: a "
                 f"{type(self.model).__name__} reads the last token that is not padding. Set it to the padding "
                 "token of its tokenizer."
-            )
-
-    def _check_answers(self) -> None:
-        if self.task is None:
-            raise ValueError(
-                f"Expected a model with a classification head or a language modelling head, but got {self.name}, "
-                f"a {type(self.model).__name__}: its states can be read, but it has no logits that follow from them "
-                "alone. Name a model that was fine-tuned to classify or that predicts tokens."
-            )
-
-    def _check_classifies(self) -> None:
-        if self.task != "classification":
-            raise ValueError(
-                f"Expected a model with a classification head, but got {self.name}, a "
-                f"{type(self.model).__name__}. Name a model that was fine-tuned to classify."
             )
 
 

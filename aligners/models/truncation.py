@@ -1,13 +1,12 @@
-"""Surgery on blocks: truncated and skipping views of a frozen model, real smaller models, and frozen weights.
+"""Surgery on blocks: smaller models, and frozen weights.
 
-Phang et al. 2021, section 4 and 4.1; Merchant et al. 2020, section 5.2; Wu et al. 2020, Table 1.
+Merchant et al. 2020, section 5.2; Wu et al. 2020, Table 1.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -16,77 +15,10 @@ from transformers import PreTrainedModel
 
 from aligners.models.architectures import architecture_of
 from aligners.models.hooks import Blocks, blocks_of, read, trunk_of
-from aligners.models.model import FrozenModel
 
-__all__ = ["Kept", "Operated", "check_count", "freeze", "freeze_unused", "shortened", "skipping", "truncated"]
+__all__ = ["Kept", "check_count", "freeze", "freeze_unused", "shortened"]
 
 Kept = Literal["bottom", "top", "layers"]
-
-
-@dataclass(frozen=True)
-class Operated:
-    """A frozen model without blocks first..last: the state of site first - 1 stands at site last.
-
-    The model itself is not changed; only the blocks that are left are run. Blocks above the gap keep settings that go
-    by position, such as the window of their attention.
-
-    Attributes:
-        model: the whole model.
-        first: first block that is left out, counted from 1.
-        last: last block that is left out.
-    """
-
-    model: FrozenModel
-    first: int
-    last: int
-
-    @property
-    def depth(self) -> int:
-        """Number of blocks that are run."""
-        return self.model.depth - (self.last - self.first + 1)
-
-    @property
-    def name(self) -> str:
-        """The model's name and what is left out of it."""
-        gone = f" without blocks {self.first}..{self.last}" if self.first <= self.last else ""
-        return self.model.name + gone
-
-    def logits(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """As `FrozenModel.logits`: (B, C), or (B, T, V) for a language modelling head.
-
-        Raises:
-            ValueError: as there.
-        """
-        (states,) = self.model.front(inputs, [self.first - 1])
-        return self.logits_from(inputs, states)
-
-    def logits_from(self, inputs: Mapping[str, Tensor], states: Tensor) -> Tensor:
-        """As `logits`, from states (B, T, d) of site first - 1 that were read before."""
-        return self.model.tail(inputs, self.last, states)
-
-
-def truncated(model: FrozenModel, site: int) -> Operated:
-    """The model's head, unchanged, on the state of `site`: no block above it is run (Phang et al., UNTUNED).
-
-    Raises:
-        ValueError: the site is outside 0..L.
-    """
-    model.check_site(site, "site")
-    return Operated(model, site + 1, model.depth)
-
-
-def skipping(model: FrozenModel, first: int, last: int) -> Operated:
-    """The model without blocks first..last, both included and counted from 1 (Phang et al., Figure 4).
-
-    Raises:
-        ValueError: there is no such span.
-    """
-    if not 1 <= first <= last <= model.depth:
-        raise ValueError(
-            f"Expected `first` and `last` with 1 <= first <= last <= {model.depth}, the blocks of {model.name}, "
-            f"but got {first} and {last}."
-        )
-    return Operated(model, first, last)
 
 
 def shortened(model: PreTrainedModel, layers: int) -> PreTrainedModel:
@@ -113,7 +45,7 @@ def shortened(model: PreTrainedModel, layers: int) -> PreTrainedModel:
     }:
         raise ValueError(
             f"A config of {layers} layers does not describe a {type(model).__name__} whose upper blocks are left out: "
-            "saved, it could not be loaded again. Use `truncated`, which needs no config."
+            "saved, it could not be loaded again. `evaluate.py surgery` truncates models without a config."
         )
     return short
 
@@ -179,7 +111,7 @@ def check_count(model: PreTrainedModel, kind: Kept, count: int) -> None:
     if shared and kind == "layers" and len(blocks.listed) > 1:
         raise ValueError(
             f"Expected one shared block, but got a {type(model).__name__} with {len(blocks.listed)}: which one is run "
-            "when follows from the number of layers, so that fewer layers are another model. Use `truncated`."
+            "when follows from the number of layers, so that fewer layers are another model."
         )
 
 

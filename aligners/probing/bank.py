@@ -4,37 +4,53 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from inspect import signature
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from aligners.probing.arms import Arm, Readings, needed
-from aligners.probing.words import Place, Words
+from aligners.probing.words import Place, Source, Words
 
-__all__ = ["Asked", "Bank", "Examples", "Probes", "answers", "fresh_bank", "losses"]
+__all__ = ["Arm", "Bank", "Examples", "Probes", "Readings", "answers", "fresh_bank", "losses", "needed"]
 
-AT_ONCE = 128  # sentences that are asked together
+AT_ONCE = 128  # sentences that are read together
 
 
-class Asked(Protocol):
-    """What is asked of the words of some sentences."""
+class Annotations(Protocol):
+    """The labels or trees of some sentences."""
 
     @property
     def sentences(self) -> list[int]:
-        """Numbers of the sentences of which something is asked, ascending."""
+        """Numbers of the sentences that have any, ascending."""
         ...
 
     def part(self, words: Words, sentences: Sequence[int]) -> Any:
-        """What is asked of some sentences, whose rows are counted from 0, one sentence after the other."""
+        """Those of some sentences, whose rows are counted from 0, one sentence after the other."""
         ...
 
 
-class Examples(NamedTuple):
-    """Words, and what is asked of them."""
+class Examples:
+    """Words with their annotations.
 
-    words: Words
-    asked: Asked
+    Args:
+        words: with their states.
+        annotations: labels or trees.
+        sentences: numbers of those that are taken; default: all that are annotated.
+    """
+
+    def __init__(self, words: Words, annotations: Annotations, sentences: list[int] | None = None) -> None:
+        self.words, self.annotations = words, annotations
+        self.sentences = annotations.sentences if sentences is None else sentences
+
+    def batch(self, places: Sequence[Place], sentences: Sequence[int]) -> tuple[Tensor, Any]:
+        """States (L, n, d) and annotations of some sentences."""
+        return self.words.read(places, sentences), self.annotations.part(self.words, sentences)
+
+    def batches(self, places: Sequence[Place]) -> Iterator[tuple[Tensor, Any]]:
+        """All of them, in order, `AT_ONCE` sentences at a time."""
+        for first in range(0, len(self.sentences), AT_ONCE):
+            yield self.batch(places, self.sentences[first : first + AT_ONCE])
 
 
 class Probes(nn.Module, ABC):
@@ -45,16 +61,10 @@ class Probes(nn.Module, ABC):
         width: d, of the states.
 
     Attributes:
-        kinds: every class of probes by its name, which is how a file refers to it.
         centred: whether the states that they read have a mean of zero.
     """
 
-    kinds: ClassVar[dict[str, type[Probes]]] = {}
     centred: ClassVar[bool] = True
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        Probes.kinds[cls.__name__] = cls
 
     def __init__(self, arms: Sequence[Arm], width: int) -> None:
         super().__init__()
@@ -62,15 +72,15 @@ class Probes(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, read: Tensor, part: Any) -> Tensor:
-        """Answer what is asked: (A, n, d) and a part of `Asked` -> (A, ...)."""
+        """Answers: (A, n, d) and the annotations of some sentences -> (A, ...)."""
 
     @abstractmethod
     def losses(self, read: Tensor, part: Any) -> Tensor:
-        """Loss of each arm on each of the n targets or sentences that are asked, (A, n)."""
+        """Loss of each arm on each of the n targets or sentences, (A, n)."""
 
     def options(self) -> dict[str, Any]:
-        """The constructor's arguments after arms and width, as plain values."""
-        return {}
+        """The constructor's arguments after arms and width, as plain values; attributes have their names."""
+        return {name: getattr(self, name) for name in list(signature(type(self)).parameters)[2:]}
 
 
 class Bank(nn.Module):
@@ -94,11 +104,11 @@ class Bank(nn.Module):
         self.unfinished: list[Arm] = []
 
     def forward(self, states: Tensor, part: Any) -> Tensor:
-        """Answer: states (L, n, d) and a part of what is asked -> (A, ...)."""
+        """Answers: states (L, n, d) and the annotations of some sentences -> (A, ...)."""
         return self.probes(self.readings(states), part)
 
     def losses(self, states: Tensor, part: Any) -> Tensor:
-        """Loss of each arm on each of the n targets or sentences that are asked, (A, n)."""
+        """Loss of each arm on each of the n targets or sentences, (A, n)."""
         return self.probes.losses(self.readings(states), part)
 
     def only(self, chosen: Sequence[int]) -> Bank:
@@ -136,24 +146,97 @@ def fresh_bank(kind: type[Probes], arms: Sequence[Arm], words: Words, seed: int,
 
 
 @torch.no_grad()
-def answers(bank: Bank, words: Words, asked: Asked) -> Iterator[tuple[Any, Tensor]]:
-    """Ask a bank, some sentences at a time.
-
-    Yields:
-        A part of what is asked, and the answers (A, ...) to it.
-    """
-    for states, part in _parts(bank, words, asked):
+def answers(bank: Bank, examples: Examples) -> Iterator[tuple[Any, Tensor]]:
+    """Yield the annotations of some sentences at a time, and what a bank answers, (A, ...)."""
+    for states, part in examples.batches(bank.places):
         yield part, bank(states, part)
 
 
 @torch.no_grad()
 def losses(bank: Bank, examples: Examples) -> Tensor:
-    """Mean loss of each arm over all that is asked, (A,)."""
-    return torch.cat([bank.losses(states, part) for states, part in _parts(bank, *examples)], 1).mean(1)
+    """Mean loss of each arm over all targets or sentences, (A,)."""
+    return torch.cat([bank.losses(states, part) for states, part in examples.batches(bank.places)], 1).mean(1)
 
 
-def _parts(bank: Bank, words: Words, asked: Asked) -> Iterator[tuple[Tensor, Any]]:
-    every = asked.sentences
-    for first in range(0, len(every), AT_ONCE):
-        chosen = every[first : first + AT_ONCE]
-        yield words.read(bank.places, chosen), asked.part(words, chosen)
+QUICKER = 10  # how much faster than other parameters the weights of a mix learn: they have far to go in few steps
+
+
+class Arm(NamedTuple):
+    """One probe of a bank.
+
+    Attributes:
+        source: the model, or its untrained twin.
+        layer: that it reads; None: a learned mix of all.
+        control: whether it is asked the control task.
+        rank: of a structural probe; None: the usual one of the bank.
+    """
+
+    source: Source
+    layer: int | None
+    control: bool = False
+    rank: int | None = None
+
+    def reads(self, place: Place) -> bool:
+        """Whether it reads what was read at a place."""
+        return place.source == self.source and self.layer in (None, place.layer)
+
+
+def needed(arms: Sequence[Arm], places: Sequence[Place]) -> tuple[Place, ...]:
+    """The places that any arm reads.
+
+    Raises:
+        ValueError: an arm has nothing to read.
+    """
+    for arm in arms:
+        if not any(map(arm.reads, places)):
+            raise ValueError(f"Expected a place that {arm} reads, but got {', '.join(map(str, places)) or 'none'}.")
+    return tuple(place for place in places if any(arm.reads(place) for arm in arms))
+
+
+class Readings(nn.Module):
+    """What the arms of a bank read: each a layer at unit scale, mostly centred, or a learned mix of such layers.
+
+    The mix is γ Σ_l softmax(a)_l h_l. One number scales a layer, so that one learning rate suits all layers and
+    widths.
+
+    Args:
+        arms: A, of the bank.
+        places: L, of what is read.
+        width: d.
+
+    References:
+        Peters et al. 2018, "Deep contextualized word representations", eq. 1; Tenney et al. 2019, "What do you learn
+        from context?", §3.2.
+    """
+
+    mean: Tensor
+    scale: Tensor
+    read: Tensor
+    mixed: Tensor
+
+    def __init__(self, arms: Sequence[Arm], places: Sequence[Place], width: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(len(places), 1, width))
+        self.register_buffer("scale", torch.ones(len(places), 1, 1))
+        read = torch.tensor([[arm.reads(place) for place in places] for arm in arms])
+        self.register_buffer("read", read, persistent=False)
+        self.register_buffer("mixed", torch.tensor([[arm.layer is None] for arm in arms]), persistent=False)
+        self.mix = nn.Parameter(torch.zeros(len(arms), len(places)))
+        self.gamma = nn.Parameter(torch.ones(len(arms), 1))
+
+    def fit(self, words: Words, places: Sequence[Place], *, centred: bool) -> None:
+        """Take scales, and centres if they are wanted, from words, in double precision."""
+        for number, place in enumerate(places):
+            states = words.states[words.places.index(place)].double()
+            mean = states.mean(0, keepdim=True)
+            self.mean[number] = mean if centred else 0
+            self.scale[number] = (states - mean).square().mean().sqrt().clamp(min=1e-12)
+
+    def weights(self) -> Tensor:
+        """How much of each place each arm reads, (A, L), adding up to 1."""
+        return (QUICKER * self.mix).masked_fill(~self.read, -torch.inf).softmax(-1)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """(L, n, d) -> (A, n, d)."""
+        gamma = self.gamma.where(self.mixed, 1)
+        return torch.einsum("al,lnd->and", self.weights() * gamma, (states - self.mean) / self.scale)

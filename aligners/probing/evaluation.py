@@ -1,25 +1,24 @@
-"""The experiment: every probe of every model and its controls, trained on fitting words, asked of held-out words."""
+"""The experiment: every probe of every model and its controls, trained on fitting words, measured on held-out words."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import lightning.pytorch as pl
 import torch
 
 from aligners.models.model import FrozenModel
-from aligners.probing.arms import Arm
-from aligners.probing.bank import Bank
+from aligners.probing.bank import Arm, Bank
+from aligners.probing.codes import PORTIONS, code_rows, portion_ends, portion_rows, send
 from aligners.probing.edges.task import EdgeTask
-from aligners.probing.online.codes import PORTIONS, portion_ends
-from aligners.probing.online.rows import code_rows, portion_rows, send
-from aligners.probing.reading import check_annotated, check_room, sentences_of
-from aligners.probing.rows import Row
+from aligners.probing.reading import SPLITS, check_annotated, check_least, check_room, make_task, sentences_of
 from aligners.probing.storing import save_banks
+from aligners.probing.tasks import Row
 from aligners.probing.training import ProbeTraining, ended
-from aligners.probing.trees.drawing import drawn_trees
+from aligners.probing.trees.scores import drawn_trees
 from aligners.probing.trees.task import STRUCTURAL, TreeTask
 from aligners.probing.words import Place, Source, Words, WordsBeingRead
 from aligners.progress import track
@@ -30,18 +29,20 @@ from datamodules.tokens.splits import Split
 
 __all__ = ["ProbeExperiment"]
 
-SPLITS: tuple[Split, ...] = ("fit", "validation", "test")
+AnyTask = EdgeTask | TreeTask
 
 
 class ProbeExperiment(pl.LightningModule):
-    """Reads each model, and its untrained twin, once; keeps the states of all words; trains all probes on them.
+    """Reads each model, and its untrained twin, once, when it is tested, and keeps the states of all words.
+
+    `train_probes` then trains all probes on them.
 
     A task's probes of all layers are one bank, with those of the controls: the same probe on the untrained twin, and
     on a control task, in which every word has a label drawn for it, wherever it stands. Layer 0 is the lexical
     control. Nothing is chosen on the held-out sentences: the validation sentences say when a probe has learned enough.
 
     Attributes:
-        rows: of the report, after the evaluation.
+        rows: of the report, once the probes are trained.
         meta: what holds for all of them.
         report_tables: the weights of the mixes, and the trees that are drawn.
         banks: the trained probes: by model, task and seed.
@@ -84,12 +85,10 @@ class ProbeExperiment(pl.LightningModule):
         portions: list[float] = list(PORTIONS),  # noqa: B006  (copied)
     ) -> None:
         super().__init__()
-        for name, values, least in (
-            ("tasks", [len(tasks)], 1), ("ranks", [1] if ranks is None else [*ranks, len(ranks)], 1),
-            ("seeds", [seeds], 1), ("projection", [projection], 1), ("hidden", [hidden], 1), ("drawn", [drawn], 0),
-        ):  # fmt: skip
-            if min(values) < least:
-                raise ValueError(f"Expected `{name}` to be at least {least}, but got {min(values)}.")
+        check_least(
+            tasks=(len(tasks), 1), ranks=(1 if ranks is None else min([*ranks, len(ranks)]), 1), seeds=(seeds, 1),
+            projection=(projection, 1), hidden=(hidden, 1), drawn=(drawn, 0),
+        )  # fmt: skip
         if portions:
             portion_ends(10**6, portions)
         self.portions = list(portions)
@@ -109,7 +108,7 @@ class ProbeExperiment(pl.LightningModule):
     # ------------------------------------------------------------------ reading
 
     def setup(self, stage: str) -> None:
-        """Check that all tasks can be asked, that the states fit in memory, and that there is one process."""
+        """Check that all tasks can be probed, that the states fit in memory, and that there is one process."""
         data = self._data
         check_annotated(data, self.tasks, self.trainer.world_size)
         if policy_of(data.rows).types != "words" or data.component != "residual":
@@ -117,7 +116,7 @@ class ProbeExperiment(pl.LightningModule):
         self._sentences = {split: sentences_of(data, split) for split in SPLITS}
         wide = sum(model.width * len(self._places(m)) for m, model in enumerate(data.reader.models))
         check_room(self._sentences.values(), wide, self.trainer.strategy.root_device)
-        data.plan(SPLITS)
+        data.plan(tuple(SPLITS))
 
     def _places(self, m: int) -> tuple[Place, ...]:
         sources: list[Source] = ["model", "untrained"] if self.controls else ["model"]
@@ -130,69 +129,62 @@ class ProbeExperiment(pl.LightningModule):
         if self.controls:
             self._twins = [model.untrained(self._data.seed + m) for m, model in enumerate(models)]
         self._reading = {
-            (m, split): WordsBeingRead(self._sentences[split], self._places(m), m)
+            (m, split): WordsBeingRead(self._sentences[split], self._places(m))
             for m in range(len(models)) for split in SPLITS
         }  # fmt: skip
 
     def test_step(self, batch: LayerBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Keep the states of a batch's words."""
+        split = list(SPLITS)[dataloader_idx]
         for m, states in enumerate(batch.states):
             twins = [self._data.reader.states(self._twins[m].to(states.device), batch, m)] if self.controls else []
-            self._reading[m, SPLITS[dataloader_idx]].add(batch, torch.cat([states, *twins]))
+            words = torch.cat([states, *twins])
+            self._reading[m, split].add(batch.texts.text_numbers, batch.rows[m].counts, words)
+
+    def on_test_epoch_end(self) -> None:
+        """Look at the last batch, and let the twins go."""
+        self._data.reader.check.flush()
+        self._twins = []
 
     # ------------------------------------------------------------------ training
 
-    def on_test_epoch_end(self) -> None:
-        """Train every bank, and ask it of the held-out words."""
-        data = self._data
-        data.reader.check.flush()
-        self._twins = []
+    def train_probes(self) -> None:
+        """Train every bank on the words that were read, and measure it on the held-out words."""
+        data, models = self._data, self._data.reader.models
         self.words = {which: found.whole(drop=self.drop) for which, found in self._reading.items()}
-        tasks = [(m, task) for m in range(len(data.reader.models)) for task in self._tasks(m)]
-        planned = [(m, task, seed) for m, task in tasks for seed in range(self.seeds)]
-        for m, task, seed in track(planned, "Training", transient=True, disable=not self._shown):
-            with torch.enable_grad():
-                self.banks[self._name(m), task.name, seed] = task.train(self.how, seed)
-        self._ended = ended(self.banks.values())
-        self._about = {(self._name(m), task.name): task.about() for m, task in tasks}
-        self.rows = [row for m, task in tasks for row in self._asked(m, task)]
+        tasks = {(m, name): self._task(m, name) for m in range(len(models)) for name in self.tasks}
+        for m, name, seed in self._shown([(*which, seed) for which in tasks for seed in range(self.seeds)], "Training"):
+            self.banks[models[m].name, name, seed] = tasks[m, name].train(self.how, seed)
+        unfinished = ended(self.banks.values())
+        self._about = {(models[m].name, name): task.about() for (m, name), task in tasks.items()}
+        self.rows = [
+            row | {"model": models[m].name}
+            for (m, name), task in tasks.items()
+            for row in task.rows(
+                [self.banks[models[m].name, name, seed] for seed in range(self.seeds)], self.words[m, "test"]
+            )
+        ]
+        self.report_tables = {"mixes": self._mixes(), "trees": self._trees()}
+        if self.portions:
+            self.report_tables |= self._sent(tasks, unfinished)
         self.meta = {
             **data.describe(), "split": "test", "seeds": self.seeds, "training": vars(self.how), **self.sizes,
             "sentences": {split: len(self.words[0, split].sentences) for split in SPLITS},
-            "sentences_dropped": {split: self.words[0, split].cut for split in SPLITS},
+            "sentences_dropped": {split: self.words[0, split].cut for split in SPLITS}, "unfinished": dict(unfinished),
         }  # fmt: skip
-        self.report_tables = {"mixes": self._mixes(), "trees": self._trees(), **self._sent(tasks)}
-        self.meta["unfinished"] = dict(self._ended)
 
-    @property
-    def _shown(self) -> bool:
-        return self.trainer.progress_bar_callback is not None
+    def _shown(self, planned: Sequence[Any], what: str) -> Any:
+        return track(planned, what, transient=True, disable=self.trainer.progress_bar_callback is None)
 
-    def _name(self, m: int) -> str:
-        return self._data.reader.models[m].name
-
-    def _tasks(self, m: int) -> list[EdgeTask | TreeTask]:
-        """What is asked of a model's words. All tasks are made, and checked, before any training."""
-        words, watched, seed = self.words[m, "fit"], self.words[m, "validation"], self._data.seed
+    def _task(self, m: int, name: str) -> AnyTask:
+        """A task on a model's words. All are made, and checked, before any training."""
         places = self._places(m)
-        ranks: list[int] | list[None] = self.ranks or [None]
-        made: list[EdgeTask | TreeTask] = []
-        for name in self.tasks:
-            if name in STRUCTURAL:
-                arms = [Arm(*place, rank=rank) for place in places for rank in ranks]
-                made.append(TreeTask(cast(Any, name), words, watched, arms, seed))
-            else:
-                edges = edge_arms(places, self.mix, self.controls)
-                made.append(EdgeTask(name, words, watched, edges, self.sizes, seed))
-        return made
-
-    def _asked(self, m: int, task: EdgeTask | TreeTask) -> Iterator[Row]:
-        """The rows of a task."""
-        for row in task.rows(self._of_seeds(m, task.name), self.words[m, "test"]):
-            yield row | {"model": self._name(m)}
-
-    def _of_seeds(self, m: int, task: str) -> list[Bank]:
-        return [self.banks[self._name(m), task, seed] for seed in range(self.seeds)]
+        if name in STRUCTURAL:
+            arms = [Arm(*place, rank=rank) for place in places for rank in (self.ranks or (None,))]
+        else:
+            arms = [Arm(*place) for place in places] + ([Arm("model", None)] if self.mix else [])
+            arms += [arm._replace(control=True) for arm in arms if self.controls and arm.source == "model"]
+        return make_task(name, self.words[m, "fit"], self.words[m, "validation"], arms, self.sizes, self._data.seed)
 
     def save(self, path: Path) -> None:
         """Write the trained probes to a file; `load_banks` reads them."""
@@ -202,22 +194,19 @@ class ProbeExperiment(pl.LightningModule):
 
     # ------------------------------------------------------------------ further tables
 
-    def _sent(self, tasks: Sequence[tuple[int, EdgeTask | TreeTask]]) -> dict[str, list[Row]]:
+    def _sent(self, tasks: dict[tuple[int, str], AnyTask], unfinished: Counter[str]) -> dict[str, list[Row]]:
         """How many bits the labels of the fitting sentences take, by model and task, and portion by portion."""
-        if not self.portions:
-            return {}
-        codelengths, portions = list[Row](), list[Row]()
-        edges = [(m, task) for m, task in tasks if isinstance(task, EdgeTask)]
-        for m, task in track(edges, "Sending", transient=True, disable=not self._shown):
-            with torch.enable_grad():
-                codes = [send(task, self.how, seed, self.portions) for seed in range(self.seeds)]
-            self._ended.update(
+        tables: dict[str, list[Row]] = {"codelengths": [], "portions": []}
+        edges = [(m, task) for (m, _), task in tasks.items() if isinstance(task, EdgeTask)]
+        for m, task in self._shown(edges, "Sending"):
+            codes = [send(task, self.how, seed, self.portions) for seed in range(self.seeds)]
+            unfinished.update(
                 probes=sum(code.unfinished for code in codes),
                 of=sum(len(code.bits) * (len(code.ends) - 1) for code in codes),
             )
-            codelengths += [{"model": self._name(m), **row} for row in code_rows(task, codes)]
-            portions += [{"model": self._name(m), **row} for row in portion_rows(task, codes)]
-        return {"codelengths": codelengths, "portions": portions}
+            for name, rows in {"codelengths": code_rows(task, codes), "portions": portion_rows(task, codes)}.items():
+                tables[name] += [{"model": self._data.reader.models[m].name, **row} for row in rows]
+        return tables
 
     def _mixes(self) -> list[Row]:
         """The weight of each layer in each mix."""
@@ -232,19 +221,11 @@ class ProbeExperiment(pl.LightningModule):
     def _trees(self) -> list[Row]:
         """Trees of a few held-out sentences, as the best distance probe of each model sees them."""
         found: list[Row] = []
-        for m in range(len(self._data.reader.models) if "distance" in self.tasks else 0):
-            name = self._name(m)
-            own = [
-                row for row in self.rows if (row["model"], row["task"], row["source"]) == (name, "distance", "model")
-            ]
+        for m, model in enumerate(self._data.reader.models if "distance" in self.tasks else []):
+            wanted = (model.name, "distance", "model")
+            own = [row for row in self.rows if (row["model"], row["task"], row["source"]) == wanted]
             best = max(own, key=lambda row: row["score"] or -1)
-            arm = Arm("model", best["site"], rank=best["rank"])
-            bank = self.banks[name, "distance", 0]
-            found += drawn_trees(bank.only([bank.arms.index(arm)]), self.words[m, "test"], self.drawn, name)
+            bank = self.banks[model.name, "distance", 0]
+            arm = bank.arms.index(Arm("model", best["site"], rank=best["rank"]))
+            found += drawn_trees(bank.only([arm]), self.words[m, "test"], self.drawn, model.name)
         return found
-
-
-def edge_arms(places: Sequence[Place], mix: bool, controls: bool) -> list[Arm]:
-    """The arms of an edge task: one for each place, a mix of the model's layers, and controls of the model's."""
-    arms = [Arm(*place) for place in places] + ([Arm("model", None)] if mix else [])
-    return arms + [arm._replace(control=True) for arm in arms if controls and arm.source == "model"]

@@ -1,4 +1,4 @@
-"""What every experiment with probes needs of its texts: annotations of all words, whose states fit in memory."""
+"""Reads annotated sentences with models, for every experiment with probes: the states of all words, kept in memory."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from aligners.files.room import free_memory, in_words
+from aligners.probing.bank import Arm
 from aligners.probing.edges.targets import Labels, tasks_of
+from aligners.probing.edges.task import EdgeTask
 from aligners.probing.trees.asked import LEAST
-from aligners.probing.trees.task import STRUCTURAL
+from aligners.probing.trees.task import STRUCTURAL, TreeTask
+from aligners.probing.words import Words
 from datamodules.module import TextModule
 from datamodules.text.annotated.sentence import ANNOTATION, Sentence
 from datamodules.tokens.splits import Split
 
-__all__ = ["check_annotated", "check_room", "sentences_of"]
-
+__all__ = ["SPLITS", "check_annotated", "check_least", "check_room", "make_task", "sentences_of"]
 
 SPLITS: dict[Split, str] = {"fit": "fitting", "validation": "validation", "test": "held-out"}
 MENDING = {
@@ -82,3 +84,18 @@ def check_room(sentences: Iterable[Sequence[Sentence]], numbers: int, device: to
             f"Expected the states of {rows:,} words to fit in half of the free memory, {in_words(free / 2)}, but they "
             f"take {in_words(size)}. Take fewer layers or sites, or fewer texts."
         )
+
+
+def check_least(**least: tuple[int, int]) -> None:
+    """Raise unless each option is at least its least value, (value, least)."""
+    for name, (value, bound) in least.items():
+        if value < bound:
+            raise ValueError(f"Expected `{name}` to be at least {bound}, but got {value}.")
+
+
+def make_task(
+    name: str, words: Words, watched: Words, arms: Sequence[Arm], sizes: dict[str, int], seed: int
+) -> EdgeTask | TreeTask:
+    """The task of this name: see `Task`."""
+    kind = TreeTask if name in STRUCTURAL else EdgeTask
+    return kind(name, words, watched, arms, seed, sizes)

@@ -13,16 +13,16 @@ from torch import Tensor
 
 from aligners.files.shared import shared_file
 from aligners.files.whole import whole_file
-from aligners.probing.arms import Arm
-from aligners.probing.bank import Bank, Probes
-from aligners.probing.edges import probes as edges  # noqa: F401  (defines its kind of probes)
-from aligners.probing.trees import probes as trees  # noqa: F401
+from aligners.probing.bank import Arm, Bank, Probes
+from aligners.probing.edges.probes import EdgeProbes
+from aligners.probing.trees.probes import DepthProbes, DistanceProbes
 from aligners.probing.words import Place
 
 __all__ = ["PROBES", "load_banks", "save_banks"]
 
 PROBES = "probes.safetensors"
 ENTRY = "banks"
+KINDS: dict[str, type[Probes]] = {kind.__name__: kind for kind in (EdgeProbes, DepthProbes, DistanceProbes)}
 
 
 def save_banks(path: Path, banks: Mapping[str, Bank], about: Mapping[str, Mapping[str, Any]] | None = None) -> None:
@@ -76,6 +76,6 @@ def load_banks(path: Path | str) -> dict[str, tuple[Bank, dict[str, Any]]]:
 
 def _bank(each: Mapping[str, Any], tensors: Mapping[str, Any], start: str) -> Bank:
     arms = [Arm(*arm) for arm in each["arms"]]
-    bank = Bank(Probes.kinds[each["kind"]](arms, each["width"], **each["options"]), [Place(*p) for p in each["places"]])
+    bank = Bank(KINDS[each["kind"]](arms, each["width"], **each["options"]), [Place(*p) for p in each["places"]])
     bank.load_state_dict({key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)})
     return bank.eval().requires_grad_(False)

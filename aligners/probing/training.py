@@ -41,10 +41,6 @@ class ProbeTraining:
             if not getattr(self, name) > 0:
                 raise ValueError(f"Expected `{name}` of the training to be above 0, but got {getattr(self, name)}.")
 
-    def steps(self, sentences: int) -> int:
-        """Number of steps of an epoch of so many sentences."""
-        return max(self.least_steps, -(-sentences // self.batch))
-
 
 class Progress:
     """How far each arm of a bank has come.
@@ -102,18 +98,17 @@ def train_bank(bank: Bank, fitting: Examples, watched: Examples, how: ProbeTrain
         ValueError: nothing is asked, or a loss is not finite.
     """
     for kind, examples in {"fitting": fitting, "validation": watched}.items():
-        if not examples.asked.sentences:
+        if not examples.sentences:
             raise ValueError(
                 f"Expected {kind} sentences of which something is asked to train probes on, but got none. Give more "
                 "text, or a larger `data.text.validation_share`."
             )
-    words, asked = fitting
-    steps = how.steps(len(asked.sentences))
+    steps = max(how.least_steps, -(-len(fitting.sentences) // how.batch))  # an epoch
     optimizer = torch.optim.Adam(bank.parameters(), lr=how.learning_rate)
     progress = Progress(bank, losses(bank, watched), how.patience)
-    for step, chosen in enumerate(_batches(asked.sentences, how.batch, steps * how.max_epochs, seed), start=1):
+    for step, chosen in enumerate(_batches(fitting.sentences, how.batch, steps * how.max_epochs, seed), start=1):
         optimizer.zero_grad(set_to_none=True)
-        loss = bank.losses(words.read(bank.places, chosen), asked.part(words, chosen)).mean(1)
+        loss = bank.losses(*fitting.batch(bank.places, chosen)).mean(1)
         if not bool(loss.isfinite().all()):
             arm = bank.arms[int((~loss.isfinite()).nonzero()[0])]
             raise ValueError(f"The loss of {arm} is not finite at step {step}. Lower `training.learning_rate`.")
@@ -130,10 +125,8 @@ def train_bank(bank: Bank, fitting: Examples, watched: Examples, how: ProbeTrain
 
 def ended(banks: Iterable[Bank]) -> Counter[str]:
     """How many `probes` of trained banks were still learning at the limit, `of` how many: for the report."""
-    found = Counter[str](probes=0, of=0)
-    for bank in banks:
-        found.update(probes=len(bank.unfinished), of=len(bank.arms))
-    return found
+    every = list(banks)
+    return Counter(probes=sum(len(bank.unfinished) for bank in every), of=sum(len(bank.arms) for bank in every))
 
 
 def _along(values: Tensor, parameter: Tensor) -> Tensor:

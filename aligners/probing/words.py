@@ -9,10 +9,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from datamodules.layers import LayerBatch
 from datamodules.text.annotated.sentence import Sentence
 
-__all__ = ["Place", "Source", "Words", "WordsBeingRead", "numbers_within", "relative"]
+__all__ = ["Place", "Source", "Words", "WordsBeingRead", "numbers_within"]
 
 Source = Literal["model", "untrained"]
 
@@ -51,6 +50,11 @@ class Words:
         """The rows of some sentences, one after the other, on the CPU."""
         return numbers_within(self.first, sentences)
 
+    def starts(self, sentences: Sequence[int]) -> Tensor:
+        """The place of the first word of each of some sentences among the `rows` of these, (b,)."""
+        lengths = self.first.diff()[list(sentences)]
+        return lengths.cumsum(0) - lengths
+
     def read(self, places: Sequence[Place], sentences: Sequence[int]) -> Tensor:
         """The states of some sentences at some places: (L', n, d).
 
@@ -76,15 +80,6 @@ def numbers_within(first: Tensor, chosen: Sequence[int]) -> Tensor:
     return torch.arange(int(ends[-1])) + (first[wanted] - ends + lengths).repeat_interleave(lengths)
 
 
-def relative(first: Tensor, chosen: Sequence[int]) -> Tensor:
-    """What to add to a row's number to get its number among the rows of the chosen sentences: (B,), by sentence."""
-    wanted = torch.as_tensor(chosen, dtype=torch.int64)
-    lengths = first[wanted + 1] - first[wanted]
-    shift = torch.zeros(len(first) - 1, dtype=torch.int64)
-    shift[wanted] = lengths.cumsum(0) - lengths - first[wanted]
-    return shift
-
-
 @dataclass
 class WordsBeingRead:
     """Collects batches.
@@ -92,24 +87,22 @@ class WordsBeingRead:
     Attributes:
         sentences: of the split, by the numbers of its texts.
         places: where states are read.
-        model: its number among those of the batches.
     """
 
     sentences: Sequence[Sentence]
     places: tuple[Place, ...]
-    model: int = 0
     _parts: list[tuple[int, Tensor]] = field(default_factory=list)
     _cut: list[int] = field(default_factory=list)
 
-    def add(self, batch: LayerBatch, states: Tensor) -> None:
+    def add(self, numbers: Sequence[int], counts: Sequence[int], states: Tensor) -> None:
         """Add the sentences of a batch that were read whole.
 
         Args:
-            batch: whose rows are words.
+            numbers: of its texts.
+            counts: rows of each, which are words.
             states: (L, n, d) of its rows.
         """
-        counts = batch.rows[self.model].counts
-        for number, part in zip(batch.texts.text_numbers, states.split(counts, 1), strict=True):
+        for number, part in zip(numbers, states.split(counts, 1), strict=True):
             if part.shape[1] == len(self.sentences[number].words):
                 self._parts.append((number, part.float()))
             else:

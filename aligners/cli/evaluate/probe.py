@@ -14,7 +14,7 @@ from aligners.fitting.storage.bank import StoredBank, load_bank
 from aligners.injection.stitched import between_two_models
 from aligners.probing.across.evaluation import ProbesAcrossMaps
 from aligners.probing.reading import check_annotated
-from aligners.reports.publishing import WriteReport
+from aligners.reports.publishing import write_report
 from datamodules.pairings import pair_states
 from datamodules.rows.policies import policy_of
 
@@ -52,8 +52,10 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     check_annotated(made.data, options.tasks)  # before any model is made or loaded
     begun = start("probe_across", parser, options, made)
     evaluation = ProbesAcrossMaps(stored, **options_of(ProbesAcrossMaps, begun.made))
-    trainer = begun.trainer(WriteReport("probes_across", begun.folder), inference_mode=False)  # it trains probes
-    trainer.test(evaluation, datamodule=begun.made.data, verbose=False)
+    trainer = begun.trainer()
+    trainer.test(evaluation, datamodule=begun.made.data, verbose=False)  # reads
+    evaluation.train_probes()
+    write_report(evaluation, "probes_across", begun.folder, trainer)
 
 
 def _of_words(bank: StoredBank) -> dict[str, Any]:

@@ -13,8 +13,7 @@ from aligners.cli.endings import goes_on_with
 from aligners.cli.folders import is_begun, rank, try_run_folder
 from aligners.cli.options import add_data_and_trainer, check_begun, check_trains, command_parser, options_of
 from aligners.cli.run import instantiate, start
-from aligners.finetuning.jobs import Job, train
-from aligners.finetuning.saving import FINISHED, finished_row
+from aligners.finetuning.jobs import FINISHED, Job, finished_row, train
 from aligners.finetuning.training import FinetuningRecipe
 from aligners.finetuning.variants import parse_variants
 from aligners.injection.scoring.task_scores import choose_score, task_score

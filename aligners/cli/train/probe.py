@@ -11,7 +11,7 @@ from aligners.cli.run import instantiate, start
 from aligners.probing.evaluation import ProbeExperiment
 from aligners.probing.reading import check_annotated
 from aligners.probing.storing import PROBES
-from aligners.reports.publishing import WriteReport
+from aligners.reports.publishing import write_report
 from datamodules.layers import LayerActivations
 
 __all__ = ["parser", "run"]
@@ -41,6 +41,8 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     check_annotated(made.data, options.tasks)  # before any model is made or loaded
     begun = start("probe", parser, options, made)
     experiment = ProbeExperiment(**options_of(ProbeExperiment, begun.made))
-    trainer = begun.trainer(WriteReport("probing", begun.folder), inference_mode=False)  # it trains probes
-    trainer.test(experiment, datamodule=begun.made.data, verbose=False)
+    trainer = begun.trainer()
+    trainer.test(experiment, datamodule=begun.made.data, verbose=False)  # reads
+    experiment.train_probes()
+    write_report(experiment, "probing", begun.folder, trainer)
     experiment.save(begun.folder / PROBES)

@@ -12,7 +12,7 @@ from aligners.cli.folders import claim, new_run_folder
 from aligners.cli.options import command_parser
 from aligners.cli.run import instantiate
 from aligners.files.whole import whole_folder
-from aligners.models.loading.saving import save_model
+from aligners.models.loading.files import save_model
 from datamodules.layers import LayerActivations
 
 __all__ = ["parser", "run"]

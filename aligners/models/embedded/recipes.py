@@ -1,16 +1,24 @@
-"""Models that need no model hub: trained from a seed and text on first use, then cached."""
+"""Models that need no model hub: trained from a seed and text on first use, then cached.
+
+A model is an ordinary folder of `transformers`, loaded like any other.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import json
+import os
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from aligners.models.embedded.classifier import Recipe, classifier
-from aligners.models.embedded.language import GPTRecipe, MaskedRecipe, causal_model, masked_model
-from aligners.models.embedded.making import cache_folder
-from aligners.models.embedded.sentences import SentenceRecipe, sentence_model
+from filelock import FileLock
+from transformers import AutoTokenizer
+
+from aligners.files.whole import check_folder, whole_folder
+from aligners.models.embedded.kinds import AnyRecipe, GPTRecipe, MaskedRecipe, Recipe, SentenceRecipe
+from aligners.models.embedded.training import alone, train
+from aligners.models.loading.files import save_model
 
 __all__ = [
     "EMBEDDED",
@@ -24,18 +32,12 @@ __all__ = [
     "embedded_recipe",
 ]
 
-AnyRecipe = Recipe | GPTRecipe | MaskedRecipe | SentenceRecipe
 # From the prefix of a name to the recipe of such models.
 _KINDS: dict[str, type[AnyRecipe]] = {
     "embedded": Recipe,
     "embedded-gpt": GPTRecipe,
     "embedded-mlm": MaskedRecipe,
     "embedded-sentences": SentenceRecipe,
-}
-_UNLABELLED: dict[type[AnyRecipe], Callable[..., Path]] = {
-    GPTRecipe: causal_model,
-    MaskedRecipe: masked_model,
-    SentenceRecipe: sentence_model,
 }
 EMBEDDED = tuple(f"{kind}:" for kind in _KINDS)  # for `startswith`
 
@@ -74,6 +76,11 @@ def embedded_recipe(name: str, recipe: Recipe) -> tuple[int, AnyRecipe]:
     return int(seed), replace(default, **changes)
 
 
+def cache_folder(cache: Path | None = None) -> Path:
+    """The folder of embedded models: `cache`, else $ALIGNERS_CACHE, else ~/.cache/aligners."""
+    return Path(cache or os.environ.get("ALIGNERS_CACHE") or "~/.cache/aligners").expanduser()
+
+
 def embedded_model(
     seed: int,
     texts: list[str],
@@ -98,10 +105,52 @@ def embedded_model(
         progress: whether to announce what is being made, and show a progress bar.
 
     Raises:
-        ValueError: no texts, or too few; for a classifier not one label for each, or fewer than two classes; for a
-            GPT an unknown activation.
+        ValueError: no texts, or too few; for a classifier not one label for each, or fewer than two classes; the cache
+            cannot be written to.
     """
-    recipe = recipe or Recipe()
+    recipe, labels = recipe or Recipe(), labels or []
+    if not texts:
+        raise ValueError("Expected `texts` to train on, but got none.")
     if isinstance(recipe, Recipe):
-        return classifier(seed, texts, labels or [], recipe, cache, progress)
-    return _UNLABELLED[type(recipe)](seed, texts, recipe, cache, progress)
+        _check_labels(texts, labels)
+    family = _family_folder(recipe, [texts, labels] if isinstance(recipe, Recipe) else [texts], cache)
+    folder = family / f"seed-{seed}"
+    if folder.is_dir():
+        return folder
+    check_folder(family, "cache")
+    with FileLock(family / ".lock"):
+        if not (family / "tokenizer").is_dir():
+            with whole_folder(family / "tokenizer") as unfinished:
+                recipe.tokenizer(texts).save_pretrained(unfinished)
+        if not folder.is_dir():
+            if progress:
+                said = f"Training the embedded model of seed {seed} ({recipe.said(texts)}), which is not yet in the"
+                print(f"{said} cache: {folder}", flush=True)
+            tokenizer = AutoTokenizer.from_pretrained(family / "tokenizer")
+            with whole_folder(folder) as unfinished:
+                with alone(seed):
+                    plan = recipe.plan(seed, texts, labels, tokenizer)
+                    train(plan, recipe, f"Seed {seed}" if progress else None)
+                # Not earlier: transformers would take a GPT's end-of-text tokens for padding, and warn.
+                plan.model.config.pad_token_id = tokenizer.pad_token_id
+                save_model(unfinished, plan.model, tokenizer)
+    return folder
+
+
+def _family_folder(recipe: AnyRecipe, data: list[Any], cache: Path | None) -> Path:
+    """The folder of all seeds of a recipe, named after everything that determines them."""
+    made_from = json.dumps([asdict(recipe), *data]).encode()
+    digest = hashlib.blake2b(made_from, digest_size=6).hexdigest()
+    return cache_folder(cache) / "embedded" / f"{recipe.folder}-{recipe.layers}x{recipe.width}-{digest}"
+
+
+def _check_labels(texts: list[str], labels: list[int]) -> None:
+    if len(texts) != len(labels):
+        raise ValueError(
+            f"Expected `texts` and one of `labels` for each, but got {len(texts)} texts and {len(labels)} labels."
+        )
+    if min(labels) < 0 or len(set(labels)) < 2:
+        raise ValueError(
+            f"Expected `labels` of at least two classes, counted from 0, but got {sorted(set(labels))}. "
+            "Choose labelled text."
+        )

@@ -15,7 +15,7 @@ from transformers.utils import logging
 
 from aligners.models.solu import register_solu
 
-__all__ = ["dtype_of", "listed", "quiet", "read_config", "read_tokenizer", "read_weights", "without_bars"]
+__all__ = ["dtype_of", "listed", "quiet", "read_config", "read_tokenizer", "read_weights", "save_model"]
 
 # What transformers and the readers of files raise for a model that is missing, incomplete or damaged, or that needs a
 # package which is not installed.
@@ -138,15 +138,15 @@ def quiet() -> Iterator[None]:
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
-        with without_bars():
+        with _without_bars():
             yield
     finally:
         logging.set_verbosity(verbosity)
 
 
 @contextmanager
-def without_bars() -> Iterator[None]:
-    """Silence transformers' progress bars alone: a few small files need none."""
+def _without_bars() -> Iterator[None]:
+    """Silence transformers' progress bars alone."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -154,3 +154,10 @@ def without_bars() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
+
+
+def save_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Write a model and its tokenizer into a folder, as `load_frozen` reads them."""
+    with _without_bars():  # a few small files need none
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)

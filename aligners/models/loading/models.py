@@ -20,10 +20,9 @@ from transformers import (
 from aligners.models.architectures import Architecture, Task, architecture_of
 from aligners.models.hooks import blocks_of
 from aligners.models.loading.files import dtype_of, listed, quiet, read_config, read_tokenizer, read_weights
-from aligners.models.loading.known import KnownModels
+from aligners.models.loading.known import KnownModels, SleepingModel
 from aligners.models.loading.placement import DeviceMap, check_device_map
 from aligners.models.model import FrozenModel
-from aligners.models.sleeping import SleepingModel
 
 __all__ = ["load_frozen"]
 
@@ -82,7 +81,8 @@ def load_frozen(
         if attn_implementation is not None:
             options["attn_implementation"] = attn_implementation
         if device_map is not None:
-            _check_map(device_map, config, task, architecture, trust_remote_code)
+            empty = _skeleton(config, task, architecture, {"trust_remote_code": trust_remote_code})
+            check_device_map(device_map, empty, blocks_of(empty))
             options["device_map"] = device_map
         read, named = partial(_model, str(name), task, architecture, options), {"name": known_as or str(name)}
         lasting = device_map is None and getattr(config, "quantization_config", None) is None
@@ -116,13 +116,6 @@ def _skeleton(
     given = {name: value for name, value in options.items() if name not in ("revision", "device_map")}
     with torch.device("meta"):
         return loader.from_config(config, **given, **bare)
-
-
-def _check_map(
-    device_map: DeviceMap, config: PreTrainedConfig, task: Task | None, architecture: Architecture, trust: bool
-) -> None:
-    skeleton = _skeleton(config, task, architecture, {"trust_remote_code": trust})
-    check_device_map(device_map, skeleton, blocks_of(skeleton))
 
 
 def _model(name: str, task: Task | None, architecture: Architecture, options: dict[str, Any]) -> PreTrainedModel:

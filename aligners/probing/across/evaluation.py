@@ -15,15 +15,21 @@ from aligners.injection.routes import InjectedTask, paired_routes
 from aligners.injection.scoring.scored_task import ScoredTask
 from aligners.models.loading.precision import check_precision
 from aligners.models.model import FrozenModel
-from aligners.probing.across.comparing import Fitted, Row, compared
-from aligners.probing.across.pairs import PairedWords, PairsBeingRead
-from aligners.probing.across.subspaces import principal_subspaces, random_subspaces, read_subspaces
-from aligners.probing.across.twin import PRINCIPAL, RANDOM, WHOLE, Part, Twin
-from aligners.probing.arms import Arm
-from aligners.probing.edges.task import EdgeTask
-from aligners.probing.reading import check_annotated, check_room, sentences_of
+from aligners.probing.across.comparing import Fitted, PairedWords, PairsBeingRead, Row, compared
+from aligners.probing.across.twin import (
+    PRINCIPAL,
+    RANDOM,
+    WHOLE,
+    Part,
+    Twin,
+    principal_subspaces,
+    random_subspaces,
+    read_subspaces,
+)
+from aligners.probing.bank import Arm
+from aligners.probing.reading import SPLITS, check_annotated, check_least, check_room, make_task, sentences_of
 from aligners.probing.training import ProbeTraining, ended
-from aligners.probing.trees.task import STRUCTURAL, TreeTask
+from aligners.probing.trees.task import STRUCTURAL
 from aligners.probing.words import Place, Words
 from aligners.progress import track
 from datamodules.asking import TaskBatch
@@ -35,11 +41,11 @@ from datamodules.tokens.splits import Split
 
 __all__ = ["ProbesAcrossMaps"]
 
-SPLITS: tuple[Split, ...] = ("fit", "validation", "test")
-
 
 class ProbesAcrossMaps(Evaluation):
-    """Trains probes on the words of Y and of X, and asks Y's probes about g(X), for every map and site pair.
+    """Reads the held-out words of X and Y when it is tested; `train_probes` then trains probes on the words of both.
+
+    Y's probes read g(X), for every map and site pair.
 
     Then their causal twin, where maps of tokens are measured and Y has a head: for each task a narrow probe is trained
     on Y, which reads a few dimensions alone. Those of Y's states are swapped for g(X)'s, or for the mean, which erases
@@ -83,12 +89,10 @@ class ProbesAcrossMaps(Evaluation):
     ) -> None:
         super().__init__(seed)
         check_closed_forms(closed_form)
-        for name, value, least in (
-            ("tasks", len(tasks), 1), ("dimensions", dimensions, 0), ("draws", draws, 1),
-            ("projection", projection, 1), ("hidden", hidden, 1),
-        ):  # fmt: skip
-            if value < least:
-                raise ValueError(f"Expected `{name}` to be at least {least}, but got {value}.")
+        check_least(
+            tasks=(len(tasks), 1), dimensions=(dimensions, 0), draws=(draws, 1), projection=(projection, 1),
+            hidden=(hidden, 1),
+        )  # fmt: skip
         if all(checkpoint.moments is None for checkpoint in stored):
             raise ValueError("Expected a checkpoint of `train.py fit` in `checkpoints`, whose moments the mean needs.")
         self.stored, self.closed_form, self.tasks = list(stored), list(closed_form), list(dict.fromkeys(tasks))
@@ -147,20 +151,36 @@ class ProbesAcrossMaps(Evaluation):
         """Y, if there is a twin."""
         return [] if self.asked is None else [self.route.target]
 
+    # ------------------------------------------------------------------ the held-out sentences
+
     def on_test_start(self) -> None:
-        """Run the self-test, read the fitting words, and train the probes."""
+        """Run the self-test."""
         super().on_test_start()
-        pairs = self.stream.reader.sites
-        fitting, watched = self._read("fit"), self._read("validation")
-        self.reading = PairsBeingRead(self.sentences["test"], pairs)
+        self.reading = PairsBeingRead(self.sentences["test"], self.stream.reader.sites)
+
+    def test_step(self, batch: PairedBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Keep the words of a batch."""
+        self.reading.add(batch)
+
+    def on_test_epoch_end(self) -> None:
+        """Look at the last batch."""
+        self.stream.reader.check.flush()
+
+    # ------------------------------------------------------------------ after
+
+    def train_probes(self) -> None:
+        """Train probes on the fitting words of both models, measure those of Y on mapped words, and swap."""
+        fitting, watched, self.held = self._read("fit"), self._read("validation"), self.reading.whole()
+        held, shown = self.held, self.trainer.progress_bar_callback is not None
         planned = [(name, *side) for name in self.tasks for side in ((fitting.x, watched.x), (fitting.y, watched.y))]
-        with torch.enable_grad():
-            shown = track(planned, "Training", transient=True, disable=self.trainer.progress_bar_callback is None)
-            trained = [self._trained(*each) for each in shown]
-            self.fitted = list(zip(trained[::2], trained[1::2], strict=True))
-            self.narrow: list[Fitted] = []
-            self.twin = None if self.asked is None else self._twin(self.asked, fitting.y, watched.y)
+        trained = [self._trained(*each) for each in track(planned, "Training", transient=True, disable=not shown)]
+        self.fitted, self.narrow = list(zip(trained[::2], trained[1::2], strict=True)), list[Fitted]()
+        twin = None if self.asked is None else self._twin(self.asked, fitting.y, watched.y)
         self.meta["unfinished"] = dict(ended(each.bank for each in (*trained, *self.narrow)))
+        self.meta["sentences"] = {"test": len(held.y.sentences), "dropped": held.y.cut}
+        names = {"model_x": self.route.source.name, "model_y": self.route.target.name}
+        self.rows = [{**names, **row} for x, y in self.fitted for row in compared(x, y, held, self.methods, self.seed)]
+        self.report_tables = {"twin": [] if twin is None else list(self._swaps(twin, held.y))}
 
     def _read(self, split: Split) -> PairedWords:
         """The words of a split."""
@@ -173,11 +193,7 @@ class ProbesAcrossMaps(Evaluation):
         """Train the probes of a task at all places of words, or narrow ones."""
         arms = [Arm(*place, rank=dimensions if name in STRUCTURAL else None) for place in words.places]
         sizes = self.sizes if dimensions is None else {**self.sizes, "projection": dimensions}
-        task = (
-            TreeTask(cast(Any, name), words, watched, arms, self.seed)
-            if name in STRUCTURAL
-            else EdgeTask(name, words, watched, arms, sizes, self.seed)
-        )
+        task = make_task(name, words, watched, arms, sizes, self.seed)
         return Fitted(task, task.train(self.how, self.seed))
 
     def _twin(self, asked: ScoredTask, words: Words, watched: Words) -> Twin:
@@ -191,29 +207,16 @@ class ProbesAcrossMaps(Evaluation):
             parts.append(Part(PRINCIPAL, [principal_subspaces(states, like.shape[-1])]))
         parts.append(Part(WHOLE, [None]))
         behaviour = Behaviour(self.route, asked, ("native_y",), self.seed)
-        return Twin(behaviour, self.swapped, parts, self.n_texts, self.seed).to(self.device)
-
-    # ------------------------------------------------------------------ the held-out sentences
-
-    def test_step(self, batch: PairedBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Keep the words of a batch, and swap on it."""
-        self.reading.add(batch)
-        if self.twin is not None:
-            task = cast(TaskBatch, batch.task)
-            self.twin.update(task, self.natives([self.route.target], task)[self.route.target])
-
-    def on_test_epoch_end(self) -> None:
-        """Ask the probes of X, of Y, and of Y about mapped words."""
-        self.stream.reader.check.flush()
-        self.held = held = self.reading.whole()
-        self.meta["sentences"] = {"test": len(held.y.sentences), "dropped": held.y.cut}
-        names = {"model_x": self.route.source.name, "model_y": self.route.target.name}
-        self.rows = [{**names, **row} for x, y in self.fitted for row in compared(x, y, held, self.methods, self.seed)]
-        twin = [] if self.twin is None else list(self._swaps(self.twin, held.y))
-        self.report_tables = {"twin": twin}
+        return Twin(behaviour, self.swapped, parts, self.n_texts, self.seed).to(states.device)
 
     def _swaps(self, twin: Twin, held: Words) -> Iterator[Row]:
-        """The rows of the twin, with what the narrow probes score."""
+        """Swap on the held-out texts: the rows of the twin, with what the narrow probes score."""
+        with torch.no_grad():
+            batches, hidden = len(self.stream.loader("test")), self.trainer.progress_bar_callback is None
+            paired = self.stream.paired("test")
+            for batch in track(paired, "Swapping", batches, transient=True, disable=hidden):
+                task = cast(TaskBatch, batch.task)
+                twin.update(task, self.natives([self.route.target], task)[self.route.target])
         scores = {each.task.name: each.scores(held, self.seed) for each in self.narrow}
         for row in twin.rows():
             own = scores.get(row["part"], {}).get(row["site_y"])

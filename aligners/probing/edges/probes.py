@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from aligners.maps.base import BankLinear
-from aligners.probing.arms import Arm
-from aligners.probing.bank import Bank, Probes, fresh_bank
-from aligners.probing.edges.targets import Labels, TargetsPart
-from aligners.probing.words import Words
+from aligners.probing.bank import Arm, Probes
+from aligners.probing.edges.targets import Targets
 
-__all__ = ["EdgeProbes", "edge_bank"]
+__all__ = ["EdgeProbes"]
 
 
 class EdgeProbes(Probes):
@@ -55,12 +52,7 @@ class EdgeProbes(Probes):
         self.last = BankLinear(len(arms), hidden, labels)
         self.register_buffer("control", torch.tensor([int(arm.control) for arm in arms]), persistent=False)
 
-    def options(self) -> dict[str, Any]:
-        """Everything but arms and width."""
-        names = ("labels", "spans", "several", "projection", "hidden")
-        return {name: getattr(self, name) for name in names}
-
-    def forward(self, read: Tensor, part: TargetsPart) -> Tensor:
+    def forward(self, read: Tensor, part: Targets) -> Tensor:
         """Logits of each target: rows of words (A, n, d) -> (A, T, K)."""
         pooled = [
             _pooled(project(read), attend, part.spans[:, place])
@@ -69,15 +61,15 @@ class EdgeProbes(Probes):
         hidden = self.first(torch.cat(pooled, -1)).tanh()
         return self.last(nn.functional.layer_norm(hidden, (self.hidden,)))
 
-    def asked(self, part: TargetsPart) -> Tensor:
+    def asked(self, part: Targets) -> Tensor:
         """The labels that each arm is asked for, (A, T, K) bool: those of the task, or of its control task."""
         return part.labels[self.control]
 
-    def losses(self, read: Tensor, part: TargetsPart) -> Tensor:
+    def losses(self, read: Tensor, part: Targets) -> Tensor:
         """Negative log-likelihood of the labels of each target, in nats, (A, T)."""
         return self.surprise(self(read, part), part)
 
-    def surprise(self, logits: Tensor, part: TargetsPart) -> Tensor:
+    def surprise(self, logits: Tensor, part: Targets) -> Tensor:
         """Negative log-likelihood of the labels of each target, in nats.
 
         Args:
@@ -105,17 +97,3 @@ def _pooled(states: Tensor, attend: nn.Module, spans: Tensor) -> Tensor:
     rows = rows.where(real, first[:, None])
     scores = attend(states)[..., 0][:, rows].masked_fill(~real, -torch.inf)
     return (scores.softmax(-1)[..., None] * states[:, rows]).sum(2)
-
-
-def edge_bank(arms: Sequence[Arm], words: Words, labels: Labels, seed: int, **sizes: int) -> Bank:
-    """Make an untrained bank of edge probes.
-
-    Args:
-        arms: what they read, and whether they are asked the control task.
-        words: see `fresh_bank`.
-        labels: of the task.
-        seed: of the weights.
-        sizes: `projection` and `hidden`.
-    """
-    shape: dict[str, Any] = {"labels": len(labels.names), "spans": labels.spans, "several": labels.several}
-    return fresh_bank(EdgeProbes, arms, words, seed, **shape, **sizes)

@@ -1,22 +1,23 @@
-"""What an edge probe is asked: spans of words and their labels, as tensors."""
+"""Spans of words and their labels, as tensors."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from functools import cached_property
 from hashlib import blake2b
 from itertools import accumulate
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from aligners.probing.words import Words, numbers_within, relative
+from aligners.probing.words import Words, numbers_within
 from datamodules.text.annotated.sentence import Sentence, Target
 
-__all__ = ["Labels", "Targets", "TargetsPart", "targets_of", "tasks_of"]
+__all__ = ["Labels", "Targets", "targets_of", "tasks_of"]
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,11 @@ class Labels:
         ordered = tuple(sorted(sets.items(), key=lambda each: (-each[1], each[0])))
         return cls(task, names, any(len(each) != 1 for each in sets), spans.pop(), ordered)
 
+    @property
+    def shape(self) -> dict[str, Any]:
+        """The options of probes that follow from the labels."""
+        return {"labels": len(self.names), "spans": self.spans, "several": self.several}
+
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Self:
         """Make labels from their `asdict` as JSON gives it back."""
@@ -85,33 +91,16 @@ class Labels:
         return self.sets[bisect_right(ends, place)][0]
 
 
-class TargetsPart(NamedTuple):
-    """Targets of some sentences.
-
-    Attributes:
-        spans: (T, S, 2), first row and row after the last of each span.
-        labels: (2, T, K) bool, of the task and of its control task.
-        sentence: (T,) number of the sentence, on the CPU.
-        unknown: (T,) number of labels that fitting has not seen, on the CPU.
-    """
-
-    spans: Tensor
-    labels: Tensor
-    sentence: Tensor
-    unknown: Tensor
-
-
 @dataclass(frozen=True)
 class Targets:
-    """T targets of a task, in the order of the sentences; all on the CPU.
+    """T targets of a task, in the order of the sentences.
 
     Attributes:
-        spans: (T, S, 2), first row and row after the last of each span, among the rows of `Words`.
+        spans: (T, S, 2), first word and word after the last of each span, within the sentence; of a `part` the rows.
         labels: (2, T, K) bool, of the task and of its control task.
-        sentence: (T,) number of the sentence among those of `Words`.
-        unknown: (T,) number of labels that fitting has not seen, and that no probe can give.
+        sentence: (T,) number of the sentence among those of `Words`, on the CPU.
+        unknown: (T,) number of labels that fitting has not seen, and that no probe can give, on the CPU.
         count: B, of sentences, those without a target included.
-        first: (B + 1,) number of each sentence's first target; the last entry is T.
     """
 
     spans: Tensor
@@ -119,10 +108,11 @@ class Targets:
     sentence: Tensor
     unknown: Tensor
     count: int
-    first: Tensor = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "first", torch.searchsorted(self.sentence, torch.arange(self.count + 1)))
+    @cached_property
+    def first(self) -> Tensor:
+        """(B + 1,) number of each sentence's first target; the last entry is T."""
+        return torch.searchsorted(self.sentence, torch.arange(self.count + 1))
 
     def __len__(self) -> int:
         """T."""
@@ -137,19 +127,20 @@ class Targets:
         """Some of the targets, in the same order.
 
         Args:
-            chosen: (T,) bool, or their numbers in any order.
+            chosen: (T,) bool.
         """
-        kept = chosen.nonzero()[:, 0] if chosen.dtype == torch.bool else chosen.sort().values
+        kept = chosen.nonzero()[:, 0]
         return Targets(self.spans[kept], self.labels[:, kept], self.sentence[kept], self.unknown[kept], self.count)
 
-    def part(self, words: Words, sentences: Sequence[int]) -> TargetsPart:
+    def part(self, words: Words, sentences: Sequence[int]) -> Targets:
         """The targets of some sentences, whose rows are counted from 0, on the device of the states."""
-        chosen = numbers_within(self.first, sentences)
-        sentence, device = self.sentence[chosen], words.states.device
-        spans = self.spans[chosen] + relative(words.first, sentences)[sentence][:, None, None]
-        return TargetsPart(
-            spans.to(device), self.labels[:, chosen].to(device), self.sentence[chosen], self.unknown[chosen]
-        )
+        chosen, device = numbers_within(self.first, sentences), words.states.device
+        starts = words.starts(sentences).repeat_interleave(self.first.diff()[list(sentences)])
+        spans, labels = self.spans[chosen] + starts[:, None, None], self.labels[:, chosen]
+        return replace(
+            self, spans=spans.to(device), labels=labels.to(device), sentence=self.sentence[chosen],
+            unknown=self.unknown[chosen],
+        )  # fmt: skip
 
 
 def tasks_of(sentences: Sequence[Sentence]) -> list[str]:
@@ -170,9 +161,9 @@ def targets_of(labels: Labels, words: Words, seed: int = 0) -> Targets:
     """
     spans, sets, sentence = [], [], []
     for number, target in _of_task(labels.task, words.sentences):
-        own, first = words.sentences[number].words, int(words.first[number])
+        own = words.sentences[number].words
         given = _spans(target, labels, len(own))
-        spans.append([[first + start, first + end] for start, end in given])
+        spans.append(given)
         sets.append((target.labels, labels.drawn("\t".join(" ".join(own[slice(*span)]) for span in given), seed)))
         sentence.append(number)
     hot = {each: labels.multi_hot(each) for pair in sets for each in pair}

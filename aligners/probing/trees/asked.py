@@ -1,4 +1,4 @@
-"""What a structural probe is asked: the tree of each sentence."""
+"""Trees as numbers: depths of words and distances between them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from aligners.probing.trees.shapes import tree_depths, tree_distances
-from aligners.probing.words import Words, numbers_within, relative
+from aligners.probing.words import Words
 from datamodules.text.annotated.sentence import check_tree
 
-__all__ = ["LEAST", "Trees", "TreesPart"]
+__all__ = ["LEAST", "Edge", "Trees", "TreesPart", "tree_depths", "tree_distances", "tree_edges"]
 
 LEAST = 2  # words of a tree: one word has no distances
+Edge = tuple[int, int]  # two words, the earlier one first, counted from 0
 
 
 class TreesPart(NamedTuple):
@@ -77,13 +77,51 @@ class Trees:
     def part(self, words: Words, sentences: Sequence[int]) -> TreesPart:
         """The trees of some sentences, whose rows are counted from 0, on the device of the states."""
         chosen, device = list(sentences), words.states.device
-        shift = relative(words.first, chosen)
-        rows = [numbers_within(words.first, [b]) + shift[b] for b in chosen]
         depths = pad_sequence([self.depths[b] for b in chosen], batch_first=True)
-        lengths = torch.tensor([len(own) for own in rows])
+        columns, lengths = torch.arange(depths.shape[1]), words.first.diff()[chosen]
+        real = columns < lengths[:, None]
+        rows = (words.starts(chosen)[:, None] + columns).where(real, 0)
         distances = torch.zeros(*depths.shape, depths.shape[1])
-        for place, b in enumerate(chosen):
-            distances[place, : lengths[place], : lengths[place]] = self.distances[b]
-        real = torch.arange(depths.shape[1]) < lengths[:, None]
-        padded = pad_sequence(rows, batch_first=True)
-        return TreesPart(padded.to(device), real.to(device), depths.to(device), distances.to(device), chosen)
+        for place, (b, n) in enumerate(zip(chosen, lengths.tolist(), strict=True)):
+            distances[place, :n, :n] = self.distances[b]
+        return TreesPart(rows.to(device), real.to(device), depths.to(device), distances.to(device), chosen)
+
+
+def tree_depths(heads: Sequence[int]) -> Tensor:
+    """Depth of each word, (n,) int64, 0 for the root.
+
+    Args:
+        heads: of each word the number of its head, counted from 1; 0 for the root. They make a tree.
+    """
+    return _ancestors(heads).sum(1) - 1
+
+
+def tree_distances(heads: Sequence[int]) -> Tensor:
+    """Number of edges between two words, (n, n) int64.
+
+    The path between two words leads through their lowest common ancestor, whose depth is the number of ancestors that
+    they share, less one, where each word counts as its own.
+
+    Args:
+        heads: as in `tree_depths`.
+    """
+    above = _ancestors(heads)
+    depths = above.sum(1)
+    return depths[:, None] + depths - 2 * above @ above.T
+
+
+def tree_edges(heads: Sequence[int]) -> set[Edge]:
+    """The edges of a tree, the root's own none of them."""
+    pairs = ((word, head - 1) for word, head in enumerate(heads) if head)
+    return {(min(pair), max(pair)) for pair in pairs}
+
+
+def _ancestors(heads: Sequence[int]) -> Tensor:
+    """(n, n) int64: 1 where the second word is the first, or an ancestor of it."""
+    above = torch.zeros(len(heads), len(heads), dtype=torch.int64)
+    for word in range(len(heads)):
+        at = word
+        while at >= 0:
+            above[word, at] = 1
+            at = heads[at] - 1
+    return above

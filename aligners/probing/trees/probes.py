@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from aligners.probing.arms import Arm
-from aligners.probing.bank import Probes
+from aligners.probing.bank import Arm, Probes
 from aligners.probing.trees.asked import TreesPart
 
 __all__ = ["DepthProbes", "DistanceProbes", "StructuralProbes"]
@@ -47,10 +46,6 @@ class StructuralProbes(Probes):
         size = torch.tensor([WIDTH / math.sqrt(width * rank) for rank in ranks])  # that of |Bᵀh|² is then that of trees
         self.weight = nn.Parameter(start * size[:, None, None])
         self.register_buffer("kept", torch.arange(self.most) < torch.tensor(ranks)[:, None], persistent=False)
-
-    def options(self) -> dict[str, int]:
-        """Everything but arms and width."""
-        return {"most": self.most, "usual": self.usual}
 
     def projected(self, read: Tensor, part: TreesPart) -> Tensor:
         """Bᵀh of the words of each sentence, padded: (A, n, d) -> (A, b, T, most), zero beyond an arm's rank."""

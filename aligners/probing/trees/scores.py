@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,9 +12,9 @@ from scipy.sparse.csgraph import minimum_spanning_tree
 from scipy.stats import rankdata
 from torch import Tensor
 
-from aligners.probing.bank import Bank, answers
-from aligners.probing.trees.asked import Trees, TreesPart
-from aligners.probing.trees.shapes import Edge, tree_edges
+from aligners.probing.bank import Bank, Examples, answers
+from aligners.probing.tasks import Row, pooled_ratio
+from aligners.probing.trees.asked import Edge, Trees, tree_edges
 from aligners.probing.words import Words
 from datamodules.text.annotated.sentence import Sentence
 
@@ -25,13 +25,12 @@ __all__ = [
     "by_length",
     "chain",
     "counted_edges",
-    "depth_scores",
-    "distance_scores",
-    "most_spearman",
+    "drawn_trees",
     "predictions",
     "punctuation",
     "rank_correlations",
     "spanning_edges",
+    "tree_scores",
 ]
 
 LENGTHS = range(5, 51)  # words of the sentences over which rank correlations are averaged
@@ -40,19 +39,37 @@ Numbers = NDArray[np.float64]
 
 
 class TreeScores(NamedTuple):
-    """Of each arm and each of B trees, float64.
+    """Of each of A probes and each of B trees, float64.
 
     Attributes:
+        probe: distance or depth.
         spearman: (A, B) rank correlation of what is predicted with what is true; NaN where one of them is constant.
         hits: (A, B) edges that are in the tree that is predicted, or 1 if its root is.
         asked: (B,) edges of the tree that count, or 1.
         lengths: (B,) words.
     """
 
+    probe: str
     spearman: Tensor
     hits: Tensor
     asked: Tensor
     lengths: Tensor
+
+    @property
+    def sentences(self) -> int:
+        """B."""
+        return len(self.lengths)
+
+    @property
+    def about(self) -> Row:
+        """As `Scores.about`."""
+        return {"probe": self.probe, "n_sentences": self.sentences, "n_targets": int(self.lengths.sum())}
+
+    def measures(self, weights: Tensor) -> dict[str, Tensor]:
+        """As `Scores.measures`."""
+        spearman = by_length(self.spearman, self.lengths, weights)
+        hits = pooled_ratio(self.hits, self.asked, weights)
+        return {"Spearman": spearman, "UUAS" if self.probe == "distance" else "root": hits}
 
 
 def rank_correlations(predicted: Numbers, true: Numbers) -> Numbers:
@@ -66,20 +83,6 @@ def rank_correlations(predicted: Numbers, true: Numbers) -> Numbers:
     a, b = a - a.mean(-1, keepdims=True), b - b.mean(-1, keepdims=True)
     with np.errstate(invalid="ignore", divide="ignore"):
         return (a * b).sum(-1) / np.sqrt((a**2).sum(-1) * (b**2).sum(-1))
-
-
-def most_spearman(true: Numbers) -> Numbers:
-    """The greatest rank correlation along the last axis that a prediction without ties can have.
-
-    Distances and depths are whole numbers and many of them are equal. A prediction that is exact but for the last
-    digit puts an order on those, too, and every such order has the same correlation: √(V / V'), where V is the
-    variance of the true ranks, and V' that of ranks without ties, (n² − 1) / 12.
-
-    Args:
-        true: (..., n).
-    """
-    ranks, n = rankdata(true, axis=-1), true.shape[-1]
-    return np.sqrt(12 * ranks.var(-1) / (n**2 - 1))
 
 
 def by_length(values: Tensor, lengths: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -140,63 +143,31 @@ def predictions(bank: Bank, words: Words, trees: Trees) -> Iterator[tuple[int, N
     Yields:
         The number of the sentence, and (A, n, n) distances or (A, n) depths.
     """
-    for part, found in answers(bank, words, trees):
-        yield from _unpadded(part, found)
+    for part, found in answers(bank, Examples(words, trees)):
+        numbers = found.double().cpu().numpy()
+        for place, (sentence, n) in enumerate(zip(part.sentences, part.real.sum(1).tolist(), strict=True)):
+            yield sentence, numbers[:, place, :n] if numbers.ndim == 3 else numbers[:, place, :n, :n]
 
 
-def _unpadded(part: TreesPart, found: Tensor) -> Iterator[tuple[int, Numbers]]:
-    numbers = found.double().cpu().numpy()
-    for place, (sentence, n) in enumerate(zip(part.sentences, part.real.sum(1).tolist(), strict=True)):
-        yield sentence, numbers[:, place, :n] if numbers.ndim == 3 else numbers[:, place, :n, :n]
+def tree_scores(
+    probe: str, predicted: Iterable[tuple[int, Numbers]], sentences: Sequence[Sentence], trees: Trees
+) -> TreeScores:
+    """Rank correlations, and the edges of the spanning tree or the word of least depth.
 
-
-def distance_scores(found: Iterator[tuple[int, Numbers]], sentences: Sequence[Sentence], trees: Trees) -> TreeScores:
-    """Rank correlation of the distances from each word, averaged over the words; edges of the spanning tree.
-
-    Edges of punctuation do not count, as in the paper; for rank correlations it is a word like any other.
+    The correlation of distances is taken from each word, and averaged over the words. Punctuation is a word like any
+    other there; its edges do not count, as in the paper, and it is never taken for the root.
 
     Args:
-        found: (A, n, n) of each tree.
+        probe: distance or depth.
+        predicted: (A, n, n) distances or (A, n) depths of each tree.
         sentences: by number.
         trees: the true ones.
     """
-    spearman, hits, asked, lengths = [], [], [], []
-    for number, predicted in found:
-        kept, edges = ~punctuation(sentences[number]), counted_edges(sentences[number])
-        true = trees.distances[number].double().numpy()
-        each = rank_correlations(predicted, true)
-        with np.errstate(invalid="ignore"):  # a prediction that is constant has no correlation
-            spearman.append(np.nansum(each, -1) / np.isfinite(each).sum(-1))
-        hits.append([len(edges & spanning_edges(own, kept)) if edges else 0 for own in predicted])
-        asked.append(len(edges))
-        lengths.append(len(true))
-    return _scores(spearman, hits, asked, lengths)
-
-
-def depth_scores(found: Iterator[tuple[int, Numbers]], sentences: Sequence[Sentence], trees: Trees) -> TreeScores:
-    """Rank correlation of the depths of a sentence's words; whether the word of least depth is the root.
-
-    Args:
-        found: (A, n) of each tree.
-        sentences: by number. Punctuation is never taken for the root.
-        trees: the true ones.
-    """
-    spearman, hits, asked, lengths = [], [], [], []
-    for number, predicted in found:
-        sentence = sentences[number]
-        kept = ~punctuation(sentence)
-        least = np.where(kept | ~kept.any(), predicted, np.inf).argmin(-1)
-        spearman.append(rank_correlations(predicted, trees.depths[number].double().numpy()))
-        hits.append((least == sentence.heads.index(0)).tolist())
-        asked.append(1)
-        lengths.append(len(sentence.words))
-    return _scores(spearman, hits, asked, lengths)
-
-
-def _scores(
-    spearman: Sequence[Numbers], hits: Sequence[Sequence[int]], asked: Sequence[int], lengths: Sequence[int]
-) -> TreeScores:
+    score = _distances if probe == "distance" else _depths
+    found = [score(each, sentences[number], trees, number) for number, each in predicted]
+    spearman, hits, asked, lengths = zip(*found, strict=True)
     return TreeScores(
+        probe,
         torch.from_numpy(np.stack(spearman, 1)),
         torch.tensor(hits, dtype=torch.float64).T,
         torch.tensor(asked, dtype=torch.float64),
@@ -204,8 +175,62 @@ def _scores(
     )
 
 
-def chain(trees: Trees, depth: bool) -> Iterator[tuple[int, Numbers]]:
+Found = tuple[Numbers, list[int], int, int]  # correlations, hits, what is asked for, words
+
+
+def _distances(predicted: Numbers, sentence: Sentence, trees: Trees, number: int) -> Found:
+    kept, edges = ~punctuation(sentence), counted_edges(sentence)
+    each = rank_correlations(predicted, trees.distances[number].double().numpy())
+    with np.errstate(invalid="ignore"):  # a prediction that is constant has no correlation
+        spearman = np.nansum(each, -1) / np.isfinite(each).sum(-1)
+    hits = [len(edges & spanning_edges(own, kept)) if edges else 0 for own in predicted]
+    return spearman, hits, len(edges), len(kept)
+
+
+def _depths(predicted: Numbers, sentence: Sentence, trees: Trees, number: int) -> Found:
+    kept = ~punctuation(sentence)
+    least = np.where(kept | ~kept.any(), predicted, np.inf).argmin(-1)
+    spearman = rank_correlations(predicted, trees.depths[number].double().numpy())
+    return spearman, (least == sentence.heads.index(0)).tolist(), 1, len(kept)
+
+
+def chain(trees: Trees, probe: str) -> Iterator[tuple[int, Numbers]]:
     """Predictions of a baseline that knows the order of the words alone: each hangs on the one before it."""
     for number, own in trees.depths.items():
         place = np.arange(len(own), dtype=float)
-        yield number, (place if depth else np.abs(place[:, None] - place))[None]
+        yield number, (place if probe == "depth" else np.abs(place[:, None] - place))[None]
+
+
+WORDS = range(7, 14)  # of a sentence that is drawn: its tree is no trifle, and fits on a page
+
+
+def drawn_trees(bank: Bank, words: Words, count: int, model: str) -> list[dict[str, Any]]:
+    """The first sentences of a fitting length, with the edges of their trees and those that a probe finds.
+
+    Args:
+        bank: of one distance probe.
+        words: held-out words.
+        count: how many sentences.
+        model: its name.
+
+    Returns:
+        Rows with the words, and edges as `0-1 1-3`; `counted` are those of the tree that UUAS counts.
+    """
+    trees = Trees.of(words)
+    chosen = [number for number, own in trees.depths.items() if len(own) in WORDS][:count]
+    few = Trees({b: trees.depths[b] for b in chosen}, {b: trees.distances[b] for b in chosen})
+    return [
+        {
+            "model": model,
+            "layer": bank.arms[0].layer,
+            "words": words.sentences[number].text,
+            "edges": _written(tree_edges(words.sentences[number].heads)),
+            "counted": _written(counted_edges(words.sentences[number])),
+            "found": _written(spanning_edges(predicted[0], ~punctuation(words.sentences[number]))),
+        }
+        for number, predicted in predictions(bank, words, few)
+    ]
+
+
+def _written(edges: set[Edge]) -> str:
+    return " ".join(f"{first}-{second}" for first, second in sorted(edges))

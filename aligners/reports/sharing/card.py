@@ -15,36 +15,12 @@ from aligners.files.shared import LIBRARY
 from aligners.reports.finished import FinishedRun
 from aligners.reports.names import short_names
 from aligners.reports.page.run import alt_text
-from aligners.reports.sharing.limits import fitted_on, limits, measured_on
-from aligners.reports.sharing.local import is_local
-from aligners.reports.sharing.numbers import numbers_of
+from aligners.reports.sharing.limits import fitted_on, limits, measured_on, numbers_of
+from aligners.reports.sharing.models import is_local
 
 __all__ = ["PLACE", "Subject", "card_text", "with_notice"]
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-TITLES = {
-    "maps": "Maps from {first} to {last}",
-    "universe": "One space for {all}",
-    "stitching": "Stitching layers between {all}",
-    "probes": "Probes of {all}",
-}
-WHAT = {
-    "maps": "Maps between hidden states of two frozen Transformers, one for each pair of sites: `g(state of X)` is an "
-    "estimate of Y's state on the same text.",
-    "universe": "A shared space of several frozen Transformers: a bijection from each into it, and with it a map from "
-    "each model into each other.",
-    "stitching": "Layers that let one frozen Transformer go on where another stopped, trained on the task's loss "
-    "through the frozen rest.",
-    "probes": "Probes of the hidden states of a frozen Transformer: what is encoded, layer by layer.",
-}
-LOADERS = {
-    "maps": "SharedMaps", "universe": "SharedUniverse", "stitching": "SharedStitching", "probes": "SharedProbes",
-}  # fmt: skip
-COMMANDS = {
-    "maps": "python evaluate.py inject --checkpoints+ {place} --run runs/injected",
-    "universe": "python train.py join --universe {place} --data.models '[NEW]'",
-    "stitching": "python evaluate.py stitch --checkpoint {place} --run runs/stitched",
-}
 TAGS = {"maps": "model-alignment", "universe": "model-alignment", "stitching": "model-stitching", "probes": "probing"}
 PLACE = "FOLDER-OR-NAME"  # until it is uploaded
 
@@ -77,19 +53,18 @@ def card_text(shared: Subject, run: FinishedRun | None = None, license: str | No
     """
     names = [str(model["name"]) for model in shared.models]
     said = short_names(names)
-    title = TITLES[shared.kind].format(first=said[names[0]], last=said[names[-1]], all=", ".join(said.values()))
     place = Environment(loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, trim_blocks=True)
     body = place.get_template("card.md.j2").render(
-        title=title,
-        what=WHAT[shared.kind],
+        kind=shared.kind,
+        first=said[names[0]],
+        last=said[names[-1]],
+        all=", ".join(said.values()),
         models=_models(shared),
-        loader=LOADERS[shared.kind],
         place=PLACE,
         names=json.dumps(names),
-        command=COMMANDS.get(shared.kind, "").format(place=PLACE),
         holds=_holds(shared),
         fitted=fitted_on(shared.data, {**(run.report.meta if run else {}), **shared.about}),
-        limits=limits(shared.kind, None if run is None else run.report),
+        limits=[] if run is None else limits(run.report),
         **_measured(shared, run),
     )
     return f"---\n{_metadata(shared, license)}---\n{body}"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from aligners.fitting.outcomes import what_did_not_train
-from aligners.reports.names import held_out_name
+from aligners.reports.names import held_out_name, site_name, with_short_names
 from aligners.reports.report import Report, Row
 
-__all__ = ["fitted_on", "limits", "measured_on"]
+__all__ = ["Numbers", "fitted_on", "limits", "measured_on", "numbers_of"]
 
 VALIDATION = {"fit"}  # kinds of reports that are about the texts by which the best steps were chosen
 VOCABULARY = 2.0  # FVU on unseen types over that on seen ones from which a map is called partly a vocabulary
@@ -17,26 +17,6 @@ HASHES = (
     "The file holds hashes of these texts, so that `aligners` never measures it on them; in any other program that is "
     "up to you. It lists the types of its fitting rows, tokens or words, in plain text."
 )
-OF_KINDS = {
-    "maps": [
-        "A low FVU does not show that the models compute the same: where a task is easy, poor maps keep its accuracy "
-        "too. Compare with the floors.",
-        "The inverse of a map that was trained in one direction can be useless, however exact it is.",
-    ],
-    "universe": [
-        "A map between two models of the space was not fitted for that pair alone: measure it beside one that was.",
-        "Models that were not among those above need a fit of their own: `train.py join`.",
-    ],
-    "stitching": [
-        "Stitching that works does not show that two models represent the same things: a trained layer can find "
-        "whatever serves the task. Compare with a model stitched to itself, and with the floors.",
-        "The layers were trained for this task alone.",
-    ],
-    "probes": [
-        "What a probe finds is there to be read; the model need not use it.",
-        "A score counts only above its controls: the untrained twin, the control task, the baseline.",
-    ],
-}
 
 
 def fitted_on(data: Mapping[str, Any], about: Mapping[str, Any]) -> list[str]:
@@ -77,19 +57,9 @@ def measured_on(kind: str, meta: Row) -> str:
     return f"On {count} of {where}, none of which was fitted on.{dropped_said}"
 
 
-def limits(kind: str, report: Report | None) -> list[str]:
-    """What it is not good for: of its kind, and as its numbers say."""
-    found = ["Other models, other revisions, other sites, and states in another precision than those above."]
-    found += OF_KINDS[kind]
-    found.append("Texts of another kind, language or domain: nothing here says how it does on them.")
-    if report is None:
-        return found
-    return found + _as_numbers_say(report.rows, report.meta)
-
-
-def _as_numbers_say(rows: Sequence[Row], meta: Row) -> list[str]:
-    """Name what failed, what is partly a vocabulary, and what could not be measured."""
-    maps = [row for row in rows if row.get("role") == "method"]
+def limits(report: Report) -> list[str]:
+    """What it is not good for, as its numbers say: what failed, is partly a vocabulary, or could not be measured."""
+    maps, meta = [row for row in report.rows if row.get("role") == "method"], report.meta
     said = [f"Did not train: {line.removeprefix('* ')}" for line in what_did_not_train(maps)[1:]]
     said += [f"{name}: partly a vocabulary: on words that it has not seen its error is at least "
              f"{VOCABULARY:g} times as high." for name in _vocabularies(maps)]  # fmt: skip
@@ -108,3 +78,76 @@ def _ratio(rows: Sequence[Row]) -> float:
     """The largest FVU on unseen over that on seen types; 0 where they are not told apart."""
     pairs = [(row.get("fvu_unseen"), row.get("fvu_seen")) for row in rows]
     return max((unseen / seen for unseen, seen in pairs if unseen and seen), default=0.0)
+
+
+MOST_ROWS = 80
+LABELS = ("route", "task", "method", "role", "source", "site", "rank")
+VALUES = {
+    "parameters": "parameters",
+    "fvu": "FVU",
+    "fvu_seen": "FVU, seen types",
+    "fvu_unseen": "FVU, unseen types",
+    "fvu_inverse": "FVU of the inverse",
+    "penalty": "penalty, nats",
+    "score": "score",
+    "control": "control task",
+    "selectivity": "selectivity",
+    "uuas": "UUAS",
+    "cycle": "cycle error",
+}
+
+
+class Numbers(NamedTuple):
+    """A table of numbers as text.
+
+    Attributes:
+        headings: of its columns.
+        rows: cells, a number with its 95 % interval where it has one.
+        left_out: rows that are not shown.
+        intervals: whether any number has an interval.
+    """
+
+    headings: list[str]
+    rows: list[list[str]]
+    left_out: int
+    intervals: bool
+
+
+def numbers_of(report: Report) -> Numbers:
+    """The table: floors and ceilings stand among the methods, as their role says."""
+    shown = with_short_names(report.rows)
+    labels = [name for name in LABELS if _told_apart(shown, name)]
+    values = [name for name in VALUES if any(row.get(name) is not None for row in shown)]
+    scores = list(dict.fromkeys(row["score_name"] for row in shown if row.get("score_name")))
+    headings = labels + [scores[0] if name == "score" and len(scores) == 1 else VALUES[name] for name in values]
+    rows = [[*(_label(row, name) for name in labels), *(_value(row, name) for name in values)] for row in shown]
+    bounds = any(row.get(f"{name}_low") is not None for row in shown for name in values)
+    return Numbers(headings, rows[:MOST_ROWS], max(0, len(rows) - MOST_ROWS), bounds)
+
+
+def _told_apart(rows: Sequence[Row], name: str) -> bool:
+    """Whether a label is there; of one route alone, it says nothing."""
+    found = {_label(row, name) for row in rows}
+    return found != {""} and (name != "route" or len(found) > 1)
+
+
+def _label(row: Row, name: str) -> str:
+    if name == "route":
+        return f"{row['model_x']} → {row['model_y']}" if "model_x" in row else str(row.get("model", ""))
+    if name == "site" and row.get("site_x") is not None:
+        return site_name((row["site_x"], row["site_y"]))
+    value = row.get(name)
+    return "" if value is None else str(value)
+
+
+def _value(row: Row, name: str) -> str:
+    value, low, high = (row.get(key) for key in (name, f"{name}_low", f"{name}_high"))
+    if value is None:
+        return ""
+    return _short(value) if low is None or high is None else f"{_short(value)} [{_short(low)}, {_short(high)}]"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.3f}" if value == 0 or 0.001 <= abs(value) < 100 else f"{value:.1e}"

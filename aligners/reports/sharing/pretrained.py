@@ -21,8 +21,7 @@ from aligners.probing.bank import Bank
 from aligners.probing.storing import load_banks, save_banks
 from aligners.reports.finished import FinishedRun
 from aligners.reports.sharing.card import PLACE, Subject, card_text, with_notice
-from aligners.reports.sharing.local import renamed
-from aligners.reports.sharing.models import Identity, identities, listed, refuse_others
+from aligners.reports.sharing.models import Identity, identities, listed, refuse_others, renamed
 
 __all__ = ["KINDS", "Shared", "SharedMaps", "SharedProbes", "SharedStitching", "SharedUniverse"]
 

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import yaml
 
@@ -15,8 +14,7 @@ from aligners.fitting.storage.bank import load_bank
 from aligners.probing.storing import PROBES, load_banks
 from aligners.reports.finished import FinishedRun, finished_run, has_report
 from aligners.reports.page.run import models_of
-from aligners.reports.report import Report
-from aligners.reports.sharing.local import last_parts, public_names, renamed
+from aligners.reports.sharing.models import last_parts, public_names, renamed
 from aligners.reports.sharing.pretrained import (
     FIGURES,
     KINDS,
@@ -31,29 +29,18 @@ from aligners.reports.sharing.pretrained import (
 __all__ = ["shared_from_run"]
 
 
-class Kept(NamedTuple):
-    """What a kind of run keeps.
-
-    Attributes:
-        file: in its folder.
-        read: reads it.
-    """
-
-    file: str
-    read: Callable[[Path], Shared]
-
-
 def _probes(path: Path) -> SharedProbes:
     run = finished_run(path.parent)
     return SharedProbes(load_banks(path), run.report.meta["models"], (yaml.safe_load(run.config) or {}).get("data", {}))
 
 
-KEPT = (
-    Kept("universe.ckpt", lambda path: SharedUniverse(load_bank(path))),
-    Kept("stitching.ckpt", lambda path: SharedStitching(load_bank(path))),
-    Kept("aligners.ckpt", lambda path: SharedMaps(load_bank(path))),
-    Kept(PROBES, _probes),
-)
+# From the file that a kind of run keeps to what reads it.
+KEPT: dict[str, Callable[[Path], Shared]] = {
+    "universe.ckpt": lambda path: SharedUniverse(load_bank(path)),
+    "stitching.ckpt": lambda path: SharedStitching(load_bank(path)),
+    "aligners.ckpt": lambda path: SharedMaps(load_bank(path)),
+    PROBES: _probes,
+}
 
 
 def shared_from_run(
@@ -75,11 +62,11 @@ def shared_from_run(
         ValueError: the run keeps nothing that can be shared, or the report is about other models.
     """
     path = Path(run)
-    if _is_shared_already(path):
+    on_hub = is_hub_name(path) and not path.is_dir()
+    if is_shared(path) and (on_hub or (path / "model.safetensors").is_file()):
         return _read_again(path)
-    kept = _kept(path)
-    file = path if path.is_file() else path / kept.file
-    shared = kept.read(file)
+    file = _kept(path)
+    shared = KEPT[file.name](file)
     folder = Path(report) if report is not None else path if path.is_dir() else path.parent
     finished = finished_run(folder) if report is not None or has_report(folder) else None
     models = [str(model["name"]) for model in shared.models]
@@ -87,14 +74,11 @@ def shared_from_run(
     if finished is not None:
         _refuse_report_on_others(shared, file, finished)
         shared.files = _files(finished, public)
-        finished = finished._replace(report=_renamed_report(finished, public))
+        parts = {name: renamed(getattr(finished.report, name), public) for name in ("meta", "rows", "sentences")}
+        finished = finished._replace(report=replace(finished.report, **parts))
     shared.rename(public)
     shared.write_card(finished, license)
     return shared
-
-
-def _is_shared_already(path: Path) -> bool:
-    return is_shared(path) and ((is_hub_name(path) and not path.is_dir()) or (path / "model.safetensors").is_file())
 
 
 def _read_again(place: Path) -> Shared:
@@ -104,16 +88,16 @@ def _read_again(place: Path) -> Shared:
     return found.from_pretrained(folder)
 
 
-def _kept(path: Path) -> Kept:
-    """Which of the files a run has, or a file is.
+def _kept(path: Path) -> Path:
+    """The file that a run has kept, or this file.
 
     Raises:
-        ValueError: none.
+        ValueError: there is none.
     """
-    found = [kept for kept in KEPT if (path.name == kept.file if path.is_file() else (path / kept.file).is_file())]
-    if not found:
+    found = [file for file in ([path] if path.is_file() else [path / name for name in KEPT]) if file.is_file()]
+    if not found or found[0].name not in KEPT:
         raise ValueError(
-            f"Expected `run` to hold something to share, one of {', '.join(kept.file for kept in KEPT)}, but {path} "
+            f"Expected `run` to hold something to share, one of {', '.join(KEPT)}, but {path} "
             f"{'holds none' if path.is_dir() else 'is no such file or folder'}. `train.py fit`, `universe`, `stitch` "
             "and `probe` leave one when they are finished, `fit_pairs` one in each folder of pairs/."
         )
@@ -151,12 +135,3 @@ def _files(run: FinishedRun, names: dict[str, str]) -> dict[str, bytes]:
     content |= {name: list(table) for name, table in report.tables.items()}
     found = {REPORT: json.dumps(renamed(content, names), indent=1).encode()}
     return found | {f"{FIGURES}/{path.name}": path.read_bytes() for path in run.figures}
-
-
-def _renamed_report(run: FinishedRun, names: dict[str, str]) -> Report:
-    return replace(
-        run.report,
-        meta=renamed(run.report.meta, names),
-        rows=renamed(run.report.rows, names),
-        sentences=renamed(run.report.sentences, names),
-    )

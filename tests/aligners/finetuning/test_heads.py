@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from aligners.finetuning.heads import HeadBank
+from aligners.finetuning.truncating import HeadBank
 from aligners.models import FrozenModel
-from aligners.models.truncation import truncated
 from tests.tiny import CLASSIFIERS, TEXTS, tiny_frozen, tiny_tokenizer
 
 LABELS = torch.tensor([0, 1, 0, 1, 1])
@@ -27,7 +26,7 @@ def test_heads_start_as_the_model_s_own_and_alone_get_gradients(architecture: st
     logits = answers(bank, model)
     assert logits.shape == (4, len(TEXTS), 2)
     for site in range(4):
-        assert torch.equal(logits[site], truncated(model, site).logits(inputs()))
+        assert torch.equal(logits[site], model.tail(inputs(), model.depth, model.front(inputs(), [site])[0]))
     logits.square().sum().backward()
     assert all(weight.grad is not None and bool(weight.grad.any()) for weight in bank.parameters() if weight.ndim > 1)
     assert all(weight.grad is None and not weight.requires_grad for weight in model.model.parameters())

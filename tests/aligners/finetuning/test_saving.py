@@ -6,7 +6,7 @@ import pytest
 import torch
 from datasets import Dataset
 
-from aligners.finetuning.saving import FINISHED, finished_row, save_classifier
+from aligners.finetuning.jobs import FINISHED, finished_row, save_classifier
 from aligners.models import load_frozen
 from datamodules.text.fitted import FittedTexts
 from tests.tiny import tiny_model, tiny_tokenizer

@@ -45,7 +45,7 @@ def test_it_learns_the_task_and_measures_as_the_frozen_model(data: ModelTexts) -
     batch = next(iter(data.loader("test")))
     found = unit_scores(frozen.logits(batch.inputs[0]), classification_targets(batch.labels))
     for name, values in found.items():
-        assert torch.allclose(module.scores[name][batch.text], values.double(), atol=1e-6), name
+        assert torch.allclose(module.scores[name].flatten()[batch.text], values.double(), atol=1e-6), name
     validation = torch.cat(
         [(frozen.logits(batch.inputs[0]).argmax(-1) == batch.labels).float() for batch in data.loader("validation")]
     )

@@ -8,7 +8,6 @@ import torch
 
 from aligners.finetuning.training import FinetuningRecipe
 from aligners.finetuning.truncating import MEAN, SurgeryEvaluation, conditions
-from aligners.models.truncation import skipping, truncated
 from datamodules.model_texts import ModelTexts, labelled_texts
 from datamodules.text.sources import TextSource
 from tests.runs import quiet_trainer
@@ -49,11 +48,13 @@ def test_figures_are_those_of_the_views_one_by_one(world: World) -> None:
     found = figures(evaluated(data, heads=False), "loss")
     batch = data.split("test")[list(range(TEST_TEXTS))]
     for model in data.frozen:
-        views = {("untuned", site, site + 1, 3): truncated(model, site) for site in range(3)}
-        views |= {("skip", None, i, j): skipping(model, i, j) for i in range(1, 4) for j in range(i, 4)}
-        views |= {(kind, 3, None, None): truncated(model, 3) for kind in ("untuned", "native")}
-        for condition, view in views.items():
-            expected = torch.nn.functional.cross_entropy(view.logits(batch.inputs[0]), batch.labels)
+        views = {("untuned", site, site + 1, 3): (site, 3) for site in range(3)}
+        views |= {("skip", None, i, j): (i - 1, j) for i in range(1, 4) for j in range(i, 4)}
+        views |= {(kind, 3, None, None): (3, 3) for kind in ("untuned", "native")}
+        for condition, (read, injected) in views.items():
+            (states,) = model.front(batch.inputs[0], [read])
+            logits = model.tail(batch.inputs[0], injected, states)
+            expected = torch.nn.functional.cross_entropy(logits, batch.labels)
             assert found[(model.name, *condition)] == pytest.approx(float(expected), rel=1e-4), condition
     for key, value in found.items():
         if key[0] == MEAN:

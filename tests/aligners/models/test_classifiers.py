@@ -11,7 +11,7 @@ from transformers.activations import ACT2FN
 
 from aligners.models import FrozenModel, load_frozen
 from aligners.models.classifiers import new_classifier
-from aligners.models.heads import head_parts
+from aligners.models.fresh import head_parts
 from aligners.models.solu import SoLU, register_solu
 from tests.tiny import CLASSIFIERS, LANGUAGE_HEADS, TEXTS, tiny_folder, tiny_model, tiny_tokenizer
 

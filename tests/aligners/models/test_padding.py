@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aligners.models.padding import Layout
+from aligners.models.calling import Layout
 
 MASKS = {
     "right": [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]],

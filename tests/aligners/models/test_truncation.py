@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from aligners.models import FrozenModel, load_frozen
 from aligners.models.hooks import blocks_of
-from aligners.models.truncation import freeze, shortened, skipping, truncated
+from aligners.models.truncation import freeze, shortened
 from tests.tiny import CLASSIFIERS, TEXTS, tiny_frozen, tiny_model, tiny_tokenizer
 
 SPANS = [(1, 1), (2, 2), (3, 3), (1, 2), (2, 3), (1, 3)]
@@ -34,47 +34,31 @@ def without(model: PreTrainedModel, first: int, last: int) -> FrozenModel:
     return FrozenModel(operated, name="operated")
 
 
+def skipped(model: FrozenModel, batch: dict[str, Tensor], first: int, last: int) -> Tensor:
+    (states,) = model.front(batch, [first - 1])
+    return model.tail(batch, last, states)
+
+
 @pytest.mark.parametrize("architecture", CLASSIFIERS)
-def test_views_answer_as_a_model_without_these_blocks(architecture: str) -> None:
+def test_the_state_below_a_span_injected_above_it_is_a_model_without_these_blocks(architecture: str) -> None:
     frozen, batch = tiny_frozen(architecture), inputs()
     before, native = frozen.fingerprint, frozen.logits(batch)
     for first, last in SPANS[:-1]:
         expected = without(frozen.model, first, last).logits(batch)
-        assert torch.equal(skipping(frozen, first, last).logits(batch), expected), (first, last)
+        assert torch.equal(skipped(frozen, batch, first, last), expected), (first, last)
         assert not torch.equal(expected, native)
-        if last == 3:
-            assert torch.equal(truncated(frozen, first - 1).logits(batch), expected)
-    assert torch.equal(truncated(frozen, 3).logits(batch), native)
-    (embedded,) = frozen.front(batch, [0])
-    assert torch.equal(truncated(frozen, 0).logits(batch), frozen.tail(batch, 3, embedded))
     assert torch.equal(frozen.logits(batch), native)
     del frozen.fingerprint
     assert frozen.fingerprint == before
 
 
-def test_views_know_their_depth_and_run_no_more() -> None:
+def test_blocks_that_are_skipped_are_not_run() -> None:
     frozen = tiny_frozen()
     calls: list[int] = []
     for number, block in enumerate(frozen.blocks, start=1):
         block.register_forward_hook(lambda *_, number=number: calls.append(number))
-    view = skipping(frozen, 2, 2)
-    view.logits(inputs())
+    skipped(frozen, inputs(), 2, 2)
     assert calls == [1, 3]
-    assert view.depth == 2
-    assert view.name == "tiny-bert without blocks 2..2"
-    assert (truncated(frozen, 3).depth, truncated(frozen, 3).name) == (3, "tiny-bert")
-
-
-@pytest.mark.parametrize(("first", "last"), [(0, 1), (2, 1), (2, 4)])
-def test_a_span_that_is_none_is_refused(first: int, last: int) -> None:
-    with pytest.raises(ValueError, match=rf"1 <= first <= last <= 3.*got {first} and {last}"):
-        skipping(tiny_frozen(), first, last)
-
-
-@pytest.mark.parametrize("site", [-1, 4])
-def test_a_site_outside_the_model_is_refused(site: int) -> None:
-    with pytest.raises(ValueError, match=rf"`site` between 0 and 3, but got {site}"):
-        truncated(tiny_frozen(), site)
 
 
 @pytest.mark.parametrize("architecture", CLASSIFIERS)
@@ -83,7 +67,7 @@ def test_a_shortened_model_is_a_real_one(architecture: str, tmp_path: Path) -> N
     whole = FrozenModel(copy.deepcopy(model), name="whole")
     short = shortened(model, 2)
     assert not short.training
-    expected = truncated(whole, 2).logits(batch)
+    expected = skipped(whole, batch, 3, 3)
     short.save_pretrained(tmp_path)
     loaded = load_frozen(tmp_path, tokenizer=False)
     assert loaded.depth == 2

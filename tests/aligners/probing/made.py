@@ -9,11 +9,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from aligners.probing.bank import Arm, Bank, fresh_bank
+from aligners.probing.edges.probes import EdgeProbes
+from aligners.probing.edges.targets import Labels
 from aligners.probing.words import Place, Words
 from datamodules.text.annotated.sentence import Sentence, Target
 from tests.tiny import WORDS
 
-__all__ = ["kinds_of_words", "made_words", "sentences_of_words", "write_treebank"]
+__all__ = ["edge_bank", "kinds_of_words", "made_words", "sentences_of_words", "write_treebank"]
 
 
 def made_words(sentences: Sequence[Sentence], *states: Tensor) -> Words:
@@ -21,6 +24,11 @@ def made_words(sentences: Sequence[Sentence], *states: Tensor) -> Words:
     first = torch.tensor([0, *(len(sentence.words) for sentence in sentences)]).cumsum(0)
     places = tuple(Place("model", layer) for layer in range(len(states)))
     return Words(torch.stack(states), places, sentences, first)
+
+
+def edge_bank(arms: Sequence[Arm], words: Words, labels: Labels, seed: int, **sizes: int) -> Bank:
+    """An untrained bank of edge probes."""
+    return fresh_bank(EdgeProbes, arms, words, seed, **labels.shape, **sizes)
 
 
 def kinds_of_words(count: int, kinds: int, forms: int, *, seed: int = 0) -> tuple[list[Sentence], Tensor]:

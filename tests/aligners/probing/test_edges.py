@@ -8,15 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from aligners.probing.arms import Arm
-from aligners.probing.bank import Bank, Examples, answers
-from aligners.probing.edges.probes import EdgeProbes, edge_bank
-from aligners.probing.edges.scores import accuracy, codelengths, counts, f1, majority
+from aligners.probing.bank import Arm, Bank, Examples, answers
+from aligners.probing.edges.probes import EdgeProbes
 from aligners.probing.edges.targets import Labels, Targets, targets_of
-from aligners.probing.edges.task import EdgeTask
+from aligners.probing.edges.task import EdgeTask, accuracy, codelengths, counts, f1, majority
 from aligners.probing.training import ProbeTraining, train_bank
 from aligners.probing.words import Place, Words
 from datamodules.text.annotated.sentence import Sentence, Target
+from tests.aligners.probing.made import edge_bank
 from tests.aligners.probing.worlds import FORMS, PLACES, made_words
 
 ARMS = [Arm(*PLACES[1]), Arm("untrained", 0), Arm("model", None), Arm("model", None, control=True)]
@@ -56,7 +55,7 @@ def plain_logits(bank: Bank, arm: int, states: Tensor, spans: Tensor) -> Tensor:
 def test_answers_are_those_of_plain_layers(task: str) -> None:
     words = made_words()
     bank, targets = bank_of(task, words)
-    found = torch.cat([logits for _, logits in answers(bank, words, targets)], 1)
+    found = torch.cat([logits for _, logits in answers(bank, Examples(words, targets))], 1)
     scaled = [(own - own.mean(0)) / (own - own.mean(0)).square().mean().sqrt() for own in words.states]
     for a, arm in enumerate(ARMS):
         if arm.layer is None:
@@ -66,14 +65,19 @@ def test_answers_are_those_of_plain_layers(task: str) -> None:
         else:
             read = scaled[PLACES.index(Place(arm.source, arm.layer))]
         for t in range(len(targets)):
-            torch.testing.assert_close(found[a, t], plain_logits(bank, a, read, targets.spans[t]), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                found[a, t],
+                plain_logits(bank, a, read, targets.spans[t] + words.first[targets.sentence[t]]),
+                rtol=1e-4,
+                atol=1e-5,
+            )
 
 
 def test_scores_and_codes_are_those_of_plain_counting() -> None:
     words = made_words()
     bank, targets = bank_of("flags", words)
-    logits = torch.cat([each for _, each in answers(bank, words, targets)], 1)
-    found, bits = counts(bank, words, targets).sum(1), codelengths(bank, words, targets)
+    logits = torch.cat([each for _, each in answers(bank, Examples(words, targets))], 1)
+    found, bits = counts(bank, Examples(words, targets)).sum(1), codelengths(bank, Examples(words, targets))
     for a, arm in enumerate(ARMS):
         right = given = true = exact = 0
         for t in range(len(targets)):
@@ -93,13 +97,13 @@ def test_scores_and_codes_are_those_of_plain_counting() -> None:
 def test_f1_of_single_labels_is_accuracy_and_a_probe_of_nothing_needs_log_k_bits() -> None:
     words = made_words()
     bank, targets = bank_of("kind", words)
-    found = counts(bank, words, targets).sum(1)
+    found = counts(bank, Examples(words, targets)).sum(1)
     assert torch.equal(f1(found), accuracy(found, len(targets)))
     for weight in (bank.probes.last.weight, bank.probes.last.bias):
         nn.init.zeros_(weight.requires_grad_(False))
     kinds = len({form[0] for own in words.sentences for form in own.words})
     torch.testing.assert_close(
-        codelengths(bank, words, targets), torch.full((len(ARMS), len(targets)), math.log2(kinds)).double()
+        codelengths(bank, Examples(words, targets)), torch.full((len(ARMS), len(targets)), math.log2(kinds)).double()
     )
 
 
@@ -117,10 +121,11 @@ def test_a_bank_is_its_probes_one_after_another() -> None:
         part = together.only([a])
         assert part.places == alone.places
         assert part.arms == alone.arms
-        bits = codelengths(alone, words, targets)[0]
-        torch.testing.assert_close(codelengths(part, words, targets)[0], bits, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(codelengths(together, words, targets)[a], bits, rtol=1e-4, atol=1e-5)
-        assert (bits - codelengths(edge_bank([arm], words, labels, 0, **SIZES), words, targets)[0]).abs().min() > 1e-3
+        bits = codelengths(alone, Examples(words, targets))[0]
+        torch.testing.assert_close(codelengths(part, Examples(words, targets))[0], bits, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(codelengths(together, Examples(words, targets))[a], bits, rtol=1e-4, atol=1e-5)
+        fresh = edge_bank([arm], words, labels, 0, **SIZES)
+        assert (bits - codelengths(fresh, Examples(words, targets))[0]).abs().min() > 1e-3
 
 
 def test_training_lowers_the_loss_and_starts_differ_by_seed() -> None:
@@ -130,9 +135,9 @@ def test_training_lowers_the_loss_and_starts_differ_by_seed() -> None:
     asked = Examples(words, targets), Examples(words, targets)
     for seed in range(2):
         bank = edge_bank(ARMS, words, labels, seed, **SIZES)
-        before.append(codelengths(bank, words, targets).mean(1))
+        before.append(codelengths(bank, Examples(words, targets)).mean(1))
         train_bank(bank, *asked, ProbeTraining(max_epochs=4, batch=5, learning_rate=1e-2), seed)
-        after.append(codelengths(bank, words, targets).mean(1))
+        after.append(codelengths(bank, Examples(words, targets)).mean(1))
     assert all((a < 0.95 * b).all() for a, b in zip(after, before, strict=True))
     assert not torch.equal(before[0], before[1])
 
@@ -140,11 +145,11 @@ def test_training_lowers_the_loss_and_starts_differ_by_seed() -> None:
 def test_some_targets_alone_are_asked() -> None:
     words = made_words()
     bank, targets = bank_of("arc", words)
-    chosen = torch.tensor([7, 0, 3])
-    some = targets.only(chosen)
-    every = codelengths(bank, words, targets)
+    chosen = torch.tensor([0, 3, 7])
+    some = targets.only(torch.isin(torch.arange(len(targets)), chosen))
+    every = codelengths(bank, Examples(words, targets))
     # sums of float32 products, of other shapes: another CPU adds them up in another order
-    torch.testing.assert_close(codelengths(bank, words, some), every[:, [0, 3, 7]], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(codelengths(bank, Examples(words, some)), every[:, [0, 3, 7]], rtol=1e-5, atol=1e-5)
     assert some.sentences == sorted(set(targets.sentence[chosen].tolist()))
     hidden = targets.only(torch.arange(len(targets)) < 0)
     for kind, asked in (("fitting", (hidden, targets)), ("validation", (targets, hidden))):
@@ -176,9 +181,9 @@ def test_a_label_that_fitting_has_not_seen_is_counted_and_never_right() -> None:
     targets = targets_of(labels, replace(words, sentences=new))
     assert int(targets.unknown.sum()) == len(words.sentences)
     unknown = targets.unknown > 0
-    bits = codelengths(bank, words, targets)
+    bits = codelengths(bank, Examples(words, targets))
     assert torch.equal(bits.isinf(), unknown & torch.tensor([[not arm.control] for arm in ARMS]))
-    whole, known = (counts(bank, words, own).sum(1) for own in (targets, targets.only(~unknown)))
+    whole, known = (counts(bank, Examples(words, own)).sum(1) for own in (targets, targets.only(~unknown)))
     assert torch.equal(
         whole[:, 0] - known[:, 0] > 0, torch.tensor([False, False, False, False]) | (whole[:, 0] > known[:, 0])
     )
@@ -227,11 +232,11 @@ def test_tasks_and_arms_that_there_are_not_are_refused() -> None:
 def test_rows_have_intervals_selectivity_and_the_centre_of_gravity() -> None:
     words = made_words((6,) * 30)
     arms = [Arm("model", 0), Arm("model", None), Arm("model", 0, control=True), Arm("model", None, control=True)]
-    task = EdgeTask("kind", words, made_words((6,) * 10, seed=70), arms, SIZES, seed=0)
+    task = EdgeTask("kind", words, made_words((6,) * 10, seed=70), arms, 0, SIZES)
     banks = [task.train(HOW, seed) for seed in range(2)]
     least, single, mixed = task.rows(banks, made_words((6,) * 40, seed=100))
     held = made_words((6,) * 40, seed=100)
-    by_seed = [f1(counts(bank, held, targets_of(task.labels, held)).sum(1)) for bank in banks]
+    by_seed = [f1(counts(bank, Examples(held, targets_of(task.labels, held))).sum(1)) for bank in banks]
     assert least["source"] == "majority"
     assert single["score"] == pytest.approx(float(by_seed[0][0] + by_seed[1][0]) / 2)
     assert (single["score_seeds_low"], single["score_seeds_high"]) == pytest.approx(

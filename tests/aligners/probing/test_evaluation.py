@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from aligners.cli.table import train
-from aligners.probing.edges.scores import counts, f1
+from aligners.probing.bank import Examples
 from aligners.probing.edges.targets import Labels, targets_of
+from aligners.probing.edges.task import counts, f1
 from aligners.probing.evaluation import ProbeExperiment
 from aligners.probing.reading import check_annotated
 from aligners.probing.storing import PROBES, load_banks
@@ -75,7 +76,8 @@ def experiment(**options: Any) -> ProbeExperiment:
 
 
 def run_on(data: LayerActivations, made: ProbeExperiment) -> ProbeExperiment:
-    quiet_trainer(inference_mode=False).test(made, datamodule=data, verbose=False)
+    quiet_trainer().test(made, datamodule=data, verbose=False)
+    made.train_probes()
     return made
 
 
@@ -109,7 +111,7 @@ def test_the_command_writes_a_report_and_probes_that_answer_as_it_says(
         bank, about = banks[f"pos, seed {seed}, {world['model_0']}"]
         labels = Labels.from_plain(about["labels"])
         chosen = [a for a, arm in enumerate(bank.arms) if arm.source == "model" and not arm.control]
-        found.append(f1(counts(bank.only(chosen), held, targets_of(labels, held)).sum(1)))
+        found.append(f1(counts(bank.only(chosen), Examples(held, targets_of(labels, held))).sum(1)))
     rows = [row for row in written["rows"] if (row["task"], row["source"]) == ("pos", "model")]
     assert [row["site"] for row in rows] == [0, 1, 2, 3, None]
     assert [row["score"] for row in rows] == pytest.approx(torch.stack(found).mean(0).tolist())

@@ -5,20 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from scipy.stats import spearmanr
+from scipy.stats import rankdata, spearmanr
 
-from aligners.probing.arms import Arm
-from aligners.probing.bank import Bank, Examples, fresh_bank
+from aligners.probing.bank import Arm, Bank, Examples, fresh_bank
 from aligners.probing.training import ProbeTraining, train_bank
 from aligners.probing.trees.asked import Trees
 from aligners.probing.trees.probes import DepthProbes, DistanceProbes
 from aligners.probing.trees.scores import (
     TreeScores,
     by_length,
-    depth_scores,
-    distance_scores,
-    most_spearman,
     predictions,
+    tree_scores,
 )
 from aligners.probing.words import Words
 from datamodules.text.annotated.grammar import sentences
@@ -71,8 +68,8 @@ def scores(bank: Bank, held: Words, *, rounded: bool) -> TreeScores:
     found = predictions(bank, held, trees)
     if rounded:
         found = ((number, values.round()) for number, values in found)
-    score = distance_scores if isinstance(bank.probes, DistanceProbes) else depth_scores
-    return score(found, held.sentences, trees)
+    probe = "distance" if isinstance(bank.probes, DistanceProbes) else "depth"
+    return tree_scores(probe, found, held.sentences, trees)
 
 
 @pytest.mark.parametrize("kind", [DistanceProbes, DepthProbes])
@@ -89,6 +86,20 @@ def test_planted_trees_are_found_and_noise_has_none(
     most = by_length(torch.from_numpy(greatest(kind, worlds[1]))[None], found.lengths)
     assert spearman[0].item() == pytest.approx(most[0].item(), abs=2e-3)
     assert spearman[1] < 0.5
+
+
+def most_spearman(true: np.ndarray) -> np.ndarray:
+    """The greatest rank correlation along the last axis that a prediction without ties can have.
+
+    Distances and depths are whole numbers and many of them are equal. A prediction that is exact but for the last
+    digit puts an order on those, too, and every such order has the same correlation: √(V / V'), where V is the
+    variance of the true ranks, and V' that of ranks without ties, (n² − 1) / 12.
+
+    Args:
+        true: (..., n).
+    """
+    ranks, n = rankdata(true, axis=-1), true.shape[-1]
+    return np.sqrt(12 * ranks.var(-1) / (n**2 - 1))
 
 
 def greatest(kind: type[DistanceProbes | DepthProbes], held: Words) -> np.ndarray:

@@ -13,13 +13,12 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from aligners.probing.arms import Arm
-from aligners.probing.bank import Examples, fresh_bank, losses
+from aligners.probing.bank import Arm, Examples, fresh_bank, losses
 from aligners.probing.storing import ENTRY, load_banks, save_banks
 from aligners.probing.training import ProbeTraining, Progress, ended, train_bank
 from aligners.probing.trees.asked import Trees
 from aligners.probing.trees.probes import DepthProbes, DistanceProbes, StructuralProbes
-from aligners.probing.trees.scores import distance_scores
+from aligners.probing.trees.scores import tree_scores
 from tests.aligners.probing.worlds import made_words
 
 ARMS = [Arm("model", 0), Arm("model", 1)]
@@ -74,7 +73,7 @@ def test_a_prediction_that_is_constant_has_no_correlation_and_says_nothing_else(
     words = made_words((5,))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = distance_scores(iter([(0, np.zeros((1, 5, 5)))]), words.sentences, Trees.of(words))
+        found = tree_scores("distance", iter([(0, np.zeros((1, 5, 5)))]), words.sentences, Trees.of(words))
     assert found.spearman.isnan().all()
 
 

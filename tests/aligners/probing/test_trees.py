@@ -9,22 +9,19 @@ import torch
 from scipy.sparse.csgraph import shortest_path
 from scipy.stats import spearmanr
 
-from aligners.probing.arms import Arm
-from aligners.probing.bank import Bank, Examples, fresh_bank
+from aligners.probing.bank import Arm, Bank, Examples, fresh_bank
 from aligners.probing.training import ProbeTraining, train_bank
-from aligners.probing.trees.asked import Trees
-from aligners.probing.trees.drawing import drawn_trees
+from aligners.probing.trees.asked import Trees, tree_depths, tree_distances, tree_edges
 from aligners.probing.trees.probes import DepthProbes, DistanceProbes, StructuralProbes
 from aligners.probing.trees.scores import (
     by_length,
     chain,
-    depth_scores,
-    distance_scores,
+    drawn_trees,
     predictions,
     punctuation,
     spanning_edges,
+    tree_scores,
 )
-from aligners.probing.trees.shapes import tree_depths, tree_distances, tree_edges
 from aligners.probing.trees.task import TreeTask
 from aligners.reports.probing.figures import trees_figure
 from datamodules.text.annotated.sentence import Target
@@ -97,7 +94,7 @@ def test_a_bank_over_sites_and_ranks_is_its_probes_one_after_another() -> None:
 def test_rank_correlations_are_scipys_averaged_by_word_sentence_and_length() -> None:
     words, bank = made_words((3, 5, 5, 6, 7, 7, 7)), bank_of(DistanceProbes)
     trees = Trees.of(words)
-    found = distance_scores(predictions(bank, words, trees), words.sentences, trees)
+    found = tree_scores("distance", predictions(bank, words, trees), words.sentences, trees)
     by_sentence = []
     for (b, predicted), length in zip(predictions(bank, words, trees), found.lengths, strict=True):
         with warnings.catch_warnings():
@@ -113,7 +110,7 @@ def test_rank_correlations_are_scipys_averaged_by_word_sentence_and_length() -> 
     assert by_length(found.spearman, found.lengths, twice)[0, 0].item() == pytest.approx(
         by_length(found.spearman[:, drawn], found.lengths[drawn])[0].item()
     )
-    depth = depth_scores(predictions(bank_of(DepthProbes), words, trees), words.sentences, trees)
+    depth = tree_scores("depth", predictions(bank_of(DepthProbes), words, trees), words.sentences, trees)
     _, first = next(predictions(bank_of(DepthProbes), words, trees))
     assert depth.spearman[1, 0].item() == pytest.approx(spearmanr(first[1], trees.depths[0]).statistic)
     assert depth.hits[1, 0] == (first[1].argmin() == words.sentences[0].heads.index(0))
@@ -129,12 +126,12 @@ def test_true_distances_give_the_tree_and_punctuation_does_not_count() -> None:
     marked = replace(words.sentences[0], targets=(Target("pos", (leaf, leaf + 1), labels=("PUNCT",)),))
     assert punctuation(marked).nonzero()[0].tolist() == [leaf]
     perfect = ((b, own.double().numpy()[None]) for b, own in trees.distances.items())
-    found = distance_scores(perfect, [marked, words.sentences[1]], trees)
+    found = tree_scores("distance", perfect, [marked, words.sentences[1]], trees)
     assert found.asked.tolist() == [6, 10]
     assert found.hits.tolist() == [[6, 10]]
     assert found.spearman.min() > 1 - 1e-12
     flat = ((b, own.double().numpy()[None]) for b, own in trees.depths.items())
-    assert depth_scores(flat, words.sentences, trees).hits.tolist() == [[1, 1]]
+    assert tree_scores("depth", flat, words.sentences, trees).hits.tolist() == [[1, 1]]
 
 
 def test_the_caption_of_a_drawn_tree_counts_the_edges_that_uuas_counts() -> None:
@@ -152,8 +149,8 @@ def test_the_caption_of_a_drawn_tree_counts_the_edges_that_uuas_counts() -> None
 
 def test_a_chain_is_the_order_of_the_words() -> None:
     trees = Trees.of(made_words((4,)))
-    assert next(chain(trees, depth=True))[1].tolist() == [[0, 1, 2, 3]]
-    assert next(chain(trees, depth=False))[1][0, 1].tolist() == [1, 0, 1, 2]
+    assert next(chain(trees, "depth"))[1].tolist() == [[0, 1, 2, 3]]
+    assert next(chain(trees, "distance"))[1][0, 1].tolist() == [1, 0, 1, 2]
 
 
 def test_rows_of_a_structural_probe() -> None:

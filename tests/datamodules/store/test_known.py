@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from aligners.models.loading import models
+from aligners.models.loading.known import SleepingModel
 from aligners.models.loading.models import load_frozen
-from aligners.models.sleeping import SleepingModel
 from aligners.similarity.evaluation import SimilarityEvaluation
 from datamodules.layers import LayerActivations
 from datamodules.text.sources import TextSource

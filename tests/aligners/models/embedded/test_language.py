@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokeniz
 from transformers.activations import ACT2FN
 
 from aligners.models import load_frozen
-from aligners.models.embedded import language
 from aligners.models.embedded.recipes import GPTRecipe, MaskedRecipe, Recipe, embedded_model, embedded_recipe
 from aligners.models.embedded.tokenizers import END_OF_TEXT, byte_pairs
 
@@ -122,17 +121,17 @@ def test_sequences_are_the_texts_end_to_end_and_no_more_than_are_read() -> None:
     tokenizer = byte_pairs(TEXTS, 300, 16)
     end = tokenizer.eos_token_id
     flat = [i for text in TEXTS for i in [*tokenizer(text)["input_ids"], end]]
-    rows = language._sequences(TEXTS, tokenizer, end, 16, replace(GPT, steps=2, batch=3))
+    rows = replace(GPT, steps=2, batch=3).sequences(TEXTS, tokenizer, end, 16)
     assert rows.shape == (6, 16)
     assert rows.flatten().tolist() == flat[:96]
-    every = language._sequences(TEXTS, tokenizer, end, 16, replace(GPT, steps=1000))
+    every = replace(GPT, steps=1000).sequences(TEXTS, tokenizer, end, 16)
     assert len(every) == len(flat) // 16
 
 
 def test_every_sequence_is_read_as_often_as_any_other() -> None:
     rows, recipe = torch.arange(10)[:, None], replace(GPT, steps=6, batch=4)
     read = [batch["input_ids"].flatten() for batch in
-            language._batches(rows, recipe, 3, lambda each: {"input_ids": torch.stack(each)})]  # fmt: skip
+            recipe.batches(rows, 3, lambda each: {"input_ids": torch.stack(each)})]  # fmt: skip
     counts = torch.bincount(torch.cat(read), minlength=10)
     assert [len(batch) for batch in read] == [4] * 6
     assert counts.min() == math.floor(24 / 10)

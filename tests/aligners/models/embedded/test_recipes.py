@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertForSequenceClassification
 
-from aligners.models.embedded import classifier
+from aligners.models.embedded import recipes
 from aligners.models.embedded.recipes import Recipe, cache_folder, embedded_model, embedded_recipe
 from aligners.models.embedded.tokenizers import word_pieces
 
@@ -87,10 +87,10 @@ def test_global_state_is_left_alone(tmp_path: Path) -> None:
 
 def test_what_is_there_is_not_made_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make(cache)
-    monkeypatch.setattr(classifier, "word_pieces", None)
+    monkeypatch.setattr(Recipe, "tokenizer", None)
     another = make(cache, seed=7)  # shares the tokenizer
     assert another.parent == folder.parent
-    monkeypatch.setattr(classifier, "_train", None)
+    monkeypatch.setattr(recipes, "train", None)
     assert make(cache) == folder
 
 
@@ -106,7 +106,7 @@ def test_half_a_model_is_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(classifier.BertForSequenceClassification, "save_pretrained", interrupted)
+        patch.setattr(BertForSequenceClassification, "save_pretrained", interrupted)
         with pytest.raises(KeyboardInterrupt):
             make(tmp_path)
     [family] = (tmp_path / "embedded").iterdir()
@@ -126,13 +126,13 @@ def test_ranks_at_once_make_one_model(tmp_path: Path, monkeypatch: pytest.Monkey
         "MASTER_ADDR": "127.0.0.1",
     }.items():
         monkeypatch.setenv(name, str(value))
-    trained, train = [], classifier._train
+    trained, train = [], recipes.train
 
-    def counted(seed: int, *rest: Any) -> Any:
-        trained.append(seed)
-        return train(seed, *rest)
+    def counted(*given: Any) -> Any:
+        trained.append(given)
+        return train(*given)
 
-    monkeypatch.setattr(classifier, "_train", counted)
+    monkeypatch.setattr(recipes, "train", counted)
     # Threads stand for processes: the lock is on the file, and each asks for it anew.
     with ThreadPoolExecutor(3) as pool:
         folders = list(pool.map(make, [tmp_path] * 3))
@@ -141,13 +141,13 @@ def test_ranks_at_once_make_one_model(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_training_runs_on_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    threads, batches = [], classifier._batches
+    threads, train = [], recipes.train
 
     def counted(*given: Any) -> Any:
         threads.append(torch.get_num_threads())
-        return batches(*given)
+        return train(*given)
 
-    monkeypatch.setattr(classifier, "_batches", counted)
+    monkeypatch.setattr(recipes, "train", counted)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from aligners.models.loading.known import KnownModels
+from aligners.models.loading.known import KnownModels, SleepingModel
 from aligners.models.loading.models import load_frozen
-from aligners.models.sleeping import SleepingModel
 from datamodules.store.states import BESIDE
 from tests.tiny import ARCHITECTURES, tiny_folder
 

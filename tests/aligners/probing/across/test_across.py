@@ -15,17 +15,12 @@ from aligners.fitting.alignment import Alignment
 from aligners.fitting.storage.bank import StoredBank, load_bank
 from aligners.injection.behaviour import BEHAVIOUR, Behaviour
 from aligners.maps.linear import Identity, Linear
-from aligners.probing.across.comparing import _columns
+from aligners.probing.across.comparing import PairedWords, columns
 from aligners.probing.across.evaluation import ProbesAcrossMaps
-from aligners.probing.across.measures import Measured, measure
-from aligners.probing.across.pairs import PairedWords
-from aligners.probing.across.subspaces import principal_subspaces, random_subspaces, read_subspaces, swapped
-from aligners.probing.across.twin import Twin
-from aligners.probing.arms import Arm
-from aligners.probing.bank import answers, fresh_bank
-from aligners.probing.edges.probes import edge_bank
-from aligners.probing.edges.scores import counts, f1
+from aligners.probing.across.twin import Twin, principal_subspaces, random_subspaces, read_subspaces, swapped
+from aligners.probing.bank import Arm, Examples, answers, fresh_bank
 from aligners.probing.edges.targets import Labels, targets_of
+from aligners.probing.edges.task import counts, f1
 from aligners.probing.training import ProbeTraining
 from aligners.probing.trees.asked import Trees
 from aligners.probing.trees.probes import DistanceProbes
@@ -34,7 +29,7 @@ from aligners.reports.publishing import write
 from callbacks.checkpoint import SaveAligners
 from datamodules.text.annotated.sentence import Sentence
 from datamodules.text.sources import TextSource
-from tests.aligners.probing.made import kinds_of_words, made_words, sentences_of_words, write_treebank
+from tests.aligners.probing.made import edge_bank, kinds_of_words, made_words, sentences_of_words, write_treebank
 from tests.runs import activations, quiet_trainer
 from tests.world import World
 
@@ -64,8 +59,10 @@ def test_only_what_a_probe_reads_is_in_its_subspace() -> None:
         outside = own.states + (other - swapped(torch.zeros_like(other), other, subspace))
         inside = swapped(own.states, other, subspace)
         before, unread, read = (
-            torch.cat([found.flatten(1) for _, found in answers(bank, made_words(own.sentences, *states), asked)], 1)
-            for states in (own.states, outside, inside)
+            torch.cat(
+                [found.flatten(1) for _, found in answers(bank, Examples(made_words(own.sentences, *x), asked))], 1
+            )
+            for x in (own.states, outside, inside)
         )
         torch.testing.assert_close(unread, before, rtol=1e-3, atol=1e-4)
         assert not torch.allclose(read, before, rtol=1e-3, atol=1e-4)
@@ -122,7 +119,8 @@ def across(world: World, stored: StoredBank, text: TextSource, **options: Any) -
         [stored], ["procrustes"], **{"tasks": TASKS, "dimensions": 2, "training": QUICK, "projection": 8} | given
     )
     data = activations(world, text=text, **{"rows": "words"} | options)
-    quiet_trainer(inference_mode=False).test(found, datamodule=data, verbose=False)
+    quiet_trainer().test(found, datamodule=data, verbose=False)
+    found.train_probes()
     return found
 
 
@@ -158,7 +156,7 @@ def test_the_score_is_that_of_ys_probe_on_mapped_words(found: ProbesAcrossMaps, 
         mapped = linear(source.expand(len(PAIRS), -1, -1))[s]
         words = made_words(held.y.sentences, *[mapped] * (j + 1))
         arm = [arm.layer for arm in y.bank.arms].index(j)
-        expected = f1(counts(y.bank.only([arm]), words, targets).sum(1)).item()
+        expected = f1(counts(y.bank.only([arm]), Examples(words, targets)).sum(1)).item()
         (row,) = of(found.rows, task="pos", method="linear", site_x=i, site_y=j)
         (own,) = of(found.rows, task="pos", method="native_y", site_x=i, site_y=j)
         (least,) = of(found.rows, task="pos", method="mean", site_x=i, site_y=j)
@@ -259,9 +257,9 @@ def test_options_out_of_range_are_refused(options: Row, stored: StoredBank) -> N
 
 
 def test_no_share_is_kept_of_what_ys_own_probe_does_not_read() -> None:
-    own, found, floor = (Measured(torch.full((1, 3), value).double()) for value in (0.3, 0.3, 0.1))
-    assert _columns(found, own, floor, beaten=True)["kept"] == pytest.approx(1)
-    weak = _columns(found, own, floor, beaten=False)
+    own, found, floor = (torch.full((3,), value).double() for value in (0.3, 0.3, 0.1))
+    assert columns(found, own, floor, beaten=True)["kept"] == pytest.approx(1)
+    weak = columns(found, own, floor, beaten=False)
     assert (weak["score"], weak["kept"], weak["kept_low"]) == (pytest.approx(0.3), None, None)
     about = {"model_x": "x", "model_y": "y", "task": "distance", "measure": "UUAS", "site_x": 1, "site_y": 2}
     roles = {"native_y": "ceiling", "native_x": "ceiling", "linear": "method", "mean": "floor", "baseline": "floor"}
@@ -279,10 +277,10 @@ def test_no_share_is_kept_of_what_ys_own_probe_does_not_read() -> None:
 def test_a_baseline_stands_beside_every_probe_and_is_not_beaten_by_itself(found: ProbesAcrossMaps) -> None:
     held = found.held.y
     for _, y in found.fitted:
-        least = measure(y.task, None, held, 0)
+        least = y.task.measures(None, held, 0)
         for name, each in least.items():
             for row in of(found.rows, task=y.task.name, measure=name, method="baseline"):
-                assert row["score"] == pytest.approx(float(each.score))
+                assert row["score"] == pytest.approx(float(each[0, 0]))
                 place = {key: row[key] for key in ("task", "measure", "site_x", "site_y")}
                 (own,), (floor,) = (of(found.rows, **place, method=method) for method in ("native_y", "mean"))
                 assert (own["kept"] is None) == (own["score"] <= max(row["score"], floor["score"] or 0))

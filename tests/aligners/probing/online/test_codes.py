@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from aligners.probing.online.codes import PORTIONS, OnlineCode, compressions, frequency_bits, portion_ends, uniform_bits
+from aligners.probing.codes import PORTIONS, OnlineCode, compressions, frequency_bits, portion_ends, uniform_bits
 
 
 def test_portions_are_those_of_the_paper() -> None:
@@ -37,7 +37,7 @@ def test_a_code_of_known_probabilities_has_its_length_in_closed_form() -> None:
         for p, (first, end) in enumerate(pairwise(ends), start=1)
     ]
     uniform = targets * uniform_bits(classes, several=False)
-    found = OnlineCode.of(ends, torch.arange(2000), [bits[None] for bits in sent], uniform, targets)
+    found = OnlineCode(ends, torch.arange(2000), [bits[None] for bits in sent], uniform.double(), targets)
 
     counts = [sum(u % 3 + 1 for u in range(first, end)) for first, end in zip(starts, ends, strict=False)]
     expected = counts[0] * math.log2(5) + sum(
@@ -51,7 +51,7 @@ def test_a_code_of_known_probabilities_has_its_length_in_closed_form() -> None:
 
 def test_what_nobody_can_predict_is_not_compressed() -> None:
     units = torch.ones(64)
-    found = OnlineCode.of([1, 64], torch.arange(64), [torch.full((2, 63), 2.0)], 2 * units, units)
+    found = OnlineCode([1, 64], torch.arange(64), [torch.full((2, 63), 2.0)], 2 * units.double(), units)
     torch.testing.assert_close(found.compression, torch.ones(2, dtype=torch.float64))
 
 
@@ -62,7 +62,7 @@ def test_codes_of_several_seeds_are_added_unit_by_unit() -> None:
     for _ in range(2):
         order = torch.randperm(30, generator=draw)
         sent = torch.rand(2, 20, generator=draw, dtype=torch.float64)
-        codes.append(OnlineCode.of([10, 30], order, [sent], 2.0 * targets[order], targets[order]))
+        codes.append(OnlineCode([10, 30], order, [sent], 2.0 * targets[order].double(), targets[order]))
     expected = 2 * codes[0].uniform.sum() / (codes[0].codelength + codes[1].codelength)
     torch.testing.assert_close(compressions(codes), expected)
     weights = torch.randint(3, (5, 30), generator=draw).double()

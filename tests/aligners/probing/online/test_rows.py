@@ -26,7 +26,8 @@ def found(masked: list[str], treebank: TextSource) -> ProbeExperiment:
         ["pos", "distance"], seeds=SEEDS, projection=4, hidden=4, training=quick, drawn=0, portions=[0.1, 0.4, 1.0]
     )
     data = LayerActivations([masked[0]], text=treebank, max_length=64, batch_size=32, rows="words")
-    quiet_trainer(inference_mode=False).test(made, datamodule=data, verbose=False)
+    quiet_trainer().test(made, datamodule=data, verbose=False)
+    made.train_probes()
     return made
 
 
@@ -89,7 +90,6 @@ def test_it_is_said_whether_codes_order_sites_as_scores_do(scores: list[float], 
     ]
 
 
-def test_no_portions_no_description_length() -> None:
-    assert ProbeExperiment(portions=[])._sent([]) == {}
+def test_portions_ascend() -> None:
     with pytest.raises(ValueError, match="`portions`"):
         ProbeExperiment(portions=[0.5, 0.2, 1.0])

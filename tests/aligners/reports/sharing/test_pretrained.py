@@ -12,8 +12,7 @@ from aligners.cli.table import evaluate
 from aligners.files.shared import sha256
 from aligners.fitting.storage.bank import load_bank
 from aligners.models.loading.models import load_frozen
-from aligners.probing.arms import Arm
-from aligners.probing.bank import Bank
+from aligners.probing.bank import Arm, Bank
 from aligners.probing.edges.probes import EdgeProbes
 from aligners.probing.storing import load_banks, save_banks
 from aligners.probing.words import Place

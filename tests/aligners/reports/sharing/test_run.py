@@ -58,7 +58,7 @@ def test_what_a_map_is_not_good_for_is_read_from_its_numbers(run: Path) -> None:
         {"role": "method", "method": "words", "fvu": 0.3, "fvu_seen": 0.2, "fvu_unseen": 0.5, "training": None},
         {"role": "method", "method": "poor", "fvu": 1.2, "fvu_seen": 1.2, "fvu_unseen": 1.3, "training": None},
     ]
-    said = limits("maps", replace(report, rows=rows, meta={"not_injected": {"backward": "it has no head"}}))
+    said = limits(replace(report, rows=rows, meta={"not_injected": {"backward": "it has no head"}}))
     assert [line.split(":")[0] for line in said[-3:]] == ["words", "poor", "Not injected, backward"]
     assert "partly a vocabulary" in said[-3]
     assert "no better than the mean" in said[-2]

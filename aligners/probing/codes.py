@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-__all__ = ["PORTIONS", "OnlineCode", "compressions", "frequency_bits", "portion_ends", "uniform_bits"]
+from aligners.injection.scoring.scores import resampled_counts
+from aligners.probing.bank import Examples
+from aligners.probing.edges.task import EdgeTask, codelengths
+from aligners.probing.tasks import Row, score_columns
+from aligners.probing.training import ProbeTraining, train_bank
+
+__all__ = [
+    "PORTIONS",
+    "OnlineCode",
+    "code_rows",
+    "compressions",
+    "frequency_bits",
+    "portion_ends",
+    "portion_rows",
+    "send",
+    "uniform_bits",
+]
 
 # where the portions end, as shares of what is sent (Voita and Titov 2020, §2.2)
 PORTIONS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 1.0)
@@ -77,8 +95,8 @@ class OnlineCode:
     Attributes:
         ends: how many units have been sent at the end of each of P portions.
         units: (U,) their numbers, in the order of sending.
-        bits: (A, U) of each.
-        uniform: (U,) bits of each by the uniform code.
+        sent: of each portion but the first, the bits (A, units) of its units.
+        uniform: (U,) bits of each by the uniform code, float64.
         targets: (U,) how many targets each has.
         unfinished: how many of all probes were still learning at the limit of their training.
 
@@ -88,27 +106,16 @@ class OnlineCode:
 
     ends: Sequence[int]
     units: Tensor
-    bits: Tensor
+    sent: Sequence[Tensor]
     uniform: Tensor
     targets: Tensor
     unfinished: int = 0
 
-    @classmethod
-    def of(
-        cls, ends: Sequence[int], units: Tensor, sent: Sequence[Tensor], uniform: Tensor, targets: Tensor
-    ) -> OnlineCode:
-        """Put the portions together.
-
-        Args:
-            ends: of the portions.
-            units: (U,) in the order of sending.
-            sent: of each portion but the first, the bits (A, units) of its units.
-            uniform: (U,) bits of each unit by the uniform code.
-            targets: (U,) of each unit.
-        """
-        uniform = uniform.double()
-        first = uniform[: ends[0]].expand(len(sent[0]), -1)
-        return cls(ends, units, torch.cat((first, *(bits.double() for bits in sent)), 1), uniform, targets)
+    @cached_property
+    def bits(self) -> Tensor:
+        """Bits of each unit, (A, U)."""
+        first = self.uniform[: self.ends[0]].expand(len(self.sent[0]), -1)
+        return torch.cat((first, *(bits.double() for bits in self.sent)), 1)
 
     @property
     def codelength(self) -> Tensor:
@@ -144,3 +151,74 @@ def compressions(codes: Sequence[OnlineCode], weights: Tensor | None = None) -> 
     counted = torch.ones(1, len(order[0]), dtype=torch.float64) if weights is None else weights
     found = (torch.as_tensor(uniform) @ counted.T) / (torch.as_tensor(bits) @ counted.T)
     return found[:, 0] if weights is None else found
+
+
+def send(task: EdgeTask, how: ProbeTraining, seed: int, portions: Sequence[float] = PORTIONS) -> OnlineCode:
+    """Send the labels of all fitting targets, a sentence at a time in an order that the seed draws.
+
+    The receiver knows the number of labels, the sentences themselves, and the labels of the validation sentences, which
+    nobody trains on: they say when a probe has learned enough. All probes of a bank are trained on, and send, the same
+    sentences; an arm with a control task sends its labels.
+
+    Args:
+        task: whose labels are sent.
+        how: each bank is trained.
+        seed: of the order, the weights and the training.
+        portions: see `portion_ends`.
+
+    Raises:
+        ValueError: too few sentences, or as `train_bank` does.
+    """
+    words, targets, watched = task.words, task.annotations(task.words), task.validation()
+    draw = torch.Generator().manual_seed(seed)
+    found = torch.tensor(targets.sentences)
+    units = found[torch.randperm(len(found), generator=draw)]
+    order, counts, sent, unfinished = units.tolist(), targets.first.diff()[units], [], 0
+    ends = portion_ends(len(order), portions)
+    for first, end in pairwise(ends):
+        bank = task.fresh(seed)
+        train_bank(bank, Examples(words, targets, sorted(order[:first])), watched, how, seed)
+        unfinished += len(bank.unfinished)
+        each = codelengths(bank, Examples(words, targets, order[first:end]))
+        owner = torch.arange(end - first).repeat_interleave(counts[first:end])
+        sent.append(each.new_zeros(len(each), end - first).index_add_(1, owner, each))
+    uniform = counts * uniform_bits(len(task.labels.names), several=task.labels.several)
+    return OnlineCode(ends, units, sent, uniform.double(), counts, unfinished)
+
+
+def code_rows(task: EdgeTask, codes: Sequence[OnlineCode]) -> Iterator[Row]:
+    """One row for each arm, with the mean of the codelengths over seeds.
+
+    Args:
+        task: whose labels were sent.
+        codes: one of each seed.
+    """
+    bits = torch.stack([code.codelength for code in codes])
+    by_seed = torch.stack([code.compression for code in codes])
+    weights, targets = resampled_counts(len(codes[0].units), task.seed), task.annotations(task.words)
+    whole, resampled = compressions(codes), compressions(codes, weights)
+    for a, arm in enumerate(task.arms):
+        compression = score_columns("compression", whole[a], resampled[a], by_seed[:, a])
+        yield {
+            **_about(task, a),
+            "bits": float(bits[:, a].mean()),
+            "uniform_bits": float(codes[0].uniform.sum()),
+            "frequency_bits": frequency_bits(targets.labels[int(arm.control)], several=task.labels.several),
+            **{name: float(value) for name, value in compression.items()},
+            "n_sentences": len(codes[0].units),
+            "n_targets": len(targets),
+        }
+
+
+def portion_rows(task: EdgeTask, codes: Sequence[OnlineCode]) -> Iterator[Row]:
+    """One row for each arm, seed and portion, with the bits that a target took."""
+    for seed, code in enumerate(codes):
+        losses = code.losses()
+        for a in range(len(task.arms)):
+            for end, loss in zip(code.ends, losses[a].tolist(), strict=True):
+                yield {**_about(task, a), "seed": seed, "share": end / code.ends[-1], "bits_a_target": loss}
+
+
+def _about(task: EdgeTask, a: int) -> Row:
+    arm = task.arms[a]
+    return {"task": task.name, "source": arm.source, "site": arm.layer, "control": arm.control}

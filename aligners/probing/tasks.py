@@ -1,0 +1,182 @@
+"""A task: what the probes of a model's fitting words are trained on, and what the report says of them."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from aligners.injection.scoring.scores import percentile_interval, resampled_counts
+from aligners.probing.bank import Annotations, Arm, Bank, Examples
+from aligners.probing.training import ProbeTraining, train_bank
+from aligners.probing.words import Words
+
+__all__ = ["COLUMNS", "Row", "Scores", "Task", "pooled_ratio", "row_of", "score_columns"]
+
+
+class Scores(Protocol):
+    """What A probes, or a baseline, get right in each of B sentences."""
+
+    @property
+    def sentences(self) -> int:
+        """B."""
+        ...
+
+    @property
+    def about(self) -> Row:
+        """The probe, and numbers of sentences and targets, for the report."""
+        ...
+
+    def measures(self, weights: Tensor) -> dict[str, Tensor]:
+        """Each measure, (A, R), where a sentence counts as often as `weights` (R, B) say."""
+        ...
+
+
+@dataclass
+class Task(ABC):
+    """A task on the fitting words of a model.
+
+    Args:
+        name: of the task.
+        words: the fitting words.
+        watched: the validation words.
+        arms: of the bank.
+        seed: of the control task and of the intervals.
+        sizes: `projection` and `hidden` of edge probes.
+
+    Attributes:
+        fitting: the fitting words with their labels or trees.
+        baseline: what the report calls the answer that needs no states.
+    """
+
+    name: str
+    words: Words
+    watched: Words
+    arms: Sequence[Arm]
+    seed: int
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    fitting: Examples = field(init=False)
+    baseline: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        self.fitting = Examples(self.words, self.annotations(self.words))
+
+    @abstractmethod
+    def annotations(self, words: Words) -> Annotations:
+        """The labels or trees of words."""
+
+    @abstractmethod
+    def fresh(self, seed: int) -> Bank:
+        """Make an untrained bank."""
+
+    @abstractmethod
+    def scores(self, bank: Bank | None, held: Words) -> Any:
+        """The `Scores` of a bank on held-out words; None: of the baseline."""
+
+    @abstractmethod
+    def columns(self, scores: Sequence[Any], arm: int, weights: Tensor, banks: Sequence[Bank]) -> Row:
+        """What the report says of an arm, by its scores and banks of each seed; the baseline has no banks."""
+
+    def about(self) -> dict[str, Any]:
+        """What is kept beside a bank, as plain values."""
+        return {"task": self.name}
+
+    def validation(self) -> Examples:
+        """The validation words with their labels or trees."""
+        return Examples(self.watched, self.annotations(self.watched))
+
+    def train(self, how: ProbeTraining, seed: int) -> Bank:
+        """Train a fresh bank on all fitting words."""
+        bank = self.fresh(seed)
+        train_bank(bank, self.fitting, self.validation(), how, seed)
+        return bank
+
+    def rows(self, banks: Sequence[Bank], held: Words) -> Iterator[Row]:
+        """Rows of the report: one of the baseline, and one for each arm that is not a control.
+
+        Args:
+            banks: one of each seed.
+            held: held-out words.
+        """
+        scores, least = [self.scores(bank, held) for bank in banks], self.scores(None, held)
+        weights, about = resampled_counts(least.sentences, self.seed), {"task": self.name, **least.about}
+        yield row_of(self.baseline, None, **about, **self.columns([least], 0, weights, []))
+        for a, arm in enumerate(self.arms):
+            if not arm.control:
+                yield row_of(arm.source, arm, **about, **self.columns(scores, a, weights, banks))
+
+    def measures(self, bank: Bank | None, held: Words, seed: int) -> dict[str, Tensor]:
+        """Each measure on held-out words, then in R resamples of the sentences, (A, 1 + R).
+
+        Args:
+            bank: A trained probes; None: the baseline.
+            held: the words, with states at the bank's places.
+            seed: of the resampling.
+        """
+        scores = self.scores(bank, held)
+        drawn = resampled_counts(scores.sentences, seed)
+        return scores.measures(torch.cat((torch.ones_like(drawn[:1]), drawn)))
+
+
+Row = dict[str, Any]
+
+COLUMNS = (
+    *("model", "task", "probe", "source", "site", "rank", "parameters"),
+    *("score", "score_low", "score_high", "score_seeds_low", "score_seeds_high"),
+    *("control", "selectivity", "selectivity_low", "selectivity_high"),
+    *("accuracy", "uuas", "uuas_low", "uuas_high", "root_accuracy", "root_accuracy_low", "root_accuracy_high"),
+    *("centre_of_gravity", "n_sentences", "n_targets", "n_unknown"),
+)
+
+
+def row_of(source: str, arm: Arm | None = None, **known: Any) -> Row:
+    """A row with all `COLUMNS`; None where nothing is known, or no finite number.
+
+    Args:
+        source: the model, its untrained twin, or a baseline.
+        arm: that was asked.
+        known: further columns.
+    """
+    own = {"source": source, "site": arm.layer if arm else None, "rank": arm.rank if arm else None, **known}
+    return {column: _plain(own.get(column)) for column in COLUMNS}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def score_columns(name: str, value: Tensor, resampled: Tensor, by_seed: Tensor | None = None) -> dict[str, Tensor]:
+    """A score with its 95 % interval over sentences and, if there are several seeds, its range over them.
+
+    Args:
+        name: of the column.
+        value: the score.
+        resampled: (R,) in the resamples.
+        by_seed: (S,).
+    """
+    low, high = percentile_interval(resampled)
+    found = {name: value, f"{name}_low": low, f"{name}_high": high}
+    if by_seed is not None:
+        found |= {f"{name}_seeds_low": by_seed.min(), f"{name}_seeds_high": by_seed.max()}
+    return found
+
+
+def pooled_ratio(numerator: Tensor, denominator: Tensor, weights: Tensor) -> Tensor:
+    """A ratio of sums over sentences, in each resample.
+
+    Args:
+        numerator: (A, B).
+        denominator: (A, B), or (B,).
+        weights: (R, B).
+
+    Returns:
+        (A, R)
+    """
+    return (numerator @ weights.T) / (torch.atleast_2d(denominator) @ weights.T)
