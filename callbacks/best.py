@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
+from aligners.errors import check_range
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.cautions import warn_of_divergence, warn_of_untrained
-from aligners.injection.stitching.training import Stitching
+from aligners.fitting.storage.bank import StoredBank
 from aligners.maps.base import Aligner
 
-__all__ = ["BestPerSite"]
+__all__ = ["BestPerSite", "TrainsMaps"]
+
+STATE = ("best", "step", "waited", "diverged", "kept")  # what a resumed run needs
+
+
+@runtime_checkable
+class TrainsMaps(Protocol):
+    """A LightningModule that trains banks of maps, each with a criterion by which it is validated.
+
+    Attributes:
+        training_record: bank -> how its training went, site by site; written by `BestPerSite`.
+    """
+
+    training_record: dict[str, dict[str, Any]]
+
+    def banks(self) -> dict[str, Aligner]:
+        """The trained banks by their keys."""
+
+    def criteria(self) -> dict[str, Tensor]:
+        """The last validation's criterion at each site of each bank, (S,): lower is better."""
+
+    def stored(self) -> StoredBank:
+        """The maps as they are, with what another process needs to use them."""
 
 
 class BestPerSite(pl.Callback):
@@ -34,9 +57,9 @@ class BestPerSite(pl.Callback):
     """
 
     def __init__(self, patience: int | None = None, min_delta: float = 0.0) -> None:
-        if patience is not None and patience < 1:
-            raise ValueError(f"Expected `patience` to be at least 1 or null, but got {patience}.")
+        check_range(least=1, patience=patience)
         self.patience, self.min_delta = patience, min_delta
+        self._seen: int | None = None  # step of the last validation
         self._best: dict[str, Tensor] = {}
         self._step: dict[str, Tensor] = {}
         self._waited: dict[str, Tensor] = {}
@@ -49,10 +72,11 @@ class BestPerSite(pl.Callback):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep what improved, reset what diverged, and stop the run once every site is closed."""
-        if trainer.state.fn != "fit" or not isinstance(pl_module, (Alignment, Stitching)):
+        if trainer.state.fn != "fit" or not isinstance(pl_module, TrainsMaps) or self._seen == trainer.global_step:
             return
-        banks, criteria = pl_module.banks(), pl_module.criteria()
-        for key, criterion in criteria.items():
+        self._seen = trainer.global_step
+        banks = pl_module.banks()
+        for key, criterion in pl_module.criteria().items():
             self._begin(key, banks[key], criterion)
             new = self._newly_diverged(key, pl_module)
             self._compare(key, banks[key], criterion, trainer.global_step)
@@ -78,7 +102,7 @@ class BestPerSite(pl.Callback):
         )
         self._kept[key] = {name: value.clone() for name, value in bank.state_dict().items()}
 
-    def _newly_diverged(self, key: str, module: Alignment | Stitching) -> Tensor:
+    def _newly_diverged(self, key: str, module: pl.LightningModule) -> Tensor:
         """Return which sites (S,) have diverged since the last validation. From now on they are closed."""
         known = self._diverged[key]
         step = module.divergence.step.get(key, known) if isinstance(module, Alignment) else known
@@ -108,32 +132,25 @@ class BestPerSite(pl.Callback):
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Restore each site's best parameters, even if nothing was left to train."""
-        if isinstance(pl_module, (Alignment, Stitching)):
+        if isinstance(pl_module, TrainsMaps):
+            pl_module.training_record = {}
             for key, bank in pl_module.banks().items():
                 if key in self._kept:
                     bank.load_state_dict(self._kept[key])
-            pl_module.training_record = {
-                key: {
-                    "best_step": self._step[key].tolist(),
-                    "diverged_step": self._diverged[key].tolist(),
-                    "start": list(bank.start_names()),
-                    "steps": trainer.global_step,
-                }
-                for key, bank in pl_module.banks().items()
-                if key in self._kept
-            }
+                    pl_module.training_record[key] = {
+                        "best_step": self._step[key].tolist(),
+                        "diverged_step": self._diverged[key].tolist(),
+                        "start": list(bank.start_names()),
+                        "steps": trainer.global_step,
+                    }
         if isinstance(pl_module, Alignment):
             warn_of_untrained(pl_module)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs to continue comparing."""
-        return {name: getattr(self, f"_{name}") for name in _STATE}
+        return {name: getattr(self, f"_{name}") for name in STATE}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        unknown = {key: torch.zeros_like(value) for key, value in state_dict["waited"].items()}
-        for name in _STATE:  # earlier checkpoints lack `step` and `diverged`
-            setattr(self, f"_{name}", state_dict.get(name, dict(unknown)))
-
-
-_STATE = ("best", "step", "waited", "diverged", "kept")
+        for name in STATE:
+            setattr(self, f"_{name}", state_dict[name])

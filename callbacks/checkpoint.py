@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +15,14 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from aligners.errors import check_range
 from aligners.files.whole import check_folder, whole_file
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.parts import take_sites
 from aligners.fitting.storage.bank import StoredBank, save_bank
 from aligners.fitting.universe.storage import pair_banks
-from aligners.injection.stitching.training import Stitching
 from aligners.reports.names import file_names
+from callbacks.best import BestPerSite, TrainsMaps
 from callbacks.interruption import Interruption
 from datamodules.states import States
 
@@ -57,8 +59,7 @@ class _Save(pl.Callback):
     final: str
 
     def __init__(self, folder: Path | None = None, every_n_minutes: float = 10.0) -> None:
-        if not every_n_minutes > 0:
-            raise ValueError(f"Expected `every_n_minutes` to be more than 0, but got {every_n_minutes}.")
+        check_range(above=0, every_n_minutes=every_n_minutes)
         self.folder, self.every_n_minutes = folder, every_n_minutes
         self._saved_at = time.monotonic()
         self._interruption = Interruption()
@@ -91,7 +92,7 @@ class _Save(pl.Callback):
         self._interruption.hold()
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
-        """Between two steps it can."""
+        """Stop here if a signal arrived: between two steps the run can be resumed."""
         self._interruption.check(trainer)
 
     def on_validation_batch_start(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
@@ -115,9 +116,9 @@ class _Save(pl.Callback):
             self._save(trainer, announce=True)
         self._interruption.end()
 
-    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write the final file, also of a run that had nothing left to train."""
-        if not isinstance(pl_module, (Alignment, Stitching)):
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Write the final file, once every callback has ended the fit, also one that had nothing left to train."""
+        if stage != "fit" or not isinstance(pl_module, TrainsMaps):
             return
         bank = pl_module.stored()
         if trainer.is_global_zero:
@@ -127,10 +128,8 @@ class _Save(pl.Callback):
         self._interruption.release()
 
     def _finish(self, bank: StoredBank, trainer: pl.Trainer) -> None:
-        """Write the final file."""
-        path = self._path(trainer, self.final)
-        save_bank(bank, path)
-        print(f"Saved {path}")
+        save_bank(bank, self._path(trainer, self.final))
+        print(f"Saved {self._path(trainer, self.final)}")
 
     def _has_something(self, trainer: pl.Trainer) -> bool:
         """Whether there is anything to lose yet."""
@@ -176,8 +175,7 @@ class SaveAligners(_Save):
 
     def __init__(self, folder: Path | None = None, every_n_epochs: int = 1, every_n_minutes: float = 10.0) -> None:
         super().__init__(folder, every_n_minutes)
-        if every_n_epochs < 1:
-            raise ValueError(f"Expected `every_n_epochs` to be at least 1, but got {every_n_epochs}.")
+        check_range(least=1, every_n_epochs=every_n_epochs)
         self.every_n_epochs = every_n_epochs
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -205,12 +203,9 @@ class SavePairs(SaveAligners):
 
     def _finish(self, bank: StoredBank, trainer: pl.Trainer) -> None:
         data = cast(States, cast(Any, trainer).datamodule)
-        names = file_names(data.models)
-        for (a, b), (places, described, config) in zip(data.numbers, data.described_pairs(), strict=True):
-            pair = f"{names[data.models[a]]}--{names[data.models[b]]}"
-            path = self._path(trainer, f"pairs/{pair}/{self.final}")
-            save_bank(replace(take_sites(bank, places), data=described, data_config=config), path)
-        print(f"Saved {len(data.numbers)} files {self._path(trainer, 'pairs')}/*/{self.final}")
+        described = zip(data.numbers, data.described_pairs(), strict=True)
+        pairs = [(i, j, take_sites(bank, places), of, config) for (i, j), (places, of, config) in described]
+        print(f"Saved {_save_pairs(pairs, data.models, self._path(trainer, 'pairs'))}")
 
 
 class SaveUniverse(SaveAligners):
@@ -250,13 +245,19 @@ def save_universe(bank: StoredBank, data: States, path: Path) -> None:
         path: of the universe.
     """
     save_bank(bank, path)
-    names, count = file_names(data.models), 0
-    for i, j, pair in pair_banks(bank):
-        described, config = data.described_pair(i, j)
-        place = path.parent / "pairs" / f"{names[data.models[i]]}--{names[data.models[j]]}" / SaveAligners.final
-        save_bank(replace(pair, data=described, data_config=config), place)
-        count += 1
-    print(f"Saved {path}, and its maps in {count} files {path.parent / 'pairs'}/*/{SaveAligners.final}")
+    pairs = [(i, j, pair, *data.described_pair(i, j)) for i, j, pair in pair_banks(bank)]
+    print(f"Saved {path}, and its maps in {_save_pairs(pairs, data.models, path.parent / 'pairs')}")
+
+
+def _save_pairs(
+    pairs: Sequence[tuple[int, int, StoredBank, dict[str, Any], dict[str, Any]]], models: Sequence[str], folder: Path
+) -> str:
+    """Write X--Y/aligners.ckpt for each pair of models, by their numbers, and say so."""
+    names = file_names(models)
+    for i, j, bank, data, config in pairs:
+        path = folder / f"{names[models[i]]}--{names[models[j]]}" / SaveAligners.final
+        save_bank(replace(bank, data=data, data_config=config), path)
+    return f"{len(pairs)} files {folder}/*/{SaveAligners.final}"
 
 
 class SaveStitching(_Save):
@@ -274,10 +275,12 @@ class SaveStitching(_Save):
     final = "stitching.ckpt"
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Renew `last.ckpt`."""
+        """Renew `last.ckpt`, with what `BestPerSite` keeps of this validation, wherever it stands among callbacks."""
+        for callback in cast(Any, trainer).callbacks:
+            if isinstance(callback, BestPerSite):
+                callback.on_validation_end(trainer, pl_module)
         if not trainer.sanity_checking:
             self._save(trainer)
 
     def _has_something(self, trainer: pl.Trainer) -> bool:
-        # and not the evaluation that follows
-        return isinstance(trainer.lightning_module, Stitching) and trainer.global_step > 0
+        return trainer.global_step > 0

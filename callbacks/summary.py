@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isnan
 from pathlib import Path
 from typing import Any, cast
 
@@ -40,22 +41,12 @@ class FitSummary(pl.Callback):
 def _rows(module: Alignment) -> list[dict[str, Any]]:
     rows = []
     for fit in module.fits():
-        figures = module.validation_figures[fit]
         training = outcomes(module.training_record.get(fit.key), len(module.places))
         for s, place in enumerate(module.places):
-            source, target = fit.orient(place.model_x, place.model_y)
+            model_x, model_y = fit.orient(place.model_x, place.model_y)
             site_x, site_y = fit.orient(place.site_x, place.site_y)
-            values = {name: float(figures[name][s]) for name in FIGURES}
-            rows.append(
-                {
-                    "model_x": source,
-                    "model_y": target,
-                    "method": fit.name,
-                    "role": "method",
-                    "site_x": site_x,
-                    "site_y": site_y,
-                    "training": training[s],
-                    **{name: None if value != value else value for name, value in values.items()},
-                }
-            )
+            row = {"model_x": model_x, "model_y": model_y, "method": fit.name, "role": "method"}
+            row |= {"site_x": site_x, "site_y": site_y, "training": training[s]}
+            values = {name: float(module.validation_figures[fit][name][s]) for name in FIGURES}
+            rows.append(row | {name: None if isnan(value) else value for name, value in values.items()})
     return rows

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, NoReturn
 
+from aligners.errors import UserError
+
 __all__ = ["MENDABLE", "Terminated", "early_endings", "ended_by_signals", "goes_on_with", "what_to_mend"]
 
 MENDABLE, INTERRUPTED, TERMINATED = 2, 130, 143  # exit statuses: jsonargparse's for wrong options, and those of shells
@@ -100,9 +102,8 @@ def what_to_mend(error: Exception) -> str | None:
     The user can mend options and data that our code rejects, Trainer options that Lightning rejects, and files that
     cannot be read or written.
     """
-    if isinstance(error, ValueError) and _raised_here(error.__traceback__):
-        return str(error)
-    if type(error).__name__ == "MisconfigurationException":
+    ours = isinstance(error, UserError) or (isinstance(error, ValueError) and _raised_here(error.__traceback__))
+    if ours or type(error).__name__ == "MisconfigurationException":
         return str(error)
     if isinstance(error, OSError) and (error.filename is not None or error.errno in FULL):
         place = "" if error.filename is None else f" {error.filename}"

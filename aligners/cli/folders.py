@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import tempfile
 from contextlib import suppress
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from lightning.pytorch.utilities import rank_zero_only
 
-from aligners.files.whole import refusing_folder, remove_unfinished, write_text
+from aligners.files.whole import lock, refusing_folder, remove_unfinished, write_text
 
 __all__ = [
     "CONFIG", "RANKS_SHARE", "claim", "claim_checkpoints", "interrupted_run", "is_begun", "new_run_folder", "rank",
@@ -108,7 +107,6 @@ def claim_checkpoints(folder: Path, run: Path, resumed: Path | None = None) -> N
     with refusing_folder(folder, "checkpoint.folder"):
         folder.mkdir(parents=True, exist_ok=True)
         owner = folder / OWNER
-        owner.touch()
         file = _locked(owner, "checkpoint.folder")
         there = sorted(path.name for path in folder.glob("*.ckpt"))
         if there and (resumed is None or resumed.resolve().parent != folder.resolve()):
@@ -190,13 +188,9 @@ def _holds(folder: Path) -> set[str]:
 
 
 def _locked(path: Path, argument: str = "run") -> int:
-    file = os.open(path, os.O_RDWR)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise _taken(path.parent, argument) from error
-    except OSError:  # the filesystem has no locks
-        pass
+    file = lock(path)
+    if file is None:
+        raise _taken(path.parent, argument)
     return file
 
 

@@ -6,7 +6,7 @@ import sys
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from jsonargparse.typing import register_type
 
@@ -43,9 +43,7 @@ def _import_file(path: Path) -> None:
                 f"Rename {path}."
             )
         return
-    spec = spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"Expected a Python file in `imports`, but {path} cannot be imported.")
+    spec: Any = spec_from_file_location(path.stem, path)
     module = sys.modules[path.stem] = module_from_spec(spec)
     try:
         spec.loader.exec_module(module)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from jsonargparse import Namespace
 from lightning.pytorch.utilities import rank_zero_warn
@@ -15,16 +15,7 @@ from aligners.reports.tracking import RunArtifact, complete, described, log_inpu
 __all__ = ["end_runs", "forget_runs", "note_begun"]
 
 
-class _Begun(NamedTuple):
-    """A run whose command has not ended."""
-
-    run: Any
-    folder: Path
-    options: Namespace
-    made: Namespace
-
-
-_begun: list[_Begun] = []  # of this process's command
+_begun: list[tuple[Any, Path, Namespace, Namespace]] = []  # the runs of this process's command
 
 
 def note_begun(run: Any, folder: Path, options: Namespace, made: Namespace) -> None:
@@ -36,7 +27,7 @@ def note_begun(run: Any, folder: Path, options: Namespace, made: Namespace) -> N
         options: the command's options as plain values.
         made: the same options, instantiated.
     """
-    _begun.append(_Begun(run, folder, options, made))
+    _begun.append((run, folder, options, made))
 
 
 def end_runs() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import SUPPRESS
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from inspect import isclass, signature
 from pathlib import Path
 from typing import Any
@@ -40,29 +41,63 @@ FREE = (
 )
 
 
-def command_parser(kind: str, description: str) -> ArgumentParser:
-    """Make a parser with the options of every command: `--config`, `--imports`, `--run`, `--upload`, `--traceback`.
+@dataclass
+class RunOptions:
+    """The run.
+
+    Args:
+        imports: Python files or modules with maps, measures or model families of your own, imported before they are
+            named: give them first. They are run: name only what you trust.
+        upload: Upload the maps, layers or probes that the run leaves, as artifacts of its W&B run. By default W&B gets
+            only their names, sizes, checksums and places.
+    """
+
+    imports: list[Imported] = field(default_factory=list)
+    upload: bool = False
+
+
+@dataclass
+class TrainingOptions:
+    """How it begins.
+
+    Args:
+        seed_everything: Seed for Python, NumPy and torch. `true` draws one, `false` sets none.
+        ckpt_path: The last.ckpt of an interrupted run, to resume it; for `validate`, an aligners.ckpt.
+    """
+
+    seed_everything: bool | int = 0
+    ckpt_path: str | None = None
+
+
+def command_parser(kind: str, description: str | None, options: type | None = None) -> ArgumentParser:
+    """Make a parser with the options of every command that leaves a run: `--config`, `--run` and `RunOptions`.
 
     Args:
         kind: first part of the default folder's name.
-        description: shown above the list of options.
+        description: shown above the list of options: what the command's module says of itself.
+        options: a dataclass whose fields are options of this command, explained by its docstring.
     """
-    parser = ArgumentParser(description=description, usage="%(prog)s [options]")  # the list that follows names them all
+    parser = bare_parser(description, "[options]", options)
     parser.add_argument("-c", "--config", action="config", help="YAML file with any of these options.")
-    parser.add_argument(
-        "--imports", type=list[Imported], default=[],
-        help="Python files or modules with maps, measures or model families of your own, imported before they are "
-        "named: give them first. They are run: name only what you trust.",
-    )  # fmt: skip
     parser.add_argument(
         "--run", type=Path | None, default=None,
         help=f"New folder for this run: config, logs, checkpoints, report. Default: runs/{kind}-<date>-<time>.",
     )  # fmt: skip
-    parser.add_argument(
-        "--upload", type=bool, default=False,
-        help="Upload the maps, layers or probes that the run leaves, as artifacts of its W&B run. By default W&B gets "
-        "only their names, sizes, checksums and places.",
-    )  # fmt: skip
+    parser.add_class_arguments(RunOptions, None)
+    return parser
+
+
+def bare_parser(description: str | None, usage: str, options: type | None = None) -> ArgumentParser:
+    """Make a parser of a command that leaves no run, with `--traceback`.
+
+    Args:
+        description: see `command_parser`.
+        usage: the words after the command's name; the list of options that follows names them all.
+        options: see `command_parser`; what has no default is given in this order, without its name.
+    """
+    parser = ArgumentParser(description=description, usage=f"%(prog)s {usage}")
+    if options is not None:
+        parser.add_class_arguments(options, None, as_positional=True)
     add_traceback(parser)
     return parser
 
@@ -91,14 +126,7 @@ def add_training(
         saving: the callback that writes checkpoints; its arguments become `--checkpoint.NAME`.
         defaults: Trainer options whose defaults differ from Lightning's.
     """
-    parser.add_argument(
-        "--seed_everything", type=bool | int, default=0,
-        help="Seed for Python, NumPy and torch. `true` draws one, `false` sets none.",
-    )  # fmt: skip
-    parser.add_argument(
-        "--ckpt_path", type=str | None, default=None,
-        help="The last.ckpt of an interrupted run, to resume it; for `validate`, an aligners.ckpt.",
-    )  # fmt: skip
+    parser.add_class_arguments(TrainingOptions, None)
     parser.add_class_arguments(BestPerSite, "early_stopping")
     parser.add_class_arguments(saving, "checkpoint")
     parser.add_class_arguments(module, "model", sub_configs=True)

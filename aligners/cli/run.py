@@ -16,6 +16,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 
 from aligners.cli.folders import claim, claim_checkpoints, interrupted_run, new_run_folder, rank, tidy
 from aligners.cli.lineage import note_begun
+from aligners.errors import check_range
 from aligners.reports.publishing import WriteReport
 from aligners.reports.tracking import new_number, start_run, unfinished
 from callbacks.progress import ProgressBar
@@ -98,10 +99,7 @@ def start(
         saving = options.get("checkpoint")
         if isinstance(saving, Namespace) and saving.folder is not None:
             claim_checkpoints(saving.folder, folder, options.get("ckpt_path") and Path(options.ckpt_path))
-    settings = {
-        **vars(made.trainer),
-        "use_distributed_sampler": False,
-    }  # the data modules divide each batch among ranks
+    settings = {**vars(made.trainer), "use_distributed_sampler": False}  # data modules divide each batch among ranks
     if settings["logger"] in (None, True):
         # A resumed run logs to another folder: a logger deletes the files that it finds in its own.
         again = f"resumed-{len(list(folder.glob('resumed-*'))) + 1}"
@@ -120,8 +118,7 @@ def instantiate(parser: ArgumentParser, options: Namespace) -> Namespace:
     """Set the seed, then make the objects that the options describe. A drawn seed is written into the options."""
     seed = options.get("seed_everything", False)
     if seed is not False:
-        if seed is not True and not 0 <= seed <= LARGEST_SEED:
-            raise ValueError(f"Expected `seed_everything` between 0 and {LARGEST_SEED}, but got {seed}.")
+        check_range(least=0, most=LARGEST_SEED, seed_everything=seed)
         options.seed_everything = pl.seed_everything(None if seed is True else seed, workers=True)
     return parser.instantiate(options)
 

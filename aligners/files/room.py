@@ -30,8 +30,8 @@ def free_disk(folder: Path) -> int:
 
 def in_words(size: float) -> str:
     """`1.2 GB` for a number of bytes."""
-    for unit in ("bytes", "kB", "MB"):
+    for unit in ("bytes", "kB", "MB", "GB"):
         if size < 999.5:
             return f"{size:.3g} {unit}"
         size /= 1000
-    return f"{size:.3g} GB"
+    return f"{size:.3g} TB"

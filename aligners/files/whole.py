@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import shutil
@@ -12,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 __all__ = [
-    "check_folder", "check_new_folder", "refusing_folder", "remove", "remove_unfinished", "whole_file", "whole_folder",
-    "write_text",
+    "check_folder", "check_new_folder", "lock", "refusing_folder", "remove", "remove_unfinished", "whole_file",
+    "whole_folder", "write_text",
 ]  # fmt: skip
 
 UNFINISHED = ".unfinished"
@@ -72,6 +73,23 @@ def write_text(path: Path, text: str) -> None:
         unfinished.write_text(text, encoding="utf-8")
 
 
+def lock(path: Path) -> int | None:
+    """Lock a file, which is made if need be, against other processes; None if one of them has it.
+
+    Returns:
+        The number of the open file, which is locked until it is closed.
+    """
+    file = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        return None
+    except OSError:  # the filesystem has no locks
+        pass
+    return file
+
+
 def remove(path: Path) -> None:
     """Remove a file or a folder, if it is there."""
     if path.is_dir() and not path.is_symlink():
@@ -123,10 +141,7 @@ def refusing_folder(folder: Path, argument: str) -> Iterator[None]:
 def remove_unfinished(folder: Path) -> None:
     """Remove what a process that was killed has left half-written in a folder. Nobody else may be writing there."""
     for path in folder.rglob(f".*{UNFINISHED}"):
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+        remove(path)
 
 
 def _unfinished(path: Path) -> Path:

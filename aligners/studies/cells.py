@@ -78,6 +78,11 @@ class Cell:
         return stages.pop() if len(stages) == 1 else None
 
     @property
+    def pairs(self) -> int:
+        """How many pairs of models it fits."""
+        return len(self.options["data"].get("pairs", [0]))
+
+    @property
     def folder(self) -> str:
         """Below the study's folder."""
         return f"cells/{self.id}"
@@ -111,8 +116,7 @@ class _Expansion:
         self.study, self.commands = study, commands
         self.found: dict[str, Cell] = {}
         self._resolved: dict[str, dict[str, Any]] = {}
-        self._shared: dict[tuple[str, str | None, str | None], dict[str, Any]] = {}
-        self._known: dict[tuple[Model, Stage, str], Instance] = {}
+        self._made: dict[tuple[Model, Stage, str], Instance] = {}
 
     def cells(self) -> list[Cell]:
         self._check_data()
@@ -154,19 +158,21 @@ class _Expansion:
         """
         found = {}
         for first in range(0, len(pairs), at_once):
-            part = list(pairs[first : first + at_once])
-            models = list(dict.fromkeys(model for pair in part for model in pair))
+            part = pairs[first : first + at_once]
             if len(part) == 1:
                 cell = self._add("fit", task, self._instances(part[0], stage, task))
                 found[part[0]] = cell, "run/aligners.ckpt"
                 continue
+            models = list(dict.fromkeys(model for pair in part for model in pair))
             instances = self._instances(models, stage, task)
             numbers = [[models.index(x), models.index(y)] for x, y in part]
             cell = self._add("fit_pairs", task, instances, {"data": {"pairs": numbers}})
-            names = file_names([each.path for each in instances])
-            for pair, (a, b) in zip(part, numbers, strict=True):
-                named = f"{names[instances[a].path]}--{names[instances[b].path]}"
-                found[pair] = cell, f"run/pairs/{named}/aligners.ckpt"
+            short = file_names([each.path for each in instances])
+            names = [short[each.path] for each in instances]
+            found |= {
+                pair: (cell, f"run/pairs/{names[a]}--{names[b]}/aligners.ckpt")
+                for pair, (a, b) in zip(part, numbers, strict=True)
+            }
         return found
 
     def _inject(self, task: str, both: Sequence[Instance], fitted: Cell | None, maps: str) -> None:
@@ -195,21 +201,17 @@ class _Expansion:
     def _comparisons(self, task: str) -> None:
         """The cells of many models: one of all, or one for each of some pairs."""
         for kind in ("similarity", "identity"):
+            work = getattr(self.study, kind)
             stages = [stage for stage in self.study.stages if self.study.wants(kind, stage, task)]
-            together = getattr(self.study.work().get(kind), "across_stages", False)
-            for each in [stages] if together else [[stage] for stage in stages]:
+            tuned_on = list(self.study.tasks) if getattr(work, "across_tasks", False) else [task]
+            for each in [stages] if getattr(work, "across_stages", False) else [[stage] for stage in stages]:
                 for models in self._sets(each):
                     instances = [
                         self._instance(model, stage, other)
                         for model, stage in models
-                        for other in self._tuned_on(kind, stage, task)
+                        for other in (tuned_on if stage == "finetuned" else [task])
                     ]
                     self._add(kind, task, instances, self._groups(kind, instances))
-
-    def _tuned_on(self, kind: str, stage: Stage, task: str) -> list[str]:
-        """On which tasks the models of a comparison are fine-tuned."""
-        across = getattr(self.study.work()[kind], "across_tasks", False) and stage == "finetuned"
-        return list(self.study.tasks) if across else [task]
 
     def _sets(self, stages: Sequence[Stage]) -> list[list[tuple[Model, Stage]]]:
         if self.study.pairs.every:
@@ -224,11 +226,11 @@ class _Expansion:
     def _groups(self, kind: str, instances: Sequence[Instance]) -> dict[str, Any]:
         """The groups of models, for the command that tells them apart itself."""
         found: dict[str, list[str]] = {}
-        for each in instances:
+        for each in instances if kind == "identity" else ():
             group = self.study.models.group(each.name)
             if group is not None:
                 found.setdefault(group, []).append(each.path)
-        return {"groups": found} if kind == "identity" and found else {}
+        return {"groups": found} if found else {}
 
     # ------------------------------------------------------------------ models
 
@@ -238,10 +240,10 @@ class _Expansion:
     def _instance(self, model: Model, stage: Stage, task: str) -> Instance:
         if stage == "pretrained":
             return Instance(model.name, stage, model.base)
-        if (model, stage, task) not in self._known:
+        if (model, stage, task) not in self._made:
             make = self._finetuned if stage == "finetuned" else self._random
-            self._known[model, stage, task] = make(model, task)
-        return self._known[model, stage, task]
+            self._made[model, stage, task] = make(model, task)
+        return self._made[model, stage, task]
 
     def _finetuned(self, model: Model, task: str) -> Instance:
         base = Instance(model.name, "pretrained", model.base)
@@ -296,19 +298,13 @@ class _Expansion:
 
     def _options(self, kind: str, task: str | None, has: str | None) -> dict[str, Any]:
         """The options that all cells of a kind and a task share."""
-        if (kind, task, has) not in self._shared:
-            self._shared[kind, task, has] = self._collected(kind, task, has)
-        return self._shared[kind, task, has]
-
-    def _collected(self, kind: str, task: str | None, has: str | None) -> dict[str, Any]:
         work = getattr(self.study, kind.removesuffix("_pairs"), None)
         found: dict[str, Any] = {}
         for data in (self.study.data, {} if task is None else self.study.tasks[task]):
-            own = {name for name in data if self._has(kind, name) and not (has and self._has(has, name))}
-            found = merged(found, {"data": {name: data[name] for name in own}})
+            own = {name: data[name] for name in data if self._has(kind, name) and not (has and self._has(has, name))}
+            found = merged(found, {"data": own})
         if self.study.store is not None and self._has(kind, "store"):
-            folder = f"{FOLDER}/store" if self.study.store == "own" else self.study.store
-            found = merged(found, {"data": {"store": folder}})
+            found["data"]["store"] = f"{FOLDER}/store" if self.study.store == "own" else self.study.store
         if self.commands.accepts(kind, "trainer.enable_progress_bar"):
             found["trainer"] = {"enable_progress_bar": False}  # nobody watches
         return merged(found, {} if work is None else work.options)
@@ -318,11 +314,10 @@ class _Expansion:
 
     def _resolve(self, kind: str, options: dict[str, Any]) -> dict[str, Any]:
         """The options that decide the result, models apart; asked for once, whichever models they are for."""
-        names = [f"data.{name}" for name in KINDS[kind].names]
-        shared = {name: value for name, value in options.items() if name not in KINDS[kind].apart}
-        shared["data"] = {n: v for n, v in options.get("data", {}).items() if f"data.{n}" not in names}
+        shared = KINDS[kind].unnamed(options)
         key = json.dumps([kind, shared], sort_keys=True, default=str)
         if key not in self._resolved:
+            names = [f"data.{name}" for name in KINDS[kind].names]
             found = self.commands.resolve(kind, shared)
             self._resolved[key] = {name: value for name, value in found.items() if name not in names}
         return self._resolved[key]
@@ -330,7 +325,8 @@ class _Expansion:
     def _check_data(self) -> None:
         """Raise if a data option is one that no command of the study has."""
         kinds = [*self.study.work(), *(["finetune"] if self.study.finetune is not None else [])]
-        for place, data in {"data": self.study.data, **{f"tasks.{n}": d for n, d in self.study.tasks.items()}}.items():
+        places = {"data": self.study.data, **{f"tasks.{name}": data for name, data in self.study.tasks.items()}}
+        for place, data in places.items():
             unknown = [name for name in data if not any(self._has(kind, name) for kind in kinds)]
             if unknown:
                 raise ValueError(
@@ -346,15 +342,11 @@ class _Expansion:
         They are trained on the texts that a cell reads.
         """
         embedded = [name for name in self.study.models.listed() if name.startswith(EMBEDDED)]
-        for kind, work in self.study.work().items():
+        of_tasks = [data.get("text") for data in self.study.tasks.values()]
+        for kind, work in self.study.work().items() if embedded else ():
             text = work.options.get("data", {}).get("text")
             stages = [stage for stage in (work.stages or self.study.stages) if stage != "pretrained"]
-            if (
-                embedded
-                and stages
-                and text is not None
-                and any(text != data.get("text") for data in self.study.tasks.values())
-            ):
+            if stages and text is not None and any(text != other for other in of_tasks):
                 raise ValueError(
                     f"Expected no `data.text` in `{kind}.options`, but got {text!r}: {embedded[0]} is trained on the "
                     f"texts that it reads, and would be another model there than where it is {stages[-1]}. Give the "

@@ -16,6 +16,7 @@ from aligners.studies.spec import Models
 __all__ = ["collect", "tables"]
 
 TABLES = "tables"
+Row = Mapping[str, Any]
 OF_ALL_ROWS = ("rows", "majority_score")  # what a report says once, and tables in every row
 
 
@@ -38,11 +39,11 @@ def tables(folder: StudyFolder) -> dict[str, pd.DataFrame]:
         table = KINDS[cell["kind"]].table
         if table is None or folder.state(number) != "done":
             continue
-        result, about = folder.result(number), _About(folder, cell, groups)
+        result, models = folder.result(number), {folder.filled(model["path"]): model for model in cell["models"]}
         for name, rows in result.items():
             if name == "rows" or (isinstance(rows, list) and name != "findings"):
                 place = found.setdefault(table if name == "rows" else f"{table}_{name}", [])
-                place.extend(about.row(row, result["meta"]) for row in rows)
+                place.extend(_about(row, result["meta"], cell, models, groups) for row in rows)
     return {name: pd.DataFrame(rows) for name, rows in found.items() if rows}
 
 
@@ -59,32 +60,28 @@ def collect(folder: StudyFolder) -> dict[str, Path]:
     return files
 
 
-class _About:
-    """What the rows of a cell are about, as the study file names it."""
+def _about(row: Row, meta: Row, cell: Row, models: Mapping[str, Row], groups: Models) -> dict[str, Any]:
+    """A row of a cell's report, with what it is about, as the study file names it, in front.
 
-    def __init__(self, folder: StudyFolder, cell: Mapping[str, Any], groups: Models) -> None:
-        self.cell, self.groups = cell, groups
-        self.models = {folder.filled(model["path"]): model for model in cell["models"]}
-
-    def row(self, row: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Any]:
-        """A row of the report, with what it is about in front."""
-        sides = {"": row["model"]} if "model" in row else {"_x": row.get("model_x"), "_y": row.get("model_y")}
-        known = {side: self._known(path, first=side != "_y") for side, path in sides.items()}
-        stages = {model["stage"] for model in known.values() if model is not None}
-        about = {name: self.cell[value] for name, value in (("cell", "id"), ("kind", "kind"), ("task", "task"))}
-        about["stage"] = stages.pop() if len(stages) == 1 else None
-        for column, value in (("model", "name"), ("stage", "stage"), ("tuned", "tuned_on")):
-            about |= {column + side: model and model.get(value) for side, model in known.items()}
-        about |= {f"group{side}": model and self.groups.group(model["name"]) for side, model in known.items()}
-        if "kind" in row:
-            about["condition"] = row["kind"]
-        if "task" in row:
-            about |= {"probed": row["task"], "corpus": meta["text"]["source"]}
-        about |= {name: meta[name] for name in OF_ALL_ROWS if name in meta and name not in row}
-        return {**about, **{name: value for name, value in row.items() if name not in about}}
-
-    def _known(self, path: str | None, *, first: bool) -> Mapping[str, Any] | None:
-        """The model of this name; where a row names none, the one that the cell is about."""
-        if path is None:
-            return self.cell["models"][0] if first else None
-        return self.models.get(path, {"name": path, "stage": None})
+    Args:
+        row: of the report.
+        meta: of the report.
+        cell: what the cell is.
+        models: that the cell is about, by the names that commands give them.
+        groups: of the study.
+    """
+    paths = {"": row["model"]} if "model" in row else {"_x": row.get("model_x"), "_y": row.get("model_y")}
+    named = {side: models.get(path, {"name": path, "stage": None}) if path else None for side, path in paths.items()}
+    known = {side: model or (cell["models"][0] if side != "_y" else None) for side, model in named.items()}
+    stages = {model["stage"] for model in known.values() if model is not None}
+    about = {name: cell[value] for name, value in (("cell", "id"), ("kind", "kind"), ("task", "task"))}
+    about["stage"] = stages.pop() if len(stages) == 1 else None
+    for column, value in (("model", "name"), ("stage", "stage"), ("tuned", "tuned_on")):
+        about |= {column + side: model and model.get(value) for side, model in known.items()}
+    about |= {f"group{side}": model and groups.group(model["name"]) for side, model in known.items()}
+    if "kind" in row:
+        about["condition"] = row["kind"]
+    if "task" in row:
+        about |= {"probed": row["task"], "corpus": meta["text"]["source"]}
+    about |= {name: meta[name] for name in OF_ALL_ROWS if name in meta and name not in row}
+    return {**about, **{name: value for name, value in row.items() if name not in about}}

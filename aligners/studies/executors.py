@@ -17,6 +17,8 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from aligners.errors import check_known
+
 __all__ = ["EXECUTORS", "Processes", "RayTasks", "SlurmJobs", "make_executor"]
 
 PATIENCE = 20.0  # seconds that a worker has to end by itself
@@ -216,8 +218,7 @@ def make_executor(name: str, workers: int, gpus: int, folder: Path, options: dic
     Raises:
         ValueError: there is no such executor or option, or its package is not installed.
     """
-    if name not in EXECUTORS:
-        raise ValueError(f"Expected `executor` out of {', '.join(EXECUTORS)}, but got {name!r}.")
+    check_known(EXECUTORS, executor=name)
     try:
         if name == "slurm":
             return SlurmJobs(workers, folder / "slurm", **options)

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
 
-from aligners.files.whole import check_folder, remove_unfinished, write_text
+from aligners.files.whole import check_folder, lock, remove_unfinished, write_text
 from aligners.studies.cells import FOLDER, Cell
 from aligners.studies.kinds import KINDS
 from aligners.studies.spec import Study
 from datamodules.identity import differences
 
-__all__ = ["ERROR", "LOG", "RESULT", "STUDY", "State", "StudyFolder", "locked"]
+__all__ = ["ERROR", "LOG", "RESULT", "STATES", "STUDY", "State", "StudyFolder", "locked"]
 
 STUDY, PLAN = "study.yaml", "plan.json"
 CELL, RESULT, ERROR, LOG, LOCK = "cell.json", "result.json", "error.txt", "log.txt", "lock"
 FREE = ("assume", "report", "store", "keep")  # parts of a study that no result depends on
-State = Literal["done", "failed", "running", "waiting"]
+State = Literal["done", "running", "waiting", "failed"]
+STATES: tuple[State, ...] = get_args(State)
 
 
 class StudyFolder:
@@ -52,6 +53,8 @@ class StudyFolder:
         if not file.is_file() or not (self.path / PLAN).is_file():
             raise ValueError(f"Expected the folder of a study, with its {STUDY}, but got {self.path}.")
         found: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+        for name in ("stages", "tasks"):  # of fine-tuning, in files of an earlier version
+            (found["finetune"] or {}).pop(name, None)
         return found
 
     @property
@@ -72,8 +75,7 @@ class StudyFolder:
 
     def described(self, number: str) -> dict[str, Any]:
         """What a cell is, as plain values."""
-        found: dict[str, Any] = json.loads((self.cell(number) / CELL).read_text(encoding="utf-8"))
-        return found
+        return self._read(number, CELL)
 
     def filled(self, options: Any) -> Any:
         """The options of a cell, with this folder in the names of files."""
@@ -96,7 +98,10 @@ class StudyFolder:
 
     def result(self, number: str) -> dict[str, Any]:
         """What a finished cell has found."""
-        found: dict[str, Any] = json.loads((self.cell(number) / RESULT).read_text(encoding="utf-8"))
+        return self._read(number, RESULT)
+
+    def _read(self, number: str, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.cell(number) / name).read_text(encoding="utf-8"))
         return found
 
     def leaves(self, cell: Cell) -> bool:
@@ -120,9 +125,8 @@ class StudyFolder:
         Raises:
             ValueError: finished cells would be set aside, and `changed` is not set; or the folder is of another study.
         """
-        now, said = json.loads(json.dumps(asdict(study))), []
-        if (self.path / STUDY).is_file():
-            said = self._changes(now, cells, changed)
+        now = json.loads(json.dumps(asdict(study)))
+        said = self._changes(now, cells, changed) if (self.path / STUDY).is_file() else []
         self._tidy()
         for cell in cells:
             place = self.path / cell.folder
@@ -136,10 +140,10 @@ class StudyFolder:
 
     def _tidy(self) -> None:
         """Remove what killed workers have left half-written; jobs of an earlier command may still be at work."""
-        for lock in sorted((self.path / "cells").glob(f"*/{LOCK}")):
-            with locked(lock.parent) as free:
+        for file in sorted((self.path / "cells").glob(f"*/{LOCK}")):
+            with locked(file.parent) as free:
                 if free:
-                    remove_unfinished(lock.parent)
+                    remove_unfinished(file.parent)
 
     def _changes(self, now: dict[str, Any], cells: Sequence[Cell], changed: bool) -> list[str]:
         """Say what differs from the study as it was begun, and which cells that touches."""
@@ -148,15 +152,15 @@ class StudyFolder:
             raise ValueError(f"Expected {self.path} to hold the study {now['name']}, but it holds {then.get('name')}.")
         before, after = ({k: v for k, v in each.items() if k not in FREE} for each in (then, now))
         found = differences(before, after, "")
-        known, wanted = set(self.cells), {cell.id: cell for cell in cells}
+        known, wanted = set(self.cells), {cell.id for cell in cells}
         gone = [self.described(number) for number in self.cells if number not in wanted]
         lost = [cell for cell in gone if self.state(cell["id"]) == "done"]
-        new = [cell for number, cell in wanted.items() if number not in known]
+        new = [cell.kind for cell in cells if cell.id not in known]
         said = [f"The study has changed: {'; '.join(found)}."] if found else []
         if gone:
-            said.append(f"No longer part of it: {_counted(cell['kind'] for cell in gone)} ({len(lost)} done).")
+            said.append(f"No longer part of it: {_counted([cell['kind'] for cell in gone])} ({len(lost)} done).")
         if new:
-            said.append(f"New: {_counted(cell.kind for cell in new)}.")
+            said.append(f"New: {_counted(new)}.")
         if lost and not changed:
             raise ValueError(
                 f"{' '.join(said)} To go on with the study as it is now, and leave these results out of its tables, "
@@ -184,20 +188,13 @@ class StudyFolder:
 @contextmanager
 def locked(folder: Path) -> Iterator[bool]:
     """Lock a folder against other processes as long as it lasts; false if one has it."""
-    file = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR, 0o644)
+    file = lock(folder / LOCK)
     try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        except OSError:  # the filesystem has no locks
-            pass
-        yield True
+        yield file is not None
     finally:
-        os.close(file)
+        if file is not None:
+            os.close(file)
 
 
-def _counted(kinds: Iterator[str]) -> str:
-    names = list(kinds)
-    return ", ".join(f"{names.count(kind)} {kind}" for kind in dict.fromkeys(names))
+def _counted(kinds: Sequence[str]) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in Counter(kinds).items())

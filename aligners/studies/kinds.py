@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 __all__ = ["KINDS", "Kind"]
 
@@ -31,6 +32,12 @@ class Kind:
     table: str | None = None
     leaves: str = "run"
     apart: tuple[str, ...] = ()
+
+    def unnamed(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options of a cell that name neither models nor cells."""
+        found = {name: value for name, value in options.items() if name not in self.apart}
+        data = {name: value for name, value in options.get("data", {}).items() if name not in self.names}
+        return {**found, "data": data}
 
 
 PAIR = ("model_x", "model_y")

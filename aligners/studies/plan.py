@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
+import torch
 from rich.table import Table
+from torch import nn
 
+from aligners.files.room import in_words
 from aligners.reports.screen import site_table
 from aligners.studies.cells import Cell
 
-__all__ = ["Cost", "Plan", "amount", "duration"]
+__all__ = ["ESTIMATES", "START", "Cost", "Plan", "measured_rate"]
 
-FORMULAS = """\
+ESTIMATES = """\
 A pass: one model reads the fitting or the held-out texts of one task once: 2 × 12 d² × L FLOP a token.
-fit: both models read the texts once for moments, then for every row trained on; 6 FLOP for each trained weight, row and
-  site, 12 where both directions are trained.
-attention: reading alone. recover: as a fit, of one model. identity: half of Y for each pair, at every block.
-inject: both models read the held-out texts; on average half of Y runs again for each method and site.
-similarity: each model reads the held-out texts; 2 × d_x × d_y FLOP a row, pair of models and pair of layers; with
-  controls its untrained twin does too, and each the fitting texts, and there are five times the products.
-fit and similarity: 30 d³ for each closed form and site, and for each fitted measure and pair of layers.
-probe: a model and its untrained twin read both splits; 6 FLOP for each weight of a probe, word and epoch, a
-  third of `training.max_epochs`.
-stitch: fronts, then forward and backward through half of Y, for each route, layer and site.
-finetune: 3 passes an epoch. surgery: a pass an epoch of the heads, and (L² - 1) / 6 for all spans that are skipped.
+{kinds}
 Time, an estimate: FLOP ÷ (rate × workers), and 5 s a cell to begin and to report; at least that of the longest
   chain of cells. The rate, unless `--rate` gives it, is what this machine reaches in a block of the widest model; the
   time that is left, said as cells finish, is measured."""
 START = 5.0  # seconds
+MEASURING, TEXTS = 0.8, 10  # seconds of measuring a rate; texts in a batch
+WIDEST = 4096  # block that is measured: wider ones are as fast
 
 
 @dataclass(frozen=True)
@@ -90,8 +88,8 @@ class Plan:
             f"{sum(cost.passes for cost in costs):,.0f}",
             f"{flops:.1e}",
             duration(flops / self.rate + START * len(costs)),
-            amount(sum(cost.disk for cost in costs)),
-            amount(max((cost.memory for cost in costs), default=0)),
+            in_words(sum(cost.disk for cost in costs)),
+            in_words(max((cost.memory for cost in costs), default=0)),
         ]
 
     def seconds(self, workers: int, *, stored: bool = False) -> float:
@@ -101,16 +99,12 @@ class Plan:
             workers: cells at a time.
             stored: whether states come from a store, which is written once.
         """
-        left = {cell.id: cost.flops - (cost.reading if stored else 0.0) for cell, cost in self.costs}
-        each = {cell: flops / self.rate + START for cell, flops in left.items()}
-        total = sum(each.values()) + (self.stored_flops / self.rate if stored else 0.0)
-        return max(total / workers, self._longest(each))
-
-    def _longest(self, each: Mapping[str, float]) -> float:
-        until: dict[str, float] = {}
-        for cell, _ in self.costs:
-            until[cell.id] = each[cell.id] + max((until.get(need, 0.0) for need in cell.needs), default=0.0)
-        return max(until.values(), default=0.0)
+        total, until = (self.stored_flops / self.rate if stored else 0.0), {"": 0.0}
+        for cell, cost in self.costs:
+            alone = (cost.flops - (cost.reading if stored else 0.0)) / self.rate + START
+            until[cell.id] = alone + max((until.get(need, 0.0) for need in cell.needs), default=0.0)
+            total += alone
+        return max(total / workers, *until.values())
 
     def words(self) -> list[str]:
         """The plan in sentences."""
@@ -123,7 +117,7 @@ class Plan:
         return [
             f"An estimate, at {self.rate:.1e} FLOP/s a worker ({self.rated}): {times} "
             f"worker{'s' if len(several) > 1 else ''}.",
-            f"A store of all states that the cells read takes {amount(self.store)} in float32 and needs "
+            f"A store of all states that the cells read takes {in_words(self.store)} in float32 and needs "
             f"{self.stored_passes:,} passes in place of {passes:,.0f}; with it: {stored}.",
             *self.assumed,
         ]
@@ -137,9 +131,38 @@ def duration(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds >= 0.05 else f"{seconds:.0e} s" if seconds else "0 s"
 
 
-def amount(size: float) -> str:
-    """A number of bytes in the unit that suits it."""
-    for name, length in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if size >= 0.95 * length:
-            return f"{size / length:.1f} {name}"
-    return f"{size / 1e3:.0f} kB" if size else "0"
+@cache
+def measured_rate(width: int, tokens: int, workers: int, device: str) -> float:
+    """FLOP a second of one worker, at the forward passes and training steps of a Transformer's block.
+
+    Args:
+        width: of the states.
+        tokens: in a text.
+        workers: at a time; on a CPU they share its threads.
+        device: where they compute.
+    """
+    width = max(8, min(WIDEST, width) // 8 * 8)
+    before = torch.get_num_threads()
+    with torch.random.fork_rng():
+        block = nn.TransformerEncoderLayer(width, 8, 4 * width, dropout=0.0, batch_first=True).to(device)
+        states = torch.randn(TEXTS, tokens, width, device=device)
+    torch.set_num_threads(min(max(1, len(os.sched_getaffinity(0)) // workers), before))
+    try:
+        _pass_and_step(block, states)  # what is compiled or allocated once
+        rounds, began = 0, time.perf_counter()
+        while (passed := time.perf_counter() - began) < MEASURING:
+            _pass_and_step(block, states)
+            rounds += 1
+    finally:
+        torch.set_num_threads(before)
+    return rounds * 4 * 2.0 * 12 * width**2 * TEXTS * tokens / passed
+
+
+def _pass_and_step(block: nn.Module, states: torch.Tensor) -> None:
+    """One pass as of a frozen model, and one with gradients, which takes three times as many operations."""
+    with torch.inference_mode():
+        block(states)
+    block.zero_grad()
+    loss = block(states).square().mean()
+    loss.backward()
+    loss.item()  # a GPU is waited for

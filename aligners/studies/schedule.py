@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from graphlib import TopologicalSorter
+from statistics import mean
 
 from aligners.files.whole import remove, write_text
 from aligners.studies.cells import Cell
@@ -53,7 +54,6 @@ class Schedule:
         self.todo = missing(folder, cells)
         self._needed = Counter(need for cell in self.todo.values() for need in cell.needs)
         self._fits = {cell.id: KINDS[cell.kind].leaves for cell in cells if cell.kind in ("fit", "fit_pairs")}
-        self.states: Counter[str] = Counter()
         self.ended: Counter[str] = Counter()  # by kind
         self.seconds: dict[str, list[float]] = {}
         self._lost: Counter[str] = Counter()
@@ -102,15 +102,14 @@ class Schedule:
                     self._end(number, state)
 
     def _submit(self, executor: Executor, number: str) -> None:
-        state, there = self.folder.state(number), self.folder.leaves(self.todo[number])
-        if state == "running":
+        there = self.folder.leaves(self.todo[number])
+        if self.folder.state(number) == "running":
             self._leave(number)
             return
-        if state == "done" and there:  # by a job that an earlier command has submitted, since this one began
+        if there:  # done by a job that an earlier command has submitted, since this one began
             self._elsewhere.add(number)
             return
-        if not there:
-            (self.folder.cell(number) / RESULT).unlink(missing_ok=True)  # done, but what it left is gone
+        (self.folder.cell(number) / RESULT).unlink(missing_ok=True)  # done, but what it left is gone
         began = time.monotonic()
         future = executor.submit(self.run_cell, str(self.folder.path.resolve()), number)
         self._running[future] = (number, began)
@@ -145,7 +144,6 @@ class Schedule:
 
     def _end(self, number: str, state: str, time_taken: str = "by another process") -> None:
         cell = self.todo[number]
-        self.states[state] += 1
         self.ended[cell.kind] += 1
         if state == "done":
             self._order.done(number)
@@ -153,18 +151,16 @@ class Schedule:
         self.say(self._line(cell, time_taken if state == "done" else state))
 
     def _line(self, cell: Cell, words: str) -> str:
-        done = sum(self.states.values())
         left = self.left()
         about = f"; about {left / 60:.0f} min left" if left is not None and left > 60 else ""
-        return f"[{done}/{len(self.todo)}] {cell.said()}: {words}{about}"
+        return f"[{self.ended.total()}/{len(self.todo)}] {cell.said()}: {words}{about}"
 
     def left(self) -> float | None:
         """Seconds that the rest will take, if its cells take as long as those of their kinds so far; None: unknown."""
-        counts = Counter(cell.kind for cell in self.todo.values())
-        rest = {kind: count - self.ended[kind] for kind, count in counts.items()}
-        if any(count and kind not in self.seconds for kind, count in rest.items()):
+        rest = Counter(cell.kind for cell in self.todo.values()) - self.ended
+        if not rest.keys() <= self.seconds.keys():
             return None
-        return sum(n * sum(s) / len(s) for kind, n in rest.items() if n for s in [self.seconds[kind]]) / self._workers
+        return sum(count * mean(self.seconds[kind]) for kind, count in rest.items()) / self._workers
 
     def forget(self) -> None:
         """Remove the maps that no cell to run needs: a command that was killed may have left them."""

@@ -36,13 +36,12 @@ class Size:
 
     @property
     def weights(self) -> int:
-        """Number of weights: 12 d² in a block, d for each token of the vocabulary."""
-        return self.layers * self.block + self.vocabulary * self.width
+        """Number of weights: 12 d² in a block, whose feed-forward layer is 4 d wide, and d for each known token."""
+        return self.layers * 12 * self.width**2 + self.vocabulary * self.width
 
-    @property
-    def block(self) -> int:
-        """Weights of a block, with a feed-forward layer four times as wide as the states."""
-        return 12 * self.width**2
+    def reading(self, tokens: float) -> float:
+        """FLOP of a forward pass over so many tokens."""
+        return 2.0 * self.layers * 12 * self.width**2 * tokens
 
     @classmethod
     def assumed(cls, assumed: Assumed) -> Size:

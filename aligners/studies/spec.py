@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from itertools import combinations
 from typing import Any, Literal, get_args, get_type_hints
 
-__all__ = ["STAGES", "Assumed", "Comparison", "Finetuning", "Fitting", "Model", "Models", "Pairs", "Stage", "Study"]
-__all__ += ["Work", "check_keys", "read_study"]
+from aligners.errors import check_known, check_range
+
+__all__ = [
+    "Assumed", "Comparison", "Finetuning", "Fitting", "Model", "Models", "Pairs", "Stage", "Study", "Work",
+    "read_study",
+]  # fmt: skip
 
 Stage = Literal["random", "pretrained", "finetuned"]
-STAGES: tuple[Stage, ...] = get_args(Stage)
 SEED = "{seed}"
 
 
@@ -104,11 +107,7 @@ class Pairs:
             return [self._known(pair, names) for pair in self.given]
         if self.random is None:
             return every
-        if not 1 <= self.random <= len(every):
-            raise ValueError(
-                f"Expected `pairs.random` between 1 and {len(every)}, the pairs that {len(names)} models have, but got "
-                f"{self.random}."
-            )
+        check_range(least=1, most=len(every), **{"pairs.random": self.random})  # as many as there are
         return sorted(random.Random(self.seed).sample(every, self.random), key=every.index)
 
     def _known(self, pair: Sequence[str], names: Sequence[str]) -> tuple[str, str]:
@@ -136,16 +135,15 @@ class Work:
 
 
 @dataclass
-class Finetuning(Work):
-    """Fine-tuning of every model on every task.
+class Finetuning:
+    """Fine-tuning of every model on every task, where anything needs it.
 
     Args:
         options: of `train.py finetune`.
-        stages: without effect: models are fine-tuned where anything needs it.
-        tasks: without effect, likewise.
         copies: so many times, with seeds 0, 1, ...
     """
 
+    options: dict[str, Any] = field(default_factory=dict)
     copies: int = 1
 
 
@@ -260,32 +258,21 @@ class Study:
             if not given:
                 raise ValueError(f"Expected `{option}` to name at least one, but got none.")
         for group, members in (self.models.groups or {}).items():
-            unknown = [name for name in members if name.split("#")[0] not in names]
-            if unknown:
-                raise ValueError(f"Expected `models.groups` of models, but {group} has {', '.join(unknown)}.")
+            check_known(names, **{f"models.groups.{group}": [name.split("#")[0] for name in members]})
         if "finetuned" in self.stages and self.finetune is None:
             raise ValueError("Expected `finetune` to say how models are fine-tuned, as `stages` has finetuned.")
         if self.surgery is not None and "finetuned" not in self.stages:
             raise ValueError("Expected `stages` to have finetuned, as `surgery` is of fine-tuned models.")
-        if self.finetune is not None and self.finetune.copies < 1:
-            raise ValueError(f"Expected `finetune.copies` to be at least 1, but got {self.finetune.copies}.")
-        if self.fit is not None and self.fit.pairs_at_once is not None and self.fit.pairs_at_once < 1:
-            raise ValueError(f"Expected `fit.pairs_at_once` to be at least 1, but got {self.fit.pairs_at_once}.")
-        if self.fit is not None and not self.fit.memory > 0:
-            raise ValueError(f"Expected `fit.memory` to be a number of GB above 0, but got {self.fit.memory:g}.")
+        if self.finetune is not None:
+            check_range(least=1, **{"finetune.copies": self.finetune.copies})
+        if self.fit is not None:
+            check_range(least=1, **{"fit.pairs_at_once": self.fit.pairs_at_once})
+            check_range(above=0, **{"fit.memory": self.fit.memory})
         for name, work in self.work().items():
-            self._check_work(name, work)
+            check_known(self.stages, **{f"{name}.stages": work.stages})
+            check_known(self.tasks, **{f"{name}.tasks": work.tasks})
         for stage in self.stages:
             self.pairs_at(stage)
-
-    def _check_work(self, name: str, work: Work) -> None:
-        for option, given, known in (("stages", work.stages, self.stages), ("tasks", work.tasks, self.tasks)):
-            unknown = [each for each in given or () if each not in known]
-            if unknown:
-                raise ValueError(
-                    f"Expected `{name}.{option}` out of {', '.join(known)}, the `{option}` of the study, but got "
-                    f"{', '.join(unknown)}."
-                )
 
     def work(self) -> dict[str, Work]:
         """The kinds of cells that are asked for, fine-tuning apart."""
@@ -311,46 +298,29 @@ class Study:
         return [(models[x], models[y]) for x, y in self.pairs.of(list(models))]
 
 
-def check_keys(given: Any, kind: type = Study, place: str = "") -> None:
-    """Raise if a study file has a key that there is not.
-
-    Args:
-        given: what was read from the file.
-        kind: the dataclass that it is to become.
-        place: where it stands, for the message.
-
-    Raises:
-        ValueError: names the key, and what is known there.
-    """
-    if not isinstance(given, dict):
-        return
-    hints = get_type_hints(kind)
-    known = [each.name for each in fields(kind)]
-    unknown = [str(key) for key in given if key not in known]
-    if unknown:
-        raise ValueError(
-            f"Expected the keys of {f'`{place}`' if place else 'a study file'} out of {', '.join(known)}, but got "
-            f"{', '.join(unknown)}."
-        )
-    for name, value in given.items():
-        inner = [each for each in (hints[name], *get_args(hints[name])) if is_dataclass(each)]
-        for each in inner:
-            check_keys(value, each, f"{place}.{name}" if place else name)  # type: ignore[arg-type]
-
-
 def read_study(plain: dict[str, Any]) -> Study:
-    """The study that a folder's study.yaml describes.
+    """The study that the content of a study file describes.
 
     Args:
-        plain: the file's content.
+        plain: the content.
 
     Raises:
-        ValueError: it holds something else.
+        ValueError: it has a key that is not known, or contradicts itself.
     """
-    check_keys(plain)
-    hints = get_type_hints(Study)
-    made: dict[str, Any] = {}
-    for name, value in plain.items():
-        kinds: list[Any] = [each for each in (hints[name], *get_args(hints[name])) if is_dataclass(each)]
-        made[name] = kinds[0](**value) if kinds and isinstance(value, dict) else value
-    return Study(**made)
+    study: Study = _made(Study, plain, "a study file")
+    return study
+
+
+def _made(kind: Any, given: dict[str, Any], place: str) -> Any:
+    """A dataclass of plain values, and of further dataclasses."""
+    hints = get_type_hints(kind)
+    unknown = [str(key) for key in given if key not in hints]
+    if unknown:
+        raise ValueError(f"Expected the keys of {place} out of {', '.join(hints)}, but got {', '.join(unknown)}.")
+    kinds = {name: each for name, hint in hints.items() for each in (hint, *get_args(hint)) if is_dataclass(each)}
+    parts = {
+        name: _made(kinds[name], value, f"`{name}`")
+        for name, value in given.items()
+        if name in kinds and value is not None
+    }
+    return kind(**{**given, **parts})

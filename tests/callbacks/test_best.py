@@ -29,7 +29,7 @@ def validated(
     module = Alignment(NAMES)
     module.build(sites, 4, 4)
     module.moments = moments_of(*related_rows(sites, 50, 4, 4))
-    trainer: Any = SimpleNamespace(state=SimpleNamespace(fn="fit"), should_stop=False, global_step=1, optimizers=[])
+    trainer: Any = SimpleNamespace(state=SimpleNamespace(fn="fit"), should_stop=False, global_step=0, optimizers=[])
     stopped = []
     for number, figures in enumerate(history):
         for weight in module.parameters():
@@ -38,6 +38,7 @@ def validated(
             fit: {"fvu": torch.tensor(figures[fit.name][0]), "fvu_inverse": torch.tensor(figures[fit.name][1])}
             for fit in module.fits()
         }
+        trainer.global_step += 1
         callback.on_validation_end(trainer, module)
         stopped.append(trainer.should_stop)
     callback.on_fit_end(trainer, module)

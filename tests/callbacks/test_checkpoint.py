@@ -42,7 +42,7 @@ class Interrupt(pl.Callback):
 
 def run(
     world: World, folder: Path, *callbacks: pl.Callback, resume: Path | None = None, steps: int = -1,
-    minutes: float = 10.0, **options: Any,
+    minutes: float = 10.0, order: int = 1, **options: Any,
 ) -> pl.Trainer:  # fmt: skip
     module = Alignment(
         {"linear": Linear, "mlp": partial(MLP, hidden=[8]), "inn": partial(INN, couplings=2, hidden=8)},
@@ -50,7 +50,7 @@ def run(
         optimizer=partial(torch.optim.AdamW, lr=1e-2),
     )
     watching = [BestPerSite(), SaveAligners(folder, every_n_minutes=minutes)]
-    watching = [*watching, *callbacks] if minutes < 1 else [*callbacks, *watching]
+    watching = [*watching, *callbacks] if minutes < 1 else [*callbacks, *watching][::order]
     trainer = quiet_trainer(max_epochs=EPOCHS, max_steps=steps, callbacks=watching)
     data = activations(world, **{"sites": [1, 3], "batch_size": 29} | options)
     trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
@@ -68,6 +68,11 @@ def whole(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def same_end(folder: Path, expected: Path) -> None:
     """Equal maps, and an equal record of their training."""
     assert (folder / "aligners.ckpt").read_bytes() == (expected / "aligners.ckpt").read_bytes()
+
+
+def test_the_order_of_callbacks_changes_nothing(world: World, whole: Path, tmp_path: Path) -> None:
+    run(world, tmp_path, order=-1)
+    same_end(tmp_path, whole)
 
 
 @pytest.mark.parametrize("after", [2, BATCHES, 2 * BATCHES + BATCHES - 1])

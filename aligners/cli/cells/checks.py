@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,10 +12,9 @@ from jsonargparse import Namespace
 
 from aligners.cli.cells.options import CellOptions
 from aligners.fitting.fits import seeded
-from aligners.injection.routes import Routes, route_numbers
+from aligners.injection.routes import route_numbers
 from aligners.models.architectures import Component, first_site
 from aligners.studies.cells import Cell
-from aligners.studies.kinds import KINDS
 from aligners.studies.sizes import Size, size_of
 from aligners.studies.spec import Study
 from datamodules.rows.sites import parse_layers, route_sites
@@ -43,14 +43,14 @@ def model_sizes(study: Study, *, assume: bool) -> dict[str, Size]:
     return found
 
 
-class _Asked(NamedTuple):
+class _Tried(NamedTuple):
     """A cell that is checked: its options as values and instantiated, its models, and which of them are paired."""
 
     parsed: Namespace
     made: Namespace
     names: list[str]
     sizes: list[Size]
-    pairs: list[tuple[int, int]]
+    pairs: Sequence[tuple[int, int]]
 
 
 def check_cells(cells: Sequence[Cell], options: CellOptions, sizes: Mapping[str, Size]) -> None:
@@ -67,15 +67,22 @@ def check_cells(cells: Sequence[Cell], options: CellOptions, sizes: Mapping[str,
     """
     tried = set()
     for cell in cells:
-        own = [_sized(model.stage, sizes[model.name.split("#")[0]]) for model in cell.models]
+        own = [sizes[model.name.split("#")[0]] for model in cell.models]
+        if cell.stage == "finetuned":
+            own = [replace(size, head="classification") for size in own]
         key = (cell.kind, cell.task, tuple(own), str(cell.options["data"].get("pairs")))
         if cell.kind not in CHECKS or key in tried:
             continue
         tried.add(key)
-        asked = _asked(cell, own, options)
+        parsed, made = options.of(cell, {})
+        pairs = cell.options["data"].get("pairs") or [(0, 1)]
+        if cell.kind in ("stitch", "identity"):
+            routes = made.model.wanted_routes if cell.kind == "stitch" else made.routes
+            pairs = route_numbers(len(own), routes or "all")
+        this = _Tried(parsed, made, [model.name for model in cell.models], own, pairs)
         try:
             for check in CHECKS[cell.kind]:
-                check(asked)
+                check(this)
         except ValueError as error:
             raise ValueError(
                 f"Expected models that `{cell.kind.removesuffix('_pairs')}` of the study can take, but got "
@@ -86,12 +93,13 @@ def check_cells(cells: Sequence[Cell], options: CellOptions, sizes: Mapping[str,
 
 def not_injected(cells: Sequence[Cell], sizes: Mapping[str, Size]) -> list[str]:
     """Say of which cells the injection is left out, as a model has no head; their errors are measured."""
-    headless: dict[str, int] = {}
-    for cell in cells:
-        if cell.kind == "inject" and cell.stage != "finetuned":
-            for model in cell.models[1:] if not cell.options.get("both_directions") else cell.models:
-                if sizes[model.name].known and sizes[model.name].head is None:
-                    headless[model.name] = headless.get(model.name, 0) + 1
+    headless = Counter(
+        model.name
+        for cell in cells
+        if cell.kind == "inject" and cell.stage != "finetuned"
+        for model in cell.models[0 if cell.options.get("both_directions") else 1 :]
+        if sizes[model.name].known and sizes[model.name].head is None
+    )
     return [
         f"Nothing will be injected into {name}, which has no head: {count} cell{'s' if count > 1 else ''} with errors "
         "alone."
@@ -99,28 +107,11 @@ def not_injected(cells: Sequence[Cell], sizes: Mapping[str, Size]) -> list[str]:
     ]
 
 
-def _sized(stage: str, size: Size) -> Size:
-    return replace(size, head="classification") if stage == "finetuned" else size
-
-
-def _asked(cell: Cell, sizes: list[Size], options: CellOptions) -> _Asked:
-    names = KINDS[cell.kind].names
-    data = {name: value for name, value in cell.options["data"].items() if name not in names}
-    parsed = options.parsed(cell.kind, {**cell.options, "data": data})
-    made, pairs = options.parser(cell.kind).instantiate(parsed), [(0, 1)]
-    if cell.kind == "fit_pairs":
-        pairs = [(x, y) for x, y in cell.options["data"]["pairs"]]
-    elif cell.kind in ("stitch", "identity"):
-        wanted: Routes = made.model.wanted_routes if cell.kind == "stitch" else made.routes or "all"
-        pairs = route_numbers(len(sizes), wanted)
-    return _Asked(parsed, made, [model.name for model in cell.models], sizes, pairs)
-
-
 # ---------------------------------------------------------------------- checks
 
 
-def _one_width(asked: _Asked) -> None:
-    widths = [size.width for size in asked.sizes]
+def _one_width(cell: _Tried) -> None:
+    widths = [size.width for size in cell.sizes]
     if len(set(widths)) > 1:
         raise ValueError(
             f"`fit.pairs_at_once` puts several pairs into one bank, which needs models of equal widths, but theirs are "
@@ -128,64 +119,53 @@ def _one_width(asked: _Asked) -> None:
         )
 
 
-def _maps(asked: _Asked) -> None:
-    """Every map can be built between the widths of the models."""
-    for x, y in _ends(asked):
-        _build(asked, x.width, y.width)
+def _maps(cell: _Tried, *, of: str = "width") -> None:
+    """Every map can be built between the widths of the models, or their numbers of heads, as far as they are known."""
+    for x, y in {(getattr(cell.sizes[x], of), getattr(cell.sizes[y], of)) for x, y in cell.pairs}:
+        if x is not None and y is not None:
+            for factory in cell.made.model.factories.values():
+                seeded(factory, 0, 1, x, y)
 
 
-def _maps_of_heads(asked: _Asked) -> None:
-    """Every map can be built between the numbers of heads, as far as they are known."""
-    for x, y in _ends(asked):
-        if x.heads is not None and y.heads is not None:
-            _build(asked, x.heads, y.heads)
-
-
-def _build(asked: _Asked, d_x: int, d_y: int) -> None:
-    for factory in asked.made.model.factories.values():
-        seeded(factory, 0, 1, d_x, d_y)
-
-
-def _identity(asked: _Asked) -> None:
-    for x, y in asked.pairs:
-        widths = asked.sizes[x].width, asked.sizes[y].width
-        if widths[0] != widths[1]:
+def _identity(cell: _Tried) -> None:
+    for x, y in cell.pairs:
+        if cell.sizes[x].width != cell.sizes[y].width:
             raise ValueError(
-                f"widths {widths[0]} of {asked.names[x]} and {widths[1]} of {asked.names[y]} differ, so the identity "
-                "does not apply."
+                f"widths {cell.sizes[x].width} of {cell.names[x]} and {cell.sizes[y].width} of {cell.names[y]} differ, "
+                "so the identity does not apply."
             )
 
 
-def _sites(asked: _Asked, *, least: int = 0) -> None:
-    """All sites are there, in models whose sizes are known."""
-    data, depths = asked.parsed.data, [size.layers for size in asked.sizes]
+def _sites(cell: _Tried, *, least: int = 0) -> None:
+    data, depths = cell.parsed.data, [size.layers for size in cell.sizes]
     component: Component = data.get("component") or "residual"
-    for x, y in asked.pairs:
+    for x, y in cell.pairs:
         for pair in route_sites(data.sites, depths, x, y, component):
             for model, site in zip((x, y), pair, strict=True):
-                _there("sites", site, asked, model, max(least, first_site(component)))
+                _there("sites", site, cell, model, max(least, first_site(component)))
 
 
-def _layers(asked: _Asked) -> None:
-    data = asked.parsed.data
+def _layers(cell: _Tried) -> None:
+    data = cell.parsed.data
     component: Component = data.get("component") or "residual"
-    for model, size in enumerate(asked.sizes):
+    for model, size in enumerate(cell.sizes):
         for layer in parse_layers(data.layers, size.layers, component):
-            _there("layers", layer, asked, model, first_site(component))
+            _there("layers", layer, cell, model, first_site(component))
 
 
-def _there(option: str, site: int, asked: _Asked, model: int, least: int) -> None:
-    size = asked.sizes[model]
+def _there(option: str, site: int, cell: _Tried, model: int, least: int) -> None:
+    """The model has this layer, if its size is known."""
+    size = cell.sizes[model]
     if size.known and not least <= site <= size.layers:
         raise ValueError(
-            f"`{option}` names {site}, but {asked.names[model]} has L = {size.layers} blocks: from {least} to "
+            f"`{option}` names {site}, but {cell.names[model]} has L = {size.layers} blocks: from {least} to "
             f"{size.layers}."
         )
 
 
-def _heads(asked: _Asked) -> None:
+def _heads(cell: _Tried) -> None:
     """All models that are stitched into have heads, of one task."""
-    targets = {asked.names[y]: asked.sizes[y].head for _, y in asked.pairs if asked.sizes[y].known}
+    targets = {cell.names[y]: cell.sizes[y].head for _, y in cell.pairs if cell.sizes[y].known}
     headless = [name for name, head in targets.items() if head is None]
     if headless:
         raise ValueError(f"there is no head to stitch into in {', '.join(headless)}.")
@@ -194,15 +174,10 @@ def _heads(asked: _Asked) -> None:
         raise ValueError(f"their heads are of different tasks, whose losses cannot stand side by side ({said}).")
 
 
-def _ends(asked: _Asked) -> set[tuple[Size, Size]]:
-    """The sizes of the two models of each pair."""
-    return {(asked.sizes[x], asked.sizes[y]) for x, y in asked.pairs}
-
-
-CHECKS: dict[str, Sequence[Callable[[_Asked], None]]] = {
+CHECKS: dict[str, Sequence[Callable[[_Tried], None]]] = {
     "fit": (_sites, _maps),
     "fit_pairs": (_one_width, _sites, _maps),
-    "attention": (partial(_sites, least=1), _maps_of_heads),  # embeddings have no attention
+    "attention": (partial(_sites, least=1), partial(_maps, of="heads")),  # embeddings have no attention
     "stitch": (_sites, _heads, _maps),
     "identity": (_identity, _sites, _heads),
     "probe": (_layers,),

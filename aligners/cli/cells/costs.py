@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jsonargparse import Namespace
 
 from aligners.cli.cells.options import CellOptions
-from aligners.fitting.parts import bytes_a_site
+from aligners.files.room import in_words
+from aligners.fitting.parts import bytes_a_site, pairs_within
 from aligners.maps.base import Aligner
 from aligners.probing.trees.task import USUAL_RANK
 from aligners.similarity.catalogue import catalogue
-from aligners.studies.cells import Cell, merged
-from aligners.studies.kinds import KINDS
-from aligners.studies.plan import Cost, Plan
+from aligners.studies.cells import Cell, expand
+from aligners.studies.plan import ESTIMATES, Cost, Plan, measured_rate
 from aligners.studies.sizes import Size
 from aligners.studies.spec import Study
-from aligners.studies.speed import measured_rate
 from datamodules.rows.policies import most_rows
 from datamodules.rows.sites import parse_layers, parse_sites
 
-__all__ = ["Costs", "plan_study"]
+__all__ = ["Costs", "choose_banks", "formulas", "plan_study"]
 
 FLOOR_METHODS = 3  # mean, identity, random_embedding
 DECOMPOSED = 30.0  # × d³: FLOP of a singular value decomposition and what goes with it
@@ -32,16 +31,58 @@ CONTROLS = 5  # times the products of a comparison alone
 FLOAT, DOUBLE = 4, 8
 
 
-class Maps(NamedTuple):
-    """The maps of a bank, of one site."""
+@dataclass(frozen=True)
+class Load:
+    """What a cell computes, and on what.
 
-    trained: int  # weights, those that train in both directions twice
-    stored: int  # bytes
-    memory: int  # bytes
-    closed: int  # closed forms
+    Attributes:
+        study: to which it belongs.
+        parsed: its options as plain values.
+        made: the same options, instantiated.
+        sizes: of its models.
+        pairs: number of pairs of them.
+        texts: to fit on.
+        held_out: texts that are held out.
+    """
+
+    study: Study
+    parsed: Namespace
+    made: Namespace
+    sizes: list[Size]
+    pairs: int
+    texts: int
+    held_out: int
+
+    @property
+    def tokens(self) -> int:
+        """Mean length of a text."""
+        return self.study.assume.tokens
+
+    @property
+    def memory(self) -> int:
+        """Bytes of the models."""
+        return FLOAT * sum(size.weights for size in self.sizes)
+
+    def reading(self, texts: float, sizes: Sequence[Size] | None = None) -> float:
+        """FLOP with which models, by default all, read so many texts."""
+        return sum(size.reading(texts * self.tokens) for size in sizes or self.sizes)
+
+    def rows(self, texts: int) -> int:
+        """Rows of so many texts."""
+        return most_rows(self.parsed.data.get("rows") or "tokens", texts, self.tokens)
+
+    def trained(self, read: int, step: int) -> float:
+        """Rows that a fit trains on, of so many in all texts and in a step."""
+        trainer: Any = self.parsed.trainer
+        limit = trainer.limit_train_batches
+        epoch = read if limit is None else min(read, limit * step) if isinstance(limit, int) else limit * read
+        if trainer.max_epochs not in (None, -1):
+            return float(trainer.max_epochs * epoch)
+        if trainer.max_steps not in (None, -1):
+            return float(trainer.max_steps * step)
+        return float(min(self.parsed.model.rows, self.parsed.model.most_steps * step))
 
 
-@dataclass
 class Costs:
     """Estimates the cost of cells.
 
@@ -51,25 +92,16 @@ class Costs:
         sizes: of the models, by their names in the study file.
     """
 
-    study: Study
-    options: CellOptions
-    sizes: Mapping[str, Size]
-
-    def __post_init__(self) -> None:
-        self._made: dict[str, tuple[Namespace, Namespace]] = {}
-        self._maps: dict[tuple[str, int, int], Maps] = {}
+    def __init__(self, study: Study, options: CellOptions, sizes: Mapping[str, Size]) -> None:
+        self.study, self.options, self.sizes = study, options, sizes
+        self._known: dict[object, Cost] = {}
 
     def of(self, cell: Cell) -> Cost:
-        """The cost of a cell."""
-        parsed, made = self._options(cell)
-        kinds = {"fit": self._fit, "fit_pairs": self._fit, "recover": self._fit}
-        kinds |= {"attention": self._attention}
-        kinds |= {"inject": self._inject, "similarity": self._similarity}
-        kinds |= {"stitch": self._stitch, "identity": self._identity, "finetune": self._finetune}
-        kinds |= {"surgery": self._surgery, "probe": self._probe}
-        return kinds[cell.kind](cell, parsed, made) if cell.kind in kinds else Cost()
-
-    # ------------------------------------------------------------------ what there is
+        """The cost of a cell: the same for all of its kind and task with models of the same sizes."""
+        key = (cell.kind, cell.task, *self.size(cell), cell.pairs)
+        if key not in self._known:
+            self._known[key] = COSTS[cell.kind](self.load(cell)) if cell.kind in COSTS else Cost()
+        return self._known[key]
 
     def size(self, cell: Cell) -> list[Size]:
         """The sizes of a cell's models."""
@@ -77,230 +109,163 @@ class Costs:
 
     def texts(self, cell: Cell) -> tuple[int, int]:
         """Fitting and held-out texts of a cell's task."""
-        text = {**self.study.data, **self.study.tasks.get(cell.task or "", {})}.get("text", {})
+        text = self._data(cell).get("text", {})
         most, held_out = text.get("max_texts"), text.get("max_held_out")
         fitting = most or self.study.assume.texts
         return fitting, min(each for each in (held_out or self.study.assume.held_out, most) if each)
 
-    def rows(self, data: Namespace, texts: int) -> int:
-        """Rows of so many texts."""
-        return most_rows(data.get("rows") or "tokens", texts, self.study.assume.tokens)
+    def load(self, cell: Cell) -> Load:
+        """What a cell computes; the data options of an `inject` are those of what it injects."""
+        parsed, made = self.options.of(cell, self._data(cell) if cell.kind == "inject" else {})
+        return Load(self.study, parsed, made, self.size(cell), cell.pairs, *self.texts(cell))
 
-    def _options(self, cell: Cell) -> tuple[Namespace, Namespace]:
-        """The options of a cell, as values and instantiated; the same for all cells of its kind and task."""
-        key = f"{cell.kind} {cell.task}"
-        if key not in self._made:
-            names = KINDS[cell.kind].names
-            data = {name: value for name, value in cell.options.get("data", {}).items() if name not in names}
-            own = {name: value for name, value in cell.options.items() if name not in KINDS[cell.kind].apart}
-            shared = {**self.study.data, **self.study.tasks.get(cell.task or "", {})} if cell.kind == "inject" else {}
-            known = {n: v for n, v in shared.items() if self.options.accepts(cell.kind, f"data.{n}")}
-            parsed = self.options.parsed(cell.kind, {**own, "data": merged(known, data)})
-            self._made[key] = parsed, self.options.parser(cell.kind).instantiate(parsed)
-        return self._made[key]
-
-    def _pass(self, size: Size, texts: int) -> float:
-        return 2.0 * size.layers * size.block * texts * self.study.assume.tokens
-
-    # ------------------------------------------------------------------ kinds
-
-    def _fit(self, cell: Cell, parsed: Namespace, made: Namespace) -> Cost:
-        sizes = self.size(cell)
-        x, y = (sizes * 2)[:2]
-        texts, _ = self.texts(cell)
-        read, step = self.rows(parsed.data, texts), self.rows(parsed.data, parsed.data.batch_size)
-        trained = trained_rows(parsed, read, step)
-        places = len(parse_sites(parsed.data.get("sites", "all"), x.layers, y.layers))
-        places *= len(cell.options["data"].get("pairs", [0]))
-        places *= len(parsed.data.get("strengths", [0])) * parsed.data.get("targets", 1)
-        maps = self.maps(made, x, y, step)
-        passes = 1 + (trained / read if maps.trained else 0.0)
-        reading = passes * sum(self._pass(size, texts) for size in sizes)
-        return Cost(
-            passes=len(sizes) * passes,
-            flops=reading + places * (6.0 * maps.trained * trained + maps.closed * _decomposed(x, y)),
-            reading=reading,
-            disk=0.0 if self.study.keep == "results" else places * maps.stored,
-            memory=FLOAT * sum(size.weights for size in sizes) + places * maps.memory,
-        )
-
-    def pair(self, cell: Cell) -> tuple[int, int, int]:
-        """Sites of a fit, bytes that training one of them takes, and bytes of a model."""
-        parsed, made = self._options(cell)
-        x, y = self.size(cell)[:2]
-        data = parsed.data
-        rows = most_rows(data.rows, data.batch_size, data.max_length)
-        sites = len(parse_sites(data.sites, x.layers, y.layers))
-        return sites, bytes_a_site(made.model, x.width, y.width, rows), FLOAT * max(x.weights, y.weights)
-
-    def _attention(self, cell: Cell, parsed: Namespace, made: Namespace) -> Cost:
-        """Reading alone: maps between a dozen heads cost next to nothing."""
-        sizes = self.size(cell)
-        texts, held_out = self.texts(cell)
-        a_text = self.study.assume.tokens**2 * parsed.data.share
-        trained = trained_rows(parsed, round(texts * a_text), round(parsed.data.batch_size * a_text))
-        passes = 1 + trained / (texts * a_text) + held_out / texts
-        reading = passes * sum(self._pass(size, texts) for size in sizes)
-        return Cost(2 * passes, reading, memory=FLOAT * sum(size.weights for size in sizes))
-
-    def maps(self, made: Namespace, x: Size, y: Size, rows: int) -> Maps:
-        """The maps of a fit between two widths, of one site; built once."""
-        key = (str(sorted(made.model.factories)), x.width, y.width)
-        if key not in self._maps:
-            aligners = [fit.aligner for fit in made.model.made(1, x.width, y.width)]
-            moments = DOUBLE * (x.width**2 + y.width**2 + x.width * y.width)
-            self._maps[key] = Maps(
-                sum(_weights(each) * (2 if each.both_ways else 1) for each in aligners if not each.closed_form),
-                moments + sum(_bytes(each) for each in aligners),
-                bytes_a_site(made.model, x.width, y.width, rows),
-                sum(each.closed_form for each in aligners),
-            )
-        return self._maps[key]
-
-    def _inject(self, cell: Cell, parsed: Namespace, made: Namespace) -> Cost:
-        x, y = self.size(cell)
-        _, held_out = self.texts(cell)
-        sites = len(parse_sites(parsed.data.sites, x.layers, y.layers))
-        work = self.study.fit
-        fitted = {} if work is None else work.options.get("model", {}).get("aligners", {})
-        methods = len({*fitted, *parsed.closed_form}) + FLOOR_METHODS
-        targets = [y, x] if parsed.both_directions else [y]
-        tails = sum(self._pass(target, held_out) for target in targets) * methods * sites / 2
-        times = 2 if parsed.fitting_errors else 1  # as many fitting texts as are held out
-        fronts = times * (self._pass(x, held_out) + self._pass(y, held_out))
-        return Cost(passes=2 * times, flops=fronts + tails, reading=fronts, memory=FLOAT * (x.weights + y.weights))
-
-    def _similarity(self, cell: Cell, parsed: Namespace, made: Namespace) -> Cost:
-        sizes = self.size(cell)
-        texts, held_out = self.texts(cell)
-        depths = [len(parse_layers(parsed.data.layers, size.layers)) for size in sizes]
-        layers = [depth * size.width for depth, size in zip(depths, sizes, strict=True)]
-        products = sum(a * b for i, a in enumerate(layers) for b in layers[i:])
-        rows = self.rows(parsed.data, held_out)
-        names = [parsed.measures] if isinstance(parsed.measures, str) else parsed.measures
-        fitted = sum(each.chance is not None for each in catalogue().values() if {each.name, "all"} & set(names))
-        pairs = list(combinations(range(len(sizes)), 2))
-        solved = fitted * sum(depths[i] * depths[j] * _decomposed(sizes[i], sizes[j]) for i, j in pairs)
-        times, read = (CONTROLS, 2 * held_out + texts) if parsed.controls else (1, held_out)
-        reading = sum(self._pass(size, read) for size in sizes)
-        limit = parsed.get("memory")
-        return Cost(
-            passes=len(sizes) * (3 if parsed.controls else 1),
-            flops=reading + times * (2.0 * rows * products + solved),
-            reading=reading,
-            memory=min(DOUBLE * products, DOUBLE * products if limit is None else limit * 1e9),
-        )
-
-    def _probe(self, cell: Cell, parsed: Namespace, made: Namespace) -> Cost:
-        """Every probe trains for a third of its limit, with about a matrix of weights; codes double that."""
-        (size,) = self.size(cell)
-        texts, held_out = self.texts(cell)
-        rows = self.rows(parsed.data, texts)
-        sources = 2 if parsed.controls else 1  # the model, and its untrained twin
-        layers = len(parse_layers(parsed.data.layers, size.layers))
-        probes = layers * (sources + int(parsed.controls)) * len(parsed.tasks) * parsed.seeds
-        weights = size.width * max(parsed.projection, parsed.hidden, *(parsed.ranks or [min(USUAL_RANK, size.width)]))
-        trained = 6.0 * rows * parsed.training.max_epochs / 3 * probes * weights * (2 if parsed.portions else 1)
-        reading = sources * self._pass(size, texts + held_out)
-        memory = FLOAT * (size.weights + 2 * rows * layers * sources * size.width)
-        return Cost(passes=sources, flops=reading + trained, reading=reading, memory=memory)
-
-    def _stitch(self, cell: Cell, parsed: Namespace, made: Namespace) -> Cost:
-        x, y = self.size(cell)
-        steps, sites = max(0, parsed.trainer.max_steps), min(x.layers, y.layers)
-        tokens = steps * parsed.data.batch_size * self.study.assume.tokens
-        ways = [2.0 * size.layers * size.block * tokens for size in (x, y)]
-        layers = len(made.model.factories)
-        read = steps * parsed.data.batch_size / max(1, self.texts(cell)[0])
-        flops = sum(ways) + 2 * 3 * sum(ways) / 2 * sites * layers  # each model is the target of two routes
-        return Cost(passes=2 * read, flops=flops, disk=0.0, memory=FLOAT * 2 * (x.weights + y.weights))
-
-    def _identity(self, cell: Cell, parsed: Namespace, made: Namespace) -> Cost:
-        sizes = self.size(cell)
-        _, held_out = self.texts(cell)
-        one = sum(self._pass(size, held_out) for size in sizes)
-        tails = one * len(sizes) * sizes[0].layers / 2
-        return Cost(passes=len(sizes), flops=one + tails, memory=FLOAT * sum(size.weights for size in sizes))
-
-    def _finetune(self, cell: Cell, parsed: Namespace, made: Namespace) -> Cost:
-        (size,) = self.size(cell)
-        texts, held_out = self.texts(cell)
-        epochs = parsed.trainer.max_epochs or 1
-        if epochs < 0:
-            epochs = parsed.trainer.max_steps * parsed.data.batch_size / texts
-        flops = 3 * epochs * self._pass(size, texts) + self._pass(size, held_out)
-        variants = len(parsed.variants)
-        return Cost(
-            passes=variants * (epochs + 1),
-            flops=variants * flops,
-            disk=variants * FLOAT * size.weights,
-            memory=4 * FLOAT * size.weights,  # weights, gradients, two moments
-        )
-
-    def _surgery(self, cell: Cell, parsed: Namespace, made: Namespace) -> Cost:
-        """Heads train on what a front reads; a span i..j leaves L - j blocks to run, (L² - 1) / 6 passes for all."""
-        sizes = self.size(cell)
-        texts, held_out = self.texts(cell)
-        epochs = max(0, parsed.trainer.max_epochs or 0)
-        reading = sum(epochs * self._pass(size, texts) + self._pass(size, held_out) for size in sizes)
-        spans = sum(self._pass(size, held_out) * (size.layers**2 - 1) / 6 for size in sizes)
-        weights = FLOAT * sum(size.weights for size in sizes)
-        return Cost(passes=len(sizes) * (epochs + 1), flops=reading + spans, memory=weights)
+    def _data(self, cell: Cell) -> dict[str, Any]:
+        return {**self.study.data, **self.study.tasks.get(cell.task or "", {})}
 
 
-def plan_study(costs: Costs, cells: Sequence[Cell], rate: float | None, workers: int) -> Plan:
-    """Plan the cells of a study.
+# ---------------------------------------------------------------------- kinds of cells
 
-    Args:
-        costs: estimates them.
-        cells: of the study.
-        rate: FLOP a second of one worker; None: measured on this machine, at the widest model.
-        workers: cells at a time.
+
+def _fit(load: Load) -> Cost:
+    """All models read the texts once for moments, then for every row trained on.
+
+    6 FLOP for each trained weight, row and site, 12 where both directions are trained; 30 d³ for each closed form and
+    site.
     """
-    rated = "`--rate`"
-    if rate is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        width = max(size.width for size in costs.sizes.values())
-        rate, rated = (
-            measured_rate(width, costs.study.assume.tokens, workers, device),
-            f"measured here, {device}; `--rate`",
-        )
-    assume, unknown = costs.study.assume, [name for name, size in costs.sizes.items() if not size.known]
-    said = [f"Texts without a limit in the study file are taken to be {assume.texts:,} to fit on and "
-            f"{assume.held_out:,} held out; a text has {assume.tokens} tokens (`assume`)."]  # fmt: skip
-    if unknown:
-        said.append(
-            f"{len(unknown)} of {len(costs.sizes)} models cannot be reached and are taken to have {assume.layers} "
-            f"blocks of width {assume.width} (`assume`)."
-        )
-    texts: dict[tuple[str, str | None], tuple[Size, int]] = {}
-    each = [(cell, costs.of(cell)) for cell in cells]
-    for cell, cost in each:
-        if cost.reading:  # of states: attention weights are not stored
-            for model, size in zip(cell.models, costs.size(cell), strict=True):
-                texts[model.path, cell.task] = size, sum(costs.texts(cell))
-    store = sum(FLOAT * (size.layers + 1) * size.width * n * assume.tokens for size, n in texts.values())
-    once = sum(2.0 * size.layers * size.block * n * assume.tokens for size, n in texts.values())
-    passes = 2 * len(texts) + sum(cost.passes for _, cost in each if not cost.reading)
-    return Plan(each, rate, workers, float(store), round(passes), once, said, rated)
+    x, y = (load.sizes * 2)[:2]
+    data = load.parsed.data
+    read, step = load.rows(load.texts), load.rows(data.batch_size)
+    maps = [fit.aligner for fit in load.made.model.made(1, x.width, y.width)]
+    weights = sum(_weights(each) * (2 if each.both_ways else 1) for each in maps if not each.closed_form)
+    closed = sum(each.closed_form for each in maps)
+    stored = DOUBLE * (x.width**2 + y.width**2 + x.width * y.width) + sum(map(_bytes, maps))
+    trained = load.trained(read, step)
+    passes = 1 + (trained / read if weights else 0.0)
+    places = len(parse_sites(data.get("sites", "all"), x.layers, y.layers)) * load.pairs
+    places *= len(data.get("strengths", [0])) * data.get("targets", 1)
+    reading = passes * load.reading(load.texts)
+    return Cost(
+        passes=len(load.sizes) * passes,
+        flops=reading + places * (6.0 * weights * trained + closed * _decomposed(x, y)),
+        reading=reading,
+        disk=0.0 if load.study.keep == "results" else places * stored,
+        memory=load.memory + places * bytes_a_site(load.made.model, x.width, y.width, step),
+    )
 
 
-def trained_rows(parsed: Namespace, read: int, a_step: int) -> float:
-    """Rows that a fit trains on.
+def _attention(load: Load) -> Cost:
+    """Reading alone, as of a fit: maps between a dozen heads cost next to nothing."""
+    a_text = load.tokens**2 * load.parsed.data.share
+    trained = load.trained(round(load.texts * a_text), round(load.parsed.data.batch_size * a_text))
+    passes = 1 + trained / (load.texts * a_text) + load.held_out / load.texts
+    return Cost(2 * passes, passes * load.reading(load.texts), memory=load.memory)
 
-    Args:
-        parsed: the options of the fit.
-        read: rows of all fitting texts.
-        a_step: rows of a step.
+
+def _inject(load: Load) -> Cost:
+    """Both models read the held-out texts; on average half of Y runs again for each method and site."""
+    x, y = load.sizes
+    sites = len(parse_sites(load.parsed.data.sites, x.layers, y.layers))
+    fitted = {} if load.study.fit is None else load.study.fit.options.get("model", {}).get("aligners", {})
+    methods = len({*fitted, *load.parsed.closed_form}) + FLOOR_METHODS
+    targets = [y, x] if load.parsed.both_directions else [y]
+    tails = load.reading(load.held_out, targets) * methods * sites / 2
+    times = 2 if load.parsed.fitting_errors else 1  # as many fitting texts as are held out
+    fronts = times * load.reading(load.held_out)
+    return Cost(passes=2 * times, flops=fronts + tails, reading=fronts, memory=load.memory)
+
+
+def _similarity(load: Load) -> Cost:
+    """Each model reads the held-out texts; 2 × d_x × d_y FLOP a row, pair of models and pair of layers.
+
+    30 d³ for each fitted measure and pair of layers; with controls its untrained twin reads them too, each reads the
+    fitting texts, and there are five times the products.
     """
-    trainer: Any = parsed.trainer
-    limit = trainer.limit_train_batches
-    epoch = read if limit is None else min(read, limit * a_step) if isinstance(limit, int) else limit * read
-    if trainer.max_epochs not in (None, -1):
-        return float(trainer.max_epochs * epoch)
-    if trainer.max_steps not in (None, -1):
-        return float(trainer.max_steps * a_step)
-    return float(min(parsed.model.rows, parsed.model.most_steps * a_step))
+    parsed, sizes = load.parsed, load.sizes
+    depths = [len(parse_layers(parsed.data.layers, size.layers)) for size in sizes]
+    layers = [depth * size.width for depth, size in zip(depths, sizes, strict=True)]
+    products = sum(a * b for i, a in enumerate(layers) for b in layers[i:])
+    names = {parsed.measures} if isinstance(parsed.measures, str) else set(parsed.measures)
+    fitted = sum(each.chance is not None for each in catalogue().values() if {each.name, "all"} & names)
+    pairs = combinations(range(len(sizes)), 2)
+    solved = fitted * sum(depths[i] * depths[j] * _decomposed(sizes[i], sizes[j]) for i, j in pairs)
+    times, read = (CONTROLS, 2 * load.held_out + load.texts) if parsed.controls else (1, load.held_out)
+    reading, sums = load.reading(read), DOUBLE * products
+    return Cost(
+        passes=len(sizes) * (3 if parsed.controls else 1),
+        flops=reading + times * (2.0 * load.rows(load.held_out) * products + solved),
+        reading=reading,
+        memory=sums if parsed.memory is None else min(sums, parsed.memory * 1e9),
+    )
+
+
+def _probe(load: Load) -> Cost:
+    """A model and its untrained twin read both splits; 6 FLOP for each weight of a probe, word and epoch.
+
+    A third of `training.max_epochs`, with about a matrix of weights; codes double that.
+    """
+    (size,), parsed = load.sizes, load.parsed
+    rows = load.rows(load.texts)
+    sources = 2 if parsed.controls else 1  # the model, and its untrained twin
+    layers = len(parse_layers(parsed.data.layers, size.layers))
+    probes = layers * (sources + int(parsed.controls)) * len(parsed.tasks) * parsed.seeds
+    weights = size.width * max(parsed.projection, parsed.hidden, *(parsed.ranks or [min(USUAL_RANK, size.width)]))
+    trained = 6.0 * rows * parsed.training.max_epochs / 3 * probes * weights * (2 if parsed.portions else 1)
+    reading = sources * load.reading(load.texts + load.held_out)
+    memory = load.memory + FLOAT * 2 * rows * layers * sources * size.width
+    return Cost(passes=sources, flops=reading + trained, reading=reading, memory=memory)
+
+
+def _stitch(load: Load) -> Cost:
+    """Fronts, then forward and backward through half of Y, for each route, layer and site."""
+    steps, sites = max(0, load.parsed.trainer.max_steps), min(size.layers for size in load.sizes)
+    texts = steps * load.parsed.data.batch_size
+    fronts = load.reading(texts)
+    tails = 2 * 3 * fronts / 2 * sites * len(load.made.model.factories)
+    return Cost(passes=2 * texts / max(1, load.texts), flops=fronts + tails, memory=2 * load.memory)
+
+
+def _identity(load: Load) -> Cost:
+    """The held-out texts once; then half of Y for each pair, at every block."""
+    fronts = load.reading(load.held_out)
+    tails = fronts * len(load.sizes) * load.sizes[0].layers / 2
+    return Cost(passes=len(load.sizes), flops=fronts + tails, memory=load.memory)
+
+
+def _finetune(load: Load) -> Cost:
+    """3 passes an epoch, and one over the held-out texts."""
+    trainer, variants = load.parsed.trainer, len(load.parsed.variants)
+    epochs = trainer.max_epochs or 1
+    if epochs < 0:
+        epochs = trainer.max_steps * load.parsed.data.batch_size / load.texts
+    return Cost(
+        passes=variants * (epochs + 1),
+        flops=variants * (3 * epochs * load.reading(load.texts) + load.reading(load.held_out)),
+        disk=variants * load.memory,
+        memory=4 * load.memory,  # weights, gradients, two moments
+    )
+
+
+def _surgery(load: Load) -> Cost:
+    """A pass an epoch of the heads; a skipped span i..j leaves L - j blocks to run, (L² - 1) / 6 passes for all."""
+    epochs = max(0, load.parsed.trainer.max_epochs or 0)
+    heads = epochs * load.reading(load.texts) + load.reading(load.held_out)
+    spans = sum(load.reading(load.held_out, [size]) * (size.layers**2 - 1) / 6 for size in load.sizes)
+    return Cost(passes=len(load.sizes) * (epochs + 1), flops=heads + spans, memory=load.memory)
+
+
+COSTS: dict[str, Callable[[Load], Cost]] = {
+    **dict.fromkeys(("fit", "fit_pairs", "recover"), _fit),
+    **{"attention": _attention, "inject": _inject, "similarity": _similarity, "probe": _probe, "stitch": _stitch},
+    **{"identity": _identity, "finetune": _finetune, "surgery": _surgery},
+}
+
+
+def formulas() -> str:
+    """How costs are estimated, in words: what each function says of itself."""
+    kinds: dict[str, list[str]] = {}
+    for kind, cost in COSTS.items():
+        kinds.setdefault(" ".join((cost.__doc__ or "").split()), []).append(kind)
+    return ESTIMATES.format(kinds="\n".join(f"{', '.join(names)}: {said}" for said, names in kinds.items()))
 
 
 def _decomposed(x: Size, y: Size) -> float:
@@ -314,3 +279,81 @@ def _weights(aligner: Aligner) -> int:
 
 def _bytes(aligner: Aligner) -> int:
     return sum(value.numel() * value.element_size() for value in aligner.state_dict().values())
+
+
+# ---------------------------------------------------------------------- the whole study
+
+
+def plan_study(costs: Costs, cells: Sequence[Cell], rate: float | None, workers: int) -> Plan:
+    """Plan the cells of a study.
+
+    Args:
+        costs: estimates them.
+        cells: of the study.
+        rate: FLOP a second of one worker; None: measured on this machine, at the widest model.
+        workers: cells at a time.
+    """
+    assume, unknown = costs.study.assume, [name for name, size in costs.sizes.items() if not size.known]
+    rated = "`--rate`"
+    if rate is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        width = max(size.width for size in costs.sizes.values())
+        rate, rated = measured_rate(width, assume.tokens, workers, device), f"measured here, {device}; `--rate`"
+    said = [f"Texts without a limit in the study file are taken to be {assume.texts:,} to fit on and "
+            f"{assume.held_out:,} held out; a text has {assume.tokens} tokens (`assume`)."]  # fmt: skip
+    if unknown:
+        said.append(
+            f"{len(unknown)} of {len(costs.sizes)} models cannot be reached and are taken to have {assume.layers} "
+            f"blocks of width {assume.width} (`assume`)."
+        )
+    each = [(cell, costs.of(cell)) for cell in cells]
+    read = {
+        (model.path, cell.task): (size, sum(costs.texts(cell)) * assume.tokens)
+        for cell, cost in each
+        if cost.reading  # of states: attention weights are not stored
+        for model, size in zip(cell.models, costs.size(cell), strict=True)
+    }
+    store = sum(FLOAT * (size.layers + 1) * size.width * tokens for size, tokens in read.values())
+    once = sum(size.reading(tokens) for size, tokens in read.values())
+    passes = 2 * len(read) + sum(cost.passes for _, cost in each if not cost.reading)
+    return Plan(each, rate, workers, float(store), round(passes), once, said, rated)
+
+
+def choose_banks(study: Study, options: CellOptions, sizes: Mapping[str, Size]) -> tuple[Study, list[str]]:
+    """Choose `fit.pairs_at_once`, how many pairs of models share a bank, where a study file leaves it out.
+
+    It follows from widths, sites, maps and `fit.memory` alone, so that cells have the same ids on any machine.
+
+    Args:
+        study: the study.
+        options: what the commands say of their options.
+        sizes: of the models.
+
+    Returns:
+        The study with the number, and how it was chosen, in words.
+    """
+    if study.fit is None or study.fit.pairs_at_once is not None:
+        return study, []
+    single = replace(study, fit=replace(study.fit, pairs_at_once=1))
+    costs = Costs(single, options, sizes)
+    fits = {(cell.task, *costs.size(cell)): cell for cell in expand(single, options) if cell.kind == "fit"}
+    if len({size.width for cell in fits.values() for size in costs.size(cell)}) != 1:
+        return single, ["Each pair of models is fitted by itself, as widths differ."] if fits else []
+    limit = study.fit.memory * 1e9
+    each = [_pair(costs.load(cell)) for cell in fits.values()]
+    most = max(1, min(pairs_within(limit, *pair) for pair in each))
+    sites, a_site, model = max(each, key=lambda pair: pair[0] * pair[1])
+    said = (
+        f"A bank holds {most} pair{'s' if most > 1 else ''} of models within {in_words(limit)} (`fit.memory`): {sites} "
+        f"sites of {in_words(a_site)}, and two models of {in_words(model)}. `fit.pairs_at_once` sets another number."
+    )
+    return replace(study, fit=replace(study.fit, pairs_at_once=most)), [said]
+
+
+def _pair(load: Load) -> tuple[int, int, int]:
+    """Sites of a fit, bytes that training one of them takes, and bytes of a model."""
+    x, y = load.sizes
+    data = load.parsed.data
+    rows = most_rows(data.rows, data.batch_size, data.max_length)
+    sites = len(parse_sites(data.sites, x.layers, y.layers))
+    return sites, bytes_a_site(load.made.model, x.width, y.width, rows), FLOAT * max(x.weights, y.weights)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from argparse import ArgumentError
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
-from functools import cached_property
 from importlib import import_module
 from typing import Any
 
@@ -13,14 +12,22 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from aligners.cli.options import FREE, check_trains, flat, options_of
-from aligners.cli.table import COMMANDS
 from aligners.injection.methods import check_closed_forms
 from aligners.injection.stitching.measuring import StitchingEvaluation
 from aligners.probing.evaluation import ProbeExperiment
 from aligners.similarity.evaluation import SimilarityEvaluation
+from aligners.studies.cells import Cell, merged
 from aligners.studies.kinds import KINDS
 
 __all__ = ["CellOptions"]
+
+CHECKS: dict[str, Callable[[Namespace], object]] = {
+    **dict.fromkeys(("fit", "fit_pairs", "recover", "attention", "finetune", "stitch"), check_trains),
+    "inject": lambda made: check_closed_forms(made.closed_form),
+    "probe": lambda made: ProbeExperiment(**options_of(ProbeExperiment, made)),
+    "similarity": lambda made: SimilarityEvaluation(**options_of(SimilarityEvaluation, made)),
+    "identity": lambda made: StitchingEvaluation(None, **options_of(StitchingEvaluation, made)),
+}
 
 
 class CellOptions:
@@ -31,23 +38,17 @@ class CellOptions:
         self._defaults: dict[str, Namespace] = {}
 
     def parser(self, kind: str) -> ArgumentParser:
-        """The parser of a kind of cell.
-
-        Raises:
-            ValueError: this version has no such command.
-        """
+        """The parser of a kind of cell."""
         if kind not in self._parsers:
             script, command = KINDS[kind].script, KINDS[kind].command
-            if command not in COMMANDS[script]:
-                raise ValueError(f"Expected no `{kind}` in the study: there is no `{script}.py {command}`.")
             self._parsers[kind] = import_module(f"aligners.cli.{script}.{command}").parser()
             self._parsers[kind].exit_on_error = False
+            self._defaults[kind] = self._parsers[kind].get_defaults()
         return self._parsers[kind]
 
     def accepts(self, kind: str, option: str) -> bool:
         """Tell whether a command has an option, by its dotted name."""
-        if kind not in self._defaults:
-            self._defaults[kind] = self.parser(kind).get_defaults()
+        self.parser(kind)
         return option in self._defaults[kind]
 
     def parsed(self, kind: str, options: dict[str, Any]) -> Namespace:
@@ -65,6 +66,17 @@ class CellOptions:
                 f"lists, but: {error}"
             ) from error
 
+    def of(self, cell: Cell, data: Mapping[str, Any]) -> tuple[Namespace, Namespace]:
+        """The options of a cell that name neither models nor cells, as plain values and instantiated.
+
+        Args:
+            cell: the cell.
+            data: data options over which those of the cell take precedence; what its command does not have is left out.
+        """
+        shared = {name: value for name, value in data.items() if self.accepts(cell.kind, f"data.{name}")}
+        parsed = self.parsed(cell.kind, merged({"data": shared}, KINDS[cell.kind].unnamed(cell.options)))
+        return parsed, self.parser(cell.kind).instantiate(parsed)
+
     def resolve(self, kind: str, options: dict[str, Any]) -> dict[str, Any]:
         """Return the options that decide a command's result, by their dotted names, defaults filled in.
 
@@ -73,29 +85,9 @@ class CellOptions:
         """
         parsed = self.parsed(kind, options)
         try:
-            self._check(kind, parsed)
+            made = self.parser(kind).instantiate(parsed)  # this reads no text and no model
+            CHECKS.get(kind, lambda _: None)(made)
         except ValueError as error:
             raise ValueError(f"`{kind}` of the study: {error}") from error
         written = flat(yaml.safe_load(self.parser(kind).dump(parsed)))
         return {name: value for name, value in written.items() if not name.startswith(FREE)}
-
-    def _check(self, kind: str, parsed: Namespace) -> None:
-        """Make what the options describe, which reads no text and no model."""
-        made = self.parser(kind).instantiate(parsed)
-        if kind in self._checks:
-            self._checks[kind](made)
-
-    @cached_property
-    def _checks(self) -> dict[str, Callable[[Namespace], object]]:
-        return {
-            "fit": check_trains,
-            "fit_pairs": check_trains,
-            "recover": check_trains,
-            "attention": check_trains,
-            "finetune": check_trains,
-            "stitch": check_trains,
-            "inject": lambda made: check_closed_forms(made.closed_form),
-            "probe": lambda made: ProbeExperiment(**options_of(ProbeExperiment, made)),
-            "similarity": lambda made: SimilarityEvaluation(**options_of(SimilarityEvaluation, made)),
-            "identity": lambda made: StitchingEvaluation(None, **options_of(StitchingEvaluation, made)),
-        }

@@ -15,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 from aligners.cli import table
@@ -73,7 +74,7 @@ def _run(folder: StudyFolder, cell: dict[str, Any], place: Path) -> dict[str, An
     os.environ["WANDB_RUN_GROUP"] = folder.name
     began = time.perf_counter()
     try:
-        {"train": table.train, "evaluate": table.evaluate}[kind.script](words)
+        getattr(table, kind.script)(words)
     finally:
         _end_run(run)
     found = {} if kind.report is None else json.loads((run / kind.report).read_text(encoding="utf-8"))
@@ -94,8 +95,7 @@ def _words(folder: StudyFolder, cell: dict[str, Any], place: Path) -> list[str]:
     write_text(options, yaml.safe_dump(folder.filled(cell["options"]), sort_keys=False, allow_unicode=True))
     words = ["--config", str(options)]
     if (place / ERROR).is_file():  # from its beginning
-        for name in UNFINISHED:
-            remove(place / name)
+        _tidy(place)
         (place / ERROR).unlink()
     if cell["kind"] == "finetune" or (run / PASSES).is_dir():  # it goes on with what is missing
         return words
@@ -113,9 +113,7 @@ def _end_run(run: Path) -> None:
     release(run)
     os.environ.pop(RANKS_SHARE, None)
     gc.collect()
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()  # of a device that was used
 
 
 def _tidy(place: Path) -> None:

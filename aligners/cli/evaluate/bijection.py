@@ -1,4 +1,8 @@
-"""`evaluate.py bijection`: what being a bijection costs."""
+"""Measure what being a bijection costs between the states of two models.
+
+Maps of equal size are trained for equal numbers of steps on the same rows, and measured on held-out text in both
+directions, beside the least error that a map can have if it is to be good both ways.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +22,7 @@ __all__ = ["parser", "run"]
 
 def parser() -> ArgumentParser:
     """The options."""
-    made = command_parser(
-        "bijection",
-        "Measure what being a bijection costs between the states of two models: maps of equal size are trained for "
-        "equal numbers of steps on the same rows, and measured on held-out text in both directions, beside the least "
-        "error that a map can have if it is to be good both ways.",
-    )
+    made = command_parser("bijection", __doc__)
     made.add_class_arguments(BijectionPrice, None)
     add_data_and_trainer(made, pair_states, batch_size=64)
     made.set_defaults({"data.sites": "1"})

@@ -1,9 +1,13 @@
-"""`evaluate.py inject`: errors of maps, and what a model does with mapped states in place of its own."""
+"""Measure maps on held-out text: their errors, and what a model does with mapped states in place of its own.
+
+Errors are those on the rows that the maps were fitted on. The frozen model is a classifier on texts with labels, or a
+language model; to inject into it, both models must read the same tokens.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -26,19 +30,21 @@ from datamodules.states import States
 __all__ = ["parser", "run"]
 
 
+@dataclass
+class Options:
+    """Which maps.
+
+    Args:
+        checkpoints: Files aligners.ckpt or stitching.ckpt of one pair of models. The data options of the first are this
+            command's defaults. Without an aligners.ckpt, the closed forms are fitted on the spot.
+    """
+
+    checkpoints: list[Path] = field(default_factory=list)
+
+
 def parser() -> ArgumentParser:
     """The options."""
-    made = command_parser(
-        "inject",
-        "Measure maps on held-out text: their errors on the rows that they were fitted on, and what the frozen model "
-        "does with mapped states in place of its own: a classifier on texts with labels, or a language model. For that "
-        "both models must read the same tokens.",
-    )
-    made.add_argument(
-        "--checkpoints", type=list[Path], default=[],
-        help="Files aligners.ckpt or stitching.ckpt of one pair of models. The data options of the first are this "
-        "command's defaults. Without an aligners.ckpt, the closed forms are fitted on the spot.",
-    )  # fmt: skip
+    made = command_parser("inject", __doc__, Options)
     made.add_class_arguments(InjectionEvaluation, None, skip={"stored"})
     add_data_and_trainer(made, pair_states, batch_size=128)
     return made

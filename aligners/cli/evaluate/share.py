@@ -1,13 +1,19 @@
-"""`evaluate.py share`: what a run has trained, as a folder for others, and on the Hub."""
+"""Write what a finished run has trained to a folder that others can load.
+
+That is weights as safetensors, the models that they belong to with their fingerprints, and a card with what was
+measured and what it is not good for. Every option that takes a file of maps takes such a folder, or its name on the
+Hub. Paths and options of this machine are left out.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
-from aligners.cli.options import add_traceback
+from aligners.cli.options import bare_parser
 from aligners.files.shared import is_hub_name
 from aligners.files.whole import check_new_folder
 from aligners.reports.sharing.pretrained import Shared
@@ -16,40 +22,37 @@ from aligners.reports.sharing.run import shared_from_run
 __all__ = ["parser", "run"]
 
 
+@dataclass
+class Options:
+    """What is shared.
+
+    Args:
+        run: Folder of a finished `train.py fit`, `universe`, `join`, `stitch` or `probe`, one of the folders pairs/X--Y
+            of `fit_pairs` or `universe`, or a file of theirs; also a shared folder, or its name on the Hub.
+        folder: New folder to write.
+        report: Folder of the run whose report makes the card. Default: RUN. A fit has figures of its validation texts
+            alone, so name the `evaluate.py inject` that measured it.
+        names: Names under which others find the models, in their order. Default: as in RUN; a folder of this machine by
+            the end of its path.
+        models: Declare it for these models, though it was trained on others. Config and card then say so.
+        license: As the Hub names it, such as mit.
+        push: Upload it under this name, OWNER/NAME, as well.
+        private: Whether an uploaded one is for its owner alone.
+    """
+
+    run: Path
+    folder: Path
+    report: Path | None = None
+    names: list[str] | None = None
+    models: list[str] | None = None
+    license: str | None = None
+    push: str | None = None
+    private: bool = True
+
+
 def parser() -> ArgumentParser:
     """The options."""
-    made = ArgumentParser(
-        description="Write what a finished run has trained to a folder that others can load: weights as safetensors, "
-        "the models that it belongs to with their fingerprints, and a card with what was measured and what it is not "
-        "good for. Every option that takes a file of maps takes such a folder, or its name on the Hub. Paths and "
-        "options of this machine are left out.",
-        usage="%(prog)s RUN FOLDER [options]",
-    )
-    made.add_argument(
-        "run", type=Path,
-        help="Folder of a finished `train.py fit`, `universe`, `join`, `stitch` or `probe`, one of the folders "
-        "pairs/X--Y of `fit_pairs` or `universe`, or a file of theirs; also a shared folder, or its name on the Hub.",
-    )  # fmt: skip
-    made.add_argument("folder", type=Path, help="New folder to write.")
-    made.add_argument(
-        "--report", type=Path | None, default=None,
-        help="Folder of the run whose report makes the card. Default: RUN. A fit has figures of its validation texts "
-        "alone, so name the `evaluate.py inject` that measured it.",
-    )  # fmt: skip
-    made.add_argument(
-        "--names", type=list[str] | None, default=None,
-        help="Names under which others find the models, in their order. Default: as in RUN; a folder of this machine "
-        "by the end of its path.",
-    )  # fmt: skip
-    made.add_argument(
-        "--models", type=list[str] | None, default=None,
-        help="Declare it for these models, though it was trained on others. Config and card then say so.",
-    )  # fmt: skip
-    made.add_argument("--license", type=str | None, default=None, help="As the Hub names it, such as mit.")
-    made.add_argument("--push", type=str | None, default=None, help="Upload it under this name, OWNER/NAME, as well.")
-    made.add_argument("--private", type=bool, default=True, help="Whether an uploaded one is for its owner alone.")
-    add_traceback(made)
-    return made
+    return bare_parser(__doc__, "RUN FOLDER [options]", Options)
 
 
 def run(parser: ArgumentParser, words: Sequence[str]) -> None:

@@ -1,13 +1,17 @@
-"""`evaluate.py show`: a finished run's tables and words, and its page."""
+"""Show the tables and findings of a finished run, and open its report.html.
+
+The page of a run of an earlier version is made now. Nothing is computed anew.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from jsonargparse import ArgumentParser
 
-from aligners.cli.options import add_traceback
+from aligners.cli.options import bare_parser
 from aligners.reports.finished import finished_run
 from aligners.reports.page.run import PAGE, write_page
 from aligners.reports.publishing import show
@@ -16,20 +20,22 @@ from aligners.reports.screen import WhenToOpen, open_where_there_is_a_desktop
 __all__ = ["parser", "run"]
 
 
+@dataclass
+class Options:
+    """What is shown.
+
+    Args:
+        run: Folder of the run.
+        open: Whether to open the page in a browser: `auto` where there is a desktop, `true`, or `false`.
+    """
+
+    run: Path
+    open: WhenToOpen = "auto"
+
+
 def parser() -> ArgumentParser:
     """The options."""
-    made = ArgumentParser(
-        description="Show the tables and findings of a finished run, and open its report.html. The page of a run of an "
-        "earlier version is made now. Nothing is computed anew.",
-        usage="%(prog)s RUN [options]",
-    )
-    made.add_argument("run", type=Path, help="Folder of the run.")
-    made.add_argument(
-        "--open", type=WhenToOpen, default="auto",
-        help="Whether to open the page in a browser: `auto` where there is a desktop, `true`, or `false`.",
-    )  # fmt: skip
-    add_traceback(made)
-    return made
+    return bare_parser(__doc__, "RUN [options]", Options)
 
 
 def run(parser: ArgumentParser, words: Sequence[str]) -> None:

@@ -1,8 +1,13 @@
-"""`evaluate.py similarity`: measures between all layers of two or more models."""
+"""Measure how similar the layers of two or more models are on the same held-out text.
+
+It draws heat maps over all layer pairs, and lines along matching layers, beside one table. The same command with the
+same `--run`, after an interruption, goes on after the last finished pass over the texts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
@@ -21,19 +26,21 @@ __all__ = ["parser", "run"]
 RESULT = "similarity.json"
 
 
+@dataclass
+class Options:
+    """What is reported.
+
+    Args:
+        each_pair: Figures and a table of each pair of models. Default: up to a dozen pairs; one figure for all of more.
+    """
+
+    each_pair: bool | None = None
+
+
 def parser() -> ArgumentParser:
     """The options."""
-    made = command_parser(
-        "similarity",
-        "Measure how similar the layers of two or more models are on the same held-out text: heat maps over all layer "
-        "pairs, lines along matching layers, one table. The same command with the same `--run`, after an interruption, "
-        "goes on after the last finished pass over the texts.",
-    )
+    made = command_parser("similarity", __doc__, Options)
     made.add_class_arguments(SimilarityEvaluation, None)
-    made.add_argument(
-        "--each_pair", type=bool | None, default=None,
-        help="Figures and a table of each pair of models. Default: up to a dozen pairs; one figure for all of more.",
-    )  # fmt: skip
     add_data_and_trainer(made, LayerActivations, batch_size=32)
     return made
 

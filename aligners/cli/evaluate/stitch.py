@@ -1,8 +1,13 @@
-"""`evaluate.py stitch`: what models can do when they are stitched together."""
+"""Stitch models on held-out text and measure the penalty.
+
+With a checkpoint of `train.py stitch`: its layers. Without: identity stitching between any number of models of one
+width, at every block or on the whole grid of site pairs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from jsonargparse import ArgumentParser
@@ -17,24 +22,24 @@ from datamodules.model_texts import stitched_texts
 __all__ = ["parser", "run"]
 
 
+@dataclass
+class Options:
+    """What is stitched.
+
+    Args:
+        checkpoint: File stitching.ckpt. Its data options are this command's defaults.
+        groups: Name -> models, for example those that generalise and those that do not: means are then taken over the
+            routes within and between groups.
+    """
+
+    checkpoint: Path | None = None
+    groups: dict[str, list[str]] | None = None
+
+
 def parser() -> ArgumentParser:
     """The options."""
-    made = command_parser(
-        "stitching",
-        "Stitch models on held-out text and measure the penalty. With a checkpoint of `train.py stitch`: its layers. "
-        "Without: identity stitching between any number of models of one width, at every block or on the whole grid of "
-        "site pairs.",
-    )
+    made = command_parser("stitching", __doc__, Options)
     made.add_class_arguments(StitchingEvaluation, None, skip={"stored"})
-    made.add_argument(
-        "--checkpoint", type=Path | None, default=None,
-        help="File stitching.ckpt. Its data options are this command's defaults.",
-    )  # fmt: skip
-    made.add_argument(
-        "--groups", type=dict[str, list[str]] | None, default=None,
-        help="Name -> models, for example those that generalise and those that do not: means are then taken over the "
-        "routes within and between groups.",
-    )  # fmt: skip
     add_data_and_trainer(made, stitched_texts, batch_size=128)
     return made
 

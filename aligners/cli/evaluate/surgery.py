@@ -1,9 +1,15 @@
-"""`evaluate.py surgery`: classifiers truncated after every layer, and without every span of layers."""
+"""Truncate fine-tuned classifiers after every layer and skip every span of layers, on held-out text.
+
+It measures accuracy with the model's own head (untuned), with a head trained on the states there (tuned), and with one
+trained on the base model's states (tuned_orig, where `data.bases` are named), as Phang et al. 2021, Figures 3 and 4.
+Several models, such as seeds, give a mean and each. Without heads: `--trainer.max_epochs 0`.
+"""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from jsonargparse import ArgumentParser
 
@@ -17,16 +23,20 @@ from datamodules.model_texts import labelled_texts
 __all__ = ["parser", "run"]
 
 
+@dataclass
+class Options:
+    """How it is measured.
+
+    Args:
+        seed: Of the resampling of texts for intervals.
+    """
+
+    seed: int = 0
+
+
 def parser() -> ArgumentParser:
     """The options."""
-    made = command_parser(
-        "surgery",
-        "Truncate fine-tuned classifiers after every layer and skip every span of layers, on held-out text: accuracy "
-        "with the model's own head (untuned), with a head trained on the states there (tuned), and with one trained on "
-        "the base model's states (tuned_orig, where `data.bases` are named), as Phang et al. 2021, Figures 3 and 4. "
-        "Several models, such as seeds, give a mean and each. Without heads: `--trainer.max_epochs 0`.",
-    )
-    made.add_argument("--seed", type=int, default=0, help="Of the resampling of texts for intervals.")
+    made = command_parser("surgery", __doc__, Options)
     made.add_class_arguments(FinetuningRecipe, None)
     add_data_and_trainer(
         made,
@@ -49,8 +59,6 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     begun = start("surgery", parser, options)
     trainer, data = begun.trainer(WriteReport("surgery", begun.folder)), begun.made.data
     if evaluation.heads:
-        warnings.filterwarnings(
-            "ignore", message=".*in eval mode at the start of training.*"
-        )  # the heads have no dropout
+        warnings.filterwarnings("ignore", message=".*in eval mode at the start.*")  # the heads have no dropout
         trainer.fit(evaluation, datamodule=data)
     trainer.test(evaluation, datamodule=data, verbose=False)

@@ -1,4 +1,4 @@
-"""`study.py collect`: the results of all finished cells, in one table of each kind."""
+"""Write the results of all finished cells into one table of each kind, Parquet and CSV."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["parser", "run"]
 
 def parser() -> ArgumentParser:
     """The options."""
-    return folder_parser("Write the results of all finished cells into one table of each kind, Parquet and CSV.")
+    return folder_parser(__doc__)
 
 
 def run(parser: ArgumentParser, words: Sequence[str]) -> None:

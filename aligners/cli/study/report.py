@@ -1,4 +1,4 @@
-"""`study.py report`: the tables and figures of a study."""
+"""Collect the results of a study's cells, and make its tables and figures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["parser", "report_if_possible", "run"]
 
 def parser() -> ArgumentParser:
     """The options."""
-    return folder_parser("Collect the results of a study's cells, and make its tables and figures.")
+    return folder_parser(__doc__)
 
 
 def run(parser: ArgumentParser, words: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""`study.py retry`: a study's failed cells once more, and what needs them."""
+"""Run the failed cells of a study once more, from their beginning, and what needs them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from jsonargparse import ArgumentParser
 
-from aligners.cli.study.run import add_running, go
+from aligners.cli.study.run import Running, go
 from aligners.cli.study.status import folder_parser
 from aligners.studies.folder import StudyFolder
 from aligners.studies.spec import read_study
@@ -16,8 +16,8 @@ __all__ = ["parser", "run"]
 
 def parser() -> ArgumentParser:
     """The options."""
-    made = folder_parser("Run the failed cells of a study once more, from their beginning, and what needs them.")
-    add_running(made)
+    made = folder_parser(__doc__)
+    made.add_class_arguments(Running, None)
     return made
 
 

@@ -1,14 +1,16 @@
-"""`study.py store`: what a folder of stored states holds, whether it is whole, and what can go."""
+"""List the states that `--data.store` has kept in a folder; verify or remove them."""
 
 from __future__ import annotations
 
-from argparse import SUPPRESS
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
 from jsonargparse import ArgumentParser
 
+from aligners.cli.options import bare_parser
+from aligners.errors import check_known, check_range
 from aligners.files.room import in_words
 from aligners.progress import track
 from aligners.reports.screen import TitledTable, say, screen
@@ -17,30 +19,31 @@ from datamodules.store.keeping import Kept, damages, kept_in, remove, remove_dow
 __all__ = ["parser", "run"]
 
 
+@dataclass
+class Options:
+    """What is done.
+
+    Args:
+        remove: Names of stores to remove, as they are listed: '[3f2a..., ...]'.
+        keep: Remove the least recently used stores until at most this many GB are left; 0 removes all.
+    """
+
+    remove: list[str] = field(default_factory=list)
+    keep: float | None = None
+
+
 def parser() -> ArgumentParser:
     """The options."""
-    made = ArgumentParser(
-        description="List the states that `--data.store` has kept in a folder; verify or remove them.",
-        usage="%(prog)s --folder FOLDER [options]",
-    )
+    made = bare_parser(__doc__, "--folder FOLDER [options]", Options)
     made.add_argument("--folder", type=Path, required=True, help="The folder that `--data.store` named.")
     made.add_argument("--verify", action="store_true", help="Read everything, and say which files are damaged.")
-    made.add_argument(
-        "--remove", type=list[str], default=[], help="Names of stores to remove, as they are listed: '[3f2a..., ...]'."
-    )
-    made.add_argument(
-        "--keep", type=float | None, default=None,
-        help="Remove the least recently used stores until at most this many GB are left; 0 removes all.",
-    )  # fmt: skip
-    made.add_argument("--traceback", action="store_true", default=SUPPRESS, help="Show the traceback of every error.")
     return made
 
 
 def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     """Remove what is to go, verify what is left if asked to, and list it."""
     options = parser.parse_args(words)
-    if options.keep is not None and options.keep < 0:
-        raise ValueError(f"Expected `keep` to be a number of GB of at least 0, but got {options.keep:g}.")
+    check_range(least=0, keep=options.keep)
     _remove_named(options.folder, options.remove)
     if options.keep is not None:
         for kept in remove_down_to(options.folder, options.keep * 1e9):
@@ -53,12 +56,7 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
 
 def _remove_named(folder: Path, names: Sequence[str]) -> None:
     known = {kept.folder.name: kept for kept in kept_in(folder)}
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise ValueError(
-            f"Expected `remove` to name stores in {folder}, but got {', '.join(unknown)}. It holds "
-            f"{', '.join(known) or 'none'}."
-        )
+    check_known(known, remove=names)
     for name in names:
         if not remove(known[name]):
             raise ValueError(f"{known[name].folder} is being written. Wait until that has ended, and remove it then.")

@@ -1,28 +1,37 @@
-"""`study.py workspace`: a view of all runs of a project at W&B."""
+"""Save a view of all runs of a W&B project: errors of maps, stitching penalties, figures, tables.
+
+They are grouped by study and kind of job. It needs a network and `wandb login`, and sends nothing but the view.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from jsonargparse import ArgumentParser
 
-from aligners.cli.options import add_traceback
+from aligners.cli.options import bare_parser
 from aligners.reports.tracking import CURVES, PROJECT, logged_in, workspace
 
 __all__ = ["parser", "run"]
 
 
+@dataclass
+class Options:
+    """Whose runs.
+
+    Args:
+        entity: User or team at W&B.
+        project: In which the runs are.
+    """
+
+    entity: str
+    project: str = PROJECT
+
+
 def parser() -> ArgumentParser:
     """The options."""
-    made = ArgumentParser(
-        description="Save a view of all runs of a W&B project: errors of maps, stitching penalties, figures, tables, "
-        "grouped by study and kind of job. It needs a network and `wandb login`, and sends nothing but the view.",
-        usage="%(prog)s ENTITY [options]",
-    )
-    made.add_argument("entity", type=str, help="User or team at W&B.")
-    made.add_argument("--project", type=str, default=PROJECT, help="In which the runs are.")
-    add_traceback(made)
-    return made
+    return bare_parser(__doc__, "ENTITY [options]", Options)
 
 
 def run(parser: ArgumentParser, words: Sequence[str]) -> None:

@@ -1,9 +1,13 @@
-"""`train.py finetune`: any number of seeds of a classifier, with blocks frozen or left out."""
+"""Fine-tune classifiers: every base model, seed and variant.
+
+Each ends as a model folder VARIANT/seed-SEED of the run, written whole, with its figures in finetuned.json. The same
+command with the same `--run`, after an interruption, goes on with what is missing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import yaml
@@ -13,7 +17,7 @@ from aligners.cli.endings import goes_on_with
 from aligners.cli.folders import is_begun, rank, try_run_folder
 from aligners.cli.options import add_data_and_trainer, check_begun, check_trains, command_parser, options_of
 from aligners.cli.run import instantiate, start
-from aligners.finetuning.jobs import FINISHED, Job, finished_row, train
+from aligners.finetuning.jobs import Job, finished_row, train
 from aligners.finetuning.training import FinetuningRecipe
 from aligners.finetuning.variants import parse_variants
 from aligners.injection.scoring.task_scores import choose_score, task_score
@@ -27,23 +31,23 @@ from datamodules.model_texts import ModelTexts, labelled_texts
 __all__ = ["parser", "plan", "run"]
 
 
+@dataclass
+class Options:
+    """Which classifiers.
+
+    Args:
+        seeds: How many (3: 0, 1, 2), or which ([5, 7]). A seed decides the head, the order of texts and dropout.
+        variants: Any of none, bottom:4 (the embeddings and the bottom 4 blocks frozen), top:4, layers:3 (only the
+            bottom 3 blocks are there); bottom:all, top:all, layers:all.
+    """
+
+    seeds: int | list[int] = 1
+    variants: list[str] = field(default_factory=lambda: ["none"])
+
+
 def parser() -> ArgumentParser:
     """The options."""
-    made = command_parser(
-        "finetune",
-        "Fine-tune classifiers: every base model, seed and variant. Each ends as a model folder VARIANT/seed-SEED of "
-        f"the run, written whole, with its figures in {FINISHED}. The same command with the same `--run`, after an "
-        "interruption, goes on with what is missing.",
-    )
-    made.add_argument(
-        "--seeds", type=int | list[int], default=1,
-        help="How many (3: 0, 1, 2), or which ([5, 7]). A seed decides the head, the order of texts and dropout.",
-    )  # fmt: skip
-    made.add_argument(
-        "--variants", type=list[str], default=["none"],
-        help="Any of none, bottom:4 (the embeddings and the bottom 4 blocks frozen), top:4, layers:3 (only the bottom "
-        "3 blocks are there); bottom:all, top:all, layers:all.",
-    )  # fmt: skip
+    made = command_parser("finetune", __doc__, Options)
     made.add_class_arguments(FinetuningRecipe, None)
     add_data_and_trainer(
         made,

@@ -1,4 +1,4 @@
-"""`train.py stitch`: layers trained through frozen tails, then measured on the held-out texts."""
+"""Train stitching layers through frozen tails, then measure them on the held-out texts and report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["parser", "run"]
 
 def parser() -> ArgumentParser:
     """The options."""
-    made = command_parser("stitch", "Train stitching layers, then measure them on the held-out texts and report.")
+    made = command_parser("stitch", __doc__)
     add_training(
         made,
         Stitching,
@@ -42,7 +42,6 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     check_goes_on(options.ckpt_path, "stitch", STITCHING)
     begun = start("stitch", parser, options)
     model, data, saving = begun.made.model, begun.made.data, begun.made.checkpoint.inside(begun.folder)
-    # The best layers are restored before they are saved.
     trainer = begun.trainer(begun.made.early_stopping, saving, WriteReport("stitching", begun.folder))
     trainer.fit(model, datamodule=data, ckpt_path=options.ckpt_path, weights_only=True)
     stored = replace(model.stored().freeze(), path=saving.folder / "stitching.ckpt")

@@ -1,4 +1,4 @@
-"""`train.py untrained`: a model's untrained twin, as a folder that every command reads."""
+"""Save a model's untrained twin in model/: the same config, with weights drawn at random."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["parser", "run"]
 
 def parser() -> ArgumentParser:
     """The options."""
-    made = command_parser("untrained", "Save a model of the same config with weights drawn at random, in model/.")
+    made = command_parser("untrained", __doc__)
     made.add_class_arguments(LayerActivations, "data", sub_configs=True)
     made.add_argument("--seed", type=int, default=0, help="Of the weights.")
     made.set_defaults({"data.models": ["embedded:0"], "data.max_length": 2})  # nothing is read

@@ -133,7 +133,7 @@ def as_typed(script: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> 
         ("train finetune", ["--trainer.limit_train_batches", "0"], "`trainer.limit_train_batches` to be at least 1"),
         ("train stitch", ["--trainer.max_steps", "0"], "`trainer.max_steps` to be at least 1, but got 0"),
         ("train validate", ["--model.warmup", "2"], "`warmup` to be a share"),
-        ("train fit", ["--seed_everything", "4294967296"], "`seed_everything` between 0 and 4294967295"),
+        ("train fit", ["--seed_everything", "4294967296"], "`seed_everything` to be at least 0 and at most 4294967295"),
         ("train fit", ["--data.site", "all"], "--data.site"),  # refused by jsonargparse
     ],
     ids=lambda value: value if isinstance(value, str) and " " in value else "",

@@ -6,10 +6,10 @@ from typing import Any
 
 import pandas as pd
 
+from aligners.cli.study.status import failures, status_table
 from aligners.studies.cells import Cell
 from aligners.studies.collecting import collect, tables
 from aligners.studies.folder import StudyFolder
-from aligners.studies.status import failures, status_table
 from tests.cells import begun, finish
 
 KEYS = ["cell", "kind", "task", "stage", "model_x", "model_y", "stage_x", "stage_y"]

@@ -158,7 +158,7 @@ def test_a_cell_of_a_study_on_ray(cluster: str, world: World, tmp_path: Path, mo
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
-        ("thread", {}, "`executor` out of processes, slurm, ray, but got 'thread'"),
+        ("thread", {}, "`executor` to be one of processes, slurm, ray, but got 'thread'"),
         ("processes", {"speed": 3}, "`executor_options` of 'processes'.*speed"),
         ("slurm", {"cluster": "local", "speed": 3}, "`executor_options` of 'slurm'.*speed"),
     ],

@@ -142,7 +142,7 @@ def test_a_result_that_arrives_meanwhile_is_taken(tmp_path: Path, monkeypatch: p
     schedule = Schedule(folder, [first, *(cell for cell in cells if cell != first)], run, print)
     schedule.run(Inline(), 1)
     assert sorted(ran) == sorted({cell.id for cell in cells} - {*inject.needs, inject.id})
-    assert schedule.states["done"] == len(cells)
+    assert schedule.ended.total() == len(cells)
     assert schedule.left() == 0
 
 

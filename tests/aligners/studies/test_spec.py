@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from aligners.studies.spec import Models, Pairs, check_keys
+from aligners.studies.spec import Models, Pairs
 from tests.cells import study_of
 
 
@@ -36,7 +36,7 @@ def test_pairs() -> None:
 @pytest.mark.parametrize(
     ("pairs", "said"),
     [
-        ({"random": 4}, "between 1 and 3, the pairs that 3 models have, but got 4"),
+        ({"random": 4}, "`pairs.random` to be at least 1 and at most 3, but got 4"),
         ({"given": [["m0", "m9"]]}, r"two of the models m0, m1, m2, but got \['m0', 'm9'\]"),
         ({"given": [["m0"]]}, r"but got \['m0'\]"),
     ],
@@ -52,11 +52,11 @@ def test_a_pair_that_does_not_exist_is_refused(pairs: dict[str, Any], said: str)
         ({"name": "a/b"}, "`name` to be the name of a folder"),
         ({"tasks": {}}, "`tasks` to name at least one"),
         ({"stages": ["finetuned"]}, "`finetune` to say how"),
-        ({"fit": {"stages": ["random"]}}, "`fit.stages` out of pretrained"),
+        ({"fit": {"stages": ["random"]}}, "`fit.stages` out of pretrained, but got random"),
         ({"inject": {"tasks": ["u"]}}, "`inject.tasks` out of t, .* got u"),
-        ({"models": {"names": ["a"], "groups": {"g": ["b"]}}}, "`models.groups` of models, but g has b"),
+        ({"models": {"names": ["a"], "groups": {"g": ["b"]}}}, "`models.groups.g` out of a, but got b"),
         ({"finetune": {"copies": 0}}, "`finetune.copies` to be at least 1"),
-        ({"fit": {"memory": 0}}, "`fit.memory` to be a number of GB above 0"),
+        ({"fit": {"memory": 0}}, "`fit.memory` to be above 0"),
         ({"surgery": {}}, "`stages` to have finetuned, as `surgery`"),
     ],
 )
@@ -76,7 +76,7 @@ def test_a_study_that_contradicts_itself_is_refused(changes: dict[str, Any], sai
 )
 def test_an_unknown_key_is_refused_with_what_is_known(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        check_keys(given)
+        study_of(**given)
 
 
 def test_copies_are_models_of_the_fine_tuned_stage_alone() -> None:

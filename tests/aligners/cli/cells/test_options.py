@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from aligners.cli.cells.banks import choose_banks
 from aligners.cli.cells.checks import model_sizes
-from aligners.cli.cells.costs import Costs, plan_study
+from aligners.cli.cells.costs import Costs, choose_banks, plan_study
 from aligners.cli.cells.options import CellOptions
 from aligners.studies.cells import Cell, expand
 from aligners.studies.plan import START, Plan

@@ -43,7 +43,7 @@ def run(
     world: World, folder: Path, *callbacks: pl.Callback, resume: Path | None = None, layers: Any = MIXED, **given: Any
 ) -> Stitching:
     steps = {"max_steps": STEPS, "val_check_interval": INTERVAL}
-    watching = [BestPerSite(), SaveStitching(folder), *callbacks]
+    watching = [SaveStitching(folder), BestPerSite(), *callbacks]  # in whatever order
     usual = {"routes": "different", "batch_size": 29}
     module = train(world, layers, resume=resume, trainer={**steps, "callbacks": watching}, **usual | given)
     assert module.trainer.num_training_batches == BATCHES

@@ -1,0 +1,67 @@
+"""Errors that a user can mend, and checks of numbers and names that raise them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+__all__ = ["UserError", "check_known", "check_range"]
+
+
+class UserError(ValueError):
+    """An error that other options, data or files mend; commands show its message without a traceback."""
+
+
+def check_range(
+    *, least: float | None = None, above: float | None = None, most: float | None = None, below: float | None = None,
+    **given: Any,
+) -> None:  # fmt: skip
+    """Raise unless every number is within the limits that are given.
+
+    Args:
+        least: every number is at least this.
+        above: every number is greater than this.
+        most: every number is at most this.
+        below: every number is less than this.
+        given: name of an argument -> its value, or a list of values. None is an argument left out, and passes.
+
+    Raises:
+        UserError: names the first argument with a value outside the limits, which NaN is, or with an empty list.
+
+    >>> check_range(least=0, below=1, warmup=0.1, share=None)
+    >>> check_range(least=1, steps=[100, 0])
+    Traceback (most recent call last):
+    aligners.errors.UserError: Expected `steps` to be at least 1, but got [100, 0].
+    """
+    known = [(operator.ge, "at least", least), (operator.gt, "above", above)]
+    known += [(operator.le, "at most", most), (operator.lt, "below", below)]
+    limits = [(holds, word, limit) for holds, word, limit in known if limit is not None]
+    for name, value in given.items():
+        values = list(value) if isinstance(value, Iterable) else [value]
+        if not values or not all(each is None or holds(each, limit) for each in values for holds, _, limit in limits):
+            expected = " and ".join(f"{word} {limit}" for _, word, limit in limits)
+            raise UserError(f"Expected `{name}` to be {expected}, but got {value}.")
+
+
+def check_known(known: Iterable[str], **given: str | Iterable[str] | None) -> None:
+    """Raise unless every name is a known one.
+
+    Args:
+        known: all names that there are.
+        given: name of an argument -> its value, or several. None is an argument left out, and passes.
+
+    Raises:
+        UserError: says which are unknown, and what is known.
+
+    >>> check_known(["linear", "mlp"], maps=["mlp", "cca"])
+    Traceback (most recent call last):
+    aligners.errors.UserError: Expected `maps` out of linear, mlp, but got cca.
+    """
+    known = list(known)
+    for name, value in given.items():
+        if isinstance(value, str) and value not in known:
+            raise UserError(f"Expected `{name}` to be one of {', '.join(known)}, but got {value!r}.")
+        unknown = [] if isinstance(value, str) else [each for each in value or () if each not in known]
+        if unknown:
+            raise UserError(f"Expected `{name}` out of {', '.join(known) or 'none'}, but got {', '.join(unknown)}.")
