@@ -11,20 +11,10 @@ import yaml
 
 from aligners.cli.study import run as running
 from aligners.cli.table import study, train
-from aligners.cli.train.probe import parser
 from datamodules.text.sources import TextSource
 from tests.cells import Inline
 from tests.shell import ROOT
 from tests.world import World
-
-CONFIGS = sorted((ROOT / "aligners" / "configs" / "probe").glob("*.yaml"))
-
-
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
-def test_configs_are_understood(config: Path) -> None:
-    given = parser().parse_args(["--config", str(config), "--data.text.source", "en_ewt-ud-train.conllu"])
-    assert given.tasks
-    assert all("/" in name for name in given.data.models)
 
 
 def test_base_and_fine_tuned_models_stand_side_by_side(
