@@ -42,8 +42,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are tiny: threads co
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """First the files that start processes: the longest, which nobody should wait for at the end."""
-    items.sort(key=lambda item: not {"command", "two_ranks"} & set(vars(getattr(item, "module", item))))
+    """First the files that start processes or run studies: the longest, which nobody should wait for at the end."""
+    long = {"command", "Started", "Torture", "two_ranks", "PROCESSES", "study"}
+    items.sort(key=lambda item: not long & set(vars(getattr(item, "module", item))))
 
 
 @pytest.fixture(scope="session", autouse=True)

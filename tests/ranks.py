@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities import rank_zero_only
 
-from tests.processes import HANGS, PROCESSES
+from tests.processes import PROCESSES, all_ended, as_rank, rank_addresses
 
 __all__ = ["two_ranks"]
 
@@ -25,29 +22,18 @@ def two_ranks(work: Callable[[int], Any], folder: Path, *, meet: bool = True) ->
         folder: an empty one.
         meet: make the process group before it is called; otherwise that is left to Lightning.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = int(free.getsockname()[1])
-    ranks = [PROCESSES.Process(target=_run, args=(rank, work, folder, meet, port)) for rank in range(2)]
-    for rank in ranks:
-        rank.start()
-    try:
-        running = ranks
-        while running and not any(rank.exitcode for rank in ranks):  # one that fails leaves the other waiting
-            assert wait([rank.sentinel for rank in running], HANGS)
-            running = [rank for rank in running if rank.exitcode is None]
-        assert [rank.exitcode for rank in ranks] == [0, 0]
-    finally:
-        for rank in ranks:
-            rank.kill()
+    addresses = enumerate(rank_addresses(2))
+    ranks = [PROCESSES.Process(target=_run, args=(rank, work, folder, meet, own)) for rank, own in addresses]
+    for process in ranks:
+        process.start()
+    assert all_ended(ranks) == [0, 0]
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
 
 
-def _run(rank: int, work: Callable[[int], Any], folder: Path, meet: bool, port: int) -> None:
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ |= {"LOCAL_RANK": str(rank), "NODE_RANK": "0", "WORLD_SIZE": "2", **address}
+def _run(rank: int, work: Callable[[int], Any], folder: Path, meet: bool, address: dict[str, str]) -> None:
+    os.environ |= address
     os.environ.pop("ALIGNERS_RUN_FOLDER", None)  # of what the test has run before
-    rank_zero_only.rank = rank  # as where it is imported under this address
+    as_rank()
     if meet:
         torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     torch.save(work(rank), folder / f"{rank}.pt")

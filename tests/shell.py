@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-from tests.processes import HANGS
+from tests.processes import ROOT, Started, all_ended, rank_addresses
 
 __all__ = ["ROOT", "TWO_RANKS", "WARNED", "command", "metrics", "options"]
 
-ROOT = Path(__file__).parent.parent
 TWO_RANKS = ["--trainer.devices", "2", "--trainer.strategy", "ddp"]
 WARNED = re.compile(r"^.*(?:Warning: |WARNING ).*$", re.MULTILINE)
 
@@ -26,24 +22,20 @@ def options(**values: Any) -> list[str]:
     return [word for name, v in each for word in (f"--{name}", v if isinstance(v, str) else json.dumps(v))]
 
 
-def command(folder: Path, *arguments: str) -> Path:
-    """Run a command in `folder`; the one run folder that it has made."""
+def command(folder: Path, script: str, *words: str, ranks: int = 1) -> Path:
+    """Run a command in `folder`, on one rank or on two; the one run folder that it has made."""
     before = set(folder.glob("runs/*"))
-    own = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}  # of this process: it may end
-    done = subprocess.run(
-        [sys.executable, str(ROOT / arguments[0]), *arguments[1:]],
-        cwd=folder,
-        env=own,
-        capture_output=True,
-        text=True,
-        timeout=HANGS,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert "sync_dist" not in done.stderr
-    assert WARNED.findall(done.stderr) == []  # of no rank: nobody could act on it here
+    addresses = [{}] if ranks == 1 else rank_addresses(ranks)
+    given = [*words, *(TWO_RANKS if ranks == 2 else ())]
+    each = [Started(folder, script, *given, environment=address) for address in addresses]
+    ends = all_ended([started.process for started in each])
+    out, err = ("".join(said) for said in zip(*(started.printed() for started in each), strict=True))
+    assert not any(ends), out[-3000:] + err[-3000:]
+    assert "sync_dist" not in err
+    assert WARNED.findall(err) == []  # of no rank: nobody could act on it here
     (made,) = set(folder.glob("runs/*")) - before
     assert len(list(made.glob("wandb/offline-run-*/run-*.wandb"))) == 1  # whatever the number of ranks
-    (made / "screen.txt").write_text(done.stdout)
+    (made / "screen.txt").write_text(out)
     return made
 
 

@@ -1,4 +1,4 @@
-"""`train.py stitch` and `evaluate.py stitch` as users type them, in one process and in two."""
+"""`train.py stitch` and `evaluate.py stitch` as users type them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from aligners.cli.table import evaluate, train
+from aligners.cli.table import evaluate
 from aligners.fitting.storage.bank import load_bank
-from datamodules import frozen_models, module
-from tests.shell import TWO_RANKS, command, metrics, options
+from tests.shell import command, options
 from tests.tiny import tiny_folder
 from tests.world import TEST_TEXTS, World
 
@@ -39,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(world: World, folder: Path) -> Path:
-    return command(folder, "train.py", "stitch", *train_options(world))
+    return command(folder, "train", "stitch", *train_options(world))
 
 
 def refuse(constant: str) -> None:
@@ -65,7 +64,7 @@ def test_a_layer_that_no_step_improves_is_called_untrained(world: World, tmp_pat
     """At a rate of almost nothing, validation sees no change."""
     rate = ["--model.optimizer", "torch.optim.SGD", "--model.optimizer.lr", "1e-30"]
     one = options(model__layers={"affine": "AffineLayer"})
-    run = command(tmp_path, "train.py", "stitch", *train_options(world), *one, *rate)
+    run = command(tmp_path, "train", "stitch", *train_options(world), *one, *rate)
     outcomes = {row["training"] for row in report(run)["rows"] if row["method"] == "affine"}
     assert len(outcomes) == 1
     assert outcomes.pop().startswith("untrained start (")
@@ -99,27 +98,6 @@ def test_training_leaves_all_that_a_run_should(world: World, trained: Path) -> N
     assert world.model_x in (trained / "config.yaml").read_text()
 
 
-def test_two_ranks_train_and_report_what_one_does(world: World, trained: Path, folder: Path) -> None:
-    run = command(folder, "train.py", "stitch", *train_options(world), *TWO_RANKS)
-    one, two = report(trained), report(run)
-    assert two["meta"]["ranks"] == 2
-    close(two["rows"], one["rows"], 1e-4)
-    close(two["curves"], one["curves"], 1e-4)
-    expected, found = ({k: v for k, v in metrics(each).items() if k.startswith("step/")} for each in (trained, run))
-    assert len(expected) == len(LAYERS) * 4 * 2  # routes, sites
-    assert found == pytest.approx(expected, rel=1e-4)
-
-
-def test_what_was_trained_is_measured_again_from_its_file_by_two_ranks(trained: Path, folder: Path) -> None:
-    checkpoint = str(trained / "stitching.ckpt")
-    run = command(folder, "evaluate.py", "stitch", "--checkpoint", checkpoint, *CPU, *TWO_RANKS)
-    assert run.name.startswith("stitching-")
-    again, first = report(run), report(trained)
-    close(again["rows"], first["rows"], 1e-6)  # without naming the models and texts again, in batches of other sizes
-    assert again["curves"] == first["curves"]
-    assert (again["meta"]["batch_size"], again["meta"]["ranks"]) == (128, 2)
-
-
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
@@ -128,6 +106,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 QUIET = ["--trainer.logger", "false", "--trainer.enable_progress_bar", "false"]
+
+
+def test_what_was_trained_is_measured_again_from_its_file(trained: Path, here: Path) -> None:
+    evaluate(["stitch", "--checkpoint", str(trained / "stitching.ckpt"), *CPU, *QUIET, "--run", str(here / "again")])
+    again, first = report(here / "again"), report(trained)
+    close(again["rows"], first["rows"], 1e-6)  # without naming the models and texts again, in batches of other sizes
+    assert again["curves"] == first["curves"]
+    assert again["meta"]["batch_size"] == 128
 
 
 def test_many_models_are_compared_without_training(world: World, here: Path) -> None:
@@ -174,59 +160,3 @@ def test_layers_are_injected_from_their_file(trained: Path, here: Path) -> None:
                 (same,) = [each for each in first if place.items() <= each.items()]
                 for column in ("loss", "penalty", "accuracy", "agreement", "penalty_low"):
                     assert row[column] == pytest.approx(same[column], rel=1e-6, abs=1e-6), (place, column)
-
-
-def test_a_run_goes_on_from_its_last_file(world: World, trained: Path, here: Path) -> None:
-    more = [*train_options(world), "--trainer.max_steps", "8", *QUIET, "--run", str(here / "more")]
-    train(["stitch", *more, "--ckpt_path", str(trained / "last.ckpt")])
-    assert torch.load(here / "more" / "last.ckpt", weights_only=True)["global_step"] == 8
-    whole = report(here / "more")
-    assert {point["step"] for point in whole["curves"]} == {0, 3, 6, 8}
-    before = [point for point in whole["curves"] if point["step"] <= 6]
-    assert before == report(trained)["curves"]
-
-
-def test_the_command_line_overrules_what_a_checkpoint_says_of_the_data(trained: Path, here: Path) -> None:
-    checkpoint = str(trained / "stitching.ckpt")
-    fewer = ["--data.text.max_texts", "11", "--data.batch_size", "4", "--routes", "forward", "--identity", "false"]
-    evaluate(["stitch", "--checkpoint", checkpoint, *fewer, *CPU, *QUIET, "--run", str(here / "new")])
-    whole = report(here / "new")
-    assert {row["n_texts"] for row in whole["rows"]} == {11}
-    assert len(whole["rows"]) == 1 + 2 * 2
-    for other, says in (("nothing.ckpt", "no such file"), (str(trained / "config.yaml"), "cannot be read")):
-        with pytest.raises(ValueError, match=says):
-            evaluate(["stitch", "--checkpoint", other])
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        ["--data.site", "all"],
-        ["--data.models", '["only"]'],
-        ["--data.masked_share", "2"],
-        ["--model.routes", "backward"],
-        ["--model.layers", '{"affine": "Refine"}'],
-        ["--model.layers", '{"affine": {"class_path": "AffineLayer", "init_args": {"nrom": true}}}'],
-        ["--model.loss.task", "-1"],
-        ["--model.loss", '{"task": 0}'],
-        ["--model.start_batches", "-1"],
-        ["--model.schedule", "step"],
-    ],
-    ids=" ".join,
-)
-def test_a_wrong_option_fails_before_anything_is_loaded(
-    wrong: list[str], here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def touched(*_: Any, **__: Any) -> None:
-        raise AssertionError("something was loaded")
-
-    monkeypatch.setattr(module, "load_texts", touched)
-    for name in ("load_frozen", "embedded_model"):
-        monkeypatch.setattr(frozen_models, name, touched)
-    with pytest.raises((SystemExit, ValueError)) as done:
-        train(["stitch", *wrong])
-    said = capsys.readouterr().err + str(done.value)
-    if isinstance(done.value, SystemExit):
-        assert done.value.code == 2
-    assert wrong[0].removeprefix("--").split(".")[1] in said
-    assert list(here.iterdir()) == []

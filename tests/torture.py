@@ -21,8 +21,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ import yaml
 from matplotlib import image
 from safetensors import safe_open
 
-from tests.processes import HANGS, PROCESSES
+from tests.processes import Started
 from tests.world import World, make_world
 
 MAPS = {
@@ -178,58 +180,33 @@ def strays(folder: Path) -> list[str]:
 # ---------------------------------------------------------------------- processes
 
 
-def _run(script: str, words: list[str], place: Path, screen: Path, most: int | None) -> None:
-    """In the process: the command, its screen in a file, no file of its own above a size."""
-    with screen.open("w") as file:
-        for stream in (1, 2):
-            os.dup2(file.fileno(), stream)
-    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
-    os.environ |= {"ALIGNERS_CACHE": str(place / "cache"), "WANDB_MODE": "offline", "OMP_NUM_THREADS": "1"}
-    os.environ.pop("ALIGNERS_RUN_FOLDER", None)
-    torch.set_num_threads(1)
-    if most is not None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-    from aligners.cli import table
-
-    sys.argv = [f"{script}.py", *words]
-    getattr(table, script)()
-
-
-class Started:
-    """A command in a process of its own.
+def begun(job: Job, run: Path, more: Sequence[str] = (), most: int | None = None) -> Started:
+    """Start a job, with a cache beside the folder of its run.
 
     Args:
         job: which.
-        run: folder of the run; its parent holds the cache and the screen.
+        run: folder of the run.
         more: further words.
         most: bytes that a file may have.
     """
+    environment = {"ALIGNERS_CACHE": str(run.parent / "cache"), "WANDB_MODE": "offline"}
+    words, limited = [*job.words, "--run", str(run), *more], partial(limited_files, most)
+    return Started(run.parent, job.script, *words, around=limited, environment=environment)
 
-    def __init__(self, job: Job, run: Path, more: Sequence[str] = (), most: int | None = None) -> None:
-        self.screen = run.with_name(f"{run.name}-{time.monotonic_ns()}.txt")
-        words = [*job.words, "--run", str(run), *more]
-        self.process = PROCESSES.Process(target=_run, args=(job.script, words, run.parent, self.screen, most))
-        self.process.start()
 
-    def signal(self, number: int) -> None:
-        """Send a signal, if there is still a process to get it."""
-        if self.process.is_alive() and self.process.pid is not None:
-            os.kill(self.process.pid, number)
+@contextmanager
+def limited_files(most: int | None) -> Iterator[None]:
+    """Within it, no file of this process may be above a size, if there is one."""
+    if most is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    yield
 
-    def end(self) -> int:
-        """Wait for its end; the exit status."""
-        self.process.join(HANGS)
-        assert self.process.exitcode is not None, "hangs"
-        return self.process.exitcode
 
-    def said(self) -> str:
-        """What it has printed."""
-        return self.screen.read_text(errors="replace") if self.screen.exists() else ""
-
-    def lies(self) -> list[str]:
-        """Files that it called saved and that are not there or not whole."""
-        saved = [Path(line.removeprefix("Saved ")) for line in self.said().splitlines() if line.startswith("Saved ")]
-        return [str(path) for path in saved if not path.is_file() or broken(path.parent)]
+def lies(started: Started) -> list[str]:
+    """Files that a command called saved and that are not there or not whole."""
+    said = started.said().splitlines()
+    saved = [Path(line.removeprefix("Saved ")) for line in said if line.startswith("Saved ")]
+    return [str(path) for path in saved if not path.is_file() or broken(path.parent)]
 
 
 # ---------------------------------------------------------------------- torture
@@ -260,7 +237,7 @@ class Torture:
         """What an undisturbed run leaves."""
         if name not in self._expected:
             run, began = self.place(name) / "run", time.monotonic()
-            started = Started(self.jobs[name], run)
+            started = begun(self.jobs[name], run)
             assert started.end() == 0, started.said()
             self._seconds[name] = time.monotonic() - began
             self._expected[name] = self.jobs[name].outcome(run)
@@ -272,7 +249,7 @@ class Torture:
         """Stop a job by a signal at a random moment, look at what is there, let it go on. Whether it was in time."""
         self.expected(name)
         run = self.place(name) / "run"
-        started = Started(self.jobs[name], run)
+        started = begun(self.jobs[name], run)
         time.sleep(self.draw.uniform(0.05, 1.0) * self._seconds[name])
         started.signal(number)
         status = started.end()
@@ -288,7 +265,7 @@ class Torture:
         """Run a job where no file may have more than some size, then again where it may."""
         self.expected(name)
         run = self.place(name) / "run"
-        started = Started(self.jobs[name], run, ["--trainer.logger", "false"], most=int(2 ** self.draw.uniform(10, 17)))
+        started = begun(self.jobs[name], run, ["--trainer.logger", "false"], most=int(2 ** self.draw.uniform(10, 17)))
         status = started.end()
         self._note(name, "full disk")
         if status == 0:
@@ -301,7 +278,7 @@ class Torture:
     def race(self, name: str, starts: int) -> None:
         """Start a job so many times at once with one folder: one of them has it, the others say so."""
         expected, run = self.expected(name), self.place(name) / "run"
-        all_of_them = [Started(self.jobs[name], run) for _ in range(starts)]
+        all_of_them = [begun(self.jobs[name], run) for _ in range(starts)]
         ends = [started.end() for started in all_of_them]
         self.counts[f"{name}: starts at once"] += starts
         self.counts[f"{name}: of these went on"] += ends.count(0)
@@ -322,7 +299,7 @@ class Torture:
             self._note(name, "went on")
         finished = run
         if not done:
-            started = Started(job, again, more)
+            started = begun(job, again, more)
             if started.end() != 0:
                 self._fault(f"{name}: run again, it ended with an error: {started.said()[-1500:]}")
                 return
@@ -343,7 +320,7 @@ class Torture:
     def _look(self, name: str, place: Path, started: Started) -> None:
         for fault in broken(place):
             self._fault(f"{name}: half-written: {fault}")
-        for lie in started.lies():
+        for lie in lies(started):
             self._fault(f"{name}: called saved: {lie}")
 
     def _note(self, name: str, what: str) -> None:
@@ -366,6 +343,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the counts there too")
     parser.add_argument("--folder", type=Path, help="work there; default: a temporary folder, removed at the end")
     options = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"  # of the server of processes, and so of all
     began, folder = time.monotonic(), options.folder or Path(tempfile.mkdtemp())
     folder.mkdir(parents=True, exist_ok=True)
     torture = Torture(folder, options.seed)

@@ -250,6 +250,16 @@ def test_closed_forms_and_starting_points_know_only_their_site(case: str) -> Non
         torch.testing.assert_close(bank(x)[one], alone(x[one]))
 
 
+@pytest.mark.parametrize("case", [case for case in CASES if not case.startswith((*BY_GRADIENT, "identity"))])
+def test_means_a_thousand_deviations_away_cost_a_closed_form_nothing(case: str) -> None:
+    x, y = rows()
+    far_x, far_y = x + 1000 * x.std(), y - 1000 * y.std()
+    near, far = build(case).double(), build(case).double()
+    near.fit(moments_of(x, y))
+    far.fit(moments_of(far_x, far_y))
+    torch.testing.assert_close(far(far_x) - far_y, near(x) - y, rtol=0, atol=1e-7)
+
+
 @every
 def test_single_precision_is_the_double_one_to_its_own_accuracy(case: str) -> None:
     aligner, (x, y) = ready(case), rows()

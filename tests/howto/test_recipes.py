@@ -65,7 +65,7 @@ def flat(prefix: str, values: dict[str, Any]) -> dict[str, str]:
 def smaller_study(text: str) -> str:
     """The study with what makes it small."""
     content = yaml.safe_load(text)
-    content["models"]["seeds"] = min(content["models"]["seeds"], 3)
+    content["models"]["seeds"] = min(content["models"]["seeds"], 2)
     content["data"] = {**content.get("data", {}), "recipe": RECIPE}
     for task in content["tasks"].values():
         task["text"] |= TEXT
@@ -103,7 +103,8 @@ def perform(words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     script, *rest = words
     assert rest[0] in COMMANDS[script.removesuffix(".py")]
     if "--trainer.devices" in rest:
-        command(folder, script, *rest[: rest.index("--trainer.logger")], *rest[rest.index("--trainer.logger") + 2 :])
+        logger = rest.index("--trainer.logger")  # which `smaller` has added
+        command(folder, script.removesuffix(".py"), *rest[:logger], *rest[logger + 2 :], ranks=2)
         return
     with monkeypatch.context() as patch:
         if "--executor" not in rest:

@@ -1,19 +1,20 @@
-"""A study of two tiny models that tests change and run, here or in a process of its own."""
+"""A study of two tiny models that tests change and run."""
 
 from __future__ import annotations
 
-import os
-import sys
-from multiprocessing.context import ForkServerProcess
+import multiprocessing
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tests.processes import PROCESSES
+from aligners.studies import executors
 from tests.world import World
 
-__all__ = ["LOCAL", "MAPS", "started", "study_file"]
+__all__ = ["LOCAL", "MAPS", "forked_workers", "study_file"]
 
 MAPS = {"linear": "Linear", "mlp": {"class_path": "MLP", "init_args": {"hidden": [8]}}}
 LOCAL = ["--executor", "slurm", "--executor_options", '{"cluster": "local", "timeout_min": 5}']
@@ -35,29 +36,16 @@ def study_file(world: World, folder: Path, **changes: Any) -> str:
     return str(folder / "study.yaml")
 
 
-def started(folder: Path, *words: str, target: Any = None) -> ForkServerProcess:
-    """Start `study.py` with these words in a process of its own, in a folder; what it prints is in screen.txt there.
+@contextmanager
+def forked_workers() -> Iterator[None]:
+    """Within it, workers of this process's studies are split off it, as all is imported, rather than started anew."""
+    begin, context = executors._begin_worker, multiprocessing.get_context
 
-    Args:
-        folder: in which it works.
-        words: of the command line.
-        target: what it calls instead, with the words: a function of a module.
-    """
-    process = PROCESSES.Process(target=_run, args=(folder, list(words), target))
-    process.start()
-    return process
+    def begin_forked(*given: Any) -> None:
+        for number in (signal.SIGTERM, signal.SIGHUP):  # those of a new process
+            signal.signal(number, signal.SIG_DFL)
+        begin(*given)
 
-
-def _run(folder: Path, words: list[str], target: Any) -> None:
-    os.chdir(folder)
-    with (folder / "screen.txt").open("w") as file:
-        for stream in (1, 2):
-            os.dup2(file.fileno(), stream)
-    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
-    sys.argv = ["study.py", *words]
-    if target is not None:
-        target(words)
-        return
-    from aligners.cli.table import study
-
-    study()
+    executors._begin_worker = begin_forked
+    multiprocessing.get_context = lambda method=None: context("fork" if method == "spawn" else method)  # type: ignore[assignment]
+    yield

@@ -15,7 +15,8 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException, SI
 
 from aligners.cli import table
 from aligners.cli.endings import what_to_mend
-from tests.processes import HANGS
+from datamodules import frozen_models, module
+from tests.processes import Started
 from tests.shell import ROOT, TWO_RANKS, options
 from tests.world import World
 
@@ -94,7 +95,7 @@ def test_a_signal_ends_with_a_line_and_its_status(
 
 def test_an_exit_that_hangs_is_cut_off() -> None:
     script = (
-        "import atexit, time; from commands import endings; endings.LONGEST_EXIT = 0.2\n"
+        "import atexit, time; from aligners.cli import endings; endings.LONGEST_EXIT = 0.2\n"
         "atexit.register(lambda: (time.sleep(300), print('late')))\n"
         "with endings.early_endings(): raise KeyboardInterrupt"
     )
@@ -115,39 +116,66 @@ def test_a_further_rank_is_silent_where_the_first_has_ended(
     assert capsys.readouterr().err == ""
 
 
-def as_typed(script: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr("sys.argv", [f"{script}.py", *words])
-    with pytest.raises(SystemExit) as done:
-        getattr(table, script)()
-    return int(done.value.code or 0)
+MISSPELT = '{"linear": {"class_path": "Linear", "init_args": {"rigde": 1}}}'
+MISSPELT_LAYER = '{"affine": {"class_path": "AffineLayer", "init_args": {"nrom": true}}}'
+WRONG = [
+    ("train fit", ["--data.site", "all"], "--data.site"),
+    ("train fit", ["--data.rows", "sentences"], "rows"),
+    ("train fit", ["--data.batch_size", "many"], "batch_size"),
+    ("train fit", ["--data.batch_size", "0"], "batch_size"),
+    ("train fit", ["--data.text.test_share", "2"], "test_share"),
+    ("train fit", ["--model.aligners", '{"linear": "Nonlinear"}'], "aligners"),
+    ("train fit", ["--model.aligners", MISSPELT], "aligners"),
+    ("train fit", ["--model.schedule", "step"], "schedule"),
+    ("train fit", ["--trainer.max_epochs", "0"], "`trainer.max_epochs` to be at least 1, but got 0"),
+    ("train fit", ["--seed_everything", "4294967296"], "`seed_everything` to be at least 0 and at most 4294967295"),
+    ("train finetune", ["--trainer.limit_train_batches", "0"], "`trainer.limit_train_batches` to be at least 1"),
+    ("train stitch", ["--data.site", "all"], "site"),
+    ("train stitch", ["--data.models", '["only"]'], "models"),
+    ("train stitch", ["--data.masked_share", "2"], "masked_share"),
+    ("train stitch", ["--model.routes", "backward"], "routes"),
+    ("train stitch", ["--model.layers", '{"affine": "Refine"}'], "layers"),
+    ("train stitch", ["--model.layers", MISSPELT_LAYER], "layers"),
+    ("train stitch", ["--model.loss.task", "-1"], "loss"),
+    ("train stitch", ["--model.loss", '{"task": 0}'], "loss"),
+    ("train stitch", ["--model.start_batches", "-1"], "start_batches"),
+    ("train stitch", ["--model.schedule", "step"], "schedule"),
+    ("train stitch", ["--trainer.max_steps", "0"], "`trainer.max_steps` to be at least 1, but got 0"),
+    ("train validate", ["--model.warmup", "2"], "`warmup` to be a share"),
+    ("evaluate inject", ["--data.rows", "sentences"], "rows"),
+    ("evaluate inject", ["--closed_form", "[nonsense]"], "`closed_form` out of linear"),
+    ("evaluate inject", ["--closed_form", "[]"], "`checkpoints` or `closed_form` to name at least one map"),
+    ("evaluate inject", ["--checkpoints+", "nothing.ckpt"], "no such file"),
+    ("evaluate stitch", ["--checkpoint", "nothing.ckpt"], "no such file"),
+    ("evaluate similarity", ["--measures", "[nonsense]"], "measures"),
+    ("evaluate similarity", ["--groups", "1"], "groups"),
+    ("evaluate similarity", ["--data.layer", "all"], "layer"),
+    ("evaluate surgery", ["--learning_rate", "-1"], "`learning_rate` above 0"),
+]
 
 
 @pytest.mark.parametrize(
-    ("command", "words", "said"),
-    [
-        ("evaluate inject", ["--closed_form", "[nonsense]"], "`closed_form` out of linear"),
-        ("evaluate stitch", ["--checkpoint", "nothing.ckpt"], "no such file"),
-        ("evaluate similarity", ["--measures", "[nonsense]"], "measures"),
-        ("evaluate surgery", ["--learning_rate", "-1"], "`learning_rate` above 0"),
-        ("train fit", ["--trainer.max_epochs", "0"], "`trainer.max_epochs` to be at least 1, but got 0"),
-        ("train finetune", ["--trainer.limit_train_batches", "0"], "`trainer.limit_train_batches` to be at least 1"),
-        ("train stitch", ["--trainer.max_steps", "0"], "`trainer.max_steps` to be at least 1, but got 0"),
-        ("train validate", ["--model.warmup", "2"], "`warmup` to be a share"),
-        ("train fit", ["--seed_everything", "4294967296"], "`seed_everything` to be at least 0 and at most 4294967295"),
-        ("train fit", ["--data.site", "all"], "--data.site"),  # refused by jsonargparse
-    ],
-    ids=lambda value: value if isinstance(value, str) and " " in value else "",
+    ("command", "words", "said"), WRONG, ids=[f"{command} {' '.join(w)}" for command, w, _ in WRONG]
 )
-def test_every_command_says_what_is_wrong_with_its_options(
+def test_a_wrong_option_is_one_message_before_anything_is_loaded(
     command: str, words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
+    def touched(*_: Any, **__: Any) -> None:
+        raise AssertionError("something was loaded")
+
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(module, "load_texts", touched)
+    for name in ("load_frozen", "embedded_model"):
+        monkeypatch.setattr(frozen_models, name, touched)
     script, name = command.split()
-    assert as_typed(script, [name, *words], monkeypatch) == 2
+    monkeypatch.setattr("sys.argv", [f"{script}.py", name, *words])
+    with pytest.raises(SystemExit) as done:
+        getattr(table, script)()
+    assert done.value.code == 2
     shown = capsys.readouterr().err
-    (line,) = [line for line in shown.splitlines() if line.startswith("error: ")]
-    assert said in line
+    assert len([line for line in shown.splitlines() if line.startswith("error: ")]) == 1
+    assert said in shown
     assert "Traceback" not in shown
     assert list(tmp_path.iterdir()) == []
 
@@ -160,22 +188,19 @@ def fit_options(world: World, **more: Any) -> list[str]:
 
 
 def test_several_ranks_give_one_message(world: World, tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "train.py"), *fit_options(world, data__sites="9:9"), *TWO_RANKS]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANGS)
-    assert done.returncode == 2
-    assert done.stderr.count("Expected `sites` between 0 and 3, but got 9") == 1
-    assert "Traceback" not in done.stderr
+    """Lightning starts the second one."""
+    done = Started(tmp_path, "train", *fit_options(world, data__sites="9:9"), *TWO_RANKS)
+    assert done.end() == 2
+    assert done.said().count("Expected `sites` between 0 and 3, but got 9") == 1
+    assert "Traceback" not in done.said()
 
 
 def test_ctrl_c_while_a_fit_runs(world: World, tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "train.py"), *fit_options(world, trainer__max_epochs=100000)]
-    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, cwd=tmp_path, **pipes) as running:
-        while not list(tmp_path.glob("runs/*/last.ckpt")):
-            assert running.poll() is None, running.communicate()
-        running.send_signal(signal.SIGINT)
-        out, err = running.communicate(timeout=HANGS)
-    assert running.returncode == 130
+    running = Started(tmp_path, "train", *fit_options(world, trainer__max_epochs=100000))
+    running.wait_until(lambda: list(tmp_path.glob("runs/*/last.ckpt")))
+    running.signal(signal.SIGINT)
+    assert running.end() == 130
+    out, err = running.printed()
     assert err.endswith("Stopped by Ctrl-C.\n")
     assert "Traceback" not in err
     assert "last.ckpt" in out

@@ -13,14 +13,14 @@ from matplotlib import image
 
 from aligners.cli.table import train as main
 from aligners.cli.train import finetune
-from aligners.cli.train.finetune import parser, plan
+from aligners.cli.train.finetune import plan
 from aligners.finetuning.jobs import Job
 from aligners.models import load_frozen
 from aligners.reports.finetuning import finetuning_figure, finetuning_table, summarise
 from datamodules.model_texts import ModelTexts, labelled_texts
 from datamodules.text.sources import TextSource
 from tests.ranks import two_ranks
-from tests.shell import ROOT, TWO_RANKS, WARNED, metrics
+from tests.shell import TWO_RANKS, WARNED, metrics
 from tests.tiny import tiny_folder
 from tests.world import TEST_TEXTS, World
 
@@ -253,22 +253,6 @@ def test_many_counts_make_a_curve_and_few_stand_side_by_side() -> None:
     (figure,) = finetuning_figure(shortened, 0.5).axes
     assert list(figure.get_xticks()) == [1, 2, 3, 4]  # the whole model has four
     assert len(finetuning_figure([*curve, *shortened, row("top-1", 0, 0.5)], 0.5).axes) == 3
-
-
-@pytest.mark.parametrize(
-    "config", sorted((ROOT / "aligners" / "configs" / "finetune").glob("*.yaml")), ids=lambda path: path.stem
-)
-def test_configs_are_understood(config: Path) -> None:
-    given = parser().parse_args(["--config", str(config)])
-    assert given.variants
-
-
-def test_there_are_configs() -> None:
-    assert {path.stem for path in (ROOT / "aligners" / "configs" / "finetune").glob("*.yaml")} >= {
-        "merchant",
-        "phang",
-        "wu",
-    }
 
 
 def test_a_classifier_is_not_measured_on_its_own_texts(done: Path, world: World) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import warnings
@@ -18,7 +17,7 @@ from aligners.cli.folders import claim, claim_checkpoints, interrupted_run
 from aligners.cli.table import evaluate, train
 from aligners.fitting.storage.bank import load_bank
 from aligners.reports.tracking import described, new_number, start_run, unfinished
-from tests.processes import HANGS, PROCESSES
+from tests.processes import Started
 from tests.wandb_files import artifacts, records, run_numbers
 from tests.world import World
 
@@ -101,23 +100,14 @@ def test_what_is_no_file_of_ours_is_no_artifact(world: World, tmp_path: Path) ->
     assert described(tmp_path) is None
 
 
-def long_fit(folder: Path, words: list[str]) -> None:
-    os.chdir(folder)
-    os.environ.pop("WANDB_SERVICE", None)  # that of the tests, which would outlive this process
-    train(words)
-
-
 def test_a_killed_run_goes_on_as_the_same_run_at_wandb(world: World, tmp_path: Path) -> None:
     mlp = "--model.aligners={mlp: {class_path: MLP, init_args: {hidden: [8]}}}"
     words = ["fit", *of_the_world(world), mlp]
     endless = [*words, "--trainer.max_epochs=1000000", "--run=first"]
-    process = PROCESSES.Process(target=long_fit, args=(tmp_path, endless))
-    process.start()
-    while not Path("first/last.ckpt").is_file():
-        assert process.is_alive()
-        signal.sigtimedwait([], 0.1)
-    process.kill()
-    process.join(HANGS)
+    killed = Started(tmp_path, "train", *endless)
+    killed.wait_until(Path("first/last.ckpt").is_file)
+    killed.signal(signal.SIGKILL)
+    killed.end()
     epochs = torch.load("first/last.ckpt", weights_only=True)["epoch"] + 2  # a slow machine may be beyond the first
     train([*words, f"--trainer.max_epochs={epochs}", "--run=second", "--ckpt_path=first/last.ckpt"])
     wandb.finish()

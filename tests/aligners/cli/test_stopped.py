@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import sys
-from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
 import pytest
-import torch
 
 from aligners.cli.table import COMMANDS, train
 from datamodules.text.sources import TextSource
 from tests.interrupting import strike
-from tests.processes import HANGS, PROCESSES
+from tests.processes import Started
 from tests.tiny import tiny_folder
 from tests.world import World
 
@@ -77,17 +75,10 @@ def given(world: World, treebank: TextSource, tmp_path_factory: pytest.TempPathF
     }  # fmt: skip
 
 
-def struck(step: str, script: str, words: Sequence[str], screen: Path) -> None:
-    """In the process: the command, which gets SIGTERM in its third step and may not begin a fifth."""
-    with screen.open("w") as file:
-        for stream in (1, 2):
-            os.dup2(file.fileno(), stream)
-    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
-    torch.set_num_threads(1)
+def struck_in_third(step: str) -> AbstractContextManager[None]:
+    """Within it, this process gets SIGTERM in its third step and may not begin a fifth."""
     module, owner, method = step.replace(":", ".").rsplit(".", 2)
-    sys.argv = [f"{script}.py", *words]
-    with strike(getattr(import_module(module), owner), method, 3, signal.SIGTERM, most=4):
-        getattr(import_module("aligners.cli.table"), script)()
+    return strike(getattr(import_module(module), owner), method, 3, signal.SIGTERM, most=4)
 
 
 @pytest.mark.parametrize("command", STOPPED)
@@ -95,13 +86,10 @@ def test_sigterm_ends_it_within_a_step(command: str, given: dict[str, list[str]]
     step, words = STOPPED[command]
     script, name = command.split()
     filled = [w for word in words for w in (given.get(word[1:-1]) or [_filled(word, given)])]
-    screen = tmp_path / "screen.txt"
-    arguments = (step, script, [name, *filled, *QUIET, f"--run={tmp_path / 'run'}"], screen)
-    process = PROCESSES.Process(target=struck, args=arguments)
-    process.start()
-    process.join(HANGS)
-    said = screen.read_text()
-    assert process.exitcode == 143, f"{process.exitcode}: {said}"
+    given_words = [name, *filled, *QUIET, f"--run={tmp_path / 'run'}"]
+    struck = Started(tmp_path, script, *given_words, around=partial(struck_in_third, step))
+    status, said = struck.end(), struck.said()
+    assert status == 143, f"{status}: {said}"
     assert said.endswith("Stopped by SIGTERM.\n")
     assert "Traceback" not in said
     assert ("--ckpt_path" in said) == (tmp_path / "run" / "last.ckpt").exists()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import time
-from multiprocessing.context import ForkServerProcess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ from aligners.cli.study import run as running
 from aligners.cli.table import study
 from aligners.similarity.passes.saved import SavedPasses
 from aligners.studies.folder import RESULT, StudyFolder
-from tests.aligners.cli.small_study import LOCAL, MAPS, started, study_file
+from tests.aligners.cli.small_study import LOCAL, MAPS, forked_workers, study_file
 from tests.cells import Inline
-from tests.processes import HANGS
+from tests.processes import Started
 from tests.tiny import tiny_folder
 from tests.world import World
 
@@ -48,23 +48,17 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Recorded:
     return executor
 
 
-def look(process: ForkServerProcess) -> None:
-    """Wait a little; fail if the study has ended."""
-    assert process.is_alive(), f"it ended with {process.exitcode}"
-    signal.sigtimedwait([], 0.1)
-
-
-def wait_for_steps(process: ForkServerProcess, folder: Path, lines: int, cells: int = 1) -> None:
+def wait_for_steps(begun: Started, folder: Path, lines: int, cells: int = 1) -> None:
     """Wait until so many cells have logged so much."""
-    while sum(file.read_bytes().count(b"\n") >= lines for file in folder.glob("cells/*/run/metrics.csv")) < cells:
-        look(process)
+    logs = "cells/*/run/metrics.csv"
+    begun.wait_until(lambda: sum(log.read_bytes().count(b"\n") >= lines for log in folder.glob(logs)) >= cells)
 
 
 def processes_of(words: bytes, parent: int | None = None) -> list[int]:
     """The processes with these words in their command lines, of one parent."""
     found = []
     for place in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             above = int((place / "stat").read_text().rpartition(")")[2].split()[1])
             if words in (place / "cmdline").read_bytes() and parent in (None, above):
                 found.append(int(place.name))
@@ -85,12 +79,12 @@ def test_a_study_that_is_stopped_ends_its_workers_and_jobs_and_goes_on(
     if executor:
         pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
     slow = {"options": {"model": {"aligners": MAPS}, "trainer": {"max_epochs": 100_000}}}
-    process = started(tmp_path, "run", study_file(world, tmp_path, fit=slow, inject=None), *executor)
-    wait_for_steps(process, tmp_path / "runs" / "small", 1)
-    os.kill(process.pid or 0, number)
-    process.join(HANGS)
-    said = (tmp_path / "screen.txt").read_text()
-    assert process.exitcode == {signal.SIGTERM: 143, signal.SIGINT: 130}[number], said
+    file = study_file(world, tmp_path, fit=slow, inject=None)
+    begun = Started(tmp_path, "study", "run", file, *executor, around=forked_workers)
+    wait_for_steps(begun, tmp_path / "runs" / "small", 1)
+    begun.signal(number)
+    status, said = begun.end(), begun.said()
+    assert status == {signal.SIGTERM: 143, signal.SIGINT: 130}[number], said
     assert {signal.SIGTERM: "Stopped by SIGTERM.", signal.SIGINT: "Stopped by Ctrl-C."}[number] in said.splitlines()
     folder = StudyFolder(tmp_path / "runs" / "small")
     assert [folder.state(cell) for cell in folder.cells] == ["waiting"]  # nobody holds its lock
@@ -99,13 +93,12 @@ def test_a_study_that_is_stopped_ends_its_workers_and_jobs_and_goes_on(
 def test_a_cell_whose_worker_is_killed_goes_on_from_its_checkpoint(world: World, tmp_path: Path) -> None:
     options = {"model": {"aligners": MAPS}, "trainer": {"max_epochs": 12, "log_every_n_steps": 10}, **OFTEN}
     file = study_file(world, tmp_path, fit={"options": options}, inject=None)
-    process, folder = started(tmp_path, "run", file), tmp_path / "runs" / "small"
-    wait_for_steps(process, folder, 5)
-    (worker,) = processes_of(b"spawn_main", process.pid)
+    begun, folder = Started(tmp_path, "study", "run", file, around=forked_workers), tmp_path / "runs" / "small"
+    wait_for_steps(begun, folder, 5)
+    (worker,) = processes_of(b"forkserver", begun.process.pid)
     os.kill(worker, signal.SIGKILL)
-    process.join(HANGS)
-    said = (tmp_path / "screen.txt").read_text()
-    assert process.exitcode == 0, said
+    status, said = begun.end(), begun.said()
+    assert status == 0, said
     assert "It is run once more." in said  # it was killed before its end
     study(["run", file, "--folder", str(tmp_path / "whole")])
     first, again = (
@@ -124,13 +117,14 @@ def test_jobs_outlive_a_study_that_is_killed_and_the_next_one_waits_for_them(
     options = {"model": {"aligners": MAPS}, "trainer": {"max_epochs": 20}, "data": {"sites": [1]}, **OFTEN}
     fit = {"options": options, "pairs_at_once": 1}
     file = study_file(world, tmp_path, models={"names": models}, fit=fit, inject=None)
-    process, folder = started(tmp_path, "run", file, "--workers", "2", *LOCAL), tmp_path / "runs" / "small"
-    wait_for_steps(process, folder, 2, cells=2)
+    begun = Started(tmp_path, "study", "run", file, "--workers", "2", *LOCAL)
+    folder = tmp_path / "runs" / "small"
+    wait_for_steps(begun, folder, 2, cells=2)
     jobs = processes_of(b"submitit.core._submit\0" + bytes(folder.resolve()))
     for job in jobs:
         os.kill(job, signal.SIGSTOP)  # at work, for as long as this test likes
-    process.kill()
-    process.join(HANGS)
+    begun.signal(signal.SIGKILL)
+    begun.end()
     assert len(jobs) == 2
     os.kill(jobs[0], signal.SIGKILL)
 
@@ -153,8 +147,9 @@ def test_jobs_outlive_a_study_that_is_killed_and_the_next_one_waits_for_them(
     assert results(folder) == results(tmp_path / "whole")
 
 
-def killed_after_a_pass(words: list[str]) -> None:
-    """Run a study here, and be killed when the first pass of a comparison is finished."""
+@contextmanager
+def killed_after_a_pass() -> Iterator[None]:
+    """Within it, cells run in this process, which is killed when the first pass of a comparison is finished."""
     save = SavedPasses.save
 
     def save_and_die(self: SavedPasses, number: int, figures: Any) -> None:
@@ -163,7 +158,7 @@ def killed_after_a_pass(words: list[str]) -> None:
 
     SavedPasses.save = save_and_die  # type: ignore[method-assign]
     running.make_executor = lambda *_: Inline()
-    study(words)
+    yield
 
 
 def test_a_comparison_that_is_killed_between_its_passes_goes_on_with_the_next(
@@ -171,9 +166,8 @@ def test_a_comparison_that_is_killed_between_its_passes_goes_on_with_the_next(
 ) -> None:
     options = {"measures": ["cka", "svcca", "rsa"], "controls": True, "memory": 0.059}  # for four passes
     file = study_file(world, tmp_path, fit=None, inject=None, similarity={"options": options})
-    process = started(tmp_path, "run", file, target=killed_after_a_pass)
-    process.join(HANGS)
-    assert process.exitcode == -signal.SIGKILL, (tmp_path / "screen.txt").read_text()
+    killed = Started(tmp_path, "study", "run", file, around=killed_after_a_pass)
+    assert killed.end() == -signal.SIGKILL, killed.said()
     study(["run", file])
     (cell,) = (tmp_path / "runs" / "small" / "cells").iterdir()
     assert "Going on: 1 of 4 passes are finished." in caplog.text

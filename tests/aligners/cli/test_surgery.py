@@ -10,13 +10,12 @@ import pytest
 from matplotlib import image
 from rich.console import Console
 
-from aligners.cli.evaluate.surgery import parser
 from aligners.cli.table import evaluate as main
 from aligners.finetuning.truncating import MEAN, conditions
 from aligners.reports.publishing import write
 from aligners.reports.surgery import report, skipping_figure, surgery_table, truncation_figure
 from tests.ranks import two_ranks
-from tests.shell import ROOT, TWO_RANKS, WARNED
+from tests.shell import TWO_RANKS, WARNED
 from tests.world import World
 
 QUIET = ["--trainer.logger", "false", "--trainer.enable_progress_bar", "false"]
@@ -131,9 +130,3 @@ def test_no_epochs_train_no_heads(
     assert {row["kind"] for row in found} == {"native", "untuned", "skip"}
     assert {row["model"] for row in found} == {world.model_x, world.model_y, MEAN}
     assert world.model_x not in capsys.readouterr().out  # it is shown as x
-
-
-def test_the_config_is_understood() -> None:
-    given = parser().parse_args(["--config", str(ROOT / "aligners" / "configs" / "surgery" / "phang.yaml")])
-    assert given.data.bases == ["FacebookAI/roberta-base"]
-    assert given.learning_rate == 1e-3

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -86,6 +87,29 @@ def test_help_explains_the_options(command: str, capsys: pytest.CaptureFixture[s
     shown = capsys.readouterr().out
     assert f"usage: {script}.py {name}" in shown
     assert [option for option in SOME_OPTIONS[command] if option not in shown] == []
+
+
+# Folder of configs -> its command, and what some of its files set.
+OF_FOLDERS = {
+    "finetune": ("train finetune", "variants:"),
+    "probe": ("train probe", "tasks:"),
+    "similarity": ("evaluate similarity", "permutations:"),
+    "surgery": ("evaluate surgery", "bases:"),
+    "train": ("train fit", "aligners:"),
+}
+CONFIGS = sorted(file for folder in OF_FOLDERS for file in (ROOT / "aligners" / "configs" / folder).glob("*.yaml"))
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: f"{path.parent.stem}-{path.stem}")
+def test_a_config_is_understood(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command, option = OF_FOLDERS[config.parent.stem]
+    if config.stem.startswith("stitching"):
+        command, option = "train stitch", "layers:"
+    script, name = command.split()
+    with pytest.raises(SystemExit) as done:
+        getattr(table, script)([name, "--config", str(config), "--print_config"])
+    assert not done.value.code
+    assert option in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("words", "said"), [([], "got nothing"), (["fti"], "got 'fti'")])

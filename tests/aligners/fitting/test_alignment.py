@@ -3,7 +3,6 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -363,19 +362,6 @@ def test_training_is_as_long_as_its_rows(world: World) -> None:
         a_step = int(module.moments.n) / len(data.loader("fit"))
         assert trainer.global_step == math.ceil(1000 / a_step)
         assert module.validated_at == trainer.global_step > 0  # and what the last steps reached counts
-
-
-@pytest.fixture
-def few(world: World, tmp_path: Path) -> Iterator[TextSource]:
-    lines = Path(world.fit).read_text().splitlines()
-    path = tmp_path / "few.csv"
-    path.write_text("\n".join(lines[:12]))
-    return TextSource(str(path), held_out=world.test, validation_share=0.3)  # type: ignore[return-value]
-
-
-def test_too_few_rows_are_refused(world: World, few: TextSource) -> None:
-    with pytest.raises(ValueError, match=r"linear expects at least 17 fitting rows.*but got \d+\..*'tokens'"):
-        fit(world, {"linear": Linear}, rows="cls", text=few, sites=[2])
 
 
 def test_closed_forms_alone_take_no_epoch_and_one_epoch_trains(world: World) -> None:

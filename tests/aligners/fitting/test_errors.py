@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from aligners.fitting.errors import MapErrors
-from aligners.maps.linear import Linear, Mean, Procrustes
+from aligners.maps.linear import Linear, Procrustes
 from aligners.similarity.algebra.moments import Moments, moments_of
 from tests.references.maps import cosine, fvu, mse
 from tests.runs import related_rows
@@ -51,16 +51,6 @@ def test_the_inverse_is_measured_as_a_map_from_y_to_x() -> None:
         expected = fvu(back[site].numpy(), x[site].numpy(), moments.mean_x[site].numpy())
         assert found["fvu_inverse"][site] == pytest.approx(expected, rel=1e-9)
     assert (found["round_trip"] < 1e-12).all()
-
-
-def test_fvu_of_the_mean_is_one_on_the_fitting_rows() -> None:
-    x, y = related_rows(SITES, ROWS, D_X, D_Y)
-    moments = moments_of(x, y)
-    aligner = Mean(SITES, D_X, D_Y).double()
-    aligner.fit(moments)
-    errors = MapErrors(moments.mean_x, moments.mean_y)
-    errors.update(aligner, x, y)
-    torch.testing.assert_close(errors.compute()["fvu"], torch.ones(SITES).double())
 
 
 class Leaky(Procrustes):

@@ -252,26 +252,3 @@ def test_own_states_give_the_own_answers_bit_by_bit(architecture: str, task: str
     assert len(expected) == len(batch.targets)
     for logits in bank_logits(route, batch, read_all([route], batch).sources(route)):
         assert torch.equal(logits, expected)
-
-
-def test_the_side_of_the_padding_changes_nothing() -> None:
-    route = make_route("gpt2", "gpt2", "causal")
-    (left, of_left), (right, of_right) = (trained(route, make_batch("causal", side)) for side in ("left", "right"))
-    torch.testing.assert_close(of_left, of_right, rtol=1e-5, atol=1e-6)
-    for a, b in zip(left.parameters(), right.parameters(), strict=True):
-        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6)
-
-
-def test_states_are_given_in_the_order_of_the_pairs() -> None:
-    route, batch = make_route("bert", "bert", "classification", ((3, 1), (0, 2), (3, 0))), make_batch("classification")
-    states = read_all([route], batch, targets=True)
-    for found, model, sites in (
-        (states.sources(route), route.source, [3, 0, 3]),
-        (states.targets(route), route.target, [1, 2, 0]),
-    ):
-        direct, _ = reference(model, batch.inputs)
-        for rows, site in zip(found, sites, strict=True):
-            torch.testing.assert_close(rows, direct[site].flatten(0, 1)[batch.rows.index])
-    assert route.site_names() == ["3-1", "0-2", "3-0"]
-    assert route.name == "tiny-bert → tiny-bert"
-    assert not route.same

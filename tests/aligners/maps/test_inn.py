@@ -133,26 +133,6 @@ def test_states_on_a_hyperplane_leave_a_start_that_can_be_inverted(options: dict
     assert aligner.inverse(y.float()).abs().max() < 100
 
 
-@pytest.mark.parametrize("both_ways", [False, True])
-@pytest.mark.parametrize("mixing", ["none", "rotation", "linear"])
-def test_loss_is_the_fvu_of_the_fitting_rows(both_ways: bool, mixing: str) -> None:
-    aligner = moved(6, {"couplings": 2, "mixing": mixing, "start": "identity", "both_ways": both_ways})
-    moments, x, y = rows(6)
-    expected = (aligner(x) - y).square().sum((1, 2)) / moments.yy.diagonal(dim1=1, dim2=2).sum(1)
-    if both_ways:
-        expected = expected + (aligner.inverse(y) - x).square().sum((1, 2)) / moments.xx.diagonal(dim1=1, dim2=2).sum(1)
-    torch.testing.assert_close(aligner.loss(x, y), expected, rtol=1e-9, atol=0)
-
-
-@every_form
-def test_the_gradient_reaches_every_parameter(options: dict[str, Any]) -> None:
-    aligner, (_, x, y) = moved(7, options), rows(7)
-    aligner.loss(x, y).sum().backward()
-    for name, weight in aligner.named_parameters():
-        assert weight.grad is not None, name
-        assert weight.grad.flatten(1).norm(dim=1).min() > 1e-8, name
-
-
 @pytest.mark.parametrize("way", ["forward", "inverse"])
 def test_gradients_of_a_coupling_are_those_of_finite_differences(way: str) -> None:
     torch.manual_seed(0)
@@ -161,27 +141,6 @@ def test_gradients_of_a_coupling_are_those_of_finite_differences(way: str) -> No
     kept = torch.randn(SITES, 5, 3, dtype=torch.float64, requires_grad=True)
     changed = torch.randn(SITES, 5, 2, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(getattr(coupling, way), (kept, changed))
-
-
-@every_form
-def test_a_bank_is_its_members(options: dict[str, Any]) -> None:
-    x, y = related_rows(3, ROWS, 6, 6)
-
-    def trained(x: Tensor, y: Tensor) -> INN:
-        torch.manual_seed(3)
-        aligner = INN(len(x), 6, 6, hidden=8, **options).double()
-        aligner.fit(moments_of(x, y))
-        optimizer = torch.optim.AdamW(aligner.parameters(), lr=1e-2)
-        for _ in range(10):
-            optimizer.zero_grad()
-            aligner.loss(x, y).sum().backward()
-            optimizer.step()
-        return aligner
-
-    bank = trained(x, y)
-    for site in range(3):
-        one = trained(x[site : site + 1], y[site : site + 1])
-        torch.testing.assert_close(bank(x)[site], one(x[site : site + 1])[0], rtol=0, atol=1e-8)
 
 
 def test_only_training_both_ways_makes_an_inverse_that_can_be_used() -> None:
@@ -220,15 +179,6 @@ def test_nothing_overflows() -> None:
     assert coupling(kept, changed).isfinite().all()
     stretched = (coupling(kept, changed + 1e9) - coupling(kept, changed)) / 1e9
     assert stretched.max() < math.e * 1.01
-
-
-def test_the_options_build_it_again() -> None:
-    aligner = INN(SITES, 6, 6, couplings=5, hidden=9, depth=3, mixing="none", start="identity", both_ways=False)
-    again = INN(SITES, 6, 6, **aligner.options())
-    assert again.options() == aligner.options()
-    again.load_state_dict(aligner.state_dict())
-    assert INN(SITES, 6, 6, mixing="none").options()["hidden"] == 13
-    assert INN(SITES, 6, 6).options()["hidden"] == 9
 
 
 @pytest.mark.parametrize(

@@ -73,16 +73,6 @@ def test_linear_on_a_hyperplane_maps_as_the_smallest_solution_does() -> None:
     assert aligner.condition.isfinite().all()
 
 
-def test_means_a_thousand_deviations_away_cost_nothing() -> None:
-    x, y = related_rows(SITES, 300, 8, 8)
-    far_x, far_y = x + 1000 * x.std(), y - 1000 * y.std()
-    for aligner in (Linear(SITES, 8, 8).double(), Procrustes(SITES, 8, 8).double()):
-        aligner.fit(moments_of(x, y))
-        near = aligner(x) - y
-        aligner.fit(moments_of(far_x, far_y))
-        torch.testing.assert_close(aligner(far_x) - far_y, near, atol=1e-8, rtol=0)
-
-
 def test_linear_inverse_undoes_it_where_it_can() -> None:
     x, y = related_rows(SITES, 300, 8, 8)
     aligner = Linear(SITES, 8, 8).double()

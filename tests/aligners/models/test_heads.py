@@ -63,33 +63,6 @@ def test_self_test_passes_and_replaced_states_are_used(frozen: FrozenModel, side
     assert all(weight.grad is None for weight in frozen.model.parameters())
 
 
-def test_head_and_tail_run_each_block_once_between_them(frozen: FrozenModel) -> None:
-    inputs, seen = tokenised(), []
-    for block in set(frozen.blocks):
-        block.register_forward_hook(lambda block, args, output: seen.append(block))
-    for site in SITES:
-        states = frozen.front(inputs, [0, site])[1]
-        assert seen == list(frozen.blocks[:site])
-        frozen.tail(inputs, site, states)
-        assert seen == list(frozen.blocks)
-        seen.clear()
-
-
-def test_a_tail_sees_nothing_of_the_text_but_where_it_is(frozen: FrozenModel) -> None:
-    inputs = tokenised()
-    other = {**inputs, "input_ids": inputs["input_ids"].where(inputs["attention_mask"] == 0, 9)}
-    for site, states in enumerate(frozen.front(inputs, SITES)):
-        assert torch.equal(frozen.tail(other, site, states), frozen.logits(inputs))
-
-
-def test_a_text_alone_gives_what_it_gives_in_a_batch(frozen: FrozenModel) -> None:
-    batch = tokenised(side="left")
-    logits = frozen.logits(batch)
-    for i, text in enumerate(TEXTS):
-        mask = batch["attention_mask"][i].bool()
-        assert torch.allclose(logits[i][mask], frozen.logits(tokenised((text,)))[0], atol=1e-4)
-
-
 @pytest.mark.parametrize("architecture", CAUSAL)
 def test_causal_models_see_nothing_of_what_follows(architecture: str) -> None:
     frozen = tiny_frozen(architecture, task="causal")

@@ -133,13 +133,6 @@ def test_the_top_can_be_frozen_under_a_head_that_trains() -> None:
     assert all(weight.requires_grad for weight in model.bert.embeddings.parameters())
 
 
-def test_nothing_asked_for_freezes_nothing() -> None:
-    model = tiny_model("bert")
-    model.requires_grad_(True)
-    freeze(model)
-    assert all(weight.requires_grad for weight in model.parameters())
-
-
 def test_shared_blocks_freeze_all_or_none() -> None:
     model = tiny_model("albert")
     model.requires_grad_(True)

@@ -17,11 +17,10 @@ from aligners.injection.scoring.tasks import unit_losses
 from aligners.injection.stitching.measuring import StitchingEvaluation
 from aligners.maps.linear import Identity
 from aligners.models import FrozenModel
-from datamodules.text.sources import TextSource
 from tests.runs import quiet_trainer
 from tests.stitches import LAYERS, evaluate, model_texts, rows_of, train
 from tests.tiny import tiny_folder
-from tests.world import TEST_TEXTS, World, sentences, write_texts
+from tests.world import TEST_TEXTS, World
 
 FIGURES = ("loss", "penalty", "accuracy", "agreement", "fvu", "perplexity", "bits_per_byte")
 
@@ -260,12 +259,6 @@ def test_the_seed_moves_the_intervals_alone(world: World, stored: StoredBank) ->
 # ---------------------------------------------------------------------- what is measured
 
 
-def test_a_route_can_be_asked_for_alone(world: World, stored: StoredBank) -> None:
-    module = evaluate(world, stored, routes="forward", identity=False)
-    assert {(row["model_x"], row["model_y"]) for row in module.rows} == {(world.model_x, world.model_y)}
-    assert {row["method"] for row in module.rows} == {"native", *LAYERS}
-
-
 def test_unequal_widths_have_no_identity(world: World, tmp_path: Path) -> None:
     wide = str(tiny_folder(tmp_path / "wide", seed=2, width=24))
     with pytest.raises(
@@ -313,24 +306,6 @@ def test_a_map_that_overflows_is_named_and_not_counted(world: World, stored: Sto
     assert (second["penalty"], second["accuracy"], second["agreement"]) == (None, None, None)
     assert first["penalty"] is not None
     assert not any(row["overflow"] for row in module.rows if row["method"] != "affine")
-
-
-def test_what_cannot_be_measured_is_refused(world: World, tmp_path: Path, causal: list[str]) -> None:
-    plain = tmp_path / "plain.csv"
-    plain.write_text("\n".join(["text", *sentences(80)]))
-    three = write_texts(tmp_path / "three.csv", sentences(80), [i % 3 for i in range(80)])
-    for data, given, says in (
-        ({"text": TextSource(str(plain))}, {}, "needs labels"),
-        ({"text": TextSource(three)}, {}, r"labels 0\.\.1.*have labels 0\.\.2"),
-        ({"models": [world.model_x, causal[0]], "sites": [1]}, {}, "same task"),
-        ({"models": [world.model_x, causal[0]], "sites": [1]}, {"routes": "forward"}, "`allow_mixed` to true"),
-        ({}, {"routes": "backward"}, "`routes` to be one of all, different, forward"),
-    ):
-        with pytest.raises(ValueError, match=says):
-            evaluate(world, data=data, **given)
-    mixed = {"models": [world.model_x, causal[0]], "sites": [1]}
-    module = evaluate(world, routes="forward", allow_mixed=True, data=mixed)
-    assert rows_of(module, "identity")[0]["loss"] > 0
 
 
 def test_a_model_that_cannot_be_injected_into_is_not_measured(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -358,17 +358,6 @@ def test_layers_that_go_on_from_fitted_maps_have_seen_their_texts(world: World, 
     assert known.among(hash_texts(activations(world, text=others).texts.fit)).all()
 
 
-def test_fitted_maps_stand_beside_layers_of_their_own(world: World, fitted: Path) -> None:
-    module = train(world, {"affine": AffineLayer}, fitted=fitted, routes="forward", trainer={"max_steps": 1})
-    assert list(module.maps["0_1"]) == [  # type: ignore[call-overload]
-        *("affine", "linear_stitched", "mlp_stitched", "inn_stitched")
-    ]
-    start = load_bank(fitted).maps["0_1"]["mlp"].state_dict()
-    trained = module.maps["0_1"]["mlp_stitched"].state_dict()  # type: ignore[index]
-    assert torch.equal(start["scaling.mean_x"], trained["scaling.mean_x"])
-    assert not torch.equal(start["layers.0.weight"], trained["layers.0.weight"])
-
-
 def test_fitted_maps_of_something_else_are_refused(world: World, fitted: Path, tmp_path: Path) -> None:
     turned = [world.model_y, world.model_x]
     for given, says in (
@@ -399,19 +388,12 @@ def nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_runs_that_cannot_be_are_refused_before_a_model_runs(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain, bare = tmp_path / "plain.csv", str(tiny_folder(tmp_path / "bare", n_labels=None))
-    plain.write_text("\n".join(["text", *sentences(80)]))
-    three = write_texts(tmp_path / "three.csv", sentences(80), [i % 3 for i in range(80)])
     two_in_three = write_texts(tmp_path / "two.csv", sentences(150)[80:], [i % 3 for i in range(70)])
     wide = str(tiny_folder(tmp_path / "wide", seed=2, width=24))
     causal = str(tiny_folder(tmp_path / "causal", "gpt2", task="causal"))
     nothing_is_read(monkeypatch)
     for given, says in (
-        ({"text": TextSource(str(plain))}, "needs labels.*plain.csv"),
-        ({"text": TextSource(three)}, r"labels 0\.\.1.*have labels 0\.\.2"),
         ({"text": TextSource(world.fit, held_out=two_in_three)}, r"labels 0\.\.1.*have labels 0\.\.2"),
-        ({"models": [world.model_x, bare]}, "bare has none"),
-        ({"models": [world.model_x, causal]}, "same task"),
         ({"models": [world.model_x, causal], "routes": "forward"}, "`allow_mixed` to true"),
         ({"models": [world.model_x, wide], "layers": IDENTITY}, "identity only between equal widths"),
         ({"models": [world.model_x, wide], "layers": {"o": Orthogonal}}, "equal widths"),
@@ -466,31 +448,6 @@ def test_bad_weights_are_refused(weights: dict[str, float], says: str) -> None:
 
 
 # ---------------------------------------------------------------------- the module and the models
-
-
-def test_frozen_models_stay_frozen_and_out_of_the_module(world: World) -> None:
-    modes: list[bool] = []
-
-    class Watching(Stitching):
-        def training_step(self, batch: TaskBatch, batch_idx: int) -> None:
-            for model in self.trainer.datamodule.frozen:  # type: ignore[attr-defined]
-                modes.extend(part.training for part in model.model.modules())
-                modes.extend(weight.requires_grad for weight in model.model.parameters())
-            assert self.training
-            super().training_step(batch, batch_idx)
-
-    data, module = model_texts(world), Watching(LAYERS, start_batches=2)
-    before = [model.fingerprint for model in data.frozen]
-    quiet_trainer(max_steps=3, max_epochs=-1).fit(module, datamodule=data)
-    assert modes
-    assert not any(modes)
-    for model, fingerprint in zip(data.frozen, before, strict=True):
-        del model.fingerprint  # computed anew
-        assert model.fingerprint == fingerprint
-        assert all(weight.grad is None for weight in model.model.parameters())
-    assert {name.split(".")[0] for name in module.state_dict()} == {"maps"}
-    size = sum(value.numel() for layer in module.banks().values() for value in layer.state_dict().values())
-    assert sum(value.numel() for value in module.state_dict().values()) == size
 
 
 class Explodes(AffineLayer):
