@@ -26,6 +26,7 @@ from datamodules.tokens.splits import Split
 
 __all__ = ["ModelTexts", "labelled_texts", "stitched_texts"]
 
+SPLITS: tuple[Split, ...] = ("fit", "validation", "test")
 STITCHES_TOKENS = (
     "Stitching puts the state of a token where another model has that of the same token",
     "Position by position these would be different pieces of text: choose models of one tokenizer",
@@ -51,7 +52,7 @@ class ModelTexts(TextModule):
     models: list[str]
     revisions: list[str | None] | None
     bases: Sequence[str] = ()
-    sites: str | list[str | int] | None = None
+    sites: Any = None  # as the user wrote them
     masked_share = 0.15
 
     def __init__(self, chosen: dict[str, Any], one_tokenizer: tuple[str, str] | None, **options: Any) -> None:
@@ -84,7 +85,7 @@ class ModelTexts(TextModule):
         found: list[set[int]] = [set() for _ in depths]
         for a in range(len(depths) if self.sites is not None else 0):
             for b in range(a + 1, len(depths)):
-                for i, j in route_sites(cast(str, self.sites), depths, a, b, self.component):
+                for i, j in route_sites(self.sites, depths, a, b, self.component):
                     found[a].add(i)
                     found[b].add(j)
         return [sorted(each) for each in found]
@@ -177,8 +178,8 @@ class ModelTexts(TextModule):
         if self.texts.regression:
             self.texts.check_numbers()
             return 1
-        for split in ("fit", "validation", "test"):
-            self.answers(cast(Split, split))
+        for split in SPLITS:
+            self.answers(split)
         return self.texts.classes_to_learn
 
     def constant_answers(self) -> Tensor:

@@ -215,7 +215,7 @@ class TextModule(pl.LightningDataModule):
 
     def config(self) -> dict[str, Any]:
         """Return the options as plain values, from which an equal data module can be made."""
-        kinds = [(self, kind) for kind in type(self).__mro__ if issubclass(kind, TextModule)]
+        kinds: list[tuple[Any, type]] = [(self, kind) for kind in type(self).__mro__ if issubclass(kind, TextModule)]
         return {
             name: _plain(getattr(part, name))
             for part, kind in (*kinds, (self.frozen_models, FrozenModels))

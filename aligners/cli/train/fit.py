@@ -141,7 +141,8 @@ def _sites_at_once(run: Run, trainer: pl.Trainer) -> int | None:
         raise ValueError(f"Expected `sites_at_once` to be at least 1, but got {wanted}.")
     data.prepare_data()
     reader = data.reader
-    each = bytes_a_site(model, *reader.widths, data.batch_size * data.max_length)
+    d_x, d_y = reader.widths
+    each = bytes_a_site(model, d_x, d_y, data.batch_size * data.max_length)
     weights = [weight for model in (reader.model_x, reader.model_y) for weight in model.model.parameters()]
     free = free_memory(trainer.strategy.root_device) - sum(w.numel() * w.element_size() for w in weights)
     at_once = min(len(reader.sites), wanted or sites_at_once(len(reader.sites), each, free))

@@ -45,7 +45,8 @@ def _check_memory(run: Run, trainer: pl.Trainer) -> None:
     """Raise if the bank would not fit in memory."""
     data, reader, pairs = run.made.data, run.made.data.reader, len(run.made.data.numbers)
     rows = most_rows(data.rows, data.batch_size, data.max_length)
-    each = bytes_a_site(run.made.model, *reader.widths, rows)
+    d_x, d_y = reader.widths
+    each = bytes_a_site(run.made.model, d_x, d_y, rows)
     free = free_memory(trainer.strategy.root_device)
     sites = len(reader.sites) // pairs
     most = pairs_within(free, sites, each, 0)  # the models are loaded

@@ -101,7 +101,7 @@ def target_states(
         return [
             Link(0, 1, i, j, f"{strength:g}/{seed}/", f"f{seed}(X), strength {strength:g}",
                  {"strength": strength, "target_seed": seed})
-            for strength, seed, (i, j) in product(strengths, seeds, parse_sites(sites, *depths, component))
+            for strength, seed, (i, j) in product(strengths, seeds, parse_sites(sites, depths[0], depths[1], component))
         ]  # fmt: skip
 
     drawn = {"strengths": list(strengths), "targets": targets, "target_seed": target_seed, "couplings": couplings}
