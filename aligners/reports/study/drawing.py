@@ -214,7 +214,8 @@ def _name(axis: Axes, panel: HeatPanel) -> None:
     for end in across.ends:
         axis.axvline(end - 0.5, color="w", linewidth=1.2)
     axis.set_yticks(up.places, up.names)
-    axis.set_xticks(across.places, across.names, **({"rotation": 90, "va": "top"} if panel.column_blocks else {}))
+    look: Look = {"rotation": 90, "va": "top"} if panel.column_blocks else {}
+    axis.set_xticks(across.places, across.names, **look)
     axis.set(xlabel=across.title or "", ylabel=up.title or "")
 
 

@@ -78,10 +78,12 @@ def over_models(frame: pd.DataFrame, column: str, groups: Mapping[str, str] | No
     models = {model for pair in pairs for model in pair}
     kinds = {model: groups[model] if groups else "" for model in models}
     ends = interval_over_models(values[None], pairs, kinds)
+    low: float | None
+    high: float | None
     low, high = (float(values.min()), float(values.max())) if ends is None else (float(end) for end in ends)
-    spread = (float(values.std()), low, high) if len(pairs) > 1 else (None, None, None)
+    sd, low, high = (float(values.std()), low, high) if len(pairs) > 1 else (None, None, None)
     interval = RANGE_OF_PAIRS if ends is None else OVER_MODELS
-    return Estimate(float(values.mean()), *spread, interval, len(pairs), len(models), len(means) - len(known))
+    return Estimate(float(values.mean()), sd, low, high, interval, len(pairs), len(models), len(means) - len(known))
 
 
 def pair_means(frame: pd.DataFrame, column: str) -> pd.Series:
