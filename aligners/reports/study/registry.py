@@ -60,7 +60,8 @@ class ReportContents(NamedTuple):
         """What tables and figures say in words; a sentence that several say is that of the first."""
         before: set[str] = set()
         findings = []
-        for item in (*self.tables, *self.figures):
+        items: list[Table | Figure] = [*self.tables, *self.figures]
+        for item in items:
             said = [sentence for sentence in item.findings if sentence and sentence not in before]
             before.update(said)
             findings += [Findings(item.name, item.title, said)] if said else []

@@ -76,8 +76,8 @@ def _angle_boxes(own: pd.DataFrame, title: str) -> BoxPanel:
         line = own[own["groups"] == name]
         points = [f"{a} and {b}" for a, b in zip(line["model_x"], line["model_y"], strict=True)]
         own_place = [at == place for at in range(len(names))]
-        values, labels = ([each * here for here in own_place] for each in (line["distance"].tolist(), points))
-        series.append(Series(name, ("group", name), values, labels))
+        distances = [line["distance"].tolist() if here else [] for here in own_place]
+        series.append(Series(name, ("group", name), distances, [points if here else [] for here in own_place]))
     return BoxPanel(title, names, series)
 
 

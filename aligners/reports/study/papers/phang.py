@@ -231,10 +231,9 @@ def _part(layers: list[int]) -> str:
 
 
 def _clusters_said(maps: list[LayerMap]) -> list[str]:
+    sentence = "{0}: layers {clusters}, CKA {within:.2f} within the clusters and {between:.2f} between them."
     return [
-        "{0}: layers {clusters}, CKA {within:.2f} within the clusters and {between:.2f} between them.".format(
-            each.panel.title, **_contrast(each)
-        )
+        sentence.format(each.panel.title, **_contrast(each))
         for each in maps
         if each.comparison.name == "FT–FT" and len(each.layers) >= LEAST_LAYERS
     ]

@@ -289,7 +289,7 @@ def kept_scores(rows: Sequence[dict[str, Cell]]) -> list[str]:
         if best and "native_y" in means:
             bare = f", {means['identity']:.1f} without a map" if "identity" in means else ""
             said.append(
-                f"{_at(*(name and str(name) for name in (task, stage)))}Y by itself scores {means['native_y']:.1f}; "
+                f"{_at(*(str(name) if name else None for name in (task, stage)))}Y by itself scores {means['native_y']:.1f}; "
                 f"with X's states at the last site {means[best]:.1f}, mapped by {best}{bare}."
             )
     return said

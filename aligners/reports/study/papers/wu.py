@@ -196,8 +196,8 @@ def block_panel(frame: pd.DataFrame, title: str, groups: Mapping[str, str]) -> H
     ends = pd.concat([entries[side].set_axis(["model", "stage", "layer"], axis=1) for side in (A, B)])
     layers = {(str(model), str(stage)): sorted(own["layer"].unique())
               for (model, stage), own in ends.groupby(["model", "stage"], sort=False)}  # fmt: skip
-    stages, families = in_order([stage for _, stage in layers]), list(dict.fromkeys(groups.values()))
-    place = {family: number for number, family in enumerate(families)}
+    stages = in_order([stage for _, stage in layers])
+    place = {family: number for number, family in enumerate(dict.fromkeys(groups.values()))}
     parts = sorted(layers, key=lambda part: (stages.index(part[1]), place.get(groups.get(part[0], ""), -1)))
     staged = len(stages) > 1
     names = {part: part[0] + (f", {stage_words(part[1])}" if staged else "") for part in parts}
