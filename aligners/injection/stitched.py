@@ -12,7 +12,7 @@ from datamodules.rows.types import SeenTypes
 __all__ = ["TASK_LOSS", "between_two_models", "seen_by_any"]
 
 TASK_LOSS = "task loss"  # how stitching layers were fitted, as reports say it
-OTHERS = ("models", "revisions", "masked_share", "sites")  # options of `ModelTexts` that `PairedActivations` has not
+OTHERS = ("models", "revisions", "masked_share", "sites")  # of `stitched_texts`, not of `pair_states`
 
 
 def between_two_models(bank: StoredBank) -> StoredBank:

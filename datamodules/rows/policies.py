@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from aligners.models.architectures import Component
-from aligners.similarity.sample import row_keys
+from datamodules.keys import row_keys
 from datamodules.batches import Movable, TextBatch
 
 __all__ = [
