@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from aligners.errors import UserError, check_range
 from aligners.models.architectures import Task
 from aligners.models.model import FrozenModel
 from datamodules.batches import Movable, TextBatch
@@ -103,8 +104,7 @@ def mask_tokens(
     Returns:
         The inputs with other `input_ids`, and the answers (B, T) int64: the token where one was chosen, else -100.
     """
-    if not 0 < share <= 1:
-        raise ValueError(f"Expected `share` of the tokens in (0, 1], but got {share:g}. BERT's is 0.15.")
+    check_range(above=0, most=1, share=share)
     ids = inputs["input_ids"].clone()
     answers = torch.full_like(ids, UNASKED)
     for row, number in enumerate(text.tolist()):
@@ -176,7 +176,7 @@ class Asking:
             return asking
         tokenizer = cast(Any, model.tokenizer)
         if tokenizer.mask_token_id is None:
-            raise ValueError(
+            raise UserError(
                 f"Expected a tokenizer with a mask token for a masked language model, but that of {model.name} has "
                 "none. Set its `mask_token`."
             )
@@ -198,7 +198,7 @@ class Asking:
         if self.task == "masked":
             return self._masked(texts, rows, epoch)
         if texts.labels is None:
-            raise ValueError("A classification needs labels, but these texts have none. Name a `label_column`.")
+            raise UserError("A classification needs labels, but these texts have none. Name a `label_column`.")
         return TaskBatch(texts, rows, classification_targets(texts.labels.float() if self.regression else texts.labels))
 
     def _masked(self, texts: TextBatch, rows: Rows, epoch: int) -> TaskBatch:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DistributedSampler
 
+from aligners.errors import UserError
+
 __all__ = ["LengthBatches", "Movable", "StoredRows", "TextBatch", "go_on_after_last_batch", "limited"]
 
 CHUNK = 50  # batches among which texts of similar length are sought when shuffling
@@ -173,19 +175,19 @@ class LengthBatches(DistributedSampler):
         self.lengths, self.whole, self.chosen = np.asarray(lengths), whole, chosen
         n = len(self.lengths)
         if not whole and batch_size < world:
-            raise ValueError(
+            raise UserError(
                 f"Expected `batch_size` (texts per step over all ranks) of at least the number of ranks, "
                 f"{world}, but got {batch_size}."
             )
         if n < world:
-            raise ValueError(
+            raise UserError(
                 f"Expected at least one text for each of the {world} ranks, but got {n} "
                 "texts. Use fewer devices or more text."
             )
         super().__init__(self.lengths, num_replicas=world, rank=rank, shuffle=shuffle, seed=seed)  # type: ignore[arg-type]
         self.count = -(-n // batch_size) if whole else min(-(-n // batch_size), n // world)
         if whole and self.count < world:
-            raise ValueError(
+            raise UserError(
                 f"Expected at least one whole batch for each of the {world} ranks, but {n} texts in batches of "
                 f"{batch_size} make {self.count}. Use fewer devices, or a smaller `batch_size`."
             )
@@ -272,5 +274,5 @@ def limited(batches: int, trainer: Any, stage: Literal["train", "test"]) -> int:
     limit = getattr(trainer, name)
     count = int(batches * limit) if isinstance(limit, float) else min(batches, limit)
     if not count:
-        raise ValueError(f"Expected `trainer.{name}` to leave at least one of {batches} batches, but got {limit}.")
+        raise UserError(f"Expected `trainer.{name}` to leave at least one of {batches} batches, but got {limit}.")
     return count

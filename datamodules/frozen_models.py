@@ -13,6 +13,7 @@ import torch
 from filelock import FileLock
 from transformers import PreTrainedTokenizerBase
 
+from aligners.errors import UserError
 from aligners.models.embedded.recipes import EMBEDDED, Recipe, embedded_model, embedded_recipe
 from aligners.models.loading.files import read_config
 from aligners.models.loading.known import KnownModels
@@ -139,7 +140,7 @@ class FrozenModels:
     def check_ranks(self, ranks: int) -> None:
         """Raise if several processes would put their models on the same devices."""
         if ranks > 1 and any(placing.given for placing in self.placings):
-            raise ValueError(
+            raise UserError(
                 f"Expected one process where `devices` or `device_map` says where models are, but got {ranks}: all "
                 "would use the same devices. Leave the options out, or set `trainer.devices` to 1."
             )
@@ -250,7 +251,7 @@ class FrozenModels:
 
     def _check_positions(self, name: str, positions: int | None) -> None:
         if positions is not None and self.max_length > positions:
-            raise ValueError(
+            raise UserError(
                 f"Expected `max_length` of at most {positions}, the positions that {name} has, "
                 f"but got {self.max_length}."
             )
@@ -260,21 +261,21 @@ class FrozenModels:
         for model in models if self._wanted.one_tokenizer else ():
             if not same_tokenizer(*(cast(PreTrainedTokenizerBase, each.tokenizer) for each in (first, model))):
                 why, instead = cast(tuple[str, str], self._wanted.one_tokenizer)
-                raise ValueError(f"{why}, but the tokenizers of {first.name} and {model.name} differ. {instead}.")
+                raise UserError(f"{why}, but the tokenizers of {first.name} and {model.name} differ. {instead}.")
 
 
 def _check_classes(name: str, texts: Texts) -> None:
     """Raise unless an embedded classifier can be trained on the fitting texts."""
     why, source = f"The embedded model {name} is trained as a classifier, but the", texts.origin["source"]
     if "label" not in texts.fit.column_names:
-        raise ValueError(f"{why} texts of {source!r} have no labels. Name a `label_column`, or give your own models.")
+        raise UserError(f"{why} texts of {source!r} have no labels. Name a `label_column`, or give your own models.")
     if texts.regression:
-        raise ValueError(
+        raise UserError(
             f"{why} labels of {source!r} are numbers to predict. Write classes as whole numbers, or give your own "
             "models."
         )
     if MISSING in texts.fit["label"][:]:
-        raise ValueError(
+        raise UserError(
             f"{why} fitting texts of {source!r} do not all have a class. Leave out those without one, or give your own "
             "models."
         )
@@ -288,9 +289,9 @@ def with_revisions(models: Sequence[str], revisions: Sequence[str | None] | None
         ValueError: there is no model, or not one revision for each.
     """
     if not models:
-        raise ValueError("Expected `models` to name at least one model, but got none.")
+        raise UserError("Expected `models` to name at least one model, but got none.")
     if revisions is not None and len(revisions) != len(models):
-        raise ValueError(
+        raise UserError(
             f"Expected one of `revisions` for each of the {len(models)} `models`, but got {len(revisions)}. Write null "
             "for the main one."
         )
@@ -312,7 +313,7 @@ def placings(
     """
     for option, given in (("devices", devices), ("device_map", device_maps)):
         if given is not None and len(given) != len(named):
-            raise ValueError(
+            raise UserError(
                 f"Expected `{option}` to have one entry for each of {len(named)} models, but got {len(given)}. "
                 "Write null for a model that goes where the run is."
             )
@@ -320,13 +321,13 @@ def placings(
     found = [Placing(*each) for each in zip(devices or nothing, device_maps or nothing, strict=True)]
     for number, placing in enumerate(found, start=1):
         if placing.device is not None and placing.device_map is not None:
-            raise ValueError(
+            raise UserError(
                 f"Expected `devices` or `device_map` for a model, but model {number} has both: {placing.device} and "
                 f"{placing.device_map}. Write null in one of them."
             )
         first = named.index(named[number - 1])
         if placing != found[first]:
-            raise ValueError(
+            raise UserError(
                 f"Expected `devices` and `device_map` to put a model in one place, but models {first + 1} and {number} "
                 "are the same. Give both entries the same place."
             )

@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from aligners.errors import UserError
+
 if TYPE_CHECKING:
     from datamodules.module import TextModule
 
@@ -59,7 +61,7 @@ def refuse_other_run(then: Mapping[str, Any], now: Mapping[str, Any], what: str)
     for part, prefix in (("options", "model"), ("trainer", "trainer")):
         found += [] if then[part] is None else differences(then[part], now[part], prefix)
     if found:
-        raise ValueError(
+        raise UserError(
             f"{what} is of a run with other data or options: {'; '.join(found)}. To go on, give the same; for anything "
             "else, begin a new run."
         )

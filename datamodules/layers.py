@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from aligners.errors import UserError
 from aligners.models.architectures import Component
 from aligners.models.finite import FiniteCheck
 from aligners.models.model import FrozenModel
@@ -212,7 +213,7 @@ class LayerActivations(TextModule):
         **options: Any,
     ) -> None:
         if attention and attn_implementation not in (None, "eager"):
-            raise ValueError(
+            raise UserError(
                 f"Expected `attn_implementation` 'eager' where `attention` is read, but got {attn_implementation!r}: "
                 "the others never form the weights. Leave it out."
             )
@@ -226,7 +227,7 @@ class LayerActivations(TextModule):
         self.attention, self.component = attention, component
         check_rows(rows, component, self.packed)
         if attention and self.packed:
-            raise ValueError(
+            raise UserError(
                 "`attention` is read with the words that it lies between, but a sequence of `packed` text has no whole "
                 "words. Leave one of them out."
             )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from aligners.errors import UserError
 from aligners.models.architectures import Component, Task
 from aligners.models.classifiers import new_classifier
 from aligners.models.model import FrozenModel
@@ -121,7 +122,7 @@ class ModelTexts(TextModule):
     def _further(self, tuned: FrozenModel) -> list[FrozenModel]:
         """Load `bases` under new heads."""
         if self.bases and tuned.n_labels is None:
-            raise ValueError(
+            raise UserError(
                 f"Expected `models` to be classifiers where `bases` are named, but {tuned.name} has no classification "
                 "head. Name models that were fine-tuned to classify."
             )
@@ -156,13 +157,13 @@ class ModelTexts(TextModule):
         """
         found = self.split(split).labels
         if found is None:
-            raise ValueError(
+            raise UserError(
                 f"Expected text with classes, but the texts of {self.text.source!r} have no labels. Name a "
                 "`label_column`, or another source."
             )
         missing = ~known_labels(found)
         if bool(missing.any()):
-            raise ValueError(
+            raise UserError(
                 f"Expected a label for every text, but {int(missing.sum())} of the {len(found)} {split} texts of "
                 f"{self.text.source!r} have none (-1, or nothing). Leave them out, or choose another `held_out`."
             )
@@ -246,12 +247,12 @@ def stitched_texts(
     """
     check_component(component)
     if len(models) < 2:
-        raise ValueError(
+        raise UserError(
             f"Expected `models` to name at least two models, but got {models}. The same name twice is allowed: "
             "a model and itself."
         )
     if not 0 < masked_share < 1:
-        raise ValueError(f"Expected `masked_share` between 0 and 1, but got {masked_share}.")
+        raise UserError(f"Expected `masked_share` between 0 and 1, but got {masked_share}.")
     chosen: dict[str, Any] = {"models": list(models), "sites": sites, "masked_share": masked_share}
     chosen |= {"revisions": revisions, "labels": labels, "component": component}
     return ModelTexts(chosen, STITCHES_TOKENS, **options)

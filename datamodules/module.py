@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.data import DataLoader
 
+from aligners.errors import UserError, check_range
 from aligners.models.architectures import Component, first_site
 from aligners.models.embedded.recipes import Recipe
 from aligners.models.loading.known import KnownModels
@@ -91,14 +92,9 @@ class TextModule(pl.LightningDataModule):
         **models: Any,
     ) -> None:
         check_store(store, store_dtype)
-        for name, value, least in (
-            ("batch_size", batch_size, 1),
-            ("max_length", max_length, 2),
-            ("workers", workers, 0),
-            ("seed", seed, 0),
-        ):
-            if value < least:
-                raise ValueError(f"Expected `{name}` to be at least {least}, but got {value}.")
+        check_range(least=1, batch_size=batch_size)
+        check_range(least=2, max_length=max_length)
+        check_range(least=0, workers=workers, seed=seed)
         super().__init__()
         self.text, self.batch_size, self.max_length = text, batch_size, max_length
         self.packed, self.seed, self.workers = packed, seed, workers
@@ -306,7 +302,7 @@ class TextModule(pl.LightningDataModule):
                 least = first_site(self.component)
                 wrong = [layer for layer in layers if not least <= layer <= depth]
                 if wrong:
-                    raise ValueError(
+                    raise UserError(
                         f"Expected `{self.option}` between {least} and L = {depth}, the blocks of {name}, got "
                         f"{wrong[0]}."
                     )
@@ -379,7 +375,7 @@ def stream_of(trainer: Any, kind: type[DataT]) -> DataT:
     """
     data = getattr(trainer, "datamodule", None)
     if not isinstance(data, kind):
-        raise ValueError(
+        raise UserError(
             f"Expected a data module of the kind {kind.__name__}, but got {'none' if data is None else type(data)}. "
             "Give the Trainer one, as `datamodule`."
         )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
+from aligners.errors import UserError
 from aligners.models.architectures import Component
 from aligners.models.model import FrozenModel
 from datamodules.frozen_models import with_revisions
@@ -80,7 +81,7 @@ def pairs_states(
     asked: Sequence[Sequence[int]] = list(combinations(range(len(models)), 2)) if pairs is None else pairs
     known = [(pair[0], pair[1]) for pair in asked if len(pair) == 2 and all(0 <= m < len(models) for m in pair)]
     if not known or len(known) < len(asked) or len(set(known)) < len(known) or any(a == b for a, b in known):
-        raise ValueError(
+        raise UserError(
             f"Expected `pairs` to name two different ones of the {len(models)} `models`, counted from 0, and no pair "
             f"twice, but got {[list(pair) for pair in asked]}."
         )
@@ -110,25 +111,25 @@ def universe_states(
         ValueError: there are too few models, one is there twice, or an option is out of its range.
     """
     if len(models) < FEWEST:
-        raise ValueError(
+        raise UserError(
             f"A universe expects `models` to name at least {FEWEST} models, but got {len(models)}. Between two, "
             "`train.py fit` finds one map."
         )
     twice = sorted({name for name in models if models.count(name) > 1})
     if twice and revisions is None:
-        raise ValueError(f"A universe expects different `models`, but got {', '.join(twice)} more than once.")
+        raise UserError(f"A universe expects different `models`, but got {', '.join(twice)} more than once.")
 
     def links(depths: Sequence[int], component: Component) -> list[Link]:
         each = [parse_sites(sites, depth, depth, component) for depth in depths]
         apart = [pair for own in each for pair in own if pair[0] != pair[1]]
         if apart:
-            raise ValueError(
+            raise UserError(
                 f"A universe expects `sites` of one depth in all models, but got {apart[0][0]}:{apart[0][1]}. Name "
                 "single layers."
             )
         differing = next((m for m, own in enumerate(each) if own != each[0]), None)
         if differing is not None:
-            raise ValueError(
+            raise UserError(
                 f"A universe expects the same `sites` in all models, but {models[0]} has {depths[0]} blocks and "
                 f"{models[differing]} {depths[differing]}. Name the layers, such as `sites` [1, 2]."
             )
@@ -173,14 +174,14 @@ def attention_states(
         ValueError: an option is out of its range.
     """
     if not 0 < share <= 1:
-        raise ValueError(f"Expected `share` of the rows in (0, 1], but got {share}.")
+        raise UserError(f"Expected `share` of the rows in (0, 1], but got {share}.")
     options["attn_implementation"] = "eager"  # the others never form the weights
     between = _linked([(0, 1)], sites)
 
     def links(depths: Sequence[int], component: Component) -> list[Link]:
         found = between(depths, component)
         if any(0 in (link.site_x, link.site_y) for link in found):
-            raise ValueError("Expected `sites` of blocks, from 1 on: the embeddings, site 0, have no attention.")
+            raise UserError("Expected `sites` of blocks, from 1 on: the embeddings, site 0, have no attention.")
         return found
 
     def token_pairs(data: States) -> TokenPairs:
@@ -219,7 +220,7 @@ def _check_members(models: Sequence[FrozenModel]) -> None:
     for model in models:
         first = known.setdefault(str(model.identity()["fingerprint"]), model.name)
         if first != model.name:
-            raise ValueError(f"A universe expects different `models`, but {first} and {model.name} have equal weights.")
+            raise UserError(f"A universe expects different `models`, but {first} and {model.name} have equal weights.")
 
 
 def check_widths(widths: Sequence[tuple[str, int]]) -> None:
@@ -231,7 +232,7 @@ def check_widths(widths: Sequence[tuple[str, int]]) -> None:
     (first, width), *others = widths
     for name, other in others:
         if other != width:
-            raise ValueError(
+            raise UserError(
                 f"A universe expects `models` of one width, but {first} has {width} and {name} {other}: there is no "
                 "bijection between their spaces."
             )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch.utils.data import DataLoader
 
+from aligners.errors import UserError, check_range
 from aligners.models.architectures import Component
 from aligners.models.model import FrozenModel
 from datamodules.batches import TextBatch
@@ -94,8 +95,7 @@ class States(TextModule):
         held_out_types: float = 0.1,
         **options: Any,
     ) -> None:
-        if not 0 <= held_out_types < 1:
-            raise ValueError(f"Expected `held_out_types` to be a share in [0, 1), but got {held_out_types}.")
+        check_range(least=0, below=1, held_out_types=held_out_types)
         wanted = Wanted(pairing.named, one_tokenizer=PAIRS_TOKENS if rows == "tokens" else None)
         super().__init__(wanted, policy_of(rows).types == "words", **options)
         self.pairing, self.rows, self.special_tokens, self.component = pairing, rows, special_tokens, component
@@ -279,7 +279,7 @@ class States(TextModule):
         texts = cast(Texts, self._other).test if split == "other" else getattr(self.texts, split)
         data = self._marked(self.split(split), texts, leave_out=split == "fit")
         if data.leave_out and any(bool(marks.flat.all()) for marks in data.marks.values()):
-            raise ValueError(
+            raise UserError(
                 f"Expected `held_out_types` to leave rows to fit on, but {self.held_out_types:g} of the types hold out "
                 "all of them. Give a smaller share, or more text."
             )

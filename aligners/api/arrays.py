@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from aligners.errors import UserError
+
 __all__ = ["Array", "as_given", "rows", "rows_of_both"]
 
 Array = TypeVar("Array", np.ndarray, Tensor)
@@ -26,22 +28,22 @@ def rows(given: Any, name: str, width: int | None = None) -> Tensor:
     """
     found = _tensor(given, name)
     if found.ndim != 2 or not found.numel():
-        raise ValueError(
+        raise UserError(
             f"Expected `{name}` of shape (N, d), one row for each token or text, but got shape {tuple(found.shape)}. "
             "Give the rows of one site at a time."
         )
     if width is not None and found.shape[1] != width:
-        raise ValueError(
+        raise UserError(
             f"Expected `{name}` of width {width}, that of the rows that the map was fitted on, but got "
             f"{found.shape[1]}. Give states of the same model and site."
         )
     if not found.is_floating_point():
-        raise ValueError(
+        raise UserError(
             f"Expected `{name}` of floating-point numbers, but got {found.dtype}. Convert it, as by `{name} * 1.0`."
         )
     bad = int((~found.isfinite()).any(1).sum())
     if bad:
-        raise ValueError(
+        raise UserError(
             f"Expected `{name}` to be finite, but {bad} of its {len(found)} rows hold NaN or infinite values. Leave "
             "these rows out, of its partner too."
         )
@@ -55,15 +57,15 @@ def rows_of_both(x: Any, y: Any, width_x: int | None = None, width_y: int | None
         ValueError: as `rows`, or they have different numbers of rows, devices or kinds.
     """
     if isinstance(x, Tensor) != isinstance(y, Tensor):
-        raise ValueError(f"Expected `x` and `y` of one kind, but got {_kind(x)} and {_kind(y)}. Convert one of them.")
+        raise UserError(f"Expected `x` and `y` of one kind, but got {_kind(x)} and {_kind(y)}. Convert one of them.")
     of_x, of_y = rows(x, "x", width_x), rows(y, "y", width_y)
     if len(of_x) != len(of_y):
-        raise ValueError(
+        raise UserError(
             f"Expected as many rows in `y` as in `x`, which it is paired with row by row, but got {len(of_y)} and "
             f"{len(of_x)}."
         )
     if of_x.device != of_y.device:
-        raise ValueError(f"Expected `x` and `y` on one device, but got {of_x.device} and {of_y.device}. Move one.")
+        raise UserError(f"Expected `x` and `y` on one device, but got {of_x.device} and {of_y.device}. Move one.")
     both = torch.promote_types(of_x.dtype, of_y.dtype)
     return of_x.to(both), of_y.to(both)
 
@@ -80,7 +82,7 @@ def _tensor(given: Any, name: str) -> Tensor:
         return given.detach()
     if isinstance(given, np.ndarray) and given.dtype.kind in "fiu" and given.dtype.itemsize <= 8:
         return torch.from_numpy(given.astype(given.dtype.newbyteorder("="), order="C", copy=True))
-    raise ValueError(f"Expected `{name}` to be a NumPy array or a tensor of numbers, but got {_kind(given)}.")
+    raise UserError(f"Expected `{name}` to be a NumPy array or a tensor of numbers, but got {_kind(given)}.")
 
 
 def _kind(given: Any) -> str:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from aligners import maps as banks
 from aligners.api.arrays import Array, as_given, rows, rows_of_both
+from aligners.errors import UserError, check_range
 from aligners.fitting.fits import fit_map
 from aligners.maps.base import Aligner
 from aligners.similarity.algebra.moments import Moments, moments_of
@@ -80,7 +81,7 @@ class ArrayMap:
         """
         bank = self._fitted()
         if not bank.invertible:
-            raise ValueError(
+            raise UserError(
                 f"Expected a map with an inverse, but {self!r} from width {bank.d_x} to {bank.d_y} has none. Fit a map "
                 "from Y to X, or use Procrustes, Permutation or INN."
             )
@@ -99,7 +100,7 @@ class ArrayMap:
         of_x, of_y = self._placed(of_x, "x"), self._placed(of_y, "y")
         total = (of_y.double() - self._mean_y[:, None]).square().sum()
         if not total > 0:
-            raise ValueError("Expected rows in `y` that differ from the mean of the fitting rows, but got only that.")
+            raise UserError("Expected rows in `y` that differ from the mean of the fitting rows, but got only that.")
         return float(1 - (bank(of_x) - of_y).double().square().sum() / total)
 
     def _made(self, d_x: int, d_y: int) -> Aligner:
@@ -111,18 +112,18 @@ class ArrayMap:
 
     def _train(self, bank: Aligner, x: Tensor, y: Tensor) -> None:
         if not bank.closed_form:
-            raise ValueError(f"Expected an aligner with a closed form, but {type(bank).__name__} trains: TrainedMap.")
+            raise UserError(f"Expected an aligner with a closed form, but {type(bank).__name__} trains: TrainedMap.")
 
     def _fitted(self) -> Aligner:
         if not hasattr(self, "bank"):
-            raise ValueError(f"Expected a map that is fitted, but {self!r} is not. Call `fit(x, y)` first.")
+            raise UserError(f"Expected a map that is fitted, but {self!r} is not. Call `fit(x, y)` first.")
         return self.bank
 
     def _placed(self, given: Tensor, name: str) -> Tensor:
         """Rows as a batch of one site, in the precision of the map."""
         held = self._mean_y.device
         if given.device != held:
-            raise ValueError(f"Expected `{name}` on {held}, where the map was fitted, but got {given.device}. Move it.")
+            raise UserError(f"Expected `{name}` on {held}, where the map was fitted, but got {given.device}. Move it.")
         like = next((tensor for tensor in self.bank.state_dict().values() if tensor.is_floating_point()), given)
         return given.to(like.dtype)[None]
 
@@ -155,11 +156,8 @@ class TrainedMap(ArrayMap):
         **options: Any,
     ) -> None:
         super().__init__(aligner, **options)
-        for name, value in (("steps", steps), ("rows_a_step", rows_a_step)):
-            if value < 1:
-                raise ValueError(f"Expected `{name}` to be at least 1, but got {value}.")
-        if not learning_rate > 0:
-            raise ValueError(f"Expected `learning_rate` to be above 0, but got {learning_rate}.")
+        check_range(least=1, steps=steps, rows_a_step=rows_a_step)
+        check_range(above=0, learning_rate=learning_rate)
         self.steps, self.rows_a_step, self.learning_rate, self.seed = steps, rows_a_step, learning_rate, seed
 
     def _made(self, d_x: int, d_y: int) -> Aligner:
@@ -175,7 +173,7 @@ class TrainedMap(ArrayMap):
         like = Alignment(optimizer=optimizer)
         diverged = train_on_rows(bank, x, y, self.steps, min(self.rows_a_step, x.shape[1]), self.seed, like)
         if bool(diverged.any()):
-            raise ValueError(
+            raise UserError(
                 f"Expected training to converge, but {type(bank).__name__} diverged at step {int(diverged)} of "
                 f"{self.steps} with `learning_rate` {self.learning_rate:g}. Lower it."
             )

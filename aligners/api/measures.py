@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from aligners.api.arrays import Array, rows_of_both
+from aligners.errors import check_known
 from aligners.similarity.algebra.grid import grid_moments
 from aligners.similarity.catalogue import catalogue
 from aligners.similarity.functional import cca as correlations
@@ -105,8 +106,7 @@ def measure(name: str, x: Array, y: Array) -> float:
         ValueError: there is no such measure, or it needs more than rows: attention weights.
     """
     known = {known: each for known, each in catalogue().items() if each.family in _FROM}
-    if name not in known:
-        raise ValueError(f"Expected `name` to be one of {', '.join(known)}, but got {name!r}.")
+    check_known(known, name=name)
     found = known[name]
     return _one(lambda x, y: found.compute(_FROM[found.family](x, y)), x, y)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from aligners.api.maps import ArrayMap
+from aligners.errors import UserError, check_known, check_range
 from aligners.injection.forward import stitched_logits
 from aligners.injection.scoring.tasks import check_labels, chosen, unit_scores
 from aligners.models.model import FrozenModel
@@ -73,7 +74,7 @@ def load(model: Model, *, device: str = "cpu", dtype: str = "float32", text: Tex
     if isinstance(model, tuple) and len(model) == 2:
         return FrozenModel(*model, name=getattr(model[0], "name_or_path", "") or type(model[0]).__name__)
     if not isinstance(model, (str, Path)):
-        raise ValueError(
+        raise UserError(
             f"Expected a model's name, its folder, or (model, tokenizer), but got a {type(model).__name__}. A loaded "
             "model needs its tokenizer beside it."
         )
@@ -104,8 +105,7 @@ def states(
     Raises:
         ValueError: the model has no such site, there are no texts, or `rows` is something else.
     """
-    if rows not in ("tokens", "mean", "cls"):
-        raise ValueError(f"Expected `rows` to be tokens, mean or cls, but got {rows!r}.")
+    check_known(("tokens", "mean", "cls"), rows=rows)
     frozen = load(model)
     frozen.check_site(site, "site")
     found = []
@@ -169,7 +169,7 @@ def inject(
             sums[name] = sums.get(name, 0) + values.double().sum()
         n += len(task.targets)
     if not n:
-        raise ValueError("Expected `texts` with a token that follows another, but all have one token. Give longer.")
+        raise UserError("Expected `texts` with a token that follows another, but all have one token. Give longer.")
     means: dict[str, Any] = {name: float(total) / n for name, total in sums.items()}
     if not scored:
         means = {**dict.fromkeys(means), "agreement": means["agreement"]}
@@ -187,7 +187,7 @@ def _scores(
     rows = read_rows(source, task.inputs, [site[0]], task.rows)[0]
     states = mapped(rows.to(source.device)).to(target.device)
     if states.shape != (len(rows), target.width):
-        raise ValueError(
+        raise UserError(
             f"Expected `map` to give rows of shape {(len(rows), target.width)}, those of {target.name}, but got "
             f"{tuple(states.shape)}."
         )
@@ -206,14 +206,14 @@ def _scores(
 
 def _check(source: FrozenModel, target: FrozenModel, *, labelled: bool) -> None:
     if target.task is None or target.regression:
-        raise ValueError(
+        raise UserError(
             f"Expected `model_y` to be a classifier or a language model, but {target.name} "
             f"{'predicts a number' if target.regression else 'has no head'}. Name another; states can still be mapped."
         )
     if labelled and target.task != "classification":
-        raise ValueError(f"Expected no `labels` for the language model {target.name}: it is asked for tokens.")
+        raise UserError(f"Expected no `labels` for the language model {target.name}: it is asked for tokens.")
     if source.tokenizer is None or target.tokenizer is None or not same_tokenizer(source.tokenizer, target.tokenizer):
-        raise ValueError(
+        raise UserError(
             f"Expected models of one tokenizer, since every token's state is replaced, but those of {source.name} and "
             f"{target.name} differ. Compare them by `rows` 'words', with `train.py fit`."
         )
@@ -247,13 +247,12 @@ def _checked(
     frozen: FrozenModel, texts: Sequence[str], labels: Sequence[int] | None, size: int
 ) -> PreTrainedTokenizerBase:
     if isinstance(texts, str) or not len(texts) or not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"Expected `texts` as a list of one or more strings, but got {_said(texts)}.")
+        raise UserError(f"Expected `texts` as a list of one or more strings, but got {_said(texts)}.")
     if labels is not None and len(labels) != len(texts):
-        raise ValueError(f"Expected one of `labels` for each of {len(texts)} texts, but got {len(labels)}.")
-    if size < 1:
-        raise ValueError(f"Expected `batch_size` to be at least 1, but got {size}.")
+        raise UserError(f"Expected one of `labels` for each of {len(texts)} texts, but got {len(labels)}.")
+    check_range(least=1, batch_size=size)
     if frozen.tokenizer is None:
-        raise ValueError(f"Expected a model with its tokenizer, but {frozen.name} has none. Give (model, tokenizer).")
+        raise UserError(f"Expected a model with its tokenizer, but {frozen.name} has none. Give (model, tokenizer).")
     return frozen.tokenizer
 
 

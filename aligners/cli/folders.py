@@ -10,6 +10,7 @@ from pathlib import Path
 
 from lightning.pytorch.utilities import rank_zero_only
 
+from aligners.errors import UserError
 from aligners.files.whole import lock, refusing_folder, remove_unfinished, write_text
 
 __all__ = [
@@ -51,7 +52,7 @@ def new_run_folder(wanted: Path | None, kind: str, *, begun: bool = False) -> Pa
     folder, number = base, 1
     with refusing_folder(base, "run"):
         if rank() == 0 and not begun and wanted is not None and wanted.exists() and _holds(wanted) - {WANDB}:
-            raise ValueError(f"Expected `run` to be a new or empty folder, but {wanted} holds files. Name another.")
+            raise UserError(f"Expected `run` to be a new or empty folder, but {wanted} holds files. Name another.")
         while rank() == 0:
             try:
                 folder.mkdir(parents=True, exist_ok=wanted is not None)
@@ -111,7 +112,7 @@ def claim_checkpoints(folder: Path, run: Path, resumed: Path | None = None) -> N
         there = sorted(path.name for path in folder.glob("*.ckpt"))
         if there and (resumed is None or resumed.resolve().parent != folder.resolve()):
             os.close(file)
-            raise ValueError(
+            raise UserError(
                 f"Expected `checkpoint.folder` to hold no checkpoints of another run, but {folder} holds "
                 f"{', '.join(there)}. Name another, or go on from its last.ckpt with `ckpt_path`."
             )
@@ -195,7 +196,7 @@ def _locked(path: Path, argument: str = "run") -> int:
 
 
 def _taken(folder: Path, argument: str = "run") -> ValueError:
-    return ValueError(
+    return UserError(
         f"Expected `{argument}` to be a folder of its own, but another command is at work in {folder}. Wait for it, "
         "or name another."
     )

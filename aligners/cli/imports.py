@@ -10,6 +10,8 @@ from typing import Any, Self
 
 from jsonargparse.typing import register_type
 
+from aligners.errors import UserError
+
 __all__ = ["Imported"]
 
 
@@ -34,11 +36,11 @@ class Imported(str):
 
 def _import_file(path: Path) -> None:
     if not path.is_file():
-        raise ValueError(f"Expected `imports` to name Python files or modules, but there is no file {path}.")
+        raise UserError(f"Expected `imports` to name Python files or modules, but there is no file {path}.")
     known = sys.modules.get(path.stem)
     if known is not None:
         if Path(getattr(known, "__file__", None) or "").resolve() != path.resolve():
-            raise ValueError(
+            raise UserError(
                 f"Expected a file in `imports` whose name no other module has, but {path.stem!r} is one already. "
                 f"Rename {path}."
             )
@@ -59,7 +61,7 @@ def _import_module(name: str) -> None:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is None or not f"{name}.".startswith(f"{missing}."):
             raise RuntimeError(f"{name} raised an error as it was imported: see above.") from error
-        raise ValueError(
+        raise UserError(
             f"Expected `imports` to name Python files or modules, but there is no module {name!r}. Write a file as "
             f"{name}.py, with its folder."
         ) from error

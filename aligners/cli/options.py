@@ -16,6 +16,7 @@ from jsonargparse import ArgumentParser, Namespace, class_from_function
 
 from aligners.cli.folders import CONFIG
 from aligners.cli.imports import Imported
+from aligners.errors import UserError
 from callbacks.best import BestPerSite
 
 __all__ = [
@@ -166,7 +167,7 @@ def check_trains(options: Namespace) -> None:
     """
     for name in ("max_epochs", "max_steps", "limit_train_batches"):
         if options.trainer[name] == 0:
-            raise ValueError(f"Expected `trainer.{name}` to be at least 1, but got 0: nothing would be trained.")
+            raise UserError(f"Expected `trainer.{name}` to be at least 1, but got 0: nothing would be trained.")
 
 
 def check_goes_on(path: str | None, command: str, key: str) -> None:
@@ -184,13 +185,13 @@ def check_goes_on(path: str | None, command: str, key: str) -> None:
         return
     wanted = f"Expected `ckpt_path` to be a last.ckpt of `train.py {command}`, but"
     if not Path(path).is_file():
-        raise ValueError(f"{wanted} there is no such file: {path}.")
+        raise UserError(f"{wanted} there is no such file: {path}.")
     try:
         found = key in torch.load(path, map_location="meta", weights_only=True, mmap=True)
     except Exception as error:  # reading any other file can raise anything
-        raise ValueError(f"{wanted} {path} cannot be read as one.") from error
+        raise UserError(f"{wanted} {path} cannot be read as one.") from error
     if not found:
-        raise ValueError(f"{wanted} {path} is of another kind of run.")
+        raise UserError(f"{wanted} {path} is of another kind of run.")
 
 
 def options_of(function: Callable[..., Any], options: Namespace) -> dict[str, Any]:
@@ -214,7 +215,7 @@ def parse_with_data(parser: ArgumentParser, words: Sequence[str], config: dict[s
     try:
         parser.set_defaults({f"data.{name}": value for name, value in flat(kept).items()})
     except KeyError as error:
-        raise ValueError(
+        raise UserError(
             f"Expected a checkpoint of this version or an earlier one, but its data options are not all known here: "
             f"{error.args[0]}. Update the package to read it."
         ) from error
@@ -236,7 +237,7 @@ def check_begun(folder: Path, options: dict[str, Any]) -> None:
     except yaml.YAMLError:
         written = None
     if not isinstance(written, dict):
-        raise ValueError(
+        raise UserError(
             f"Expected {folder / CONFIG} to hold the options of a run, but it holds none. Name a new `--run`."
         )
     begun, now = flat(written), flat(options)
@@ -244,7 +245,7 @@ def check_begun(folder: Path, options: dict[str, Any]) -> None:
     differences = [name for name in names if begun.get(name) != now.get(name)]
     if differences:
         listed = "; ".join(f"{name} was {begun.get(name)!r} and is {now.get(name)!r}" for name in differences[:4])
-        raise ValueError(
+        raise UserError(
             f"Expected the options with which {folder} was begun, but got others: {listed}. Give the same options to "
             "go on, or name a new folder with `--run`."
         )

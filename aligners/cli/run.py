@@ -16,7 +16,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 
 from aligners.cli.folders import claim, claim_checkpoints, interrupted_run, new_run_folder, rank, tidy
 from aligners.cli.lineage import note_begun
-from aligners.errors import check_range
+from aligners.errors import UserError, check_range
 from aligners.reports.publishing import WriteReport
 from aligners.reports.tracking import new_number, start_run, unfinished
 from callbacks.progress import ProgressBar
@@ -57,7 +57,7 @@ class Run(NamedTuple):
         try:
             return pl.Trainer(**{**self.settings, **changes, "callbacks": [*given, *bar, *callbacks]})
         except TypeError as error:  # Lightning's words for `devices` of another type
-            raise ValueError(f"Lightning's Trainer does not take these options: {error}") from error
+            raise UserError(f"Lightning's Trainer does not take these options: {error}") from error
 
     def test(self, evaluation: pl.LightningModule, kind: str, *callbacks: pl.Callback, **options: Any) -> None:
         """Test a LightningModule on this run's data, and report.

@@ -8,6 +8,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from aligners.errors import UserError
+
 __all__ = [
     "CONFIG", "FORMAT", "LIBRARY", "MODEL", "fetch", "is_hub_name", "is_shared", "read_config", "sha256", "shared_file",
 ]  # fmt: skip
@@ -61,7 +63,7 @@ def fetch(place: Path | str, revision: str | None = None, **options: Any) -> Pat
     if Path(place).is_dir():
         return Path(place)
     if not is_hub_name(place):
-        raise ValueError(f"Expected a shared folder, or its name on the Hub as `owner/name`, but got {place}.")
+        raise UserError(f"Expected a shared folder, or its name on the Hub as `owner/name`, but got {place}.")
     from huggingface_hub import snapshot_download
 
     name, _, of_name = str(place).partition("@")
@@ -71,7 +73,7 @@ def fetch(place: Path | str, revision: str | None = None, **options: Any) -> Pat
         )
     except Exception as error:  # the Hub's own, those of the network, and those of its cache
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ValueError(
+        raise UserError(
             f"Expected {place} to be a file, a shared folder, or the name of one on the Hub, but there is no such file "
             f"here, and the Hub does not give it: {reason}"
         ) from error
@@ -88,21 +90,21 @@ def read_config(folder: Path) -> dict[str, Any]:
     runs = [name for name in ("aligners.ckpt", "universe.ckpt", "stitching.ckpt", "probes.safetensors")
             if (folder / name).is_file()]  # fmt: skip
     if runs:
-        raise ValueError(f"{wanted} it is that of a run. Name its file {folder / runs[0]}.")
+        raise UserError(f"{wanted} it is that of a run. Name its file {folder / runs[0]}.")
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ValueError(f"{wanted} it has no {CONFIG}.") from None
+        raise UserError(f"{wanted} it has no {CONFIG}.") from None
     except ValueError as error:  # no JSON, or no UTF-8
-        raise ValueError(f"{wanted} its {CONFIG} cannot be read: {error}. Fetch or write it again.") from error
+        raise UserError(f"{wanted} its {CONFIG} cannot be read: {error}. Fetch or write it again.") from error
     if not isinstance(config, dict) or config.get("library_name") != LIBRARY:
-        raise ValueError(f"{wanted} its {CONFIG} is of something else.")
+        raise UserError(f"{wanted} its {CONFIG} is of something else.")
     if not isinstance(config.get("format"), int) or config["format"] > FORMAT:
-        raise ValueError(f"{wanted} it is of format {config.get('format')}, and {FORMAT} is the latest known here.")
+        raise UserError(f"{wanted} it is of format {config.get('format')}, and {FORMAT} is the latest known here.")
     if not (folder / MODEL).is_file():
-        raise ValueError(f"{wanted} it has no {MODEL}. Fetch or write it again.")
+        raise UserError(f"{wanted} it has no {MODEL}. Fetch or write it again.")
     if sha256(folder / MODEL) != config.get("sha256"):
-        raise ValueError(f"{wanted} its {MODEL} is damaged: it is not the file that {CONFIG} tells of. Fetch it again.")
+        raise UserError(f"{wanted} its {MODEL} is damaged: it is not the file that {CONFIG} tells of. Fetch it again.")
     return config
 
 

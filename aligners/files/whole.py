@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from aligners.errors import UserError
+
 __all__ = [
     "check_folder", "check_new_folder", "lock", "refusing_folder", "remove", "remove_unfinished", "whole_file",
     "whole_folder", "write_text",
@@ -118,7 +120,7 @@ def check_new_folder(folder: Path, argument: str) -> None:
     """
     with refusing_folder(folder, argument):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ValueError(f"Expected `{argument}` to be a new or empty folder, but {folder} holds files.")
+            raise UserError(f"Expected `{argument}` to be a new or empty folder, but {folder} holds files.")
         folder.parent.mkdir(parents=True, exist_ok=True)
 
 
@@ -132,7 +134,7 @@ def refusing_folder(folder: Path, argument: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ValueError(
+        raise UserError(
             f"Expected `{argument}` to be a folder that can be written to, but got {folder}: {error.strerror}. Name "
             "another, or mend its permissions."
         ) from error

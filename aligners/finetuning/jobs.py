@@ -12,6 +12,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.utilities import rank_zero_only
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from aligners.errors import UserError
 from aligners.files.whole import whole_folder
 from aligners.finetuning.training import Finetuning, FinetuningRecipe, finite, measured_columns
 from aligners.finetuning.variants import Variant
@@ -140,15 +141,15 @@ def finished_row(folder: Path, base_fingerprint: str, about: dict[str, Any] | No
     if not folder.exists():
         return None
     if not (folder / FINISHED).is_file():
-        raise ValueError(f"Expected {folder} to hold a fine-tuned classifier with its {FINISHED}. Move it away.")
+        raise UserError(f"Expected {folder} to hold a fine-tuned classifier with its {FINISHED}. Move it away.")
     try:
         row: dict[str, Any] = json.loads((folder / FINISHED).read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(
+        raise UserError(
             f"Expected JSON in {folder / FINISHED}, but it is damaged: {error}. Move {folder} away."
         ) from error
     if row["base_fingerprint"] != base_fingerprint:
-        raise ValueError(
+        raise UserError(
             f"The classifier in {folder} was fine-tuned from {row['base']} with the fingerprint "
             f"{row['base_fingerprint'][:12]}, but the base model's is {base_fingerprint[:12]} now. Name a new `--run`."
         )

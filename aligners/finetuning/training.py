@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from aligners.errors import UserError, check_range
 from aligners.fitting.training.optimisation import Schedule, schedule_factor
 from aligners.fitting.training.ranks import mean_over_ranks
 from aligners.injection.scoring.scores import TextScores, UnitMeans, bootstrap_interval, percentile_interval
@@ -48,13 +49,10 @@ class FinetuningRecipe:
     warmup: int | float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "epsilon"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"Expected `{name}` above 0, but got {getattr(self, name)}.")
-        if self.weight_decay < 0:
-            raise ValueError(f"Expected `weight_decay` of 0 or more, but got {self.weight_decay}.")
+        check_range(above=0, learning_rate=self.learning_rate, epsilon=self.epsilon)
+        check_range(least=0, weight_decay=self.weight_decay)
         if self.warmup < 0 or (isinstance(self.warmup, float) and self.warmup >= 1):
-            raise ValueError(
+            raise UserError(
                 f"Expected `warmup` to be a whole number of steps, or a share of them in [0, 1), but got {self.warmup}."
             )
 
@@ -66,7 +64,7 @@ class FinetuningRecipe:
         """
         if isinstance(self.warmup, int):
             if self.warmup > steps:
-                raise ValueError(f"Expected `warmup` of at most {steps}, all steps, but got {self.warmup}.")
+                raise UserError(f"Expected `warmup` of at most {steps}, all steps, but got {self.warmup}.")
             return self.warmup / max(1, steps)
         return self.warmup
 
@@ -195,7 +193,7 @@ def optimisation(module: pl.LightningModule, weights: Sequence[nn.Parameter], re
     optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, eps=recipe.epsilon)
     steps = module.trainer.estimated_stepping_batches
     if steps == float("inf"):
-        raise ValueError("Expected `trainer.max_epochs` or `trainer.max_steps` to be finite: the schedule needs it.")
+        raise UserError("Expected `trainer.max_epochs` or `trainer.max_steps` to be finite: the schedule needs it.")
     factor = schedule_factor(recipe.schedule, int(steps), recipe.warmup_share(int(steps)))
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}

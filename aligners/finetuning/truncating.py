@@ -11,6 +11,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 
+from aligners.errors import UserError
 from aligners.finetuning.training import FinetuningRecipe, finite, mean_loss, measured_columns, optimisation
 from aligners.fitting.training.ranks import mean_over_ranks
 from aligners.injection.scoring.answers import in_data_order, match_heads, matched_by_number, one_after_another
@@ -102,9 +103,7 @@ class SurgeryEvaluation(pl.LightningModule):
         check_precision(self.trainer)
         data = self._stream
         if data.bases and not self.heads:
-            raise ValueError(
-                "Expected no `bases` where no heads are trained, but got some: what they know shows there."
-            )
+            raise UserError("Expected no `bases` where no heads are trained, but got some: what they know shows there.")
         self.models: list[FrozenModel] = [m.to(self.trainer.strategy.root_device) for m in data.frozen]
         self.is_base = [place >= len(data.models) for place in range(len(self.models))]
         for model in self.models:

@@ -8,6 +8,7 @@ from typing import Literal, cast, get_args
 
 from transformers import PreTrainedModel
 
+from aligners.errors import UserError
 from aligners.models.truncation import Kept, check_count, freeze, shortened
 
 __all__ = ["Variant", "parse_variants"]
@@ -69,7 +70,7 @@ def parse_variants(written: Sequence[str], depth: int) -> list[Variant]:
     """
     found = [variant for entry in written for variant in _parse(entry, depth)]
     if not found:
-        raise ValueError("Expected at least one of `variants`, but got none. Write `none` to fine-tune everything.")
+        raise UserError("Expected at least one of `variants`, but got none. Write `none` to fine-tune everything.")
     return list(dict.fromkeys(found))
 
 
@@ -85,7 +86,7 @@ def _parse(entry: str, depth: int) -> list[Variant]:
             return every if kind == "layers" else [Variant(), *every]
         if count.isdigit():
             return [Variant(known, int(count))]
-    raise ValueError(
+    raise UserError(
         f"Expected `variants` out of none, bottom:4, top:4, layers:3 with any number, or bottom:all, top:all, "
         f"layers:all, but got {entry!r}."
     )

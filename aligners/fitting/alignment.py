@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
+from aligners.errors import UserError, check_range
 from aligners.fitting.errors import MapErrors
 from aligners.fitting.few_rows import warn_of_few_rows
 from aligners.fitting.fits import AlignerFactory, Direction, Fit, fit_map, seeded
@@ -94,11 +95,8 @@ class Alignment(pl.LightningModule):
         super().__init__()
         self.factories = dict(aligners) if aligners else dict(DEFAULT_ALIGNERS)
         check_names(self.factories, "aligners")
-        if not 0 <= warmup < 1:
-            raise ValueError(f"Expected `warmup` to be a share of the steps in [0, 1), but got {warmup}.")
-        for name, value in (("rows", rows), ("most_steps", most_steps)):
-            if value < 1:
-                raise ValueError(f"Expected `{name}` to be at least 1, but got {value}.")
+        check_range(least=0, below=1, warmup=warmup)
+        check_range(least=1, rows=rows, most_steps=most_steps)
         self.both_directions, self.seed = both_directions, seed
         self.rows, self.most_steps = rows, most_steps
         self.optimizer_factory, self.schedule, self.warmup = optimizer, schedule, warmup
@@ -143,7 +141,7 @@ class Alignment(pl.LightningModule):
     def _take_over(self, stored: StoredBank) -> None:
         refuse_other_models(stored.data["models"], self.data["models"], str(stored.path))
         if stored.pairs[FORWARD] != list(self.sites):
-            raise ValueError(
+            raise UserError(
                 f"{stored.path} was fitted at site pairs {stored.pairs[FORWARD]}, but `data.sites` gives "
                 f"{list(self.sites)}. Give the `data.sites` of the fit."
             )
@@ -304,7 +302,7 @@ class Alignment(pl.LightningModule):
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Errors of every aligner on one batch."""
         if self.moments is None:
-            raise ValueError("Nothing is fitted yet: fit first, or name a checkpoint with `--ckpt_path`.")
+            raise UserError("Nothing is fitted yet: fit first, or name a checkpoint with `--ckpt_path`.")
         split, (x, y) = ("validation", "train")[dataloader_idx], self.rows_of(batch)
         for fit in self.fits():
             if (split, fit) not in self._errors:
@@ -418,9 +416,7 @@ class Alignment(pl.LightningModule):
         """
         stored = checkpoint[ALIGNMENT]
         if stored.get("format") != FORMAT:
-            raise ValueError(
-                "Expected a checkpoint of this version. Resume it with the one that wrote it, or fit anew."
-            )
+            raise UserError("Expected a checkpoint of this version. Resume it with the one that wrote it, or fit anew.")
         refuse_other_models(stored["data"]["models"], self.data["models"], "The checkpoint")
         if self.trainer.state.fn == "fit":
             now = identity(self._stream, **self._options()) | {"trainer": trainer_identity(self.trainer)}

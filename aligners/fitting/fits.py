@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from aligners.errors import UserError
 from aligners.fitting.storage.bank import BACKWARD, FORWARD
 from aligners.maps.base import MORE_ROWS, Aligner
 from aligners.maps.linear import Ridge, deviations
@@ -73,7 +74,7 @@ def fit_map(
             constant; or its own `fit` fails.
     """
     if moments.n < aligner.rows_needed:
-        raise ValueError(
+        raise UserError(
             f"{name} expects at least {aligner.rows_needed} fitting rows at these widths, but got {int(moments.n)}. "
             f"{advice}"
         )

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import torch
 
+from aligners.errors import UserError
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.storage.bank import StoredBank, load_bank, save_bank
 from aligners.fitting.storage.describing import build_aligner, describe_aligner, take_places
@@ -53,7 +54,7 @@ def sites_at_once(sites: int, bytes_each: int, free: int) -> int:
     """
     most = int(FILLED * free / bytes_each)
     if most < 1:
-        raise ValueError(
+        raise UserError(
             f"Expected memory for at least one site, but training one takes about {bytes_each / 2**30:.1f} GiB and "
             f"{free / 2**30:.1f} GiB are free. Name fewer or smaller `aligners`, or a smaller `data.batch_size`."
         )
@@ -104,7 +105,7 @@ def check_part(file: Path, sites: str, module: Alignment, data: States) -> None:
         {**then, "options": {"aligners": {name: _kind(aligner) for name, aligner in kept.items()}}}, now, str(file)
     )
     if part.data_config["sites"] != sites:
-        raise ValueError(
+        raise UserError(
             f"{file} has the sites {part.data_config['sites']}, but this part of the run has {sites}. Give the "
             "`data.sites` and `sites_at_once` with which it was begun."
         )

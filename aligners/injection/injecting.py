@@ -9,6 +9,7 @@ from typing import Any, cast
 import lightning.pytorch as pl
 from torch import Tensor, nn
 
+from aligners.errors import UserError
 from aligners.fitting.few_rows import few_rows
 from aligners.fitting.moments import read_moments
 from aligners.fitting.storage.bank import FORWARD, StoredBank
@@ -164,7 +165,7 @@ class InjectionEvaluation(Evaluation):
         super().__init__(seed)
         check_closed_forms(closed_form)
         if all(checkpoint.moments is None for checkpoint in stored):
-            raise ValueError("Expected a checkpoint of `train.py fit` in `stored`, whose moments floors need.")
+            raise UserError("Expected a checkpoint of `train.py fit` in `stored`, whose moments floors need.")
         self.stored, self.closed_form = list(stored), list(closed_form)
         self.both_directions, self.other_text = both_directions, other_text
         self.masked_share, self.fitting_errors = masked_share, fitting_errors

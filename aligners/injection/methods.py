@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
+from aligners.errors import check_known
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.fits import fit_map
 from aligners.fitting.outcomes import outcomes
@@ -59,9 +60,7 @@ def check_closed_forms(names: Sequence[str]) -> None:
     Raises:
         ValueError: naming them.
     """
-    unknown = [name for name in names if name not in CLOSED_FORMS]
-    if unknown:
-        raise ValueError(f"Expected `closed_form` out of {', '.join(CLOSED_FORMS)}, but got {', '.join(unknown)}.")
+    check_known(CLOSED_FORMS, closed_form=names)
 
 
 class ClosedForms(Alignment):

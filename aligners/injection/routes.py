@@ -9,6 +9,7 @@ from typing import Any, Literal, cast, get_args
 
 from torch import Tensor
 
+from aligners.errors import UserError, check_known
 from aligners.fitting.storage.bank import BACKWARD, FORWARD
 from aligners.injection.scoring.answers import match_heads
 from aligners.injection.scoring.scored_task import ScoredTask
@@ -98,8 +99,7 @@ def route_numbers(count: int, wanted: Routes) -> list[tuple[int, int]]:
     Raises:
         ValueError: `wanted` is none of those that `build_routes` has.
     """
-    if wanted not in get_args(Routes):
-        raise ValueError(f"Expected `routes` to be one of {', '.join(get_args(Routes))}, but got {wanted!r}.")
+    check_known(get_args(Routes), routes=wanted)
     if wanted == "forward":
         return [(0, b) for b in range(1, count)]
     return [*permutations(range(count), 2), *((a, a) for a in range(count) if wanted == "all")]
@@ -125,32 +125,32 @@ def check_routes(
     targets = list(dict.fromkeys(route.target for route in routes))
     for target in targets:
         if target.task is None:
-            raise ValueError(
+            raise UserError(
                 f"Stitching needs a model with a classification head or a language modelling head to stitch into, but "
                 f"{target.name} has none. Name a model with its head."
             )
         if target.regression:
-            raise ValueError(
+            raise UserError(
                 f"A penalty is in nats, of a classifier or of a language model, but the head of {target.name} predicts "
                 "a number. Evaluate it with `evaluate.py inject`."
             )
         if target.task == "classification":
             check_labels(target, labels, source)
         if gradients and target.quantised is not None:
-            raise ValueError(
+            raise UserError(
                 f"Expected weights that gradients can pass through, but {target.name} is quantised "
                 f"({target.quantised}). Load it unquantised; `data.dtype` 'bfloat16' halves its memory."
             )
     tasks = {str(target.task): target.name for target in targets}
     if len(tasks) > 1:
         listed = ", ".join(f"{name}: {task}" for task, name in tasks.items())
-        raise ValueError(
+        raise UserError(
             f"Expected models with the same task to stitch into, but got {listed}. Their losses cannot stand side by "
             "side: stitch them in runs of their own, with `routes` 'forward'."
         )
     mixed = next((route for route in routes if route.target.causal and not route.source.causal), None)
     if mixed is not None and not allow_mixed:
-        raise ValueError(
+        raise UserError(
             f"{mixed.source.name} sees the whole text and {mixed.target.name} only what comes before a position: "
             "behind such a front the tail is told what comes next, the very token where it is asked for that, and a "
             "low loss says nothing. Stitch models of one kind, or set `allow_mixed` to true if this is what you want "

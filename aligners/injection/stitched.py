@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from aligners.errors import UserError
 from aligners.fitting.storage.bank import FORWARD, StoredBank
 from datamodules.rows.types import SeenTypes
 
@@ -27,13 +28,13 @@ def between_two_models(bank: StoredBank) -> StoredBank:
     if bank.command == "fit":
         return bank
     if bank.command == "universe":
-        raise ValueError(
+        raise UserError(
             f"Expected a checkpoint of two models, but {bank.path} holds a universe of "
             f"{len(bank.data['models'])}. Name one of the files pairs/X--Y/aligners.ckpt beside it."
         )
     config, models = bank.data_config, bank.data["models"]
     if len(models) != 2:
-        raise ValueError(
+        raise UserError(
             f"Expected stitching layers between two models, but {bank.path} was trained on {len(models)}. Measure them "
             "with `evaluate.py stitch --checkpoint`."
         )

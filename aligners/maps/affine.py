@@ -9,6 +9,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from aligners.errors import UserError, check_range
 from aligners.maps.base import Aligner, BankLinear, Scaled
 from aligners.maps.linear import NULL, Affine, deviations, least_squares, procrustes_rotation
 from aligners.maps.solving import batch_inverse, batch_solve
@@ -39,14 +40,13 @@ class Started(Scaled):
         super().__init__(sites, d_x, d_y)
         name = type(self).__name__
         if start not in self.starts:
-            raise ValueError(f"{name} expects `start` to be one of {', '.join(self.starts)}, but got {start!r}.")
+            raise UserError(f"{name} expects `start` to be one of {', '.join(self.starts)}, but got {start!r}.")
         if start == "identity" and d_x != d_y:
-            raise ValueError(
+            raise UserError(
                 f"{name} can start at the identity only between equal widths, but `d_x` is {d_x} and `d_y` is {d_y}. "
                 'Set `start` to "linear", "procrustes" or "random".'
             )
-        if ridge < 0:
-            raise ValueError(f"Expected `ridge` to be zero or positive, but got {ridge:g}.")
+        check_range(least=0, ridge=ridge)
         self.start, self.ridge = start, ridge
 
     @property
@@ -94,7 +94,7 @@ class Started(Scaled):
         """
         sizes, others = (self.sites, self.d_x, self.d_y), (aligner.sites, aligner.d_x, aligner.d_y)
         if not isinstance(aligner, Affine) or sizes != others:
-            raise ValueError(
+            raise UserError(
                 f"Expected `aligner` to be a closed form (x − x̄) W + ȳ with (sites, d_x, d_y) = {sizes}, such as "
                 f"Linear, Procrustes or CCA, but got {type(aligner).__name__} with {others}. Train an aligner of "
                 "another kind as it is, and set `start` for the identity."
@@ -120,7 +120,7 @@ class Started(Scaled):
 
     def _moments_for(self, moments: Moments | None, what: str) -> Moments:
         if moments is None:
-            raise ValueError(f"{what} takes over a map by what it does to states: expected `moments`, but got none.")
+            raise UserError(f"{what} takes over a map by what it does to states: expected `moments`, but got none.")
         return moments
 
 
@@ -206,7 +206,7 @@ class LowRank(Started):
     ) -> None:
         super().__init__(sites, d_x, d_y, start, ridge)
         if not 1 <= rank <= min(d_x, d_y):
-            raise ValueError(
+            raise UserError(
                 f"Expected `rank` to be at least 1 and at most {min(d_x, d_y)}, the smaller width, but got {rank}. "
                 "A map of full rank is an AffineLayer."
             )
@@ -280,7 +280,7 @@ class Orthogonal(Started):
     def _begin(self, weight: Tensor, offset: Tensor, moments: Moments | None) -> None:
         gap = (weight.mT @ weight - torch.eye(self.d_x, dtype=weight.dtype, device=weight.device)).abs().amax()
         if not gap < _ORTHOGONAL:
-            raise ValueError(
+            raise UserError(
                 "Orthogonal can only take over a map that keeps lengths, such as Procrustes without scale or "
                 f"Permutation, but the `aligner`'s WᵀW differs from the identity by up to {float(gap):.2g}. Use an "
                 "AffineLayer."

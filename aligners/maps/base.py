@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from aligners.errors import UserError
 from aligners.maps.products import bank_product
 from aligners.similarity.algebra.moments import Moments
 
@@ -57,7 +58,7 @@ class Aligner(nn.Module, ABC):
     def __init__(self, sites: int, d_x: int, d_y: int) -> None:
         super().__init__()
         if self.needs_equal_width and d_x != d_y:
-            raise ValueError(
+            raise UserError(
                 f"{type(self).__name__} expects equal widths, but `d_x` is {d_x} and `d_y` is {d_y}. "
                 "A map between spaces of different dimension cannot be a bijection: use Linear or MLP."
             )

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from aligners.errors import UserError, check_range
 from aligners.maps.base import MORE_ROWS
 from aligners.maps.linear import Affine, deviations
 from aligners.similarity.algebra.moments import Moments
@@ -59,13 +60,8 @@ class _Canonical(Affine):
         directions: int | None = None,
     ) -> None:
         super().__init__(sites, d_x, d_y)
-        if not 0 < share <= 1:
-            raise ValueError(f"Expected `share` in (0, 1], but got {share:g}.")
-        if directions is not None and not 1 <= directions <= min(d_x, d_y):
-            raise ValueError(
-                f"Expected `directions` to be at least 1 and at most {min(d_x, d_y)}, the smaller width, but got "
-                f"{directions}. None keeps all."
-            )
+        check_range(above=0, most=1, share=share)
+        check_range(least=1, most=min(d_x, d_y), directions=directions)
         self.share, self.directions, self.shrink, self.tolerance = share, directions, shrink, tolerance
         self.invertible = not self.shrink
         self.register_buffer("correlations", torch.full((sites, min(d_x, d_y)), float("nan")))
@@ -277,7 +273,7 @@ def _solve(moments: Moments, share: float, tolerance: float) -> tuple[Canonical,
     surplus = together - (moments.n - 1)
     if (surplus > 0).any():
         site = int(surplus.argmax())
-        raise ValueError(
+        raise UserError(
             f"Expected at least {int(together[site]) + 1} fitting rows, one more than X and Y have directions at site "
             f"pair number {site}, but got {int(moments.n)}: {int(surplus[site])} canonical correlations would be 1 "
             f"whatever the states are. {MORE_ROWS} SVCCA with a smaller `share` needs fewer."
@@ -297,7 +293,7 @@ def _first(found: Canonical, directions: int | None) -> Tensor:
         return exists
     if (found.rank < directions).any():
         site = int(found.rank.argmin())
-        raise ValueError(
+        raise UserError(
             f"Expected states with at least `directions` = {directions} canonical directions, but site pair number "
             f"{site} has {int(found.rank[site])}. Ask for fewer, or for all with None."
         )

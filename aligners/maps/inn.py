@@ -8,6 +8,7 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import Tensor, nn
 
+from aligners.errors import UserError, check_known, check_range
 from aligners.maps.base import Aligner, Scaling
 from aligners.maps.invertible.layers import AffineCoupling, ShuffledHadamard, TriangularPair
 from aligners.maps.invertible.starts import START_NAMES, Start, invertible_start
@@ -255,18 +256,15 @@ def _precise(x: Tensor) -> Tensor:
 
 def _check_sizes(d_x: int, **sizes: int) -> None:
     if d_x < 2:
-        raise ValueError(f"INN expects states that can be split in two, but `d_x` is {d_x}. Use Linear or MLP.")
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"INN expects `{name}` to be at least 1, but got {size}.")
+        raise UserError(f"INN expects states that can be split in two, but `d_x` is {d_x}. Use Linear or MLP.")
+    check_range(least=1, **sizes)
 
 
 def _check_start(mixing: str, start: str) -> None:
-    for name, value, known in (("mixing", mixing, get_args(Mixing)), ("start", start, get_args(Start))):
-        if value not in known:
-            raise ValueError(f"INN expects `{name}` to be one of {', '.join(known)}, but got {value!r}.")
+    check_known(get_args(Mixing), mixing=mixing)
+    check_known(get_args(Start), start=start)
     if mixing == "none" and start != "identity":
-        raise ValueError(
+        raise UserError(
             f"INN with nothing between its couplings can only start at the identity, but `start` is {start!r} and "
             '`mixing` is "none". Leave `start` out, or set `mixing` to "rotation".'
         )

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aligners.errors import UserError, check_range
 from aligners.maps.base import Aligner
 from aligners.similarity.algebra.moments import Moments
 
@@ -47,7 +48,7 @@ def least_squares(moments: Moments, ridge: float) -> Tensor:
     system = moments.xx + weight[:, None, None] * torch.eye(d, dtype=torch.float64, device=weight.device)
     factor, failed = torch.linalg.cholesky_ex(system)
     if failed.any():
-        raise ValueError(
+        raise UserError(
             "Least squares expects states of X that vary in every direction or a positive `ridge`; "
             f"the system of site pair number {int(failed.nonzero()[0])} is singular at ridge {ridge:g}. "
             "Leave that site out where X's states are constant (site 0 with `rows` 'cls'); elsewhere raise `ridge`."
@@ -177,7 +178,7 @@ def deviations(moments: Moments, *, constant_neurons: bool = False) -> tuple[Ten
         bad = (constant.all(-1) | ~deviation.isfinite().all(-1)) if constant_neurons else constant.any(-1)
         if bad.any():
             site = int(bad.nonzero()[0])
-            raise ValueError(
+            raise UserError(
                 f"Expected {'states' if constant_neurons else 'every neuron'} of {name} to vary over the fitting rows, "
                 f"but {int(constant[site].sum())} of {constant.shape[-1]} neurons are constant or not finite at site "
                 f"pair number {site}. Leave that site out (site 0 with `rows` 'cls'), or this map."
@@ -250,8 +251,7 @@ class Linear(Affine):
 
     def __init__(self, sites: int, d_x: int, d_y: int, *, ridge: float = 1e-6, inverse_tolerance: float = 1e-6) -> None:
         super().__init__(sites, d_x, d_y)
-        if ridge < 0:
-            raise ValueError(f"Expected `ridge` to be zero or positive, but got {ridge:g}.")
+        check_range(least=0, ridge=ridge)
         self.ridge, self.inverse_tolerance = ridge, inverse_tolerance
         self.invertible = d_x == d_y
         self.register_buffer("condition", torch.full((sites,), float("nan")))

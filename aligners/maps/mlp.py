@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from aligners.errors import UserError, check_range
 from aligners.maps.base import Aligner, BankLinear, Scaled
 from aligners.maps.linear import predictive_least_squares
 from aligners.similarity.algebra.moments import Moments
@@ -46,14 +47,13 @@ class MLP(Scaled):
     ) -> None:
         super().__init__(sites, d_x, d_y)
         if hidden is not None and parameters is not None:
-            raise ValueError(
+            raise UserError(
                 f"Expected `hidden` or `parameters`, but got both: {list(hidden)} and {parameters}. Leave one out."
             )
         if parameters is not None:
             hidden = [_width_for(parameters - skip * d_x * d_y, d_x, d_y)] * 2
         self.hidden = list(hidden) if hidden is not None else [d_y] * 3
-        if any(width < 1 for width in self.hidden):
-            raise ValueError(f"Expected every width in `hidden` to be at least 1, but got {self.hidden}.")
+        check_range(least=1, hidden=self.hidden or None)
         widths = [d_x, *self.hidden, d_y]
         self.layers = nn.ModuleList(BankLinear(sites, a, b) for a, b in pairwise(widths))
         self.skip = nn.Parameter(torch.zeros(sites, d_x, d_y)) if skip else None
@@ -110,8 +110,7 @@ class FreeForm(Aligner):
 
     def __init__(self, sites: int, d_x: int, d_y: int, *, parameters: int | None = None, cycle: float = 1.0) -> None:
         super().__init__(sites, d_x, d_y)
-        if cycle < 0:
-            raise ValueError(f"FreeForm expects `cycle` to be at least 0, but got {cycle}.")
+        check_range(least=0, cycle=cycle)
         self.parameters_wanted, self.cycle = parameters, cycle
         each = None if parameters is None else parameters // 2
         self.there, self.back = MLP(sites, d_x, d_y, parameters=each), MLP(sites, d_y, d_x, parameters=each)
@@ -155,7 +154,7 @@ class FreeForm(Aligner):
 def _width_for(parameters: int, d_x: int, d_y: int) -> int:
     """Width h at which d_x → h → h → d_y has about `parameters` weights and biases: h² + (d_x+d_y+2)h + d_y."""
     if parameters <= 2 * (d_x + d_y):
-        raise ValueError(
+        raise UserError(
             f"Expected `parameters` to be enough for two hidden layers between widths {d_x} and {d_y}, "
             f"but got {parameters}."
         )

@@ -10,6 +10,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from aligners.errors import UserError
+
 __all__ = ["Products", "bank_product", "check_products", "products_in"]
 
 Products = Literal["float32", "tf32", "bfloat16"]
@@ -26,7 +28,7 @@ def check_products(products: str) -> Products:
     for known in get_args(Products):
         if products == known:
             return known
-    raise ValueError(f"Expected `products` to be one of {', '.join(get_args(Products))}, but got {products!r}.")
+    raise UserError(f"Expected `products` to be one of {', '.join(get_args(Products))}, but got {products!r}.")
 
 
 @contextmanager

@@ -9,6 +9,8 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForTextEncoding, PreTrainedConfig
 
+from aligners.errors import UserError
+
 __all__ = [
     "Architecture",
     "Component",
@@ -117,7 +119,7 @@ class Architecture:
         """
         for name in self.without:
             if getattr(config, name, None):
-                raise ValueError(
+                raise UserError(
                     f"Expected a {config.model_type!r} model without `{name}`, but got one with {name} = "
                     f"{getattr(config, name)}: with it, what "
                     "aligners/models/architectures.py says of the family does not hold. "
@@ -131,16 +133,16 @@ class Architecture:
             ValueError: there is no such component, or its place is not known for this family or config.
         """
         if component not in ("attention", "mlp"):
-            raise ValueError(f"Expected `component` to be residual, attention or mlp, but got {component!r}.")
+            raise UserError(f"Expected `component` to be residual, attention or mlp, but got {component!r}.")
         found: SubLayer | None = getattr(self, component)
         if found is None:
-            raise ValueError(
+            raise UserError(
                 f"Expected a `component` that is known for {config.model_type!r} models, but got {component!r}. Say "
                 f"in the family's entry where it is: Architecture(..., {component}=SubLayer('path.from.block'))."
             )
         setting = next((name for name in found.without if (getattr(config, name, None) or 0) > _SINGLE[name]), None)
         if setting is not None:
-            raise ValueError(
+            raise UserError(
                 f"Expected a `component` that one module of a block answers, but got {component!r} of a "
                 f"{config.model_type!r} model with {setting} = {getattr(config, setting)}, which answers it in parts. "
                 f"Set {setting} to {_SINGLE[setting]}, or read the residual stream."
@@ -170,7 +172,7 @@ def architecture_of(model_type: str) -> Architecture:
         ValueError: `model_type` is not registered.
     """
     if model_type not in _ARCHITECTURES:
-        raise ValueError(
+        raise UserError(
             f"Expected a `model_type` out of {', '.join(known_architectures())}, but got {model_type!r}. "
             "Register it in one line: "
             f"aligners.models.architectures.register({model_type!r}, Architecture(blocks='path.to.blocks')); "

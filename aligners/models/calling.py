@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from aligners.errors import UserError
 from aligners.models.architectures import Task, architecture_of
 from aligners.models.hooks import trunk_of
 
@@ -56,7 +57,7 @@ class Caller:
             ValueError: an input is unknown.
         """
         if "input_ids" not in inputs or not set(inputs) <= set(INPUTS):
-            raise ValueError(
+            raise UserError(
                 "Expected `inputs` with input_ids and, where there are, attention_mask and token_type_ids, "
                 f"but got {', '.join(inputs) or 'nothing'}. Pass these alone, as the tokenizer makes them."
             )

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
+from aligners.errors import UserError
 from aligners.models.architectures import Architecture, architecture_of
 from aligners.models.fresh import drawn, head_parts
 from aligners.models.loading.files import dtype_of, listed, quiet, read_config, read_tokenizer, read_weights
@@ -85,16 +86,16 @@ def _undetermined(model: PreTrainedModel, unfit: Sequence[str]) -> list[str]:
 
 def _check_labels(n_labels: int, label_names: Sequence[str] | None) -> None:
     if n_labels < 1:
-        raise ValueError(f"Expected `n_labels` of 2 or more classes, or 1 for a number, but got {n_labels}.")
+        raise UserError(f"Expected `n_labels` of 2 or more classes, or 1 for a number, but got {n_labels}.")
     if label_names is not None and (len(label_names) != n_labels or len(set(label_names)) != n_labels):
-        raise ValueError(
+        raise UserError(
             f"Expected `label_names` to be {n_labels} different names, but got {', '.join(label_names) or 'none'}."
         )
 
 
 def _check_family(architecture: Architecture, model_type: str) -> None:
     if architecture.rereads:
-        raise ValueError(
+        raise UserError(
             f"Expected a model whose classification head reads its states, but got a {model_type!r} model: its "
             "classifier reads the text a second time, and could not be truncated, injected or stitched. Name another."
         )
@@ -104,7 +105,7 @@ def _check_body(model: PreTrainedModel, unfit: Sequence[str], name: str) -> None
     parts = tuple(f"{part}." for part in head_parts(model))
     missing = [key for key in unfit if not key.startswith(parts)]
     if missing:
-        raise ValueError(
+        raise UserError(
             f"Expected all weights below the head of a {type(model).__name__} in {name!r}, but got none, or none of "
             f"the right shape, for {listed(missing)}. They would be random: name a checkpoint that has them."
         )
@@ -113,7 +114,7 @@ def _check_body(model: PreTrainedModel, unfit: Sequence[str], name: str) -> None
 def _set_padding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
-            raise ValueError(
+            raise UserError(
                 f"Expected a padding or an end-of-text token in the tokenizer of {name!r}, but got neither: a "
                 f"{type(model).__name__} reads the last token that is not padding. Give the tokenizer one."
             )

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from aligners.errors import UserError
+
 __all__ = ["FiniteCheck"]
 
 
@@ -74,7 +76,7 @@ def _refuse(entry: _Entry) -> None:
     bad = [name for name, fine in zip(entry.names, entry.finite.tolist(), strict=True) if not fine]
     if bad:
         places = ", ".join(dict.fromkeys(bad))
-        raise ValueError(
+        raise UserError(
             f"Expected finite {entry.what}, but batch {entry.batch} holds NaN or infinity at {places}. "
             "Look at the texts of that batch, use float32 instead of a half precision, or lower the learning rate."
         )

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
+from aligners.errors import UserError
 from aligners.models.architectures import Architecture, SubLayer, architecture_of
 
 __all__ = ["Blocks", "SubLayers", "blocks_of", "inject", "read", "replace", "trunk_of"]
@@ -48,7 +49,7 @@ def blocks_of(model: PreTrainedModel) -> Blocks:
     architecture.check(model.config)
     listed = trunk_of(model).get_submodule(architecture.blocks)
     if not isinstance(listed, nn.ModuleList):
-        raise ValueError(
+        raise UserError(
             f"Expected a list of blocks at {architecture.blocks!r} of a {type(model).__name__}, but got a "
             f"{type(listed).__name__}. Correct the entry of {model.config.model_type!r} in "
             "aligners/models/architectures.py."
@@ -83,7 +84,7 @@ def _found(block: nn.Module, path: str, number: int) -> nn.Module:
     try:
         return block.get_submodule(path)
     except AttributeError as error:
-        raise ValueError(
+        raise UserError(
             f"Expected a sub-layer at `path` {path!r} of every block, but got block {number}, a "
             f"{type(block).__name__}, which has none there. Correct the family's entry in "
             "aligners/models/architectures.py."

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from aligners.errors import UserError
 from aligners.models.architectures import Component, Task, architecture_of, first_site
 from aligners.models.calling import Caller, Layout
 from aligners.models.fresh import drawn, outside, untrained, with_head
@@ -125,7 +126,7 @@ class FrozenModel:
             ValueError: they are sharded.
         """
         if self.sharded:
-            raise ValueError(
+            raise UserError(
                 f"Expected a model on one device to move to `device` {device}, but got {self.name}, which a "
                 "`device_map` keeps where it is. Leave it there: inputs and states are taken from any device."
             )
@@ -184,7 +185,7 @@ class FrozenModel:
         states, output, layout = self._run_trunk(inputs, sites, component, output_attentions=True, return_dict=True)
         weights = output.attentions
         if len(weights) != self.depth:
-            raise ValueError(
+            raise UserError(
                 f"Expected the attention weights of {self.depth} blocks, but got those of {len(weights)} from "
                 f"{self.name}, a {type(self.model).__name__}: it does not hand them out. Compare its states instead."
             )
@@ -241,7 +242,7 @@ class FrozenModel:
         layout = self._layout(inputs)
         expected = (*inputs["input_ids"].shape, self.width)
         if states.shape != expected:
-            raise ValueError(
+            raise UserError(
                 f"Expected `states` of shape (B, T, d) = {expected}, one row for every position of the "
                 f"inputs, but got {tuple(states.shape)}."
             )
@@ -267,7 +268,7 @@ class FrozenModel:
         if component != "residual":
             what = f"and site l is what the {component} of block l adds"
         if not least <= site <= self.depth:
-            raise ValueError(
+            raise UserError(
                 f"Expected `{argument}` between {least} and {self.depth}, but got {site}: {self.name} has "
                 f"L = {self.depth} blocks, {what}."
             )
@@ -308,7 +309,7 @@ class FrozenModel:
             ValueError: if the model has no classification head.
         """
         if self.task != "classification":
-            raise ValueError(
+            raise UserError(
                 f"Expected a model with a classification head, but got {self.name}, a "
                 f"{type(self.model).__name__}. Name a model that was fine-tuned to classify."
             )
@@ -323,7 +324,7 @@ class FrozenModel:
 
     def _logits(self, inputs: Mapping[str, Tensor], layout: Layout) -> Tensor:
         if self.task is None:
-            raise ValueError(
+            raise UserError(
                 f"Expected a model with a classification head or a language modelling head, but got {self.name}, "
                 f"a {type(self.model).__name__}: its states can be read, but it has no logits that follow from them "
                 "alone. Name a model that was fine-tuned to classify or that predicts tokens."
@@ -353,14 +354,14 @@ class FrozenModel:
     def _check_eager(self) -> None:
         received = self.model.base_model.config._attn_implementation
         if received != "eager":
-            raise ValueError(
+            raise UserError(
                 f'Expected a model with `attn_implementation` "eager", but got {self.name} with {received!r}, '
                 'which never forms the attention weights. Load it with attn_implementation="eager".'
             )
 
     def _check_padding_token(self) -> None:
         if self._caller.reads_last_token and self.model.config.pad_token_id is None:
-            raise ValueError(
+            raise UserError(
                 f"Expected a `pad_token_id` in the config of {self.name}, but got none: a "
                 f"{type(self.model).__name__} reads the last token that is not padding. Set it to the padding "
                 "token of its tokenizer."

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from aligners.errors import UserError
 from aligners.models.architectures import architecture_of
 from aligners.models.hooks import Blocks, blocks_of, read, trunk_of
 
@@ -43,7 +44,7 @@ def shortened(model: PreTrainedModel, layers: int) -> PreTrainedModel:
     if {name: value.shape for name, value in expected.items()} != {
         name: value.shape for name, value in short.state_dict().items()
     }:
-        raise ValueError(
+        raise UserError(
             f"A config of {layers} layers does not describe a {type(model).__name__} whose upper blocks are left out: "
             "saved, it could not be loaded again. `evaluate.py surgery` truncates models without a config."
         )
@@ -98,18 +99,18 @@ def check_count(model: PreTrainedModel, kind: Kept, count: int) -> None:
     """
     blocks, least = blocks_of(model), 1 if kind == "layers" else 0
     if not least <= count <= len(blocks):
-        raise ValueError(
+        raise UserError(
             f"Expected `{kind}` between {least} and L = {len(blocks)}, the blocks of this {type(model).__name__}, "
             f"but got {count}."
         )
     shared = len(blocks.listed) < len(blocks)
     if shared and kind != "layers" and count not in (0, len(blocks)):
-        raise ValueError(
+        raise UserError(
             f"Expected `{kind}` of 0 or {len(blocks)}, but got {count}: a {type(model).__name__} runs the same block "
             "several times, so that either all of its layers train or none."
         )
     if shared and kind == "layers" and len(blocks.listed) > 1:
-        raise ValueError(
+        raise UserError(
             f"Expected one shared block, but got a {type(model).__name__} with {len(blocks.listed)}: which one is run "
             "when follows from the number of layers, so that fewer layers are another model."
         )

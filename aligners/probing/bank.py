@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from aligners.errors import UserError
 from aligners.probing.words import Place, Source, Words
 
 __all__ = ["Arm", "Bank", "Examples", "Probes", "Readings", "answers", "fresh_bank", "losses", "needed"]
@@ -189,7 +190,7 @@ def needed(arms: Sequence[Arm], places: Sequence[Place]) -> tuple[Place, ...]:
     """
     for arm in arms:
         if not any(map(arm.reads, places)):
-            raise ValueError(f"Expected a place that {arm} reads, but got {', '.join(map(str, places)) or 'none'}.")
+            raise UserError(f"Expected a place that {arm} reads, but got {', '.join(map(str, places)) or 'none'}.")
     return tuple(place for place in places if any(arm.reads(place) for arm in arms))
 
 

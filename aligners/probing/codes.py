@@ -11,6 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from aligners.errors import UserError
 from aligners.injection.scoring.scores import resampled_counts
 from aligners.probing.bank import Examples
 from aligners.probing.edges.task import EdgeTask, codelengths
@@ -45,10 +46,10 @@ def portion_ends(count: int, shares: Sequence[float] = PORTIONS) -> list[int]:
         ValueError: shares do not ascend to 1, or leave fewer than two portions.
     """
     if list(shares) != sorted(set(shares)) or not shares or shares[0] <= 0 or shares[-1] != 1:
-        raise ValueError(f"Expected `portions` to ascend from above 0 to 1, but got {list(shares)}.")
+        raise UserError(f"Expected `portions` to ascend from above 0 to 1, but got {list(shares)}.")
     ends = sorted({round(share * count) for share in shares} - {0})
     if len(ends) < 2:
-        raise ValueError(
+        raise UserError(
             f"Expected at least two portions of sentences, one to train on and one to send, but {count} with something "
             f"to send make {len(ends)}. Give more text, or other `portions`."
         )

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import lightning.pytorch as pl
 import torch
 
+from aligners.errors import UserError
 from aligners.models.model import FrozenModel
 from aligners.probing.bank import Arm, Bank
 from aligners.probing.codes import PORTIONS, code_rows, portion_ends, portion_rows, send
@@ -112,7 +113,7 @@ class ProbeExperiment(pl.LightningModule):
         data = self._data
         check_annotated(data, self.tasks, self.trainer.world_size)
         if policy_of(data.rows).types != "words" or data.component != "residual":
-            raise ValueError(f"Expected `data.rows` to be of words, such as words_mean, but got {data.rows!r}.")
+            raise UserError(f"Expected `data.rows` to be of words, such as words_mean, but got {data.rows!r}.")
         self._sentences = {split: sentences_of(data, split) for split in SPLITS}
         wide = sum(model.width * len(self._places(m)) for m, model in enumerate(data.reader.models))
         check_room(self._sentences.values(), wide, self.trainer.strategy.root_device)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from aligners.errors import UserError
 from aligners.files.room import free_memory, in_words
 from aligners.probing.bank import Arm
 from aligners.probing.edges.targets import Labels, tasks_of
@@ -40,9 +41,9 @@ def check_annotated(data: TextModule, tasks: Sequence[str], processes: int = 1) 
         ValueError: saying which is not so, naming task and split; or as `Labels.of`.
     """
     if processes > 1:
-        raise ValueError(f"Probes are trained by one process, but `trainer.devices` makes {processes}. Set it to 1.")
+        raise UserError(f"Probes are trained by one process, but `trainer.devices` makes {processes}. Set it to 1.")
     if ANNOTATION not in data.texts.fit.column_names:
-        raise ValueError(
+        raise UserError(
             f"Expected annotated sentences, but `data.text.source` {data.text.source!r} has none. Name a CoNLL-U file "
             "(.conllu), JSON lines with labelled spans (.jsonl), or grammar."
         )
@@ -53,7 +54,7 @@ def check_annotated(data: TextModule, tasks: Sequence[str], processes: int = 1) 
             if split == "fit" and task not in STRUCTURAL:
                 Labels.of(task, own)
             elif task not in there:
-                raise ValueError(
+                raise UserError(
                     f"Expected {said} sentences to have what {task!r} of `tasks` asks for, but none of {len(own):,} "
                     f"has; they have: {', '.join(there) or 'nothing'}. Leave it out, or give "
                     f"others{MENDING.get(split, '')}."
@@ -80,7 +81,7 @@ def check_room(sentences: Iterable[Sequence[Sentence]], numbers: int, device: to
     rows = sum(len(sentence.words) for own in sentences for sentence in own)
     size, free = 2 * 4 * rows * numbers, free_memory(device)
     if size > free / 2:
-        raise ValueError(
+        raise UserError(
             f"Expected the states of {rows:,} words to fit in half of the free memory, {in_words(free / 2)}, but they "
             f"take {in_words(size)}. Take fewer layers or sites, or fewer texts."
         )
@@ -90,7 +91,7 @@ def check_least(**least: tuple[int, int]) -> None:
     """Raise unless each option is at least its least value, (value, least)."""
     for name, (value, bound) in least.items():
         if value < bound:
-            raise ValueError(f"Expected `{name}` to be at least {bound}, but got {value}.")
+            raise UserError(f"Expected `{name}` to be at least {bound}, but got {value}.")
 
 
 def make_task(

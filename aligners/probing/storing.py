@@ -11,6 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from aligners.errors import UserError
 from aligners.files.shared import shared_file
 from aligners.files.whole import whole_file
 from aligners.probing.bank import Arm, Bank, Probes
@@ -61,13 +62,13 @@ def load_banks(path: Path | str) -> dict[str, tuple[Bank, dict[str, Any]]]:
     """
     path = shared_file(path)
     if not path.is_file():
-        raise ValueError(f"Expected `probes` to be a {PROBES} of `train.py probe`, but there is no such file: {path}.")
+        raise UserError(f"Expected `probes` to be a {PROBES} of `train.py probe`, but there is no such file: {path}.")
     try:
         with safe_open(path, "pt") as file:
             described = json.loads(file.metadata()[ENTRY])
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (no mapping)
     except Exception as error:  # reading any other file can raise anything
-        raise ValueError(f"Expected `probes` to be a {PROBES} of `train.py probe`, but {path} is none.") from error
+        raise UserError(f"Expected `probes` to be a {PROBES} of `train.py probe`, but {path} is none.") from error
     return {
         name: (_bank(each, tensors, f"{number}/"), each["about"])
         for number, (name, each) in enumerate(described.items())

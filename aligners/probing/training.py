@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from aligners.errors import UserError, check_range
 from aligners.probing.bank import Bank, Examples, losses
 
 __all__ = ["ProbeTraining", "ended", "train_bank"]
@@ -37,9 +38,8 @@ class ProbeTraining:
     least_steps: int = 25
 
     def __post_init__(self) -> None:
-        for name in ("max_epochs", "batch", "learning_rate", "patience", "least_steps"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"Expected `{name}` of the training to be above 0, but got {getattr(self, name)}.")
+        names = ("max_epochs", "batch", "learning_rate", "patience", "least_steps")
+        check_range(above=0, **{name: getattr(self, name) for name in names})
 
 
 class Progress:
@@ -99,7 +99,7 @@ def train_bank(bank: Bank, fitting: Examples, watched: Examples, how: ProbeTrain
     """
     for kind, examples in {"fitting": fitting, "validation": watched}.items():
         if not examples.sentences:
-            raise ValueError(
+            raise UserError(
                 f"Expected {kind} sentences of which something is asked to train probes on, but got none. Give more "
                 "text, or a larger `data.text.validation_share`."
             )
@@ -111,7 +111,7 @@ def train_bank(bank: Bank, fitting: Examples, watched: Examples, how: ProbeTrain
         loss = bank.losses(*fitting.batch(bank.places, chosen)).mean(1)
         if not bool(loss.isfinite().all()):
             arm = bank.arms[int((~loss.isfinite()).nonzero()[0])]
-            raise ValueError(f"The loss of {arm} is not finite at step {step}. Lower `training.learning_rate`.")
+            raise UserError(f"The loss of {arm} is not finite at step {step}. Lower `training.learning_rate`.")
         loss.sum().backward()
         progress.step(optimizer)
         if step % steps == 0:

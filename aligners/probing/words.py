@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from aligners.errors import UserError
 from datamodules.text.annotated.sentence import Sentence
 
 __all__ = ["Place", "Source", "Words", "WordsBeingRead", "numbers_within"]
@@ -63,7 +64,7 @@ class Words:
         """
         missing = [place for place in places if place not in self.places]
         if missing:
-            raise ValueError(
+            raise UserError(
                 f"Expected states that were read at layer {missing[0].layer} of the {missing[0].source}, but got "
                 f"{len(self.places)} other places."
             )
@@ -119,12 +120,12 @@ class WordsBeingRead:
         """
         if self._cut and not drop:
             begins = " ".join(self.sentences[self._cut[0]].words[:5])
-            raise ValueError(
+            raise UserError(
                 f"Expected sentences that every model reads whole, but {len(self._cut)} are not, such as {begins!r}. "
                 "Raise `data.max_length`, or leave them out with `long_sentences` drop."
             )
         if not self._parts:
-            raise ValueError(
+            raise UserError(
                 f"Expected sentences that every model reads whole, but none of {len(self._cut)} is. Raise "
                 "`data.max_length`, or give shorter sentences."
             )

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from aligners.errors import UserError
 from aligners.reports.kinds import KINDS, file_name, make_report, maker
 from aligners.reports.page.run import CONFIG
 from aligners.reports.report import Report, Row
@@ -53,7 +54,7 @@ def finished_run(folder: Path) -> FinishedRun:
     """
     kinds = [kind for kind in KINDS if (folder / f"{file_name(kind)}.json").is_file()]
     if not kinds:
-        raise ValueError(f"Expected `run` to be the folder of a finished run, but {folder} {_what_it_is(folder)}")
+        raise UserError(f"Expected `run` to be the folder of a finished run, but {folder} {_what_it_is(folder)}")
     content = _read(folder / f"{file_name(kinds[0])}.json")
     config = folder / CONFIG
     written = config.read_text(encoding="utf-8") if config.is_file() else ""
@@ -84,10 +85,10 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"Expected {path} to be a report, but it cannot be read: {error}. Run its command again.") \
+        raise UserError(f"Expected {path} to be a report, but it cannot be read: {error}. Run its command again.") \
             from error  # fmt: skip
     if not isinstance(content, dict) or not all(part in content for part in PARTS):
-        raise ValueError(f"Expected {path} to be a report with {', '.join(PARTS)}, but it is something else.")
+        raise UserError(f"Expected {path} to be a report with {', '.join(PARTS)}, but it is something else.")
     return content
 
 
@@ -98,7 +99,7 @@ def _report(kind: str, content: Row, options: Row) -> Report:
     try:
         return make_report(kind, content["meta"], content["rows"], **further)
     except KeyError as error:
-        raise ValueError(
+        raise UserError(
             f"Expected a {kind} report as this version writes them, but its rows have no {error}: another version "
             "wrote it. Its own files are as they were; the run's command makes a new one."
         ) from error

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from lightning.pytorch.utilities import rank_zero_warn
 from safetensors import SafetensorError, safe_open
 
+from aligners.errors import UserError
 from aligners.files.whole import write_text
 from aligners.reports.names import file_names
 
@@ -266,7 +267,7 @@ def workspace(entity: str, project: str = NAME) -> Any:
         from wandb_workspaces import expr, workspaces
         from wandb_workspaces.reports import v2 as panels
     except ImportError as error:
-        raise ValueError(
+        raise UserError(
             "A view at W&B is described by the package wandb-workspaces, which is not installed. Run: "
             "pip install '.[workspace]'"
         ) from error

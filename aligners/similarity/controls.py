@@ -9,6 +9,8 @@ import torch
 from scipy.stats import t as student
 from torch import Tensor
 
+from aligners.errors import UserError
+
 __all__ = ["cropped", "jackknife_interval", "matching_layers", "permuted_rows"]
 
 
@@ -32,7 +34,7 @@ def permuted_rows(text: Tensor, share: float) -> tuple[Tensor, Tensor]:
     numbers = text.cpu()
     _, counts = torch.unique_consecutive(numbers, return_counts=True)
     if len(counts) < 2:
-        raise ValueError(
+        raise UserError(
             "The null pairs rows of different texts of a batch: expected at least 2 texts in every batch, but got "
             f"{len(counts)}. Raise `batch_size`, or leave the controls off."
         )
@@ -76,7 +78,7 @@ def jackknife_interval(estimate: Tensor, left_out: Tensor, level: float = 0.95) 
     """
     groups = len(left_out)
     if groups < 2:
-        raise ValueError(f"An interval needs at least 2 groups of texts in `left_out`, but got {groups}.")
+        raise UserError(f"An interval needs at least 2 groups of texts in `left_out`, but got {groups}.")
     error = ((groups - 1) * left_out.var(0, correction=0)).sqrt()
     half = float(student.ppf((1 + level) / 2, groups - 1)) * error
     return estimate - half, estimate + half

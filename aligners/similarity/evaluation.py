@@ -12,6 +12,7 @@ import lightning.pytorch as pl
 import numpy as np
 import torch
 
+from aligners.errors import UserError
 from aligners.files.room import free_memory
 from aligners.models.loading.precision import check_precision
 from aligners.similarity.algebra.checks import check_share
@@ -85,13 +86,13 @@ class SimilarityEvaluation(pl.LightningModule):
         names = list(known) if measures == "all" else [measures] if isinstance(measures, str) else list(measures)
         unknown = [name for name in names if name not in known]
         if unknown or not names:
-            raise ValueError(f"Expected `measures` out of {', '.join(known)}, or `all`, but got {', '.join(unknown)}.")
+            raise UserError(f"Expected `measures` out of {', '.join(known)}, or `all`, but got {', '.join(unknown)}.")
         for name, value, low in (("groups", groups, 2), ("permutations", permutations, 1)):
             if value is not None and value < low:
-                raise ValueError(f"Expected `{name}` of at least {low}, but got {value}.")
+                raise UserError(f"Expected `{name}` of at least {low}, but got {value}.")
         check_share(share)
         if memory is not None and not 0 < memory < inf:
-            raise ValueError(f"Expected `memory` in GB, more than 0, but got {memory:g}.")
+            raise UserError(f"Expected `memory` in GB, more than 0, but got {memory:g}.")
         self.measures: list[Measure] = [known[name] for name in dict.fromkeys(names)]
         self.controls, self.within, self.memory = controls, within, memory
         self.wanted_groups, self.permutations, self.share, self.seed = groups, permutations, share, seed
@@ -134,14 +135,14 @@ class SimilarityEvaluation(pl.LightningModule):
         """The models, their layers and their sizes."""
         attention = any(measure.family in ATTENTION for measure in self.measures)
         if attention and not data.attention:
-            raise ValueError(
+            raise UserError(
                 "Measures of attention need attention weights, but got `data.attention` false: set it to true, or "
                 f"leave out {', '.join(measure.name for measure in self.measures if measure.family in ATTENTION)}."
             )
         self.models = list(data.reader.models)
         twice = {model.name for model in self.models if [other.name for other in self.models].count(model.name) > 1}
         if twice:
-            raise ValueError(
+            raise UserError(
                 f"Expected `data.models` to name each model once, but got {', '.join(sorted(twice))} more than once. "
                 "To set a model's layers against each other, name it alone, or set `within`."
             )
@@ -156,7 +157,7 @@ class SimilarityEvaluation(pl.LightningModule):
         self._batches = self._count_batches()
         self.groups = self.wanted_groups or min(GROUPS, self._batches)
         if self._fits and self._batches < self.groups:
-            raise ValueError(
+            raise UserError(
                 f"The jackknife leaves out `groups` = {self.groups} groups of batches in turn, but the held-out texts "
                 f"make {self._batches} batches. Lower `groups` or `data.batch_size`, or give more texts."
             )
@@ -318,7 +319,7 @@ class SimilarityEvaluation(pl.LightningModule):
         }
         if not any(values.values()):
             reasons = " ".join(dict.fromkeys(self.refusals.values()))
-            raise ValueError(f"No measure could be computed. {reasons} `data.layers` says which layers are compared.")
+            raise UserError(f"No measure could be computed. {reasons} `data.layers` says which layers are compared.")
         for (i, j), pair in figures.items():
             for measure in self.measures:
                 same = [values[m, m, measure.name] if self._fits and i != j else {} for m in (i, j)]

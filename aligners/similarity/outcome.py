@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aligners.errors import UserError
 from aligners.similarity.algebra.grid import GridSums
 from aligners.similarity.catalogue import ATTENTION, Measure
 from aligners.similarity.controls import jackknife_interval, matching_layers
@@ -165,7 +166,7 @@ class TileFigures:
     def _interval(self, measure: Measure, content: Content, matching: Matching) -> Grids:
         """Keep the ends of the jackknife interval along matching layers, NaN elsewhere."""
         if content.groups < 2:
-            raise ValueError(
+            raise UserError(
                 "The jackknife leaves out groups of batches in turn and expects at least 2, but got 1 batch. Lower "
                 "`data.batch_size`, or give more texts."
             )

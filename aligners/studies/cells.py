@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+from aligners.errors import UserError
 from aligners.reports.names import file_names
 from aligners.studies.kinds import KINDS
 from aligners.studies.spec import Model, Stage, Study
@@ -329,12 +330,12 @@ class _Expansion:
         for place, data in places.items():
             unknown = [name for name in data if not any(self._has(kind, name) for kind in kinds)]
             if unknown:
-                raise ValueError(
+                raise UserError(
                     f"Expected `{place}` to hold data options of {', '.join(kinds)}, but none of them has "
                     f"{', '.join(unknown)}. Their `--help` lists what there is as `--data.NAME`."
                 )
         if self.study.store is not None and not any(self._has(kind, "store") for kind in kinds):
-            raise ValueError(f"Expected `store` only where a command has `data.store`, but got {self.study.store!r}.")
+            raise UserError(f"Expected `store` only where a command has `data.store`, but got {self.study.store!r}.")
 
     def _check_embedded(self) -> None:
         """Raise if embedded models would be others before fine-tuning than those that are fine-tuned.
@@ -347,7 +348,7 @@ class _Expansion:
             text = work.options.get("data", {}).get("text")
             stages = [stage for stage in (work.stages or self.study.stages) if stage != "pretrained"]
             if stages and text is not None and any(text != other for other in of_tasks):
-                raise ValueError(
+                raise UserError(
                     f"Expected no `data.text` in `{kind}.options`, but got {text!r}: {embedded[0]} is trained on the "
                     f"texts that it reads, and would be another model there than where it is {stages[-1]}. Give the "
                     "tasks this text, or name models by their folders."

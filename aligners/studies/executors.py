@@ -17,7 +17,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from aligners.errors import check_known
+from aligners.errors import UserError, check_known
 
 __all__ = ["EXECUTORS", "Processes", "RayTasks", "SlurmJobs", "make_executor"]
 
@@ -224,9 +224,9 @@ def make_executor(name: str, workers: int, gpus: int, folder: Path, options: dic
             return SlurmJobs(workers, folder / "slurm", **options)
         return RayTasks(**options) if name == "ray" else Processes(workers, gpus, **options)
     except ModuleNotFoundError as error:
-        raise ValueError(
+        raise UserError(
             f"The executor {name!r} needs the package {EXECUTORS[name]}, which is not installed. Run: pip install "
             f"{EXECUTORS[name]}"
         ) from error
     except (TypeError, NameError) as error:  # of an option that there is not
-        raise ValueError(f"Expected `executor_options` of {name!r}, but: {error}") from error
+        raise UserError(f"Expected `executor_options` of {name!r}, but: {error}") from error

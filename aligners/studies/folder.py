@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 
 import yaml
 
+from aligners.errors import UserError
 from aligners.files.whole import check_folder, lock, remove_unfinished, write_text
 from aligners.studies.cells import FOLDER, Cell
 from aligners.studies.kinds import KINDS
@@ -51,7 +52,7 @@ class StudyFolder:
         """
         file = self.path / STUDY
         if not file.is_file() or not (self.path / PLAN).is_file():
-            raise ValueError(f"Expected the folder of a study, with its {STUDY}, but got {self.path}.")
+            raise UserError(f"Expected the folder of a study, with its {STUDY}, but got {self.path}.")
         found: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
         for name in ("stages", "tasks"):  # of fine-tuning, in files of an earlier version
             (found["finetune"] or {}).pop(name, None)
@@ -149,7 +150,7 @@ class StudyFolder:
         """Say what differs from the study as it was begun, and which cells that touches."""
         then = self.study
         if then.get("name") != now["name"]:
-            raise ValueError(f"Expected {self.path} to hold the study {now['name']}, but it holds {then.get('name')}.")
+            raise UserError(f"Expected {self.path} to hold the study {now['name']}, but it holds {then.get('name')}.")
         before, after = ({k: v for k, v in each.items() if k not in FREE} for each in (then, now))
         found = differences(before, after, "")
         known, wanted = set(self.cells), {cell.id for cell in cells}
@@ -162,7 +163,7 @@ class StudyFolder:
         if new:
             said.append(f"New: {_counted(new)}.")
         if lost and not changed:
-            raise ValueError(
+            raise UserError(
                 f"{' '.join(said)} To go on with the study as it is now, and leave these results out of its tables, "
                 "give `--changed true`; or mend the study file, or name another `--folder`."
             )
@@ -178,7 +179,7 @@ class StudyFolder:
         check_folder(self.path, "folder")
         with locked(self.path) as free:
             if not free:
-                raise ValueError(
+                raise UserError(
                     f"Expected no other command to run this study, but one is at work in {self.path}. Wait for it, or "
                     "end it: a study goes on from where it was."
                 )

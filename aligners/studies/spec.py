@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, is_dataclass
 from itertools import combinations
 from typing import Any, Literal, get_args, get_type_hints
 
-from aligners.errors import check_known, check_range
+from aligners.errors import UserError, check_known, check_range
 
 __all__ = [
     "Assumed", "Comparison", "Finetuning", "Fitting", "Model", "Models", "Pairs", "Stage", "Study", "Work",
@@ -56,7 +56,7 @@ class Models:
         """
         names = [self.names] if isinstance(self.names, str) else list(self.names)
         if (self.seeds is None) == any(SEED in name for name in names):
-            raise ValueError(
+            raise UserError(
                 f"Expected `models.seeds` with a name that holds {SEED}, and without one otherwise, but got "
                 f"{self.seeds!r} for {', '.join(names)}."
             )
@@ -66,7 +66,7 @@ class Models:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice or not names:
             got = f"{', '.join(twice)} twice" if twice else "none"
-            raise ValueError(f"Expected `models` to name at least one model, each once, but got {got}.")
+            raise UserError(f"Expected `models` to name at least one model, each once, but got {got}.")
         return names
 
     def group(self, name: str) -> str | None:
@@ -113,7 +113,7 @@ class Pairs:
     def _known(self, pair: Sequence[str], names: Sequence[str]) -> tuple[str, str]:
         unknown = [name for name in pair if name not in names]
         if len(pair) != 2 or unknown:
-            raise ValueError(
+            raise UserError(
                 f"Expected each of `pairs.given` to be two of the models {', '.join(names)}, but got {list(pair)}."
             )
         return pair[0], pair[1]
@@ -253,16 +253,16 @@ class Study:
     def __post_init__(self) -> None:
         names = self.models.listed()
         if not self.name or "/" in self.name or self.name.startswith("."):
-            raise ValueError(f"Expected `name` to be the name of a folder, but got {self.name!r}.")
+            raise UserError(f"Expected `name` to be the name of a folder, but got {self.name!r}.")
         for option, given in (("tasks", self.tasks), ("stages", self.stages)):
             if not given:
-                raise ValueError(f"Expected `{option}` to name at least one, but got none.")
+                raise UserError(f"Expected `{option}` to name at least one, but got none.")
         for group, members in (self.models.groups or {}).items():
             check_known(names, **{f"models.groups.{group}": [name.split("#")[0] for name in members]})
         if "finetuned" in self.stages and self.finetune is None:
-            raise ValueError("Expected `finetune` to say how models are fine-tuned, as `stages` has finetuned.")
+            raise UserError("Expected `finetune` to say how models are fine-tuned, as `stages` has finetuned.")
         if self.surgery is not None and "finetuned" not in self.stages:
-            raise ValueError("Expected `stages` to have finetuned, as `surgery` is of fine-tuned models.")
+            raise UserError("Expected `stages` to have finetuned, as `surgery` is of fine-tuned models.")
         if self.finetune is not None:
             check_range(least=1, **{"finetune.copies": self.finetune.copies})
         if self.fit is not None:
@@ -316,7 +316,7 @@ def _made(kind: Any, given: dict[str, Any], place: str) -> Any:
     hints = get_type_hints(kind)
     unknown = [str(key) for key in given if key not in hints]
     if unknown:
-        raise ValueError(f"Expected the keys of {place} out of {', '.join(hints)}, but got {', '.join(unknown)}.")
+        raise UserError(f"Expected the keys of {place} out of {', '.join(hints)}, but got {', '.join(unknown)}.")
     kinds = {name: each for name, hint in hints.items() for each in (hint, *get_args(hint)) if is_dataclass(each)}
     parts = {
         name: _made(kinds[name], value, f"`{name}`")

@@ -10,9 +10,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from aligners.errors import UserError, check_known
 from aligners.models.architectures import Component
-from datamodules.keys import row_keys
 from datamodules.batches import Movable, TextBatch
+from datamodules.keys import row_keys
 
 __all__ = [
     "PAIRS_TOKENS", "POLICIES", "Kind", "Policy", "RowKind", "RowPolicy", "Rows", "TokenPairs", "check_component",
@@ -145,7 +146,7 @@ def select_rows(mask: Tensor, special: Tensor, policy: RowPolicy, special_tokens
         counts = counts & ~special
     lengths = counts.sum(1)
     if not lengths.all():
-        raise ValueError(
+        raise UserError(
             f"Expected every text to have a token that counts as a row, but text number "
             f"{int((lengths == 0).nonzero()[0])} of the batch has none. Drop empty texts, or count special tokens."
         )
@@ -183,7 +184,7 @@ def _from_mask(policy: RowPolicy, texts: TextBatch, model: int, special_tokens: 
 
 def _from_words(policy: RowPolicy, texts: TextBatch, model: int, special_tokens: bool) -> Rows:
     if texts.words is None or texts.word_count is None:
-        raise ValueError(
+        raise UserError(
             f"`rows` {policy!r} needs to know the words of the texts, but they were tokenised without. Call "
             "`tokenise` with `words=True`."
         )
@@ -204,8 +205,7 @@ def policy_of(rows: RowPolicy) -> Policy:
     Raises:
         ValueError: there is none of this name.
     """
-    if rows not in POLICIES:
-        raise ValueError(f"Expected `rows` to be one of {', '.join(POLICIES)}, but got {rows!r}.")
+    check_known(POLICIES, rows=rows)
     return POLICIES[rows]
 
 
@@ -236,7 +236,7 @@ def check_rows(rows: str, component: Component, packed: bool) -> None:
     check_component(component)
     if packed and not policy_of(rows).packed:
         fit = " or ".join(repr(name) for name, policy in POLICIES.items() if policy.packed)
-        raise ValueError(
+        raise UserError(
             "A sequence of `packed` text has no words that are whole and no first token that stands for it. "
             f"Expected `rows` {fit}, but got {rows!r}."
         )
@@ -245,7 +245,7 @@ def check_rows(rows: str, component: Component, packed: bool) -> None:
 def check_component(component: Component) -> None:
     """Raise unless `component` is one that can be read."""
     if component not in get_args(Component):
-        raise ValueError(f"Expected `component` out of {', '.join(get_args(Component))}, but got {component!r}.")
+        raise UserError(f"Expected `component` out of {', '.join(get_args(Component))}, but got {component!r}.")
 
 
 FURTHEST, LARGEST = 2**31, torch.iinfo(torch.int64).max

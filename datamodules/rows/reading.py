@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from aligners.errors import UserError
 from aligners.models.architectures import Component
 from aligners.models.finite import FiniteCheck
 from aligners.models.model import FrozenModel
@@ -225,7 +226,7 @@ class PairReader:
         for link in links:
             if self._widths(link) != self.widths:
                 (a, b), (c, d) = ((self.models[each.x].name, self.models[each.y].name) for each in (links[0], link))
-                raise ValueError(
+                raise UserError(
                     f"Expected pairs of equal widths, as one bank holds, but {a} and {b} have "
                     f"{' and '.join(map(str, self.widths))}, {c} and {d} have "
                     f"{' and '.join(map(str, self._widths(link)))}. Fit them apart."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from aligners.errors import UserError
 from aligners.models.architectures import Component, first_site
 
 __all__ = ["parse_layers", "parse_sites", "route_sites"]
@@ -26,7 +27,7 @@ def parse_sites(
     """
     if isinstance(sites, str) and sites in ("all", "blocks"):
         if depth_x != depth_y:
-            raise ValueError(
+            raise UserError(
                 f"`sites` {sites!r} pairs equal layers, but X has {depth_x} blocks and Y has {depth_y}. "
                 "Name the pairs, for example `sites` '1:2, 2:4'."
             )
@@ -38,12 +39,12 @@ def parse_sites(
     try:
         pairs = [_pair(str(entry)) for entry in entries]
     except ValueError:
-        raise ValueError(
+        raise UserError(
             "Expected `sites` to be 'all', 'blocks', 'grid', or a list of layers (3) and pairs (3:5), "
             f"but got {sites!r}. Write for example `sites` '1, 2:3'."
         ) from None
     if not pairs or len(set(pairs)) < len(pairs):
-        raise ValueError(f"Expected `sites` to name at least one site pair and none twice, but got {sites!r}.")
+        raise UserError(f"Expected `sites` to name at least one site pair and none twice, but got {sites!r}.")
     return pairs
 
 
@@ -51,7 +52,7 @@ def _check_base_60(entries: Sequence[str | int], depth_x: int, depth_y: int) -> 
     """Raise if YAML seems to have read a pair as one number."""
     swallowed = [n for n in entries if isinstance(n, int) and n >= 60 and n > max(depth_x, depth_y)]
     if swallowed:
-        raise ValueError(
+        raise UserError(
             f"`sites` holds {swallowed[0]}, but the models have {depth_x} and {depth_y} blocks. If you wrote "
             f"{swallowed[0] // 60}:{swallowed[0] % 60} in a list: YAML reads that as a number of base 60. "
             "Write the list as one string, without brackets: `sites` '1, 2:3'."
@@ -100,8 +101,8 @@ def parse_layers(layers: str | Sequence[int], depth: int, component: Component =
     """
     if isinstance(layers, str):
         if layers not in ("all", "blocks"):
-            raise ValueError(f"Expected `layers` to be 'all', 'blocks' or a list of numbers, but got {layers!r}.")
+            raise UserError(f"Expected `layers` to be 'all', 'blocks' or a list of numbers, but got {layers!r}.")
         return list(range(first_site(component) if layers == "all" else 1, depth + 1))
     if not layers or len(set(layers)) < len(layers):
-        raise ValueError(f"Expected `layers` to name at least one layer and none twice, but got {list(layers)}.")
+        raise UserError(f"Expected `layers` to name at least one layer and none twice, but got {list(layers)}.")
     return list(layers)

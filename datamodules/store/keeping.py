@@ -10,6 +10,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from aligners.errors import UserError
 from aligners.files.whole import remove_unfinished
 from datamodules.store.results import load_tensors
 from datamodules.store.shards import BYTES, Shard
@@ -49,7 +50,7 @@ def kept_in(root: Path) -> list[Kept]:
         ValueError: there is no such folder.
     """
     if not root.is_dir():
-        raise ValueError(f"Expected `folder` to be a folder of stores of states, but there is none at {root}.")
+        raise UserError(f"Expected `folder` to be a folder of stores of states, but there is none at {root}.")
     found = []
     for folder in (path for path in root.iterdir() if (path / MANIFEST).is_file() or (path / "locks").is_dir()):
         files = [path for path in folder.rglob("*") if path.is_file()]

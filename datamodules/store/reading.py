@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from aligners.errors import UserError
 from datamodules.batches import StoredRows, TextBatch
 from datamodules.store.shards import Shard, damaged
 from datamodules.store.states import StoredStates
@@ -175,7 +176,7 @@ def _read(states: StoredStates, site: int, place: int, number: int, parts: list[
     try:
         file = os.open(shard.path, os.O_RDONLY)
     except OSError as error:
-        raise ValueError(damaged(shard.path, f"cannot be read ({error.strerror})")) from error
+        raise UserError(damaged(shard.path, f"cannot be read ({error.strerror})")) from error
     try:
         for first, last in _runs(texts):
             _fill(file, buffers[first:last], int(starts[first]), shard)
@@ -202,7 +203,7 @@ def _fill(file: int, buffers: Sequence[memoryview], offset: int, shard: Shard) -
     while waiting:
         count = os.preadv(file, waiting, offset)
         if count == 0:
-            raise ValueError(damaged(shard.path, "is cut short"))
+            raise UserError(damaged(shard.path, "is cut short"))
         offset += count
         while waiting and count >= len(waiting[0]):
             count -= len(waiting.pop(0))

@@ -11,6 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from aligners.errors import UserError
 from aligners.files.whole import whole_file
 
 __all__ = ["load_tensors", "save_tensors"]
@@ -39,9 +40,9 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
             found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
             expected = (file.metadata() or {}).get("crc32")
     except Exception as error:  # safetensors has errors of its own
-        raise ValueError(_damaged(path)) from error
+        raise UserError(_damaged(path)) from error
     if str(_checksum(found)) != expected:
-        raise ValueError(_damaged(path))
+        raise UserError(_damaged(path))
     if os.access(path, os.W_OK):
         path.touch()
     return found

@@ -17,6 +17,8 @@ from typing import Any, Self
 
 import numpy as np
 
+from aligners.errors import UserError
+
 __all__ = ["BYTES", "Shard", "ShardWriter", "damaged", "layout_size"]
 
 TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
@@ -121,13 +123,13 @@ class Shard:
                 head = file.read(8)
                 prefix = head + file.read(min(int.from_bytes(head, "little") + 8 * texts, size))
         except OSError as error:
-            raise ValueError(damaged(path, f"cannot be read ({error.strerror})")) from error
+            raise UserError(damaged(path, f"cannot be read ({error.strerror})")) from error
         if _checksum(prefix) != checksum:
-            raise ValueError(damaged(path, "does not begin as it was written"))
+            raise UserError(damaged(path, "does not begin as it was written"))
         lengths, crc32 = np.frombuffer(prefix[-8 * texts :], dtype="<u4").reshape(2, texts)
         expected = len(prefix) + int(lengths.sum()) * row_bytes
         if size != expected:
-            raise ValueError(damaged(path, f"has {size} bytes instead of {expected}"))
+            raise UserError(damaged(path, f"has {size} bytes instead of {expected}"))
         return cls(path, len(prefix), lengths.astype(np.int64), crc32)
 
     def check(self, text: int, rows: Any) -> None:
@@ -137,7 +139,7 @@ class Shard:
             ValueError: they are not those that were written.
         """
         if zlib.crc32(rows) != self.crc32[text]:
-            raise ValueError(damaged(self.path, f"holds other rows of its text number {text} than were written"))
+            raise UserError(damaged(self.path, f"holds other rows of its text number {text} than were written"))
 
 
 def damaged(path: Path, what: str) -> str:

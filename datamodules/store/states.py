@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from filelock import FileLock
 
+from aligners.errors import UserError
 from aligners.files.whole import write_text
 from aligners.models.architectures import Component
 from aligners.models.model import FrozenModel
@@ -120,16 +121,16 @@ class Manifest:
                 held["sites"] = {int(n): {int(k): v for k, v in each.items()} for n, each in held["sites"].items()}
                 found = cls(**held)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
+            raise UserError(
                 f"Expected the manifest of a store of states, but {path} cannot be read: {error!r}. {_remove(folder)}"
             ) from error
         if written != FORMAT:
-            raise ValueError(
+            raise UserError(
                 f"Expected a store of format {FORMAT}, but {path} says {written}: another version of aligners wrote "
                 f"it. {_remove(folder)}"
             )
         if found.identity.name != folder.name:
-            raise ValueError(
+            raise UserError(
                 f"Expected {path} to describe the states that its folder is named after, but it describes those of "
                 f"{found.identity.name}. {_remove(folder)}"
             )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from lightning.pytorch.utilities import rank_zero_only
 from rich.progress import Progress
 
+from aligners.errors import UserError, check_known
 from aligners.files.room import free_disk, in_words
 from aligners.files.whole import check_folder
 from aligners.models.architectures import Component
@@ -41,10 +42,9 @@ class Reads(NamedTuple):
 
 def check_store(folder: Path | None, dtype: str | None) -> None:
     """Raise unless the options of a store make sense."""
-    if dtype is not None and dtype not in DTYPES:
-        raise ValueError(f"Expected `store_dtype` to be one of {', '.join(DTYPES)}, but got {dtype!r}.")
+    check_known(DTYPES, store_dtype=dtype)
     if dtype is not None and folder is None:
-        raise ValueError(
+        raise UserError(
             f"`store_dtype` {dtype!r} says how states are stored, but there is no `store`. Name its folder, or leave "
             "`store_dtype` out."
         )
@@ -136,7 +136,7 @@ class Stores:
         total, free = sum(sizes.values()), free_disk(self.folder)
         what = ", ".join(dict.fromkeys(states.model.name for states, size in sizes.items() if size))
         if total > free:
-            raise ValueError(
+            raise UserError(
                 f"Expected room for {in_words(total)} of states of {what} in `store` {self.folder}, but its disk has "
                 f"{in_words(free)} free. Remove what is no longer needed, ask for fewer sites or texts, store "
                 "bfloat16 (`store_dtype`), or leave `store` out."

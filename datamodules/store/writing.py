@@ -16,6 +16,7 @@ from filelock import Timeout
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
+from aligners.errors import UserError
 from aligners.files.whole import whole_file
 from datamodules.rows.policies import select_rows
 from datamodules.rows.reading import read_rows
@@ -109,7 +110,7 @@ def _read(states: StoredStates, chosen: np.ndarray, sites: Sequence[int]) -> Ten
     finite = found.sum((1, 2), dtype=torch.float32).isfinite().tolist()
     if not all(finite):
         bad = ", ".join(str(site) for site, fine in zip(sites, finite, strict=True) if not fine)
-        raise ValueError(
+        raise UserError(
             f"Expected finite states to store, but those of {states.model.name} hold NaN or infinity as "
             f"{states.identity.stored_as} at site {bad}, in texts {chosen.min()} to {chosen.max()}. Look at these "
             "texts, or use float32 as `dtype` and `store_dtype`."

@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from aligners.errors import UserError
 from aligners.files.whole import whole_file
 from datamodules.text.streaming import plain_text
 
@@ -90,7 +91,7 @@ class FittedTexts:
             with safe_open(path, framework="np") as file:
                 return cls(file.get_tensor("keys"), json.loads(file.metadata()["origins"]))
         except (SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(
+            raise UserError(
                 f"Expected {path} to say which texts its model was fitted on, but it cannot be read: {error}. Make the "
                 "model again, or remove the file if the held-out texts are none of them."
             ) from error

@@ -6,6 +6,8 @@ import json
 import re
 from collections.abc import Sequence
 
+from aligners.errors import UserError
+
 __all__ = ["ClassMap", "GivenMap", "LabelsOption", "by_number", "class_map", "in_words", "numbered"]
 
 ClassMap = tuple[tuple[int, ...], ...]  # for each class of the texts the head's classes that answer it
@@ -66,7 +68,7 @@ def class_map(
     else:
         order = _order(head, names, classes)
         if order is None:
-            raise ValueError(_unknown(head, names, classes, model, source))
+            raise UserError(_unknown(head, names, classes, model, source))
         groups = tuple((place,) for place in order)
     return None if groups == tuple((k,) for k in range(len(head))) else groups
 
@@ -121,7 +123,7 @@ def _given(given: GivenMap, head: Sequence[str], names: Sequence[str] | None, cl
     shown = dict(given)
     keys = [_number(key, names, classes) for key in given]
     if None in keys or sorted(k for k in keys if k is not None) != list(range(classes)):
-        raise ValueError(
+        raise UserError(
             f"Expected `data.labels` to name every class of the texts once, {_listed(names, classes)}, but got {shown}."
         )
     groups: dict[int | None, tuple[int | None, ...]] = {}
@@ -130,7 +132,7 @@ def _given(given: GivenMap, head: Sequence[str], names: Sequence[str] | None, cl
         groups[key] = tuple(_number(each, head, len(head)) for each in written)
     places = [place for group in groups.values() for place in group]
     if None in places or len(set(places)) < len(places) or not all(groups.values()):
-        raise ValueError(
+        raise UserError(
             f"Expected `data.labels` to answer every class by one or more classes of the head of {model}, "
             f"{_listed(head, len(head))}, none of them twice, but got {shown}."
         )

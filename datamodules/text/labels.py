@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from aligners.errors import UserError
+
 if TYPE_CHECKING:
     from datasets import Dataset
 
@@ -67,7 +69,7 @@ def read_labels(tables: Sequence[Dataset], column: str | None, source: str) -> L
     for table in tables:
         kind = getattr(table.features[column], "dtype", "")
         if not kind.startswith(("bool", "string", "large_string", "int", "uint", "float", "double", "null")):
-            raise ValueError(
+            raise UserError(
                 f"Expected numbers or names of classes in column {column!r} (`label_column`) of {source!r}, but it "
                 f"holds {table.features[column]}."
             )
@@ -84,7 +86,7 @@ def read_labels(tables: Sequence[Dataset], column: str | None, source: str) -> L
         return LabelColumn(column, None, "int64")
     if numbers:
         if any(math.isinf(float(value)) for value in present):
-            raise ValueError(
+            raise UserError(
                 f"Expected numbers to predict in column {column!r} (`label_column`) of {source!r}, but some are "
                 "infinite. Leave these texts out."
             )

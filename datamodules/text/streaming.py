@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
+from aligners.errors import UserError
 from datamodules.text.sources import TextSource
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def _rows(stream: IterableDataset, source: TextSource) -> Iterator[dict[str, Any
     try:
         yield from stream
     except (ValueError, OSError) as error:  # what the readers of datasets raise for a damaged file
-        raise ValueError(f"`source` {source.source!r} cannot be read to where `max_texts` asks: {error}") from error
+        raise UserError(f"`source` {source.source!r} cannot be read to where `max_texts` asks: {error}") from error
 
 
 def _table(rows: list[dict[str, Any]], stream: IterableDataset) -> Dataset:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from aligners.errors import UserError
 from datamodules.text.fitted import FittedTexts, hash_texts
 from datamodules.text.labels import MISSING, known_labels
 
@@ -52,13 +53,13 @@ class Texts:
         """
         found, source = self._found_classes(), self.origin["source"]
         if found and found[0] < 0:
-            raise ValueError(
+            raise UserError(
                 f"Expected classes counted from 0 (-1: none) in {source!r}, but got the label {found[0]}. Number them "
                 f"0, 1, ..., or write numbers that are to be predicted with fractions, such as {found[0]}.0."
             )
         if len(found) == 1:
             only = self.label_names[found[0]] if self.label_names else found[0]
-            raise ValueError(
+            raise UserError(
                 f"Expected two or more classes in {source!r}, but all its texts have the label {only!r}: there is "
                 "nothing to tell apart. Name another `label_column`, or other texts."
             )
@@ -74,7 +75,7 @@ class Texts:
         classes, found = self.classes, self._found_classes()
         if self.label_names is None and len(found) < classes:
             shown = ", ".join(map(str, found[:5])) + (", ..." if len(found) > 5 else "")
-            raise ValueError(
+            raise UserError(
                 f"Expected classes numbered 0, 1, 2, ... without gaps in {self.origin['source']!r}, but the labels are "
                 f"{shown}: a head for them would have {classes} classes, {classes - len(found)} of them without a "
                 "text. Number them without gaps, or write names for numbers."
@@ -90,7 +91,7 @@ class Texts:
         splits = (torch.tensor(split["label"][:]) for split in (self.fit, self.validation, self.test))
         found = torch.cat([labels[known_labels(labels)] for labels in splits]).unique()
         if len(found) == 1:
-            raise ValueError(
+            raise UserError(
                 f"Expected different numbers to predict in {self.origin['source']!r}, but all its texts have "
                 f"{found.item():g}. Name another `label_column`, or other texts."
             )
@@ -134,7 +135,7 @@ class Texts:
         names = {name: int(seen.sum()) for name, seen in found.items() if seen.any()}
         left_out = {"texts": len(self.test) - len(kept), "of": len(self.test), "fitted_on_them": names}
         if len(kept) == 0:
-            raise ValueError(
+            raise UserError(
                 f"Expected held-out texts that nothing was fitted on, but models or maps were fitted on all "
                 f"{len(self.test)} held-out texts of {self.origin['source']!r} ({', '.join(names)}). Give the split "
                 "with which they were made, or other texts."

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aligners.errors import UserError
 from aligners.models.embedded.tokenizers import ended_texts
 from datamodules.tokens.tokenised import describe_tokenizer, flatten_column
 
@@ -68,7 +69,7 @@ def end_of_text(tokenizer: PreTrainedTokenizerBase) -> tuple[str, int]:
     ):
         if token is not None and number is not None:
             return token, number
-    raise ValueError(
+    raise UserError(
         f"`packed` puts an end-of-text token after each text, but the tokenizer of {tokenizer.name_or_path!r} has "
         "neither an eos nor a sep token. Set one of them, or leave `packed` out."
     )
@@ -91,7 +92,7 @@ def pack(split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, length: in
         ValueError: there are sentence pairs, no end-of-text token, or too few tokens for one sequence.
     """
     if "text_pair" in split.column_names:
-        raise ValueError(
+        raise UserError(
             "`packed` lays texts end to end, but these are sentence pairs. Name one column in `text_columns`, or leave "
             "`packed` out."
         )
@@ -101,7 +102,7 @@ def pack(split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, length: in
     tokens, size = int(sizes.sum()), int(np.sum(documents["bytes"][:], dtype=np.int64))
     count = tokens // length
     if count == 0:
-        raise ValueError(
+        raise UserError(
             f"Expected at least {length} tokens (`max_length`) in the {name} texts, one packed sequence, but their "
             f"{len(split)} texts have {tokens}. Use more text or a smaller `max_length`."
         )

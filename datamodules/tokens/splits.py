@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from aligners.errors import UserError
 from datamodules.text.texts import Texts
 from datamodules.tokens.packing import Packed, pack
 from datamodules.tokens.tokenised import TokenisedTexts, flatten_column, same_tokenizer, tokenise
@@ -66,7 +67,7 @@ class TokenisedSplits:
     def _table(self, name: Split, tokenizer: PreTrainedTokenizerBase) -> datasets.Dataset:
         texts = getattr(self.texts, name)
         if not len(texts):
-            raise ValueError(
+            raise UserError(
                 "Expected validation texts, on which training is watched and by which its best step is chosen, but "
                 "`text.validation_share` is 0. Set it above 0: 0 is for commands that fit no map."
             )
@@ -121,7 +122,7 @@ def bytes_per_token(
     count = int((flatten_column(tokens.with_format("arrow")[:].column("special_tokens_mask")) == 0).sum())
     full = np.flatnonzero(np.asarray(tokens["length"][:]) >= max_length)
     if len(full) and not tokenizer.is_fast:
-        raise ValueError(
+        raise UserError(
             f"Bytes per token need to know where {len(full)} texts were cut, but the tokenizer of "
             f"{tokenizer.name_or_path!r}, a {type(tokenizer).__name__}, does not say. Use a fast tokenizer, `packed`, "
             "or a larger `max_length`."

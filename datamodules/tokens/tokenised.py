@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from aligners.errors import UserError
 from datamodules.batches import TextBatch
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def tokenise(
     from datasets.fingerprint import Hasher
 
     if words and not tokenizer.is_fast:
-        raise ValueError(
+        raise UserError(
             f"Words are found through the places of tokens in the text, but the tokenizer of "
             f"{tokenizer.name_or_path!r}, a {type(tokenizer).__name__}, does not know them. Use a fast tokenizer, or "
             "`rows` 'mean' or 'cls' without attention."

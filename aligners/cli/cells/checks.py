@@ -11,6 +11,7 @@ from typing import NamedTuple
 from jsonargparse import Namespace
 
 from aligners.cli.cells.options import CellOptions
+from aligners.errors import UserError
 from aligners.fitting.fits import seeded
 from aligners.injection.routes import route_numbers
 from aligners.models.architectures import Component, first_site
@@ -84,7 +85,7 @@ def check_cells(cells: Sequence[Cell], options: CellOptions, sizes: Mapping[str,
             for check in CHECKS[cell.kind]:
                 check(this)
         except ValueError as error:
-            raise ValueError(
+            raise UserError(
                 f"Expected models that `{cell.kind.removesuffix('_pairs')}` of the study can take, but got "
                 f"{cell.said()}: {error} Change its options, or leave such models out: `pairs.given` names the pairs "
                 "that are wanted."
@@ -113,7 +114,7 @@ def not_injected(cells: Sequence[Cell], sizes: Mapping[str, Size]) -> list[str]:
 def _one_width(cell: _Tried) -> None:
     widths = [size.width for size in cell.sizes]
     if len(set(widths)) > 1:
-        raise ValueError(
+        raise UserError(
             f"`fit.pairs_at_once` puts several pairs into one bank, which needs models of equal widths, but theirs are "
             f"{', '.join(map(str, widths))}. Set it to 1."
         )
@@ -130,7 +131,7 @@ def _maps(cell: _Tried, *, of: str = "width") -> None:
 def _identity(cell: _Tried) -> None:
     for x, y in cell.pairs:
         if cell.sizes[x].width != cell.sizes[y].width:
-            raise ValueError(
+            raise UserError(
                 f"widths {cell.sizes[x].width} of {cell.names[x]} and {cell.sizes[y].width} of {cell.names[y]} differ, "
                 "so the identity does not apply."
             )
@@ -157,7 +158,7 @@ def _there(option: str, site: int, cell: _Tried, model: int, least: int) -> None
     """The model has this layer, if its size is known."""
     size = cell.sizes[model]
     if size.known and not least <= site <= size.layers:
-        raise ValueError(
+        raise UserError(
             f"`{option}` names {site}, but {cell.names[model]} has L = {size.layers} blocks: from {least} to "
             f"{size.layers}."
         )
@@ -168,10 +169,10 @@ def _heads(cell: _Tried) -> None:
     targets = {cell.names[y]: cell.sizes[y].head for _, y in cell.pairs if cell.sizes[y].known}
     headless = [name for name, head in targets.items() if head is None]
     if headless:
-        raise ValueError(f"there is no head to stitch into in {', '.join(headless)}.")
+        raise UserError(f"there is no head to stitch into in {', '.join(headless)}.")
     if len(set(targets.values())) > 1:
         said = ", ".join(f"{name}: {head}" for name, head in targets.items())
-        raise ValueError(f"their heads are of different tasks, whose losses cannot stand side by side ({said}).")
+        raise UserError(f"their heads are of different tasks, whose losses cannot stand side by side ({said}).")
 
 
 CHECKS: dict[str, Sequence[Callable[[_Tried], None]]] = {

@@ -12,6 +12,7 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from aligners.cli.options import FREE, check_trains, flat, options_of
+from aligners.errors import UserError
 from aligners.injection.methods import check_closed_forms
 from aligners.injection.stitching.measuring import StitchingEvaluation
 from aligners.probing.evaluation import ProbeExperiment
@@ -61,7 +62,7 @@ class CellOptions:
         try:
             return self.parser(kind).parse_object(deepcopy(options))  # it writes into what it is given
         except ArgumentError as error:
-            raise ValueError(
+            raise UserError(
                 f"Expected `{kind}` and `data` of the study to hold options of `{command}`, which `{command} --help` "
                 f"lists, but: {error}"
             ) from error
@@ -88,6 +89,6 @@ class CellOptions:
             made = self.parser(kind).instantiate(parsed)  # this reads no text and no model
             CHECKS.get(kind, lambda _: None)(made)
         except ValueError as error:
-            raise ValueError(f"`{kind}` of the study: {error}") from error
+            raise UserError(f"`{kind}` of the study: {error}") from error
         written = flat(yaml.safe_load(self.parser(kind).dump(parsed)))
         return {name: value for name, value in written.items() if not name.startswith(FREE)}

@@ -18,6 +18,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from aligners.cli.options import add_data_and_trainer, command_parser, options_of, parse_with_data
 from aligners.cli.run import Run, start
+from aligners.errors import UserError
 from aligners.fitting.storage.bank import StoredBank, load_bank, save_bank
 from aligners.injection.injecting import InjectionEvaluation
 from aligners.injection.methods import CLOSED_FORMS, ClosedForms, check_closed_forms
@@ -54,7 +55,7 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     """Measure and report."""
     options = parser.parse_args(words)
     if not options.checkpoints and not options.closed_form:
-        raise ValueError(
+        raise UserError(
             "Expected `checkpoints` or `closed_form` to name at least one map, but got neither: there is nothing to "
             "measure. Leave `closed_form` out for all of them."
         )

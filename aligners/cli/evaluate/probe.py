@@ -10,6 +10,7 @@ from jsonargparse import ArgumentParser
 
 from aligners.cli.options import add_data_and_trainer, command_parser, options_of, parse_with_data
 from aligners.cli.run import instantiate, start
+from aligners.errors import UserError
 from aligners.fitting.storage.bank import StoredBank, load_bank
 from aligners.injection.stitched import between_two_models
 from aligners.probing.across.evaluation import ProbesAcrossMaps
@@ -45,7 +46,7 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     """Train probes, measure maps, and report."""
     options = parser.parse_args(words)
     if not options.checkpoints:
-        raise ValueError("Expected `checkpoints` to name at least one aligners.ckpt of `train.py fit`, but got none.")
+        raise UserError("Expected `checkpoints` to name at least one aligners.ckpt of `train.py fit`, but got none.")
     stored = [between_two_models(load_bank(path)) for path in options.checkpoints]
     options = parse_with_data(parser, words, _of_words(stored[0]))
     made = instantiate(parser, options)

@@ -14,6 +14,7 @@ from pathlib import Path
 from jsonargparse import ArgumentParser, Namespace
 
 from aligners.cli.options import bare_parser
+from aligners.errors import UserError
 from aligners.files.shared import is_hub_name
 from aligners.files.whole import check_new_folder
 from aligners.reports.sharing.pretrained import Shared
@@ -64,7 +65,7 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     options = parser.parse_args(words)
     check_new_folder(options.folder, "folder")
     if options.push is not None and not is_hub_name(options.push):
-        raise ValueError(f"Expected `push` to be a name on the Hub, OWNER/NAME, but got {options.push}.")
+        raise UserError(f"Expected `push` to be a name on the Hub, OWNER/NAME, but got {options.push}.")
     shared = shared_from_run(options.run, options.report, names=options.names, license=options.license)
     if options.models is not None:
         shared.use_with(options.models, str(options.run), other_models=True)
@@ -78,7 +79,7 @@ def _pushed(shared: Shared, options: Namespace) -> str:
     try:
         return shared.push_to_hub(options.push, private=options.private)
     except Exception as error:  # the Hub's own, and those of the network
-        raise ValueError(
+        raise UserError(
             f"{options.folder} is written, but it cannot be uploaded as {options.push}: {error}. `hf auth login` logs "
             f"in; `hf upload {options.push} {options.folder}` uploads the folder."
         ) from error

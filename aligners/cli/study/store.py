@@ -10,7 +10,7 @@ from pathlib import Path
 from jsonargparse import ArgumentParser
 
 from aligners.cli.options import bare_parser
-from aligners.errors import check_known, check_range
+from aligners.errors import UserError, check_known, check_range
 from aligners.files.room import in_words
 from aligners.progress import track
 from aligners.reports.screen import TitledTable, say, screen
@@ -59,7 +59,7 @@ def _remove_named(folder: Path, names: Sequence[str]) -> None:
     check_known(known, remove=names)
     for name in names:
         if not remove(known[name]):
-            raise ValueError(f"{known[name].folder} is being written. Wait until that has ended, and remove it then.")
+            raise UserError(f"{known[name].folder} is being written. Wait until that has ended, and remove it then.")
         print(f"Removed {known[name].folder} ({in_words(known[name].size)}).")
 
 
@@ -99,5 +99,5 @@ def _verify(stores: Sequence[Kept]) -> None:
     """Raise if anything is damaged, and name it."""
     found = [each for kept in track(stores, "Verifying", transient=True) for each in damages(kept)]
     if found:
-        raise ValueError("\n".join(found))
+        raise UserError("\n".join(found))
     print("Everything is as it was written.")

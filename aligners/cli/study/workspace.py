@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from jsonargparse import ArgumentParser
 
 from aligners.cli.options import bare_parser
+from aligners.errors import UserError
 from aligners.reports.tracking import CURVES, PROJECT, logged_in, workspace
 
 __all__ = ["parser", "run"]
@@ -43,7 +44,7 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     options = parser.parse_args(words)
     view = workspace(options.entity, options.project)
     if not logged_in():
-        raise ValueError(
+        raise UserError(
             "Expected a user who is logged in at W&B, but there is no key. Run `wandb login`, or set WANDB_API_KEY."
         )
     view.save()

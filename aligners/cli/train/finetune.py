@@ -17,6 +17,7 @@ from aligners.cli.endings import goes_on_with
 from aligners.cli.folders import is_begun, rank, try_run_folder
 from aligners.cli.options import add_data_and_trainer, check_begun, check_trains, command_parser, options_of
 from aligners.cli.run import instantiate, start
+from aligners.errors import UserError
 from aligners.finetuning.jobs import Job, finished_row, train
 from aligners.finetuning.training import FinetuningRecipe
 from aligners.finetuning.variants import parse_variants
@@ -111,12 +112,12 @@ def plan(data: ModelTexts, seeds: Sequence[int], written: Sequence[str]) -> list
     """
     folders = file_names(data.models)
     if len(folders) < len(data.models):
-        raise ValueError(f"Expected `data.models` of different names, each for a folder, but got {data.models}.")
+        raise UserError(f"Expected `data.models` of different names, each for a folder, but got {data.models}.")
     jobs = []
     for place, base in enumerate(data.models):
         model = data.frozen[place]
         if model.quantised is not None:
-            raise ValueError(
+            raise UserError(
                 f"Expected weights that can train, but those of {base} are quantised ({model.quantised}). Name the "
                 "model in full precision."
             )
@@ -130,5 +131,5 @@ def plan(data: ModelTexts, seeds: Sequence[int], written: Sequence[str]) -> list
 def _seeds(wanted: int | list[int]) -> list[int]:
     seeds = list(range(wanted)) if isinstance(wanted, int) else list(wanted)
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise ValueError(f"Expected `seeds` to be a number above 0, or different seeds from 0 on, but got {wanted}.")
+        raise UserError(f"Expected `seeds` to be a number above 0, or different seeds from 0 on, but got {wanted}.")
     return seeds

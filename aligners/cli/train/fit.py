@@ -10,6 +10,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from aligners.cli.options import add_training, check_goes_on, check_trains, command_parser
 from aligners.cli.run import Run, instantiate, start
+from aligners.errors import UserError, check_range
 from aligners.files.room import free_memory
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.evaluation import ErrorsEvaluation
@@ -120,7 +121,7 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
         trainer.validate(made.model, datamodule=made.data, verbose=False)
         return
     if options.ckpt_path and Path(options.ckpt_path).is_dir():
-        raise ValueError(
+        raise UserError(
             f"Expected `ckpt_path` to be a file, but {options.ckpt_path} is a folder, as of a run in parts, and all "
             "sites are trained together here. Name its last.ckpt, or set `sites_at_once`."
         )
@@ -132,13 +133,12 @@ def _sites_at_once(run: Run, trainer: pl.Trainer) -> int | None:
     wanted, model, data = run.options.sites_at_once, run.made.model, run.made.data
     if trainer.world_size > 1:
         if wanted is not None:
-            raise ValueError(
+            raise UserError(
                 f"`sites_at_once` is for one process, but `trainer.devices` makes {trainer.world_size}. Fit some sites "
                 "at a time with `data.sites`."
             )
         return None
-    if wanted is not None and wanted < 1:
-        raise ValueError(f"Expected `sites_at_once` to be at least 1, but got {wanted}.")
+    check_range(least=1, sites_at_once=wanted)
     data.prepare_data()
     reader = data.reader
     d_x, d_y = reader.widths
@@ -162,7 +162,7 @@ def _fit_in_parts(parser: ArgumentParser, run: Run, at_once: int) -> StoredBank:
             print(f"\nPart {number} of {len(parts)}: {part}", flush=True)
             done = _fit_part(parser, run.options, part, place, last)
             if not done.is_file():
-                raise ValueError(
+                raise UserError(
                     f"Expected part {number} to leave {done}, but it has not: there was nothing left to train. "
                     f"Remove {place.parent / f'part-{number}-*'} and go on with `--ckpt_path {folder}`."
                 )

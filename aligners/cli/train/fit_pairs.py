@@ -10,6 +10,7 @@ from jsonargparse import ArgumentParser
 
 from aligners.cli.run import Run, instantiate, start
 from aligners.cli.train.fit import check_maps, fit_and_show, fit_options, fit_parser, fit_trainer
+from aligners.errors import UserError
 from aligners.files.room import free_memory
 from aligners.fitting.parts import bytes_a_site, pairs_within
 from callbacks.checkpoint import SavePairs
@@ -51,7 +52,7 @@ def _check_memory(run: Run, trainer: pl.Trainer) -> None:
     sites = len(reader.sites) // pairs
     most = pairs_within(free, sites, each, 0)  # the models are loaded
     if most < pairs:
-        raise ValueError(
+        raise UserError(
             f"Expected memory for {pairs} pairs of models, but it holds {most}: a pair has {sites} sites, at "
             f"{each / 2**30:.1f} GiB each, and {free / 2**30:.1f} GiB are free. Name fewer of `data.pairs` at a time "
             "(`fit.pairs_at_once` of a study), fewer `aligners`, or a smaller `data.batch_size`."

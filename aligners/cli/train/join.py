@@ -12,6 +12,7 @@ from aligners.cli.options import parse_with_data
 from aligners.cli.run import instantiate, start
 from aligners.cli.train.fit import fit_maps, fit_options, fit_parser, fit_trainer
 from aligners.cli.train.universe import check_members
+from aligners.errors import UserError
 from aligners.fitting.storage.bank import StoredBank, load_bank
 from aligners.fitting.universe.evaluation import UniverseEvaluation
 from aligners.fitting.universe.fitting import Joining
@@ -42,7 +43,7 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     """Fit, measure, write the universe of all, and report."""
     options = fit_options("join", parser, words)
     if options.universe is None:
-        raise ValueError("Expected `universe` to name a file universe.ckpt, but got nothing.")
+        raise UserError("Expected `universe` to name a file universe.ckpt, but got nothing.")
     stored, against = load_universe(options.universe), [load_bank(path) for path in options.against]
     options = _with_members(parse_with_data(parser, words, {**stored.data_config, "models": []}), stored)
     made = instantiate(parser, options)
@@ -68,9 +69,9 @@ def _with_members(options: Namespace, stored: StoredBank) -> Namespace:
     """
     members, new = stored.data_config["models"], options.data.models
     if len(new) != 1:
-        raise ValueError(f"Expected `data.models` to name the one model that joins, but got {new}.")
+        raise UserError(f"Expected `data.models` to name the one model that joins, but got {new}.")
     if new[0] in members:
-        raise ValueError(f"Expected a model that is not in {stored.path}, but {new[0]} is in it already.")
+        raise UserError(f"Expected a model that is not in {stored.path}, but {new[0]} is in it already.")
     revisions = options.data.revisions or [None]
     options.data.models = [*members, *new]
     options.data.revisions = [*(stored.data_config["revisions"] or [None] * len(members)), revisions[-1]]

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from aligners.cli.folders import claim, new_run_folder
 from aligners.cli.options import command_parser
 from aligners.cli.run import instantiate
+from aligners.errors import UserError
 from aligners.files.whole import whole_folder
 from aligners.models.loading.files import save_model
 from datamodules.layers import LayerActivations
@@ -35,7 +36,7 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     """
     options: Namespace = parser.parse_args(words)
     if len(options.data.models) != 1:
-        raise ValueError(f"Expected `data.models` to name one model, but got {options.data.models}.")
+        raise UserError(f"Expected `data.models` to name one model, but got {options.data.models}.")
     data: LayerActivations = instantiate(parser, options).data
     folder = new_run_folder(options.run, "untrained")
     claim(folder, parser.dump(options))

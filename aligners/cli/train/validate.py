@@ -9,6 +9,7 @@ from jsonargparse import ArgumentParser
 
 from aligners.cli.run import instantiate, start
 from aligners.cli.train import fit
+from aligners.errors import UserError
 from aligners.fitting.storage.bank import load_bank
 from callbacks.summary import FitSummary
 
@@ -22,7 +23,7 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     options = parser.parse_args(words)
     made = instantiate(parser, options)
     if options.ckpt_path is None:
-        raise ValueError("Expected `ckpt_path` to name the file aligners.ckpt of a fit, but got nothing.")
+        raise UserError("Expected `ckpt_path` to name the file aligners.ckpt of a fit, but got nothing.")
     stored = load_bank(options.ckpt_path)
     begun = start("validate", parser, options, made)
     made.model.adopt(stored)

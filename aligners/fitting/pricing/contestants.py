@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from aligners.errors import UserError
 from aligners.fitting.fits import AlignerFactory
 from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
@@ -28,9 +29,9 @@ def check_names(names: Sequence[str]) -> None:
     """
     unknown = [name for name in names if name not in NAMES]
     if unknown or not names:
-        raise ValueError(f"Expected `maps` from {', '.join(NAMES)}, but got {', '.join(unknown) or 'none'}.")
+        raise UserError(f"Expected `maps` from {', '.join(NAMES)}, but got {', '.join(unknown) or 'none'}.")
     if FREE not in names:
-        raise ValueError(f"Expected `maps` to include {FREE!r}, whose FVU is the measure of the others.")
+        raise UserError(f"Expected `maps` to include {FREE!r}, whose FVU is the measure of the others.")
 
 
 def one_way(name: str) -> bool:
@@ -62,7 +63,7 @@ def _inn(parameters: int, inn: Callable[..., INN]) -> AlignerFactory:
             one, two = (parameters_of(inn(1, d_x, d_y, hidden=hidden)) for hidden in (1, 2))
         hidden = 1 + round((parameters - one) / (two - one))  # the size is linear in the conditioners' width
         if hidden < 1:
-            raise ValueError(f"Expected `parameters` to be at least {one} for an INN of width {d_x}, got {parameters}.")
+            raise UserError(f"Expected `parameters` to be at least {one} for an INN of width {d_x}, got {parameters}.")
         return inn(sites, d_x, d_y, hidden=hidden)
 
     return make

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from aligners.errors import check_range
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.fits import fit_map, seeded
 from aligners.fitting.in_memory import train_on_rows
@@ -95,17 +96,13 @@ class BijectionPrice:
         other_text: TextSource | None = None,
     ) -> None:
         check_names(maps)
-        for name, values, least in (
-            ("steps", steps, 1), ("parameters", parameters or [1], 1), ("seeds", [seeds], 1),
-            ("rows_a_step", [rows_a_step], 1), ("most_rows", [most_rows], 2), ("stretched_rows", [stretched_rows], 0),
-        ):  # fmt: skip
-            if not values or min(values) < least:
-                raise ValueError(f"Expected `{name}` to be at least {least}, but got {values}.")
+        check_range(least=1, steps=steps, parameters=parameters or None, seeds=seeds, rows_a_step=rows_a_step)
+        check_range(least=2, most_rows=most_rows)
+        check_range(least=0, stretched_rows=stretched_rows)
         self.maps, self.steps, self.sizes = list(dict.fromkeys(maps)), sorted(set(steps)), parameters
         self.seeds, self.rows_a_step, self.most_rows = seeds, rows_a_step, most_rows
         self.stretched_rows, self.other_text = stretched_rows, other_text
-        if learning_rate <= 0:
-            raise ValueError(f"Expected `learning_rate` to be above 0, but got {learning_rate}.")
+        check_range(above=0, learning_rate=learning_rate)
         self.like = Alignment(optimizer=partial(torch.optim.AdamW, lr=learning_rate, weight_decay=0.0, fused=True))
         self.rows: list[dict[str, Any]] = []
         self.meta: dict[str, Any] = {}

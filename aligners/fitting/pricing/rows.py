@@ -9,6 +9,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
+from aligners.errors import UserError
 from aligners.files.room import free_memory, in_words
 from datamodules.module import stream_of
 from datamodules.rows.reading import PairedBatch, Plan
@@ -66,7 +67,7 @@ class RowsInMemory(pl.LightningModule):
     def setup(self, stage: str) -> None:
         """Check that the rows fit in memory, and that there is one process; choose the splits to read."""
         if self.trainer.world_size > 1:
-            raise ValueError(
+            raise UserError(
                 f"The price of bijectivity is measured by one process, but `trainer.devices` makes "
                 f"{self.trainer.world_size}. Set it to 1."
             )
@@ -101,7 +102,7 @@ def _check_room(rows: int, sites: int, widths: int, device: torch.device) -> Non
     """
     size, free = 3 * 4 * rows * sites * widths, free_memory(device)
     if size > free / 2:
-        raise ValueError(
+        raise UserError(
             f"Expected `most_rows` rows at {sites} site pairs to fit in half of the free memory, "
             f"{in_words(free / 2)}, but {rows:,} take {in_words(size)}. Give fewer, or fewer `data.sites`."
         )

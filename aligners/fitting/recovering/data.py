@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from aligners.errors import UserError
 from aligners.maps.inn import INN
 from aligners.maps.invertible.layers import AffineCoupling, Conditioner
 from aligners.models.architectures import Component
@@ -90,11 +91,11 @@ def target_states(
     """
     for name, value, least in (("targets", targets, 1), ("target_seed", target_seed, 0)):
         if value < least:
-            raise ValueError(f"Expected `{name}` to be at least {least}, but got {value}.")
+            raise UserError(f"Expected `{name}` to be at least {least}, but got {value}.")
     if couplings < 2:
-        raise ValueError(f"Expected `couplings` to be at least 2, to change every dimension, but got {couplings}.")
+        raise UserError(f"Expected `couplings` to be at least 2, to change every dimension, but got {couplings}.")
     if not strengths or min(strengths) < 0 or len(set(strengths)) < len(strengths):
-        raise ValueError(f"Expected `strengths` to be different numbers of at least 0, but got {strengths}.")
+        raise UserError(f"Expected `strengths` to be different numbers of at least 0, but got {strengths}.")
     seeds = range(target_seed, target_seed + targets)
 
     def links(depths: Sequence[int], component: Component) -> list[Link]:

@@ -14,6 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from aligners.errors import UserError
 from aligners.files.shared import is_shared, shared_file
 from aligners.files.whole import whole_file
 from aligners.fitting.storage.describing import build_aligner, describe_aligner
@@ -129,14 +130,14 @@ def load_bank(path: Path | str) -> StoredBank:
         command = _goes_on_with(file)
         bank = None if command else _read(file)
     except FileNotFoundError:
-        raise ValueError(f"Expected a checkpoint at {path}, but there is no such file.") from None
+        raise UserError(f"Expected a checkpoint at {path}, but there is no such file.") from None
     except Exception as error:  # reading any other file can raise anything
-        raise ValueError(
+        raise UserError(
             f"Expected {path} to be a checkpoint written by `train.py fit` or `train.py stitch`, but it cannot be read "
             f"as one: {error}"
         ) from error
     if bank is None:
-        raise ValueError(
+        raise UserError(
             f"Expected the file of a finished run, but {path} is one to go on from: `train.py {command} --ckpt_path "
             f"{path}` goes on, and leaves the finished file beside its report."
         )
@@ -163,7 +164,7 @@ def _read(path: Path) -> StoredBank:
     with safe_open(path, framework="pt") as file:
         header = (file.metadata() or {}).get(HEADER)
         if header is None:
-            raise ValueError("it holds no maps")
+            raise UserError("it holds no maps")
         for name in file.keys():  # noqa: SIM118
             *folders, last = name.split("/")
             place = tensors

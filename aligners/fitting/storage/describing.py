@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import aligners
+from aligners.errors import UserError
 from aligners.maps.base import Aligner
 
 __all__ = ["build_aligner", "check_names", "describe_aligner"]
@@ -34,7 +35,7 @@ def build_aligner(description: Mapping[str, Any]) -> Aligner:
     known = Aligner.registry
     name = description["class"]
     if name not in known and getattr(aligners, name, None) is None:  # which imports one of ours
-        raise ValueError(
+        raise UserError(
             f"The checkpoint holds an aligner of class {name!r}, but only {', '.join(sorted(known))} are known. "
             "Import the module that defines it first."
         )
@@ -57,7 +58,7 @@ def check_names(names: Iterable[str], argument: str) -> None:
     """
     bad = [name for name in names if not name.replace("_", "").isalnum() or hasattr(nn.ModuleDict, name)]
     if bad:
-        raise ValueError(
+        raise UserError(
             f"Expected the names in `{argument}` to be letters, digits and underscores, and not a name that PyTorch "
             f"keeps for itself, but got {', '.join(bad)}."
         )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
+from aligners.errors import UserError
 from aligners.fitting.storage.bank import StoredBank
 
 __all__ = ["refuse_other_bank", "refuse_other_models"]
@@ -33,7 +34,7 @@ def refuse_other_models(stored: Identities, present: Identities, what: str) -> N
         if a["fingerprint"] != b["fingerprint"]
     ]
     if differing:
-        raise ValueError(
+        raise UserError(
             f"{what} was fitted on other models: {'; '.join(differing)}. Name the same models in the same order. "
             "`evaluate.py share` with `--models` makes a copy of a finished run's maps that is for others."
         )
@@ -60,14 +61,14 @@ def refuse_other_bank(
     refuse_other_models(bank.data["models"], models, str(bank.path))
     then = bank.data.get("component", "residual")
     if then != component:
-        raise ValueError(
+        raise UserError(
             f"{bank.path} was fitted on `component` {then!r}, but `data.component` is {component!r}. Leave it out, or "
             f"set it to {then!r}."
         )
     for route, present in pairs.items():
         fitted = bank.pairs.get(route, [])
         if fitted != list(present):
-            raise ValueError(
+            raise UserError(
                 f"{bank.path} holds maps of the site pairs {fitted}, but `data.sites` gives {list(present)}. Leave "
                 "`data.sites` out, or set it to those of the fit."
             )

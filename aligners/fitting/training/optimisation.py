@@ -10,6 +10,8 @@ import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
+from aligners.errors import check_known
+
 __all__ = [
     "LEAST_RISE", "REFERENCE_WIDTH", "Schedule", "Trained", "clip_per_site", "describe_optimizer", "gradient_norms",
     "make_optimizer", "schedule_factor",
@@ -94,8 +96,7 @@ def schedule_factor(schedule: Schedule, steps: int, warmup: float, least_rise: f
         least_rise: number of steps over which the factor rises at least. A run that is too short for that takes the
             smaller of rise and fall, and does not reach 1.
     """
-    if schedule not in get_args(Schedule):
-        raise ValueError(f"Expected `schedule` to be one of {', '.join(get_args(Schedule))}, but got {schedule!r}.")
+    check_known(get_args(Schedule), schedule=schedule)
     rising = warmup * steps
     slowly = max(rising, least_rise if warmup else 0)
 

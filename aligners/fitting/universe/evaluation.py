@@ -11,6 +11,7 @@ from typing import Any, cast
 import lightning.pytorch as pl
 from torch import Tensor, nn
 
+from aligners.errors import UserError
 from aligners.fitting.errors import MapErrors
 from aligners.fitting.moments import read_moments
 from aligners.fitting.outcomes import outcomes, worst_of
@@ -245,7 +246,7 @@ def between_members(
         there = bank.pairs.get(FORWARD, [])
         models = [bank.data["models"][side] for side in "xy"] if "x" in bank.data["models"] else bank.data["models"]
         if not {model["fingerprint"] for model in models} <= set(own) or not set(sites) <= set(there):
-            raise ValueError(
+            raise UserError(
                 f"Expected `against` to name maps between two models of the universe at its sites {sites}, but "
                 f"{bank.path} is of {' and '.join(model['name'] for model in models)} at {there}."
             )

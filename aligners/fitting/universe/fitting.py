@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
+from aligners.errors import UserError, check_known
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.fits import AlignerFactory, Fit, seeded
 from aligners.fitting.parts import join_banks, join_records
@@ -52,11 +53,7 @@ class UniverseAlignment(Alignment):
         **options: Any,
     ) -> None:
         super().__init__(aligners={NETWORK: network}, both_directions=False, optimizer=optimizer, **options)
-        unknown = [name for name in closed_form if name not in CLOSED_UNIVERSES]
-        if unknown:
-            raise ValueError(
-                f"Expected `closed_form` out of {', '.join(CLOSED_UNIVERSES)}, but got {', '.join(unknown)}."
-            )
+        check_known(CLOSED_UNIVERSES, closed_form=closed_form)
         self.closed_form = list(closed_form)
 
     @property
@@ -82,7 +79,7 @@ class UniverseAlignment(Alignment):
     def _network(self, places: int, width: int) -> Aligner:
         maps = seeded(self.factories[NETWORK], self.seed, places, width, width)
         if not maps.bijective:
-            raise ValueError(f"A universe expects a bijective `network`, but {type(maps).__name__} is none. Use INN.")
+            raise UserError(f"A universe expects a bijective `network`, but {type(maps).__name__} is none. Use INN.")
         return maps
 
     def _read(self, texts: Any) -> dict[str, tuple[Tensor, Tensor]]:
@@ -196,13 +193,13 @@ class Joining(Alignment):
         refuse_other_models(stored.data["models"], described["models"][:-1], str(stored.path))
         for name in ("sites", "component", "rows", "special_tokens"):
             if stored.data[name] != described[name]:
-                raise ValueError(
+                raise UserError(
                     f"{stored.path} was fitted with `{name}` {stored.data[name]}, but `data.{name}` gives "
                     f"{described[name]}. Leave it out."
                 )
         then, now = (about["text"]["hashes"] for about in (stored.data, described))
         if then != now:
-            raise ValueError(
+            raise UserError(
                 f"{stored.path} was fitted on other texts than `data.text` gives. The members' states of the same "
                 "texts are what a newcomer is fitted to: leave `data.text` out."
             )

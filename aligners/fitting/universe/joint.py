@@ -9,6 +9,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
+from aligners.errors import UserError
 from aligners.maps.base import MORE_ROWS
 from aligners.maps.linear import determined_svd
 from aligners.similarity.algebra.moments import Moments
@@ -157,7 +158,7 @@ def maxvar(joint: JointMoments) -> tuple[Tensor, Tensor]:
     """
     models, _, _, width, _ = joint.scatter.shape
     if joint.n <= models * width:
-        raise ValueError(
+        raise UserError(
             f"MAXVAR expects more fitting rows than the {models} models have dimensions together, "
             f"{models * width}, but got {int(joint.n)}: it would find agreement in any states. {MORE_ROWS}"
         )

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from aligners.errors import UserError
 from aligners.fitting.storage.bank import BACKWARD, FORWARD, StoredBank, load_bank
 from aligners.fitting.universe.joint import all_pairs
 from aligners.fitting.universe.universe import CLOSED_UNIVERSES, Universe, fit_network
@@ -24,9 +25,7 @@ def load_universe(path: Path | str) -> StoredBank:
     """
     bank = load_bank(path)
     if bank.command != "universe":
-        raise ValueError(
-            f"Expected a universe.ckpt of `train.py universe`, but {path} is of `train.py {bank.command}`."
-        )
+        raise UserError(f"Expected a universe.ckpt of `train.py universe`, but {path} is of `train.py {bank.command}`.")
     return bank
 
 

@@ -8,6 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from aligners.errors import UserError
 from aligners.fitting.storage.describing import build_aligner, describe_aligner, take_places
 from aligners.fitting.universe.joint import JointMoments, generalised_procrustes, maxvar
 from aligners.maps.base import Aligner
@@ -43,7 +44,7 @@ class ThroughSpace(Aligner):
         size = {"sites": sites, "d_x": d_x, "d_y": d_y}
         self.into, self.out_of = (build_aligner({**self.network, **size}) for _ in range(2))
         if not self.into.invertible:
-            raise ValueError(f"ThroughSpace expects an invertible `network`, but got {network['class']}.")
+            raise UserError(f"ThroughSpace expects an invertible `network`, but got {network['class']}.")
         self.bijective, self.closed_form = self.into.bijective, self.into.closed_form
         self.register_buffer("variance_x", torch.ones(sites))
         self.register_buffer("variance_y", torch.ones(sites))

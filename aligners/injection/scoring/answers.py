@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from aligners.errors import UserError
 from aligners.models.embedded.recipes import EMBEDDED
 from datamodules.text.label_names import ClassMap, GivenMap, by_number, class_map, in_words, numbered
 
@@ -65,7 +66,7 @@ def match_heads(
     """
     kinds = {model.regression: model.name for model in asked}
     if len(kinds) > 1:
-        raise ValueError(
+        raise UserError(
             f"Expected models of one task, but the head of {kinds[True]} predicts a number and that of {kinds[False]} "
             "answers classes. Measure them one by one."
         )
@@ -113,7 +114,7 @@ def _given(data: TextModule, model: FrozenModel) -> GivenMap | None:
         return data.labels
     named = data.named()
     if len(data.labels) != len(named):
-        raise ValueError(
+        raise UserError(
             f"Expected `data.labels` to be one map, or a list of one for each of the {len(named)} models (null: by its "
             f"names), but got {len(data.labels)}."
         )
@@ -129,7 +130,7 @@ def _check_agreement(models: Iterable[FrozenModel], classes: int) -> None:
             meant.setdefault(tuple(name.strip().casefold() for name in model.label_names), model)
     if len(meant) > 1:
         listed = "; ".join(f"{model.name} has {', '.join(model.label_names)}" for model in meant.values())
-        raise ValueError(
+        raise UserError(
             f"The texts' classes have no names, and the heads name theirs differently: {listed}. Say which of a head's "
             "classes answer class 0, 1, ... of the texts: by names that all heads use, as in --data.labels "
             f'\'{{"0": "{next(iter(meant))[0]}", ...}}\', or as a list of one map for each model.'

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aligners.errors import UserError
 from aligners.fitting.outcomes import worst_of
 from aligners.similarity.controls import jackknife_interval
 
@@ -79,9 +80,9 @@ def check_groups(groups: Mapping[str, Sequence[str]] | None, models: Iterable[st
     missing = [model for model in present if model not in members]
     for what, wrong in (("in one group", twice), ("among the models that were stitched", absent)):
         if wrong:
-            raise ValueError(f"Expected every model of `groups` once and {what}, but got {', '.join(wrong)}.")
+            raise UserError(f"Expected every model of `groups` once and {what}, but got {', '.join(wrong)}.")
     if missing:
-        raise ValueError(
+        raise UserError(
             f"Expected every model in one of `groups`, but {', '.join(missing)} is in none. Name a group for it, or "
             "leave `groups` out."
         )

@@ -10,6 +10,7 @@ from torch import Tensor
 from torchmetrics.functional import pearson_corrcoef, spearman_corrcoef
 from torchmetrics.functional.classification import binary_f1_score
 
+from aligners.errors import UserError
 from aligners.injection.scoring.scores import percentile_interval, resampled
 from datamodules.text.sources import Score, TextSource, known_source
 
@@ -37,7 +38,7 @@ def choose_score(text: TextSource, *, regression: bool, classes: int) -> Score:
     known = OF_NUMBERS if regression else OF_CLASSES if classes == 2 else ("accuracy",)
     if score not in known:
         what = "numbers to predict" if regression else f"{classes} classes"
-        raise ValueError(f"Expected `score` out of {', '.join(known)} for texts with {what}, but got {score!r}.")
+        raise UserError(f"Expected `score` out of {', '.join(known)} for texts with {what}, but got {score!r}.")
     return score
 
 

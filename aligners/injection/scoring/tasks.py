@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div
 
+from aligners.errors import UserError
 from aligners.injection.scoring.answers import in_data_order
 from datamodules.asking import Targets
 from datamodules.text.label_names import ClassMap
@@ -106,33 +107,33 @@ def check_labels(target: FrozenModel, labels: Tensor | None, source: str) -> Non
             labels.
     """
     if target.n_labels is None:
-        raise ValueError(
+        raise UserError(
             f"The task needs a model with a classification head, but {target.name} has none. Name a model that "
             "was fine-tuned to classify."
         )
     if labels is None:
-        raise ValueError(f"The task needs labels, but the texts of {source!r} have none. Name a `label_column`.")
+        raise UserError(f"The task needs labels, but the texts of {source!r} have none. Name a `label_column`.")
     missing = ~known_labels(labels)
     if bool(missing.any()):
-        raise ValueError(
+        raise UserError(
             f"The task needs a label for every text, but {int(missing.sum())} of {len(labels)} texts of {source!r} "
             "have none (-1, or nothing). Leave these texts out, or choose another split with `held_out`."
         )
     if target.regression and target.n_labels != 1:
-        raise ValueError(
+        raise UserError(
             f"Expected a regression head of one number, but that of {target.name} predicts {target.n_labels}. Name "
             "another model."
         )
     if target.regression:
         return
     if labels.is_floating_point():
-        raise ValueError(
+        raise UserError(
             f"Expected classes, as the head of {target.name} answers, but the texts of {source!r} have numbers with "
             "fractions to predict. Name a model with a regression head, or write classes as whole numbers."
         )
     least, most = int(labels.min()), int(labels.max())
     if least < 0 or most >= target.n_labels:
-        raise ValueError(
+        raise UserError(
             f"Expected labels 0..{target.n_labels - 1}, as the head of {target.name} answers, but the texts of "
             f"{source!r} have labels {least}..{most}. Name a model that was fine-tuned on this task."
         )

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 from typing import cast
 
+from aligners.errors import UserError
 from aligners.fitting.storage.bank import FORWARD, StoredBank
 from aligners.fitting.storage.refusals import refuse_other_bank
 from aligners.injection.routes import Route
@@ -35,7 +36,7 @@ def fitted_maps(
     pairs = {route.key: route.pairs for route in routes if bank.maps.get(route.key)}
     refuse_other_bank(bank, known, routes[0].component, pairs)
     if not pairs:
-        raise ValueError(
+        raise UserError(
             f"{bank.path} holds maps between its first two models, but no route of this run leads from one to the "
             "other. Choose other `routes`, or leave `fitted` out."
         )

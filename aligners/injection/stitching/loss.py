@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from aligners.errors import UserError, check_range
 from aligners.injection.forward import pair_logits
 from aligners.injection.routes import Route
 from aligners.injection.scoring.tasks import divergence, unit_losses
@@ -42,12 +43,11 @@ class LossWeights:
     def __post_init__(self) -> None:
         weights = (self.task, self.distillation, self.activation)
         if not (min(weights) >= 0 and max(weights) > 0):
-            raise ValueError(
+            raise UserError(
                 "Expected `loss` weights of zero or more, at least one of them positive, but got task "
                 f"{self.task}, distillation {self.distillation}, activation {self.activation}."
             )
-        if not self.temperature > 0:
-            raise ValueError(f"Expected `loss.temperature` above 0, but got {self.temperature}.")
+        check_range(above=0, **{"loss.temperature": self.temperature})
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
+from aligners.errors import UserError
 from aligners.fitting.outcomes import outcomes
 from aligners.fitting.storage.bank import StoredBank, load_bank
 from aligners.fitting.storage.refusals import refuse_other_bank
@@ -113,7 +114,7 @@ class StitchingEvaluation(Evaluation):
                 methods.append(Method.of(name, "method", layer, about))
         if not methods:
             widths = f"widths {route.source.width} and {route.target.width} differ, so the identity does not apply"
-            raise ValueError(
+            raise UserError(
                 f"Nothing to measure from {route.name}: {widths if self.identity else '`identity` is false'}, and "
                 "neither a checkpoint nor `fitted` has a layer. Train some with `train.py stitch`."
             )

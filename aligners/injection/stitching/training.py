@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
+from aligners.errors import UserError, check_range
 from aligners.fitting.fits import AlignerFactory, fit_map, seeded
 from aligners.fitting.moments import read_moments
 from aligners.fitting.storage.bank import STITCHING, StoredBank, load_bank
@@ -95,11 +96,10 @@ class Stitching(pl.LightningModule):
         self.factories = {"affine_norm": partial(AffineLayer, norm=True)} if layers is None else dict(layers)
         check_names(self.factories, "layers")
         if not self.factories and fitted is None:
-            raise ValueError("Expected at least one of `layers`, or `fitted` maps to train on, but got neither.")
-        if not 0 <= warmup < 1:
-            raise ValueError(f"Expected `warmup` to be a share of the steps in [0, 1), but got {warmup}.")
+            raise UserError("Expected at least one of `layers`, or `fitted` maps to train on, but got neither.")
+        check_range(least=0, below=1, warmup=warmup)
         if start_batches < 0 or (start_batches == 0 and loss.activation > 0):
-            raise ValueError(
+            raise UserError(
                 "Expected `start_batches` to be at least 1, or 0 where neither a layer's start nor the activation loss "
                 f"needs the models' states, but got {start_batches}."
             )
@@ -127,7 +127,7 @@ class Stitching(pl.LightningModule):
         """Check everything, and build the banks of each route."""
         check_precision(self.trainer, PRECISIONS)
         if stage == "fit" and self.trainer.max_steps < 1:
-            raise ValueError(
+            raise UserError(
                 f"Expected `trainer.max_steps` to be at least 1, but got {self.trainer.max_steps}: it says for how "
                 "many steps the layers are trained, and the learning rate follows it."
             )
@@ -148,7 +148,7 @@ class Stitching(pl.LightningModule):
                 made = {name: seeded(factory, self.seed, *sizes) for name, factory in self.factories.items()}
                 self.maps[route.key] = nn.ModuleDict({**made, **further.get(route.key, {})})
         if not list(self.maps.parameters()):
-            raise ValueError("Expected `layers` that can be trained, but none of them has a parameter.")
+            raise UserError("Expected `layers` that can be trained, but none of them has a parameter.")
 
     def layers_of(self, route: Route) -> dict[str, Aligner]:
         """Name -> bank of a route."""
@@ -347,7 +347,7 @@ class Stitching(pl.LightningModule):
                 other routes, or with other layers, data or options.
         """
         if STITCHING not in checkpoint:
-            raise ValueError("Expected `ckpt_path` to be a last.ckpt of `train.py stitch`, but it is another file.")
+            raise UserError("Expected `ckpt_path` to be a last.ckpt of `train.py stitch`, but it is another file.")
         stored = checkpoint[STITCHING]
         refuse_other_models(stored["data"]["models"], self._stream.describe()["models"], "The checkpoint")
         if "layers" in stored:  # beside the options, as the version before kept them
@@ -356,7 +356,7 @@ class Stitching(pl.LightningModule):
         refuse_other_run(stored, self._identity(), "The checkpoint")
         steps, most = checkpoint["global_step"], self.trainer.max_steps
         if steps > most:
-            raise ValueError(
+            raise UserError(
                 f"Nothing is left to train: the checkpoint has {steps} steps, and `trainer.max_steps` is {most}. "
                 "Measure its layers with `evaluate.py stitch --checkpoint`, or train for more steps."
             )

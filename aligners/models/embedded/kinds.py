@@ -25,6 +25,7 @@ from transformers import (
 )
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
+from aligners.errors import UserError
 from aligners.models.embedded.tokenizers import byte_pairs, ended_texts, word_pieces
 from aligners.models.solu import register_solu
 
@@ -72,9 +73,9 @@ class Size:
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             if isinstance(value, int) and value < 1:
-                raise ValueError(f"Expected `{name}` of an embedded model to be at least 1, but got {value}.")
+                raise UserError(f"Expected `{name}` of an embedded model to be at least 1, but got {value}.")
         if self.width % self.heads:
-            raise ValueError(
+            raise UserError(
                 f"Expected `width` of an embedded model to be a multiple of its `heads`, {self.heads}, but got "
                 f"{self.width}."
             )
@@ -241,7 +242,7 @@ class LanguageRecipe(Size):
                 break
         count = min(wanted, len(ids) // length)
         if count == 0:
-            raise ValueError(
+            raise UserError(
                 f"Expected `texts` of at least {length} tokens together, one training sequence, but got {len(ids)}. "
                 "Use more text, or a smaller `max_length`."
             )
@@ -269,7 +270,7 @@ class GPTRecipe(LanguageRecipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.activation not in ACTIVATIONS:
-            raise ValueError(
+            raise UserError(
                 f"Expected `activation` to be one of {', '.join(ACTIVATIONS)}, but got {self.activation!r}."
             )
 

@@ -15,6 +15,7 @@ from typing import Any
 from filelock import FileLock
 from transformers import AutoTokenizer
 
+from aligners.errors import UserError
 from aligners.files.whole import check_folder, whole_folder
 from aligners.models.embedded.kinds import AnyRecipe, GPTRecipe, MaskedRecipe, Recipe, SentenceRecipe
 from aligners.models.embedded.training import alone, train
@@ -69,7 +70,7 @@ def embedded_recipe(name: str, recipe: Recipe) -> tuple[int, AnyRecipe]:
     except (ValueError, KeyError):
         changes = None
     if changes is None or len(changes) < len(entries) or not seed.isdigit() or prefix not in _KINDS:
-        raise ValueError(
+        raise UserError(
             f"Expected an embedded model to be named `{prefix}:SEED`, or `{prefix}:SEED:layers=6,width=96` with any "
             f"of {', '.join(kinds)}, each once, but got {name!r}."
         )
@@ -110,7 +111,7 @@ def embedded_model(
     """
     recipe, labels = recipe or Recipe(), labels or []
     if not texts:
-        raise ValueError("Expected `texts` to train on, but got none.")
+        raise UserError("Expected `texts` to train on, but got none.")
     if isinstance(recipe, Recipe):
         _check_labels(texts, labels)
     family = _family_folder(recipe, [texts, labels] if isinstance(recipe, Recipe) else [texts], cache)
@@ -146,11 +147,11 @@ def _family_folder(recipe: AnyRecipe, data: list[Any], cache: Path | None) -> Pa
 
 def _check_labels(texts: list[str], labels: list[int]) -> None:
     if len(texts) != len(labels):
-        raise ValueError(
+        raise UserError(
             f"Expected `texts` and one of `labels` for each, but got {len(texts)} texts and {len(labels)} labels."
         )
     if min(labels) < 0 or len(set(labels)) < 2:
-        raise ValueError(
+        raise UserError(
             f"Expected `labels` of at least two classes, counted from 0, but got {sorted(set(labels))}. "
             "Choose labelled text."
         )

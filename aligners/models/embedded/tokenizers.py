@@ -9,6 +9,8 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.trainers import BpeTrainer, WordPieceTrainer
 from transformers import BertTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from aligners.errors import UserError
+
 __all__ = ["END_OF_TEXT", "byte_pairs", "ended_texts", "word_pieces"]
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -54,7 +56,7 @@ def byte_pairs(texts: list[str], vocabulary: int, max_length: int) -> PreTrained
     """
     bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())  # in order, as above
     if vocabulary <= len(bytes_):
-        raise ValueError(
+        raise UserError(
             f"Expected a `vocabulary` of at least {len(bytes_) + 1}, every byte and the end of text, but got "
             f"{vocabulary}."
         )

@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from aligners.errors import UserError
 from aligners.models.solu import register_solu
 
 __all__ = ["dtype_of", "listed", "quiet", "read_config", "read_tokenizer", "read_weights", "save_model"]
@@ -39,7 +40,7 @@ def dtype_of(dtype: str | torch.dtype) -> torch.dtype:
     """
     found = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype, None)
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
-        raise ValueError(f"Expected `dtype` to be float32, bfloat16 or float16, but got {dtype!r}.")
+        raise UserError(f"Expected `dtype` to be float32, bfloat16 or float16, but got {dtype!r}.")
     return found
 
 
@@ -55,14 +56,14 @@ def read_config(name: str, source: dict[str, Any]) -> PreTrainedConfig:
     """
     register_solu()  # a config may name it
     if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
-        raise ValueError(
+        raise UserError(
             f"Expected a model folder as `save_pretrained` writes it, but got {name!r}, which has no "
             "config.json: it is no model, or is incomplete. Name another one, or save it again."
         )
     try:
         return AutoConfig.from_pretrained(name, **source)
     except _UNREADABLE as error:
-        raise ValueError(
+        raise UserError(
             "Expected `name` to be a local model folder or a model on the Hub that can be reached, but got "
             f"{name!r}. {_reason(error)}"
         ) from error
@@ -83,7 +84,7 @@ def read_weights(name: str, loader: Any, options: dict[str, Any]) -> tuple[PreTr
         # Weights of another shape pass here, and are then refused by name together with the missing ones.
         model, found = loader.from_pretrained(name, output_loading_info=True, ignore_mismatched_sizes=True, **options)
     except _UNREADABLE as error:
-        raise ValueError(
+        raise UserError(
             f"The model {name!r} cannot be loaded {_reason(error)}. If a file of it is missing, damaged or "
             "incomplete, download or save the model again."
         ) from error
@@ -104,18 +105,18 @@ def read_tokenizer(name: str, source: dict[str, Any], config: PreTrainedConfig) 
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, **source)
     except _UNREADABLE as error:
-        raise ValueError(
+        raise UserError(
             f"Expected a tokenizer beside the model {name!r}, but got none that can be read. Save one, "
             f"or pass `tokenizer=False` to work on token ids. {_reason(error)}"
         ) from error
     # Without any vocabulary file transformers makes one up out of the special tokens.
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
-        raise ValueError(
+        raise UserError(
             f"Expected a tokenizer beside the model {name!r}, but got one without a vocabulary. Save one, "
             "or pass `tokenizer=False` to work on token ids."
         )
     if len(tokenizer) > config.vocab_size:
-        raise ValueError(
+        raise UserError(
             f"Expected a tokenizer of at most {config.vocab_size} tokens, the vocabulary of {name!r}, "
             f"but got one of {len(tokenizer)}: it belongs to another model. Save the model's own beside it."
         )

@@ -15,6 +15,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from aligners.errors import UserError
 from aligners.files.whole import write_text
 from aligners.models.calling import Caller
 from aligners.models.hooks import blocks_of
@@ -179,7 +180,7 @@ class SleepingModel(FrozenModel):
         self.model, self.blocks, self._caller = model, blocks_of(model), Caller(model)
         check_placement(model, self.blocks)
         if self.fingerprint != known:
-            raise ValueError(
+            raise UserError(
                 f"Expected the weights of {self.name} that were read before, of fingerprint {known}, but its files "
                 f"hold others, of {self.fingerprint}. They were changed without a change of their dates: `touch` them."
             )

@@ -17,6 +17,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from aligners.errors import UserError
 from aligners.models.architectures import Architecture, Task, architecture_of
 from aligners.models.hooks import blocks_of
 from aligners.models.loading.files import dtype_of, listed, quiet, read_config, read_tokenizer, read_weights
@@ -129,7 +130,7 @@ def _model(name: str, task: Task | None, architecture: Architecture, options: di
             logger.warning("%s has no weights for the head of a %s: it is loaded without.", name, type(model).__name__)
             return _model(name, None, architecture, options)
     if unfit:
-        raise ValueError(
+        raise UserError(
             f"Expected all weights of a {type(model).__name__} in {name!r}, but got none, or none of the "
             f"right shape, for {listed(unfit)}. They would be random: fine-tune the model first, or name a "
             "checkpoint that has them."

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from aligners.errors import UserError
 from aligners.models.hooks import Blocks
 
 __all__ = ["DeviceMap", "check_device", "check_device_map", "check_placement", "is_sharded", "place_like"]
@@ -27,13 +28,13 @@ def check_device(name: str | int | torch.device, argument: str) -> torch.device:
     try:
         device = torch.device(name)
     except (RuntimeError, TypeError) as error:
-        raise ValueError(
+        raise UserError(
             f"Expected `{argument}` to name devices such as cpu or cuda:1, but got {name!r}. Correct the name."
         ) from error
     if device.type in ("meta", "disk"):
-        raise ValueError(_not_there(argument, str(name)))
+        raise UserError(_not_there(argument, str(name)))
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(
+        raise UserError(
             f"Expected `{argument}` to name devices of this machine, but got {name!r}: it has "
             f"{torch.cuda.device_count()} CUDA devices, counted from 0. Name another, such as cpu."
         )
@@ -52,7 +53,7 @@ def check_device_map(device_map: DeviceMap, model: PreTrainedModel, blocks: Bloc
         ValueError: accelerate is missing, a device is unknown or only offloads weights, or a block is split.
     """
     if find_spec("accelerate") is None:
-        raise ValueError(
+        raise UserError(
             f"A `device_map` ({device_map!r}) needs the package accelerate, which is not installed. Install "
             "aligners[sharded], or leave `device_map` out."
         )
@@ -61,16 +62,16 @@ def check_device_map(device_map: DeviceMap, model: PreTrainedModel, blocks: Bloc
             check_device(device_map, "device_map")
         return
     if "disk" in device_map.values():
-        raise ValueError(_not_there("device_map", "disk"))
+        raise UserError(_not_there("device_map", "disk"))
     devices = {module: check_device(name, "device_map") for module, name in device_map.items()}
     kinds = {device.type for device in devices.values()}
     if "cpu" in kinds and len(kinds) > 1:
-        raise ValueError(_not_there("device_map", f"cpu beside {' and '.join(sorted(kinds - {'cpu'}))}"))
+        raise UserError(_not_there("device_map", f"cpu beside {' and '.join(sorted(kinds - {'cpu'}))}"))
     placed: dict[int, torch.device] = {}
     for name, weight in model.named_parameters():
         around = next((part for part in _ancestors(name) if part in devices), None)
         if around is None:
-            raise ValueError(
+            raise UserError(
                 f"Expected a `device_map` with a place for every weight, but got none for {name}. Name its module, or "
                 "'' for all that is not named."
             )
@@ -86,7 +87,7 @@ def check_placement(model: PreTrainedModel, blocks: Blocks) -> None:
     """
     absent = next((name for name, weight in model.named_parameters() if weight.is_meta), None)
     if absent is not None:
-        raise ValueError(_not_there("device_map", f"one that leaves {absent} there"))
+        raise UserError(_not_there("device_map", f"one that leaves {absent} there"))
     _check_whole(blocks, lambda weight: weight.device)
 
 
@@ -122,7 +123,7 @@ def _check_whole(blocks: Blocks, device_of: Callable[[nn.Parameter], torch.devic
         first = next(iter(placed))
         other = next((name for name in placed if placed[name] != placed[first]), None)
         if other is not None:
-            raise ValueError(
+            raise UserError(
                 "Expected a `device_map` that keeps every block on one device, but got one that splits block "
                 f"{number}: {first} is on {placed[first]}, {other} on {placed[other]}. Name the blocks as a whole."
             )

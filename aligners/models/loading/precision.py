@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from aligners.errors import UserError
+
 if TYPE_CHECKING:
     import lightning.pytorch as pl
 
@@ -22,7 +24,7 @@ def check_precision(trainer: pl.Trainer, allowed: Sequence[str] = ("32-true",)) 
         ValueError: `trainer.precision` is not among `allowed`.
     """
     if trainer.precision not in allowed:
-        raise ValueError(
+        raise UserError(
             f"Expected `trainer.precision` {' or '.join(allowed)}, but got {trainer.precision}: aligners and sums stay "
             "in full precision. For the models, which take most of the time, set `data.dtype`, for example to bfloat16."
         )

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import torch
 
+from aligners.errors import UserError
 from aligners.fitting.storage.bank import StoredBank
 from aligners.injection.behaviour import Behaviour
 from aligners.injection.injecting import TOKENS, Evaluation, check_stored
@@ -94,7 +95,7 @@ class ProbesAcrossMaps(Evaluation):
             hidden=(hidden, 1),
         )  # fmt: skip
         if all(checkpoint.moments is None for checkpoint in stored):
-            raise ValueError("Expected a checkpoint of `train.py fit` in `checkpoints`, whose moments the mean needs.")
+            raise UserError("Expected a checkpoint of `train.py fit` in `checkpoints`, whose moments the mean needs.")
         self.stored, self.closed_form, self.tasks = list(stored), list(closed_form), list(dict.fromkeys(tasks))
         self.dimensions, self.draws, self.how = dimensions, draws, training
         self.sizes, self.masked_share = {"projection": projection, "hidden": hidden}, masked_share
@@ -227,8 +228,8 @@ def _check_words(data: States, tasks: Sequence[str], processes: int) -> None:
     """Raise unless all words of annotated sentences are read, by one process."""
     check_annotated(data, tasks, processes)
     if policy_of(data.rows).types != "words":
-        raise ValueError(f"Expected `data.rows` to be of words, such as words, but got {data.rows!r}.")
+        raise UserError(f"Expected `data.rows` to be of words, such as words, but got {data.rows!r}.")
     if data.held_out_types:
-        raise ValueError(
+        raise UserError(
             f"Expected `data.held_out_types` 0, as probes need every word of a sentence, but got {data.held_out_types}."
         )

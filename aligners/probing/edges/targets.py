@@ -14,6 +14,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from aligners.errors import UserError
 from aligners.probing.words import Words, numbers_within
 from datamodules.text.annotated.sentence import Sentence, Target
 
@@ -48,15 +49,15 @@ class Labels:
         found = [target for _, target in _of_task(task, sentences)]
         if not found:
             known = ", ".join(tasks_of(sentences)) or "none"
-            raise ValueError(f"Expected `tasks` that the fitting sentences have, but got {task!r}; there are: {known}.")
+            raise UserError(f"Expected `tasks` that the fitting sentences have, but got {task!r}; there are: {known}.")
         spans = {2 if target.span2 else 1 for target in found}
         if len(spans) > 1:
-            raise ValueError(f"Expected every target of {task!r} to have `span2`, or none, but only some have.")
+            raise UserError(f"Expected every target of {task!r} to have `span2`, or none, but only some have.")
         every = Counter(label for target in found for label in target.labels)
         sets = Counter(tuple(sorted(target.labels)) for target in found)
         names = tuple(sorted(every, key=lambda name: (-every[name], name)))
         if len(sets) < 2:
-            raise ValueError(
+            raise UserError(
                 f"Expected targets of {task!r} to be told apart, but all have the labels {found[0].labels}."
             )
         ordered = tuple(sorted(sets.items(), key=lambda each: (-each[1], each[0])))
@@ -180,10 +181,10 @@ def targets_of(labels: Labels, words: Words, seed: int = 0) -> Targets:
 def _spans(target: Target, labels: Labels, words: int) -> list[tuple[int, int]]:
     spans = [target.span1, *([target.span2] if target.span2 else [])]
     if len(spans) != labels.spans:
-        raise ValueError(f"Expected {labels.spans} spans of every target of {labels.task!r}, but got {len(spans)}.")
+        raise UserError(f"Expected {labels.spans} spans of every target of {labels.task!r}, but got {len(spans)}.")
     for first, end in spans:
         if not 0 <= first < end <= words:
-            raise ValueError(
+            raise UserError(
                 f"Expected spans of {labels.task!r} within the {words} words of their sentence, but got "
                 f"({first}, {end})."
             )

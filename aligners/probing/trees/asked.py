@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from aligners.errors import UserError
 from aligners.probing.words import Words
 from datamodules.text.annotated.sentence import check_tree
 
@@ -58,7 +59,7 @@ class Trees:
         """
         heads = {b: each.heads for b, each in enumerate(words.sentences) if len(each.heads) >= LEAST}
         if not heads:
-            raise ValueError(
+            raise UserError(
                 f"Expected sentences with trees for structural probes, but none of {len(words.sentences)} has one: all "
                 "heads are missing. Leave distance and depth out of `tasks`, or give a treebank."
             )

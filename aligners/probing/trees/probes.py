@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from aligners.errors import UserError
 from aligners.probing.bank import Arm, Probes
 from aligners.probing.trees.asked import TreesPart
 
@@ -40,7 +41,7 @@ class StructuralProbes(Probes):
         ranks = [self.usual if arm.rank is None else arm.rank for arm in arms]
         wrong = [rank for rank in ranks if not 1 <= rank <= width]
         if wrong:
-            raise ValueError(f"Expected `ranks` between 1 and {width}, the width of the states, but got {wrong[0]}.")
+            raise UserError(f"Expected `ranks` between 1 and {width}, the width of the states, but got {wrong[0]}.")
         self.most = max(ranks) if most is None else most
         start = torch.empty(width, width).uniform_(-START, START)[:, : self.most]
         size = torch.tensor([WIDTH / math.sqrt(width * rank) for rank in ranks])  # that of |Bᵀh|² is then that of trees

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from aligners.errors import UserError
 from aligners.models.embedded.recipes import Recipe
 from aligners.models.model import FrozenModel
 from aligners.reports.names import short_names
@@ -47,7 +48,7 @@ def refuse_others(belongs: Sequence[Identity], present: Sequence[Identity], what
         a["fingerprint"] == b["fingerprint"] for a, b in zip(belongs, present, strict=True)
     ):
         return
-    raise ValueError(
+    raise UserError(
         f"Expected `models` to be those that {what} belongs to, {listed(belongs)}, but got {listed(present)}. Name "
         "them in this order, or say `other_models=True` to use it with others all the same: every number in its card "
         "is then about other models."
@@ -79,7 +80,7 @@ def public_names(models: Sequence[str], names: Sequence[str] | None) -> dict[str
     if names is None:
         return {name: short if is_local(name) else name for name, short in short_names(every).items()}
     if len(names) != len(models):
-        raise ValueError(
+        raise UserError(
             f"Expected `names` to have one name for each of the {len(models)} models {', '.join(models)}, but got "
             f"{len(names)}: {', '.join(names)}."
         )

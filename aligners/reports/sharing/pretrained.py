@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 
 from huggingface_hub import ModelCard, ModelHubMixin
 
+from aligners.errors import UserError
 from aligners.files.shared import CONFIG, FORMAT, LIBRARY, MODEL, fetch, read_config, sha256
 from aligners.files.whole import check_new_folder, whole_folder
 from aligners.fitting.storage.bank import StoredBank, for_others, load_bank, save_bank
@@ -168,7 +169,7 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
         config = read_config(folder)
         if config.get("kind") != cls.kind:
             known = {kind.kind: kind.__name__ for kind in KINDS}
-            raise ValueError(
+            raise UserError(
                 f"Expected {pretrained_model_name_or_path} to hold {cls.kind}, but it holds {config.get('kind')}. Load "
                 f"it with {known.get(config.get('kind', ''), 'a later version')}."
             )
@@ -201,7 +202,7 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
         if not other_models:
             return refuse_others(self.models, present, what)
         if len(present) != len(self.models):
-            raise ValueError(f"Expected {len(self.models)} `models`, as {what} belongs to, but got {len(present)}.")
+            raise UserError(f"Expected {len(self.models)} `models`, as {what} belongs to, but got {len(present)}.")
         if [model["fingerprint"] for model in present] == [model["fingerprint"] for model in self.models]:
             return None
         self.fitted_on_models = self.fitted_on_models or self.models
@@ -229,7 +230,7 @@ class _SharedBank(Shared):
 
     def __init__(self, bank: StoredBank) -> None:
         if bank.command != self.command:
-            raise ValueError(f"Expected {self.kind} of `train.py {self.command}`, but got those of `{bank.command}`.")
+            raise UserError(f"Expected {self.kind} of `train.py {self.command}`, but got those of `{bank.command}`.")
         models = bank.data["models"]
         super().__init__(list(models.values()) if isinstance(models, dict) else models, bank.data_config)
         self.bank = replace(bank, data_config=self.data)

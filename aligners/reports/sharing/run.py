@@ -9,6 +9,7 @@ from pathlib import Path
 
 import yaml
 
+from aligners.errors import UserError
 from aligners.files.shared import fetch, is_hub_name, is_shared, read_config
 from aligners.fitting.storage.bank import load_bank
 from aligners.probing.storing import PROBES, load_banks
@@ -96,7 +97,7 @@ def _kept(path: Path) -> Path:
     """
     found = [file for file in ([path] if path.is_file() else [path / name for name in KEPT]) if file.is_file()]
     if not found or found[0].name not in KEPT:
-        raise ValueError(
+        raise UserError(
             f"Expected `run` to hold something to share, one of {', '.join(KEPT)}, but {path} "
             f"{'holds none' if path.is_dir() else 'is no such file or folder'}. `train.py fit`, `universe`, `stitch` "
             "and `probe` leave one when they are finished, `fit_pairs` one in each folder of pairs/."
@@ -114,14 +115,14 @@ def _refuse_report_on_others(shared: Shared, file: Path, run: FinishedRun) -> No
     named = [*(options.get("checkpoints") or ()), options.get("checkpoint")]  # of a training, the latter is no file
     there = [Path(name) for name in named if isinstance(name, str) and Path(name).is_file()]
     if there and not any(name.samefile(file) for name in there):
-        raise ValueError(
+        raise UserError(
             f"Expected `report` to be about {file}, but {run.folder} measured {', '.join(map(str, there))}."
         )
     present = models_of(run.report.meta)
     known = {model.get("fingerprint") for model in present}
     missing = [model["name"] for model in shared.models if model["fingerprint"] not in known]
     if missing:
-        raise ValueError(
+        raise UserError(
             f"Expected `report` to be about the models that this belongs to, but {run.folder} is not about "
             f"{', '.join(map(str, missing))}: it is about {', '.join(str(model.get('name')) for model in present)}. "
             "Name a run that measured it."

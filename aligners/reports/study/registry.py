@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from functools import partial
 from typing import NamedTuple
 
+from aligners.errors import UserError
 from aligners.reports.study.contents import Figure, Missing, Table
 from aligners.reports.study.frames import Frames
 from aligners.reports.study.papers import brown, merchant, phang, ren, wu
@@ -77,7 +78,7 @@ def check_names(names: Sequence[str]) -> None:
     unknown = [name for name in names if name not in CONTENTS]
     if unknown:
         like = sorted({close for name in unknown for close in get_close_matches(name, CONTENTS, 2)}) or list(CONTENTS)
-        raise ValueError(
+        raise UserError(
             f"Expected `report` to name tables and figures that there are, but got {', '.join(unknown)}. Did you mean "
             f"{' or '.join(like)}? Leave `report` out for all."
         )

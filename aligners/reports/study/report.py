@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from aligners.errors import UserError
 from aligners.files.whole import whole_file, write_text
 from aligners.reports.publishing import csv_text
 from aligners.reports.study.contents import Table
@@ -48,7 +49,7 @@ def report(folder: Path, frames: Mapping[str, pd.DataFrame], spec: Any) -> list[
     names = None if wanted is None or list(wanted) == ["all"] else [str(each) for each in wanted]
     check_names(names or [])
     if not any(len(frame) for frame in frames.values()):
-        raise ValueError(f"Expected collected rows of {folder}, but there are none: no cell has finished.")
+        raise UserError(f"Expected collected rows of {folder}, but there are none: no cell has finished.")
     made, place = make(Frames(frames), names), folder / FOLDER
     palette = Palette(made.figures)
     images = _write_figures(place / "figures", made, palette)

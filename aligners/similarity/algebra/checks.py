@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from aligners.errors import UserError, check_range
 from aligners.similarity.algebra.moments import GridMoments
 
 __all__ = ["Varying", "check_moments", "check_pair", "check_rows", "check_share", "constant_features", "converged"]
@@ -23,12 +24,12 @@ def check_rows(x: Tensor, y: Tensor) -> None:
     """
     for name, states in (("x", x), ("y", y)):
         if states.ndim != 3 or not states.is_floating_point():
-            raise ValueError(
+            raise UserError(
                 f"Expected `{name}` as floating-point states (layers, rows, width), "
                 f"but got {states.dtype} of shape {tuple(states.shape)}. Give a single layer a leading axis of 1."
             )
     if x.shape[1] != y.shape[1] or x.shape[1] == 0:
-        raise ValueError(
+        raise UserError(
             f"Expected `x` and `y` to hold the same rows, at least one, but got {x.shape[1]} and {y.shape[1]}. "
             "Row i of one must be the partner of row i of the other."
         )
@@ -54,9 +55,7 @@ def check_moments(
         ValueError: which, and in which layers.
     """
     if moments.n < rows:
-        raise ValueError(
-            f"{measure} expects at least {rows} rows, but `moments` hold {int(moments.n)}. Give more rows."
-        )
+        raise UserError(f"{measure} expects at least {rows} rows, but `moments` hold {int(moments.n)}. Give more rows.")
     sides = (("x", x, moments.mean_x, moments.xx), ("y", y, moments.mean_y, moments.yy))
     for name, _, mean, scatter in sides:
         finite = mean.isfinite() & scatter.diagonal(dim1=-2, dim2=-1).isfinite()
@@ -77,7 +76,7 @@ def check_pair(fitted: GridMoments, held_out: GridMoments) -> None:
         ValueError: the two shapes.
     """
     if fitted.xy.shape != held_out.xy.shape:
-        raise ValueError(
+        raise UserError(
             "Expected `held_out` of the layers and widths that `fitted` has, (L_x, L_y, d_x, d_y) = "
             f"{tuple(fitted.xy.shape)}, but got {tuple(held_out.xy.shape)}."
         )
@@ -89,8 +88,7 @@ def check_share(share: float) -> None:
     Raises:
         ValueError: naming it.
     """
-    if not 0 < share <= 1:
-        raise ValueError(f"Expected `share` of the variance in (0, 1], but got {share:g}.")
+    check_range(above=0, most=1, share=share)
 
 
 def constant_features(scatter: Tensor, mean: Tensor, n: Tensor) -> Tensor:
@@ -122,13 +120,13 @@ def converged(kind: str, behind: str, decompose: Callable[..., Any], matrix: Ten
     try:
         return decompose(matrix)
     except torch.linalg.LinAlgError as error:
-        raise ValueError(f"The {kind} behind {behind} did not converge: {error}") from error
+        raise UserError(f"The {kind} behind {behind} did not converge: {error}") from error
 
 
 def _refuse_layers(bad: Tensor, name: str, expected: str, received: str) -> None:
     if bad.any():
         layers = torch.nonzero(bad)[:, 0].tolist()
-        raise ValueError(
+        raise UserError(
             f"Expected {expected}, but `{name}` {received} layers {layers} (positions along its first axis). "
             "Leave those layers out."
         )

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from aligners.errors import UserError
 from aligners.similarity.algebra.checks import check_rows
 
 __all__ = [
@@ -97,7 +98,7 @@ def check_enough(x: Tensor, y: Tensor, least: int, measure: str) -> None:
     """
     check_rows(x, y)
     if x.shape[1] < least:
-        raise ValueError(
+        raise UserError(
             f"{measure} expects at least {least} rows, but `x` and `y` have {x.shape[1]}: it is not defined on fewer. "
             "Give more rows; leave out a last batch that is too short, or cut batches evenly."
         )

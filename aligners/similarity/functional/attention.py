@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from aligners.errors import UserError
+
 __all__ = ["AttentionSums", "attention_sums", "attnsim", "fold", "real_pairs", "word_pairs"]
 
 BUDGET = 2**18  # float64 values of a temporary (2 MiB, near the processor); at most three of them at once
@@ -75,13 +77,13 @@ def attnsim(sums: AttentionSums) -> dict[str, Tensor]:
         ValueError: no text has two words, or a pair of heads has no word with a correlation.
     """
     if not bool(sums.texts > 0):
-        raise ValueError(
+        raise UserError(
             "Expected at least one text of two words or more, but got none: heads cannot be told apart on a "
             "single word. Use longer texts."
         )
     if not bool((sums.correlated > 0).all()):
         block_x, head_x, block_y, head_y = (int(i) + 1 for i in (sums.correlated == 0).nonzero()[0])
-        raise ValueError(
+        raise UserError(
             "Expected heads whose attention varies over the words of some text, but there is no word with a Pearson "
             f"correlation between head {head_x} of block {block_x} of X and head {head_y} of block {block_y} of Y: "
             "at every word one of them spreads its attention evenly. Leave that block out, or use more text."
@@ -155,7 +157,7 @@ def fold(weights: Sequence[Tensor], word: Tensor, words: Tensor) -> Tensor:
     counts = member.sum(1)
     real = torch.arange(counts.shape[1], device=word.device) < words[:, None]
     if not torch.equal(counts > 0, real) or bool((word >= words[:, None]).any()):
-        raise ValueError(
+        raise UserError(
             "Expected `word` to number the words of each text from 0 to `words` - 1 and each of them to have a token, "
             "but got a word without one, or a number beyond. Give words that a model cuts off, or that one "
             "model does not see, the number -1 and count the others anew."
@@ -166,7 +168,7 @@ def fold(weights: Sequence[Tensor], word: Tensor, words: Tensor) -> Tensor:
     mass = folded.sum(-1)
     if not bool((mass[..., real] > 0).all()):
         block, head, text, place = (int(i) for i in ((mass > 0) != real).nonzero()[0])
-        raise ValueError(
+        raise UserError(
             f"Expected every head to leave some attention on words, but head {head + 1} of block {block + 1} puts "
             f"all that word {place} of text {text} of the batch has on other tokens, or it is NaN: there is no "
             "distribution over words. Load the model in float32, or drop that text."
@@ -261,7 +263,7 @@ def _check(a: Tensor, b: Tensor, words: Tensor) -> None:
     for name, weights in (("a", a), ("b", b)):
         expected = (len(words), weights.shape[-1], weights.shape[-1])
         if weights.ndim != 5 or weights.shape[2:] != expected or weights.shape[-1] != a.shape[-1]:
-            raise ValueError(
+            raise UserError(
                 f"Expected `{name}` of shape (layers, heads, texts, words, words) for {len(words)} texts, with as many "
                 f"words in `a` and `b`, but got {tuple(a.shape)} and {tuple(b.shape)}. Fold both with the same "
                 "words."
@@ -269,7 +271,7 @@ def _check(a: Tensor, b: Tensor, words: Tensor) -> None:
         real = torch.arange(weights.shape[-1], device=words.device) < words[:, None]
         fine = (weights >= 0).all() & ((weights.sum(-1) - real.double()).abs() < 1e-6).all()
         if not bool(fine & (weights * ~real[:, None, :] == 0).all()):
-            raise ValueError(
+            raise UserError(
                 f"Expected rows of `{name}` that are distributions over the words of their text, zero beyond them, but "
                 "got others. Fold the weights of the model with aligners.similarity.functional.attention.fold first."
             )
@@ -278,12 +280,12 @@ def _check(a: Tensor, b: Tensor, words: Tensor) -> None:
 def _check_words(weights: Sequence[Tensor], word: Tensor, words: Tensor) -> None:
     shapes = sorted({tuple(each.shape) for each in weights})
     if len(shapes) != 1 or len(shapes[0]) != 4 or shapes[0][::2] != tuple(word.shape) or shapes[0][2] != shapes[0][3]:
-        raise ValueError(
+        raise UserError(
             "Expected `weights` of blocks, each (B, H, T, T), and `word` (B, T), but got weights of "
             f"{', '.join(map(str, shapes)) or 'no block'} and word of {tuple(word.shape)}."
         )
     if words.shape != word.shape[:1] or not len(words) or int(words.min()) < 1:
-        raise ValueError(
+        raise UserError(
             f"Expected `words` to count at least one word for each of {len(word)} texts, but got "
             f"{words.tolist()}. Drop texts without words."
         )

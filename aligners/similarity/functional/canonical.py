@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from aligners.errors import UserError, check_range
 from aligners.similarity.algebra.checks import check_share, converged
 from aligners.similarity.algebra.moments import GridMoments
 
@@ -78,16 +79,15 @@ def whitening(scatter: Tensor, *, share: float = 1.0, tolerance: float = 1e-10) 
             `share` 1, a feature without variance; the decomposition does not converge.
     """
     check_share(share)
-    if not 0 < tolerance < 1:
-        raise ValueError(f"Expected `tolerance` in (0, 1), relative to the largest eigenvalue, but got {tolerance:g}.")
+    check_range(above=0, below=1, tolerance=tolerance)  # relative to the largest eigenvalue
     variance = scatter.diagonal(dim1=-2, dim2=-1)
     if not variance.isfinite().all():
-        raise ValueError(
+        raise UserError(
             "Whitening expects a finite `scatter`, but it holds NaN or infinite values. Look for such rows."
         )
     flat = variance <= 0 if share == 1 else (variance <= 0).all(-1, keepdim=True)
     if flat.any():
-        raise ValueError(
+        raise UserError(
             f"Whitening expects features that vary, but `scatter` has {int(flat.sum())} without variance. "
             "Leave constant features or layers out."
         )
@@ -166,7 +166,7 @@ def _of_one_rank(rank_x: Tensor, rank_y: Tensor) -> list[tuple[Tensor, int, int]
 
 def _finite(values: Tensor) -> Tensor:
     if not values.isfinite().all():
-        raise ValueError(
+        raise UserError(
             "A decomposition behind canonical correlations met or gave values that are not finite. "
             "Look for NaN, infinite or overflowing states."
         )

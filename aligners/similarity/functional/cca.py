@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from aligners.errors import UserError
 from aligners.similarity.algebra.checks import Varying, check_moments, check_pair
 from aligners.similarity.algebra.grid import of_moments
 from aligners.similarity.algebra.moments import GridMoments, by_tile
@@ -213,7 +214,7 @@ def _correlations(
     used = torch.arange(found.rho.shape[-1], device=found.rho.device) < found.rank[..., None]
     constant = used & found.rho.isnan()
     if constant.any():
-        raise ValueError(
+        raise UserError(
             f"Held-out {measure} expects canonical variables that vary on the rows of `held_out`, but "
             f"{int(constant.sum())} of {int(used.sum())} are constant on its {int(held_out.n)} rows. Give more rows."
         )
@@ -238,7 +239,7 @@ def _whitened(moments: GridMoments, measure: str, share: float) -> tuple[Whiteni
     rank_x, rank_y, n = int(x.rank.max()), int(y.rank.max()), int(moments.n)
     certain = rank_x + rank_y - (n - 1)  # two subspaces of n - 1 dimensions have at least so many in common
     if certain > 0:
-        raise ValueError(
+        raise UserError(
             f"{measure} expects more rows than the two layers have directions together, but `moments` hold {n} for "
             f"{rank_x} and {rank_y}: {min(certain, rank_x, rank_y)} correlations would be 1 whatever the data. Give "
             f"at least {moments.xx.shape[-1] + moments.yy.shape[-1] + 1} rows, or use SVCCA or PWCCA with a lower "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from aligners.errors import UserError
 from aligners.similarity.algebra.checks import check_moments
 from aligners.similarity.algebra.grid import of_moments
 from aligners.similarity.algebra.moments import GridMoments, by_tile
@@ -57,7 +58,7 @@ def unbiased_cka(moments: GridMoments) -> Tensor:
         refused = ~(own > 1e-12 * trace.square())  # what rounding leaves of 0 is not positive
         if refused.any():
             layers = refused.nonzero()[:, 0].tolist()
-            raise ValueError(
+            raise UserError(
                 f"Unbiased CKA expects a positive HSIC of each layer with itself, but its estimate for `{name}` is not "
                 f"in layers {layers}, from {int(moments.n)} rows. Give more rows, or use linear CKA."
             )

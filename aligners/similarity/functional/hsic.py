@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from aligners.errors import UserError
 from aligners.similarity.algebra.pairs import PairSums, centred, check_enough, linear_pair_sums
 
 __all__ = ["HSIC", "LEAST_ROWS", "cka_from_hsic", "minibatch_cka", "unbiased_hsic", "unbiased_hsic_from_sums"]
@@ -89,7 +90,7 @@ def cka_from_hsic(hsic: HSIC) -> Tensor:
     for name, own in (("x", hsic.xx), ("y", hsic.yy)):
         if not (own > 0).all():
             layers = (~(own > 0)).nonzero()[:, 0].tolist()
-            raise ValueError(
+            raise UserError(
                 f"Expected rows in `{name}` whose HSIC with themselves is positive, but got "
                 f"{own[layers[0]].item():.3g} at layers {layers}: features are constant, or the rows too few for an "
                 "unbiased estimate. Leave these layers out, or use more rows."
@@ -116,7 +117,7 @@ def minibatch_cka(x: Tensor, y: Tensor, batch: int) -> Tensor:
     """
     left = x.shape[1] % batch if batch >= LEAST_ROWS else batch
     if 0 < left < LEAST_ROWS:
-        raise ValueError(
+        raise UserError(
             f"Expected batches of at least {LEAST_ROWS} rows, but `batch` = {batch} leaves one of {left} of the "
             f"{x.shape[1]} rows. Choose another `batch`, or leave out the last rows."
         )

@@ -11,6 +11,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from aligners.errors import UserError, check_known, check_range
 from aligners.similarity.algebra.pairs import (
     CentredRows,
     PairSums,
@@ -50,8 +51,7 @@ def rsa(x: Tensor, y: Tensor, kernel: Kernel = "cosine") -> Tensor:
         ValueError: another kernel, fewer than 3 rows, rows that are not paired or not finite, a row of zeros (its
             cosine is not defined), similarities that are all equal.
     """
-    if kernel not in get_args(Kernel):
-        raise ValueError(f"Expected `kernel` to be one of {', '.join(get_args(Kernel))}, but got {kernel!r}.")
+    check_known(get_args(Kernel), kernel=kernel)
     check_enough(x, y, 3, "RSA")
     if kernel == "cosine":
         _refuse_zeros(x, "x")
@@ -86,8 +86,7 @@ def rbf_cka(x: Tensor, y: Tensor, width: float = 0.5, unbiased: bool = False) ->
         ValueError: `width` is not positive, fewer than 4 rows, rows that are not paired or not finite, a median
             distance of zero.
     """
-    if not width > 0:
-        raise ValueError(f"Expected `width` (σ in units of the median distance) above 0, but got {width}.")
+    check_range(above=0, width=width)  # σ in units of the median distance
     check_enough(x, y, LEAST_ROWS, "RBF CKA")
     rows_x, rows_y = CentredRows(x), CentredRows(y)
     kernels = [_rbf(width**2 * _median_squares(rows, name)) for name, rows in (("x", rows_x), ("y", rows_y))]
@@ -132,7 +131,7 @@ def _correlation(sums: PairSums, self_x: Tensor | None = None, self_y: Tensor | 
         if own is not None:
             least = torch.maximum(least, _CONSTANT_TO_SELF * own**2)
         if not (variance > least).all():
-            raise ValueError(
+            raise UserError(
                 f"Expected rows of `{name}` whose similarities to one another differ, but at layers "
                 f"{(~(variance > least)).nonzero()[:, 0].tolist()} they are all equal: a correlation with them is not "
                 "defined. Leave these layers out."
@@ -146,7 +145,7 @@ def _refuse_zeros(x: Tensor, name: str) -> None:
     empty = ~x.any(2)
     if empty.any():
         layer, row = empty.nonzero()[0].tolist()
-        raise ValueError(
+        raise UserError(
             f"Expected rows of `{name}` that are not zero, but row {row} at layer {layer} is: its cosine with another "
             "is not defined. Leave the row out at all layers, or choose another kernel."
         )
@@ -184,7 +183,7 @@ def _median_squares(x: CentredRows, name: str) -> Tensor:
         medians.append((middle[0] + middle[1]) / 2)
     median = torch.stack(medians)
     if not median.all():
-        raise ValueError(
+        raise UserError(
             f"Expected rows of `{name}` with a median distance above 0, but at layers "
             f"{(median == 0).nonzero()[:, 0].tolist()} it is 0: features are constant, or most rows are the same row. "
             "Leave these layers or the repeated rows out."

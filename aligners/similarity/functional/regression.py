@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from aligners.errors import UserError
 from aligners.similarity.algebra.checks import check_moments, check_pair
 from aligners.similarity.algebra.grid import of_moments
 from aligners.similarity.algebra.moments import GridMoments, by_tile
@@ -89,7 +90,7 @@ def r2_held_out(fitted: GridMoments, held_out: GridMoments) -> Tensor:
     shift_x, shift_y = held_out.mean_x - fitted.mean_x, held_out.mean_y - fitted.mean_y
     total = _variance(held_out.xx) + held_out.n * shift_x.square()
     if not (total.sum(-1) > 0).all():
-        raise ValueError(
+        raise UserError(
             "Held-out R² expects rows that differ from the mean of `fitted`, but the "
             f"{int(held_out.n)} rows of `held_out` do not, in a layer of X. Give other rows."
         )
@@ -130,7 +131,7 @@ def mixedsim_held_out(fitted: GridMoments, held_out: GridMoments) -> Tensor:
     covariance, predicted = by_tile(fitted, sums).unbind(-1)
     constant = ~(predicted > 0)
     if constant.any():
-        raise ValueError(
+        raise UserError(
             "Held-out mixed similarity expects predictions that vary on the rows of `held_out`, but "
             f"{int(constant.sum())} of {constant.numel()} are constant on its {int(held_out.n)} rows. Give more rows."
         )
@@ -145,7 +146,7 @@ def _basis(moments: GridMoments, measure: str) -> Tensor:
     basis = whitening(moments.yy)
     rank = int(basis.rank.max())
     if moments.n - 1 <= rank:
-        raise ValueError(
+        raise UserError(
             f"{measure} expects more rows than regressors, at least {moments.yy.shape[-1] + 2} for the "
             f"{moments.yy.shape[-1]} features of `y`, but `moments` hold {int(moments.n)}: any X would be explained in "
             "full. Give more rows."

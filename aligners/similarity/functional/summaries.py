@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from aligners.errors import UserError
 from aligners.similarity.algebra.checks import converged
 
 __all__ = ["angular_distance", "localization", "nuclear_norm"]
@@ -28,7 +29,7 @@ def nuclear_norm(scatter: Tensor) -> Tensor:
         ValueError: a scatter that is not finite, or a decomposition that does not converge.
     """
     if not scatter.diagonal(dim1=-2, dim2=-1).isfinite().all():
-        raise ValueError("A nuclear norm expects finite rows, but `scatter` holds NaN or infinite values.")
+        raise UserError("A nuclear norm expects finite rows, but `scatter` holds NaN or infinite values.")
     norms = []
     for layer in scatter:  # one at a time, for the memory
         values = converged("eigendecomposition", "a nuclear norm", torch.linalg.eigvalsh, layer)
@@ -54,13 +55,13 @@ def localization(neuronsim: Tensor, svsim: Tensor, left_out: Tensor) -> Tensor:
         ValueError: shapes that differ, or a layer with no other.
     """
     if not neuronsim.shape == svsim.shape == left_out.shape or left_out.dtype != torch.bool:
-        raise ValueError(
+        raise UserError(
             "Expected `neuronsim`, `svsim` and a boolean `left_out` of one shape (L, M), but got "
             f"{tuple(neuronsim.shape)}, {tuple(svsim.shape)} and {left_out.dtype} {tuple(left_out.shape)}."
         )
     others = (~left_out).sum(-1)
     if (others == 0).any():
-        raise ValueError(
+        raise UserError(
             "Expected another layer for every layer, but `left_out` leaves none to "
             f"{(others == 0).nonzero()[:, 0].tolist()}. Give more layers or models."
         )
@@ -80,7 +81,7 @@ def angular_distance(cka: Tensor) -> Tensor:
         ValueError: unequal depths, or a CKA outside [-1, 1] by more than the 1e-12 that rounding explains.
     """
     if cka.ndim != 2 or cka.shape[0] != cka.shape[1]:
-        raise ValueError(
+        raise UserError(
             f"Expected `cka` of two models of one depth, (L, L), but got {tuple(cka.shape)}. "
             "Layers of models of different depth have no partners: compare the heat map instead."
         )
@@ -88,7 +89,7 @@ def angular_distance(cka: Tensor) -> Tensor:
     outside = ~(own.abs() <= 1 + 1e-12)
     if outside.any():
         layer = int(outside.nonzero()[0])
-        raise ValueError(
+        raise UserError(
             f"Expected `cka` in [-1, 1], but layer {layer} has {float(own[layer])}. "
             "An unbiased estimate exceeds 1 where rows are few: give more rows, or use linear CKA."
         )

@@ -9,6 +9,8 @@ from itertools import pairwise
 from math import isqrt
 from typing import NamedTuple
 
+from aligners.errors import UserError
+
 __all__ = ["Needs", "Pass", "Span", "Tile", "in_words", "plan_passes", "spans_of"]
 
 MOST_BLOCKS = 24  # sizes of blocks that are tried
@@ -171,7 +173,7 @@ def _tiles_that_fit(
         most = fixed + max(sum(need.shared.values()) + need.own + need.work for need in needs.values())
         if most <= limit:
             return needs
-    raise ValueError(
+    raise UserError(
         f"Expected `memory` for at least one layer of each of two models, {most / 1e9:.3g} GB, but got "
         f"{limit / 1e9:.3g} GB. Raise `memory`, lower `data.batch_size`, or leave out controls or measures."
     )

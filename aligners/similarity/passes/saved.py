@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.serialization import safe_globals
 
+from aligners.errors import UserError
 from aligners.files.whole import write_text
 from aligners.similarity.outcome import TileFigures
 from aligners.similarity.passes.plan import Span, Tile
@@ -73,10 +74,10 @@ class SavedPasses:
         try:
             then = json.loads(plan.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise ValueError(f"{plan} is damaged: it is not what was written. Name a new `run`.") from error
+            raise UserError(f"{plan} is damaged: it is not what was written. Name a new `run`.") from error
         found = differences(then, now if given else {**now, "memory": then.get("memory")}, "")
         if found:
-            raise ValueError(
+            raise UserError(
                 f"Expected the comparison whose finished passes are in {self._folder}, but this is another: "
                 f"{'; '.join(found[:4])}. To go on, give the same; for anything else, name a new `run`."
             )

@@ -11,6 +11,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aligners.errors import UserError
 from datamodules.text.annotated.grammar import sentences
 from datamodules.text.annotated.sentence import Sentence, Target, as_dataset, check_tree
 
@@ -34,7 +35,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
             try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
-                raise ValueError(
+                raise UserError(
                     f"Expected text in UTF-8, but {path}:{number} is not: {error.reason}, 0x{line[error.start]:02x}. "
                     "Save the file as UTF-8."
                 ) from error
@@ -73,14 +74,14 @@ def _read_sentence(path: Path, block: list[tuple[int, str]], counts: Counter[str
         return
     place = f"{path}:{block[0][0]}"
     if [word["id"] for word in words] != list(range(1, len(words) + 1)):
-        raise ValueError(f"Expected the words of a sentence to be numbered 1, 2, ..., but those at {place} are not.")
+        raise UserError(f"Expected the words of a sentence to be numbered 1, 2, ..., but those at {place} are not.")
     heads = tuple(word["head"] for word in words)
     known = None not in heads
     if known:
         try:
             check_tree(heads)
         except ValueError as error:
-            raise ValueError(f"{error} That is the sentence at {place}.") from error
+            raise UserError(f"{error} That is the sentence at {place}.") from error
     parts = [token["id"][1] for token in tokens if not isinstance(token["id"], int)]
     counts.update({"sentences": 1, "words": len(words), "sentences without a tree": int(not known)})
     counts.update({"multiword tokens left out": parts.count("-"), "empty nodes left out": parts.count(".")})
@@ -97,11 +98,9 @@ def _tokens(path: Path, block: list[tuple[int, str]]) -> list[dict[str, Any]]:
     for number, line in block:
         fields = line.split("\t")
         if len(fields) != FIELDS:
-            raise ValueError(
-                f"Expected {FIELDS} fields with tabs between them, but got {len(fields)}: {path}:{number}."
-            )
+            raise UserError(f"Expected {FIELDS} fields with tabs between them, but got {len(fields)}: {path}:{number}.")
         if not fields[1].strip():
-            raise ValueError(f"Expected a word in the second field, FORM, but it is empty: {path}:{number}.")
+            raise UserError(f"Expected a word in the second field, FORM, but it is empty: {path}:{number}.")
     try:
         return [dict(token) for sentence in parse("\n".join(line for _, line in block)) for token in sentence]
     except ParseException as error:
@@ -109,7 +108,7 @@ def _tokens(path: Path, block: list[tuple[int, str]]) -> list[dict[str, Any]]:
             try:
                 parse(line)
             except ParseException:
-                raise ValueError(f"Expected a line of CoNLL-U, but {path}:{number} cannot be read: {error}") from error
+                raise UserError(f"Expected a line of CoNLL-U, but {path}:{number} cannot be read: {error}") from error
         raise
 
 
@@ -179,10 +178,10 @@ def read_spans(path: Path, counts: Counter[str] | None = None, like: Path | None
                 row = json.loads(line)
                 words, task = tuple(row["text"].split()), row.get("task", name)
                 if not (words and isinstance(task, str) and task):
-                    raise ValueError(f"expected words in `text` and a named `task`, but got {row['text']!r}, {task!r}.")
+                    raise UserError(f"expected words in `text` and a named `task`, but got {row['text']!r}, {task!r}.")
                 targets = tuple(_target(task, entry, len(words)) for entry in row["targets"])
             except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise ValueError(f"{path}:{number} cannot be read as a sentence with spans: {_said(error)}") from error
+                raise UserError(f"{path}:{number} cannot be read as a sentence with spans: {_said(error)}") from error
             counts["sentences"] += 1
             counts["words"] += len(words)
             counts["spans"] += len(targets)
@@ -193,17 +192,17 @@ def _target(task: str, entry: dict[str, Any], words: int) -> Target:
     label, second = entry["label"], entry.get("span2")
     labels = tuple(label) if isinstance(label, list) else (label,)
     if not all(isinstance(each, str) for each in labels):
-        raise ValueError(f"expected `label` to be a string or a list of strings, but got {label!r}.")
+        raise UserError(f"expected `label` to be a string or a list of strings, but got {label!r}.")
     span1 = _span(entry["span1"], "span1", words)
     return Target(task, span1, () if second is None else _span(second, "span2", words), labels)
 
 
 def _span(span: Any, name: str, words: int) -> tuple[int, int]:
     if not (isinstance(span, list) and len(span) == 2 and all(type(end) is int for end in span)):
-        raise ValueError(f"expected `{name}` to be two whole numbers, but got {span!r}.")
+        raise UserError(f"expected `{name}` to be two whole numbers, but got {span!r}.")
     first, end = span
     if not 0 <= first < end <= words:
-        raise ValueError(f"expected `{name}` to be within the {words} words, but got {span}.")
+        raise UserError(f"expected `{name}` to be within the {words} words, but got {span}.")
     return first, end
 
 
@@ -237,7 +236,7 @@ def open_annotated(reader: Reader, paths: Sequence[Path]) -> Dataset:
     counts: Counter[str] = Counter()
     found = as_dataset(sentence for path in paths for sentence in reader(path, counts))
     if not len(found):
-        raise ValueError(f"Expected sentences in {', '.join(map(str, paths))}, but there is none.")
+        raise UserError(f"Expected sentences in {', '.join(map(str, paths))}, but there is none.")
     found.info.description = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
     return found
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
+from aligners.errors import UserError
+
 if TYPE_CHECKING:
     from datasets import Dataset
 
@@ -76,16 +78,16 @@ def check_tree(heads: Sequence[int]) -> None:
     """
     beyond = [head for head in heads if not 0 <= head <= len(heads)]
     if beyond:
-        raise ValueError(f"Expected heads between 0 and {len(heads)}, the number of words, but got {beyond[0]}.")
+        raise UserError(f"Expected heads between 0 and {len(heads)}, the number of words, but got {beyond[0]}.")
     roots = [word for word, head in enumerate(heads, start=1) if head == 0]
     if len(roots) != 1:
-        raise ValueError(f"Expected one root, a word with the head 0, but got {len(roots)}.")
+        raise UserError(f"Expected one root, a word with the head 0, but got {len(roots)}.")
     reached = {0}
     for word in range(1, len(heads) + 1):
         path: list[int] = []
         while word not in reached:
             if word in path:
-                raise ValueError(f"Expected a tree, but the words {sorted(path[path.index(word) :])} are in a cycle.")
+                raise UserError(f"Expected a tree, but the words {sorted(path[path.index(word) :])} are in a cycle.")
             path.append(word)
             word = heads[word - 1]
         reached.update(path)

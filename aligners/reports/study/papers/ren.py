@@ -288,8 +288,9 @@ def kept_scores(rows: Sequence[dict[str, Cell]]) -> list[str]:
         best = max((method for method in maps if method in means), key=lambda method: means[method], default=None)
         if best and "native_y" in means:
             bare = f", {means['identity']:.1f} without a map" if "identity" in means else ""
+            place = _at(*(str(name) if name else None for name in (task, stage)))
             said.append(
-                f"{_at(*(str(name) if name else None for name in (task, stage)))}Y by itself scores {means['native_y']:.1f}; "
+                f"{place}Y by itself scores {means['native_y']:.1f}; "
                 f"with X's states at the last site {means[best]:.1f}, mapped by {best}{bare}."
             )
     return said
