@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 import errno
 import os
 import signal
@@ -11,7 +10,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, NoReturn
 
 from aligners.errors import UserError
@@ -20,7 +18,6 @@ __all__ = ["MENDABLE", "Terminated", "early_endings", "ended_by_signals", "goes_
 
 MENDABLE, INTERRUPTED, TERMINATED = 2, 130, 143  # exit statuses: jsonargparse's for wrong options, and those of shells
 ENDING = (signal.SIGTERM, signal.SIGHUP)
-OURS = {"aligners", "callbacks", "datamodules"}
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 PATIENCE = 10.0  # seconds; a first rank that fails in the same way has ended by then
 LONGEST_EXIT = 30.0  # seconds after a signal; W&B, stopped as it starts, waits for itself for ever
@@ -102,23 +99,12 @@ def what_to_mend(error: Exception) -> str | None:
     The user can mend options and data that our code rejects, Trainer options that Lightning rejects, and files that
     cannot be read or written.
     """
-    ours = isinstance(error, UserError) or (isinstance(error, ValueError) and _raised_here(error.__traceback__))
-    if ours or type(error).__name__ == "MisconfigurationException":
+    if isinstance(error, UserError) or type(error).__name__ == "MisconfigurationException":
         return str(error)
     if isinstance(error, OSError) and (error.filename is not None or error.errno in FULL):
         place = "" if error.filename is None else f" {error.filename}"
         return f"Cannot read or write{place}: {error.strerror}."
     return None
-
-
-def _raised_here(place: TracebackType | None) -> bool:
-    """Tell whether a `raise` of ours made the error, rather than a library or a function written in C."""
-    if place is None:
-        return False
-    while place.tb_next is not None:
-        place = place.tb_next
-    room = place.tb_frame.f_globals["__name__"].split(".")[0]
-    return room in OURS and place.tb_frame.f_code.co_code[place.tb_lasti] == dis.opmap["RAISE_VARARGS"]
 
 
 def _end(message: str, status: int, parent: int) -> NoReturn:
