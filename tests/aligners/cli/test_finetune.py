@@ -16,7 +16,7 @@ from aligners.cli.train import finetune
 from aligners.cli.train.finetune import plan
 from aligners.finetuning.jobs import Job
 from aligners.models import load_frozen
-from aligners.reports.finetuning import finetuning_figure, finetuning_table, summarise
+from aligners.reports.runs.finetuning import finetuning_figure, finetuning_table, summarise
 from datamodules.model_texts import ModelTexts, labelled_texts
 from datamodules.text.sources import TextSource
 from tests.ranks import two_ranks
