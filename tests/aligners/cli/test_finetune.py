@@ -191,7 +191,7 @@ def test_a_folder_of_another_kind_is_refused(world: World, tmp_path: Path) -> No
         ({"variants": "[button:2]"}, "`variants` out of none"),
         ({"seeds": "0"}, "`seeds` to be a number above 0"),
         ({"seeds": "[1, 1]"}, "`seeds` to be a number above 0, or different seeds"),
-        ({"learning_rate": "-1"}, "`learning_rate` above 0"),
+        ({"learning_rate": "-1"}, "`learning_rate` to be above 0"),
     ],
 )
 def test_a_wrong_option_fails_before_a_folder_is_made(
