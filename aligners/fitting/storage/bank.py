@@ -153,7 +153,7 @@ def for_others(data_config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _goes_on_with(path: Path) -> str | None:
     """The command of `train.py` that goes on from a checkpoint of Lightning; None for any other file."""
-    if not zipfile.is_zipfile(path):
+    if path.suffix == ".safetensors" or not zipfile.is_zipfile(path):
         return None
     content = torch.load(path, map_location="meta", weights_only=True, mmap=True)
     return "fit" if ALIGNMENT in content else "stitch" if STITCHING in content else None

@@ -63,5 +63,5 @@ def test_what_cannot_be_injected_is_refused(world: World, causal: list[str]) -> 
     ):
         with pytest.raises(ValueError, match=said):
             inject(*arguments, **options)
-    with pytest.raises(ValueError, match="tokens, mean or cls"):
+    with pytest.raises(ValueError, match="tokens, mean, cls"):
         states(world.model_x, TEXTS, 1, rows="words")

@@ -105,7 +105,7 @@ def test_what_it_was_given_stays_as_it_was_and_other_inputs_are_handed_on() -> N
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"share": 0.0}, r"`share`.*\(0, 1\].*got 0\."),
+        ({"share": 0.0}, r"`share`.*above 0 and at most 1.*got 0\."),
         ({"share": 1.5}, r"`share`.*got 1\.5"),
     ],
 )

@@ -111,5 +111,5 @@ def test_a_score_of_another_kind_of_task_is_refused(given: Any, regression: bool
 
 
 def test_an_unknown_score_is_refused() -> None:
-    with pytest.raises(ValueError, match="`score` out of accuracy, mcc, f1, pearson, spearman, but got 'auc'"):
+    with pytest.raises(ValueError, match="`score` to be one of accuracy, mcc, f1, pearson, spearman, but got 'auc'"):
         TextSource("some.csv", score="auc")  # type: ignore[arg-type]
