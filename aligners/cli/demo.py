@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from aligners.cli.endings import early_endings
-from aligners.reports.demo import demo_words
+from aligners.reports.runs.demo import demo_words
 from aligners.reports.screen import open_where_there_is_a_desktop
 
 __all__ = ["main"]

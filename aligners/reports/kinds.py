@@ -26,7 +26,7 @@ def file_name(kind: str) -> str:
 
 def maker(kind: str) -> Callable[..., Report]:
     """The function that makes a kind of report; its module is imported now."""
-    make: Callable[..., Report] = import_module(f".{KINDS[kind]['module']}", __package__).report
+    make: Callable[..., Report] = import_module(f".runs.{KINDS[kind]['module']}", __package__).report
     return make
 
 

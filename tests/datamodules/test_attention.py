@@ -68,7 +68,7 @@ def test_maps_are_fitted_and_measured_on_held_out_texts(world: World) -> None:
 
 
 def test_what_has_no_attention_is_refused(world: World) -> None:
-    with pytest.raises(ValueError, match=r"Expected `share` of the rows in \(0, 1\], but got 0"):
+    with pytest.raises(ValueError, match=r"Expected `share` to be above 0 and at most 1, but got 0"):
         attention(world, share=0)
     with pytest.raises(ValueError, match=r"Expected `sites` of blocks, from 1 on"):
         attention(world, sites="all").check_models()

@@ -177,7 +177,7 @@ def test_a_model_that_is_named_twice_is_loaded_once(world: World) -> None:
     [
         ({"models": ["one"]}, r"`models` to name at least two models, but got \['one'\]"),
         ({"revisions": ["main"]}, r"one of `revisions` for each of the 2 `models`, but got 1"),
-        ({"masked_share": 1.0}, r"`masked_share` between 0 and 1, but got 1\.0"),
+        ({"masked_share": 1.0}, r"`masked_share` to be above 0 and below 1, but got 1\.0"),
         ({"batch_size": 0}, r"`batch_size` to be at least 1, but got 0"),
     ],
 )

@@ -125,7 +125,7 @@ WRONG = [
     ("train stitch", ["--model.start_batches", "-1"], "start_batches"),
     ("train stitch", ["--model.schedule", "step"], "schedule"),
     ("train stitch", ["--trainer.max_steps", "0"], "`trainer.max_steps` to be at least 1, but got 0"),
-    ("train validate", ["--model.warmup", "2"], "`warmup` to be a share"),
+    ("train validate", ["--model.warmup", "2"], "`warmup` to be at least 0 and below 1"),
     ("evaluate inject", ["--data.rows", "sentences"], "rows"),
     ("evaluate inject", ["--closed_form", "[nonsense]"], "`closed_form` out of linear"),
     ("evaluate inject", ["--closed_form", "[]"], "`checkpoints` or `closed_form` to name at least one map"),
@@ -134,7 +134,7 @@ WRONG = [
     ("evaluate similarity", ["--measures", "[nonsense]"], "measures"),
     ("evaluate similarity", ["--groups", "1"], "groups"),
     ("evaluate similarity", ["--data.layer", "all"], "layer"),
-    ("evaluate surgery", ["--learning_rate", "-1"], "`learning_rate` above 0"),
+    ("evaluate surgery", ["--learning_rate", "-1"], "`learning_rate` to be above 0"),
 ]
 
 

@@ -16,7 +16,7 @@ from aligners.cli.train import finetune
 from aligners.cli.train.finetune import plan
 from aligners.finetuning.jobs import Job
 from aligners.models import load_frozen
-from aligners.reports.finetuning import finetuning_figure, finetuning_table, summarise
+from aligners.reports.runs.finetuning import finetuning_figure, finetuning_table, summarise
 from datamodules.model_texts import ModelTexts, labelled_texts
 from datamodules.text.sources import TextSource
 from tests.ranks import two_ranks
@@ -191,7 +191,7 @@ def test_a_folder_of_another_kind_is_refused(world: World, tmp_path: Path) -> No
         ({"variants": "[button:2]"}, "`variants` out of none"),
         ({"seeds": "0"}, "`seeds` to be a number above 0"),
         ({"seeds": "[1, 1]"}, "`seeds` to be a number above 0, or different seeds"),
-        ({"learning_rate": "-1"}, "`learning_rate` above 0"),
+        ({"learning_rate": "-1"}, "`learning_rate` to be above 0"),
     ],
 )
 def test_a_wrong_option_fails_before_a_folder_is_made(

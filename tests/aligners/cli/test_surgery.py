@@ -13,7 +13,7 @@ from rich.console import Console
 from aligners.cli.table import evaluate as main
 from aligners.finetuning.truncating import MEAN, conditions
 from aligners.reports.publishing import write
-from aligners.reports.surgery import report, skipping_figure, surgery_table, truncation_figure
+from aligners.reports.runs.surgery import report, skipping_figure, surgery_table, truncation_figure
 from tests.ranks import two_ranks
 from tests.shell import TWO_RANKS, WARNED
 from tests.world import World

@@ -125,9 +125,9 @@ def test_losses_are_means_over_texts() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"learning_rate": 0.0}, "`learning_rate` above 0, but got 0.0"),
-        ({"epsilon": -1.0}, "`epsilon` above 0"),
-        ({"weight_decay": -0.1}, "`weight_decay` of 0 or more"),
+        ({"learning_rate": 0.0}, "`learning_rate` to be above 0, but got 0.0"),
+        ({"epsilon": -1.0}, "`epsilon` to be above 0"),
+        ({"weight_decay": -0.1}, "`weight_decay` to be at least 0"),
         ({"warmup": 1.0}, "`warmup` to be a whole number of steps, or a share"),
         ({"warmup": -1}, "`warmup` to be a whole number of steps, or a share"),
     ],

@@ -23,9 +23,9 @@ from aligners.maps.linear import Identity, Linear, Mean, Ridge
 from aligners.maps.mlp import MLP
 from aligners.models import FrozenModel
 from aligners.models.loading.models import load_frozen
-from aligners.reports.injection import reading
 from aligners.reports.kinds import make_report
 from aligners.reports.publishing import write
+from aligners.reports.runs.injection import reading
 from callbacks.checkpoint import SaveAligners
 from datamodules.text.sources import TextSource
 from tests.references.maps import cosine, fvu, mse

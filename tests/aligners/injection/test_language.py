@@ -11,7 +11,7 @@ from aligners.injection.injecting import InjectionEvaluation
 from aligners.injection.methods import CLOSED_FORMS
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
-from aligners.reports.injection import report
+from aligners.reports.runs.injection import report
 from tests.aligners.injection.test_injecting import fit
 from tests.runs import activations, quiet_trainer
 from tests.stitches import evaluate as stitch

@@ -15,9 +15,9 @@ from aligners.fitting.storage.bank import StoredBank, load_bank
 from aligners.injection.injecting import InjectionEvaluation
 from aligners.injection.methods import CLOSED_FORMS
 from aligners.maps.linear import Linear, Procrustes
-from aligners.reports.injection import console_tables, left_out, reading
 from aligners.reports.kinds import make_report
 from aligners.reports.publishing import write
+from aligners.reports.runs.injection import console_tables, left_out, reading
 from aligners.similarity.algebra.moments import Moments, moments_of
 from datamodules.rows.reading import PairedBatch
 from datamodules.text.sources import TextSource

@@ -238,7 +238,7 @@ def test_what_cannot_be_solved_is_refused() -> None:
     [
         (CCA, {"directions": 0}, r"`directions`.*at most 5.*got 0"),
         (SVCCA, {"directions": 6}, r"`directions`.*at most 5.*got 6"),
-        (SVCCA, {"share": 0.0}, r"`share` in \(0, 1\], but got 0"),
+        (SVCCA, {"share": 0.0}, r"`share` to be above 0 and at most 1, but got 0"),
         (PWCCA, {"share": 1.5}, r"`share`.*1\.5"),
     ],
 )

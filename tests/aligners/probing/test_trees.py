@@ -23,7 +23,7 @@ from aligners.probing.trees.scores import (
     tree_scores,
 )
 from aligners.probing.trees.task import TreeTask
-from aligners.reports.probing.figures import trees_figure
+from aligners.reports.runs.probing.figures import trees_figure
 from datamodules.text.annotated.sentence import Target
 from tests.aligners.probing.worlds import made_words
 

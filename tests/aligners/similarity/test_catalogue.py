@@ -50,7 +50,7 @@ def test_over_batches_each_is_its_function_of_all_rows(name: str) -> None:
 def test_the_share_reaches_the_measure_and_is_checked(name: str) -> None:
     moments = accumulated(*paired(60))
     assert not torch.allclose(catalogue(SHARE)[name].compute(moments), catalogue()[name].compute(moments))
-    with pytest.raises(ValueError, match=r"Expected `share` of the variance in \(0, 1\], but got 99"):
+    with pytest.raises(ValueError, match=r"Expected `share` to be above 0 and at most 1, but got 99"):
         catalogue(99)[name].compute(moments)
 
 

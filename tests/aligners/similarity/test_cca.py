@@ -157,7 +157,7 @@ def test_constant_features_are_refused_where_each_is_normalised() -> None:
 def test_a_share_outside_its_range_is_refused() -> None:
     x, y = paired(30)
     for share in (0.0, 1.5, float("nan")):
-        with pytest.raises(ValueError, match="`share` of the variance in"):
+        with pytest.raises(ValueError, match="`share` to be above 0 and at most 1"):
             svcca(x, y, share=share)
 
 

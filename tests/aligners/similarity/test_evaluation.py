@@ -246,8 +246,8 @@ def test_few_texts_make_fewer_groups(world: World, models: list[str], batch_size
     [
         ({"measures": ["ckaa"]}, r"`measures` out of cka.*ckaa"),
         ({"measures": []}, "`measures` out of"),
-        ({"groups": 1}, "`groups` of at least 2"),
-        ({"permutations": 0}, "`permutations` of at least 1"),
+        ({"groups": 1}, "`groups` to be at least 2"),
+        ({"permutations": 0}, "`permutations` to be at least 1"),
         ({"share": 1.5}, r"`share`.*1\.5"),
     ],
 )

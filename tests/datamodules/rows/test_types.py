@@ -155,7 +155,7 @@ def test_means_and_first_tokens_have_no_types(world: World) -> None:
 
 def test_shares_that_leave_nothing_are_refused(world: World, tmp_path: Path) -> None:
     for share in (-0.1, 1.0):
-        with pytest.raises(ValueError, match=rf"`held_out_types` to be a share in \[0, 1\), but got {share}"):
+        with pytest.raises(ValueError, match=rf"`held_out_types` to be at least 0 and below 1, but got {share}"):
             activations(world, held_out_types=share)
     text = TextSource(write_texts(tmp_path / "fit.csv", sorted(HELD)), held_out=world.test, validation_share=0.2)
     data = activations(world, text=text, special_tokens=False, held_out_types=SHARE)

@@ -304,10 +304,10 @@ def test_bad_data_is_refused(tmp_path: Path, change: dict[str, Any], columns: di
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"validation_share": -0.1}, "`validation_share` of at least 0"),
-        ({"test_share": 0.0}, "`test_share` above 0"),
-        ({"test_share": float("nan")}, "`test_share` above 0"),
-        ({"seed": 2**63}, "`seed` to be a number of 64 bits"),
+        ({"validation_share": -0.1}, "`validation_share` to be at least 0"),
+        ({"test_share": 0.0}, "`test_share` to be above 0"),
+        ({"test_share": float("nan")}, "`test_share` to be above 0"),
+        ({"seed": 2**63}, "`seed` to be at least"),
         ({"test_share": 0.9, "validation_share": 0.1}, "below 1"),
         ({"max_texts": 0}, "`max_texts`"),
         ({"max_held_out": 0}, "`max_held_out`"),

@@ -19,8 +19,8 @@ from aligners.fitting.training.optimisation import describe_optimizer
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
-from aligners.reports.bijection import report
 from aligners.reports.publishing import write
+from aligners.reports.runs.bijection import report
 from aligners.similarity.algebra.moments import moments_of
 from datamodules.rows.reading import Plan
 from datamodules.states import States

@@ -13,7 +13,7 @@ from aligners.fitting.recovering.data import random_inns, target_states
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
 from aligners.reports.publishing import write
-from aligners.reports.recovery import report
+from aligners.reports.runs.recovery import report
 from aligners.similarity.algebra.moments import moments_of
 from datamodules.states import States
 from datamodules.text.sources import TextSource

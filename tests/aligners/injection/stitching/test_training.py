@@ -439,7 +439,7 @@ def test_bad_options_are_refused(options: dict[str, Any], says: str) -> None:
     [
         ({"task": -1.0}, r"zero or more.*task -1\.0"),
         ({"task": 0.0}, r"at least one of them positive.*task 0\.0, distillation 0\.0, activation 0\.0"),
-        ({"temperature": 0.0}, r"`loss\.temperature` above 0, but got 0\.0"),
+        ({"temperature": 0.0}, r"`loss\.temperature` to be above 0, but got 0\.0"),
     ],
 )
 def test_bad_weights_are_refused(weights: dict[str, float], says: str) -> None:

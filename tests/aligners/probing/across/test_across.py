@@ -24,8 +24,8 @@ from aligners.probing.edges.task import counts, f1
 from aligners.probing.training import ProbeTraining
 from aligners.probing.trees.asked import Trees
 from aligners.probing.trees.probes import DistanceProbes
-from aligners.reports.probing.across import report
 from aligners.reports.publishing import write
+from aligners.reports.runs.probing.across import report
 from callbacks.checkpoint import SaveAligners
 from datamodules.text.annotated.sentence import Sentence
 from datamodules.text.sources import TextSource

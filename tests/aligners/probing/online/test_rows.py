@@ -9,8 +9,8 @@ import torch
 
 from aligners.probing.evaluation import ProbeExperiment
 from aligners.probing.training import ProbeTraining
-from aligners.reports.probing.report import codes_in_words, report
 from aligners.reports.publishing import write
+from aligners.reports.runs.probing.report import codes_in_words, report
 from datamodules.layers import LayerActivations
 from datamodules.text.sources import TextSource
 from tests.runs import quiet_trainer

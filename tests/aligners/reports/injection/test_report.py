@@ -14,10 +14,17 @@ from aligners.injection.behaviour import BEHAVIOUR_COLUMNS
 from aligners.injection.methods import BOTH_WAYS, CLOSED, TRAINED
 from aligners.injection.text_errors import ERROR_COLUMNS
 from aligners.reports.drawing import FLOORS, METHODS, method_looks
-from aligners.reports.injection import FIGURES, below_chance, console_tables, fvu_figure, price_of_bijectivity, reading
 from aligners.reports.kinds import make_report
 from aligners.reports.page.run import write_page
 from aligners.reports.publishing import write
+from aligners.reports.runs.injection import (
+    FIGURES,
+    below_chance,
+    console_tables,
+    fvu_figure,
+    price_of_bijectivity,
+    reading,
+)
 
 report = partial(make_report, "injection")
 

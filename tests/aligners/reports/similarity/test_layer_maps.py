@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from aligners.reports.similarity import block_map, heat_maps, layer_lines, report
+from aligners.reports.runs.similarity import block_map, heat_maps, layer_lines, report
 
 
 def rows(layers_x: int, layers_y: int, controls: bool) -> list[dict[str, Any]]:

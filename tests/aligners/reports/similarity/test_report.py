@@ -11,7 +11,7 @@ from matplotlib import image
 from rich.console import Console
 
 from aligners.reports.publishing import write
-from aligners.reports.similarity import report, similarity_tables
+from aligners.reports.runs.similarity import report, similarity_tables
 
 CONTROLS = ("low", "high", "held_out", "null", "null_high", "untrained", "ceiling")
 

@@ -21,14 +21,14 @@ from aligners.injection.stitching.measuring import StitchingEvaluation
 from aligners.reports.drawing import METHODS, MOST_LINES, method_looks
 from aligners.reports.kinds import make_report
 from aligners.reports.publishing import WriteReport, write
-from aligners.reports.stitching.figures import (
+from aligners.reports.runs.stitching.figures import (
     accuracy_figure,
     curve_figure,
     matching_pairs,
     penalty_figure,
     penalty_map,
 )
-from aligners.reports.stitching.report import findings, stitching_tables
+from aligners.reports.runs.stitching.report import findings, stitching_tables
 from tests.aligners.reports.stitching.stitched_rows import Row, curves, stitched
 
 report = partial(make_report, "stitching")

@@ -145,7 +145,7 @@ def test_too_little_memory_is_refused_before_anything_is_read(world: World, mode
     with pytest.raises(ValueError, match=r"Expected `memory` for at least one layer"):
         quiet_trainer().test(SimilarityEvaluation(["cka"], memory=1e-6), datamodule=data, verbose=False)
     assert not list(tmp_path.rglob("*.safetensors"))
-    with pytest.raises(ValueError, match="`memory` in GB, more than 0, but got -1"):
+    with pytest.raises(ValueError, match="`memory` to be above 0 and below inf, but got -1"):
         SimilarityEvaluation(memory=-1)
 
 

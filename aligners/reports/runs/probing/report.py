@@ -12,7 +12,8 @@ from scipy.stats import spearmanr
 
 from aligners.reports.drawing import ABREAST, MODEL_COLOURS, PANEL, dress, line_look, lines_by_site, panels
 from aligners.reports.names import short_names, with_short_names
-from aligners.reports.probing.figures import (
+from aligners.reports.report import Report, Row, distinct, grouped, largest, mean, where
+from aligners.reports.runs.probing.figures import (
     BASELINES,
     MEASURES,
     Line,
@@ -24,7 +25,6 @@ from aligners.reports.probing.figures import (
     sites_of,
     trees_figure,
 )  # fmt: skip
-from aligners.reports.report import Report, Row, distinct, grouped, largest, mean, where
 from aligners.reports.screen import TitledTable, site_table
 from aligners.reports.templates import sentences
 

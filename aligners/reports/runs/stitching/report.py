@@ -13,8 +13,8 @@ from aligners.fitting.outcomes import is_trained, mark, what_did_not_train
 from aligners.injection.scoring.pair_intervals import OVER_MODELS, over_pairs
 from aligners.reports.names import score_heading, score_words, short_names, site_name, with_short_names
 from aligners.reports.report import Report, Row, distinct, grouped, where
+from aligners.reports.runs.stitching import figures
 from aligners.reports.screen import site_table
-from aligners.reports.stitching import figures
 from aligners.reports.templates import sentences
 
 __all__ = ["findings", "report", "stitching_tables"]

@@ -9,9 +9,9 @@ from statistics import median
 from rich.table import Table
 
 from aligners.fitting.outcomes import mark, no_better_than_the_mean, what_did_not_train, worst_of
-from aligners.reports.injection import fvu_figure
 from aligners.reports.names import site_name, with_short_names
 from aligners.reports.report import Report, Row, distinct, grouped
+from aligners.reports.runs.injection import fvu_figure
 from aligners.reports.screen import site_table
 
 __all__ = ["report"]

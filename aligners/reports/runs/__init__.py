@@ -1,0 +1,1 @@
+"""What a run has measured, as a report: a module or a folder for each kind, which `kinds.yaml` names."""
