@@ -36,7 +36,7 @@ def line_of(registry: str) -> dict[str, str]:
 
 
 def test_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    add("reports/sizes.py", tmp_path, monkeypatch)
+    add("aligners/reports/runs/sizes.py", tmp_path, monkeypatch)
     (line,) = re.findall(r"Its line in `aligners/reports/kinds.yaml`: `(.*?)`\.", PAGE)
     ((kind, about),) = yaml.safe_load(line).items()
     monkeypatch.setitem(kinds.KINDS, kind, about)
