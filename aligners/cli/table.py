@@ -15,7 +15,7 @@ __all__ = ["COMMANDS", "CONFIGS", "evaluate", "main", "study", "train"]
 
 CONFIGS = Path(__file__).parents[1] / "configs"  # the YAML files that the package brings
 
-# Script -> command -> its line of help. The command is the module `SCRIPT/COMMAND.py` of this folder, with two functions,
+# Script -> command -> its line of help. The command is the module `SCRIPT/COMMAND.py` here with two functions,
 # `parser()` and `run(parser, words)`, which is imported only when the command is used.
 COMMANDS: dict[str, dict[str, str]] = {
     "train": {
