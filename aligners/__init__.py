@@ -15,7 +15,11 @@ try:
 except PackageNotFoundError:  # run from a folder, and never installed
     __version__ = "unknown"
 
-_HOMES = {"load_bank": "aligners.fitting.storage.bank", "ThroughSpace": "aligners.fitting.universe.universe"}
+_HOMES = {
+    "load_bank": "aligners.fitting.storage.bank",
+    "ThroughSpace": "aligners.fitting.universe.universe",
+    **dict.fromkeys(("SharedMaps", "SharedProbes", "SharedStitching", "SharedUniverse"), "aligners.reports.sharing"),
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 
+from aligners import SharedMaps, SharedProbes, SharedUniverse
 from aligners.cli.table import evaluate
 from aligners.files.shared import sha256
 from aligners.fitting.storage.bank import load_bank
@@ -16,7 +17,6 @@ from aligners.probing.bank import Arm, Bank
 from aligners.probing.edges.probes import EdgeProbes
 from aligners.probing.storing import load_banks, save_banks
 from aligners.probing.words import Place
-from aligners.reports.sharing import SharedMaps, SharedProbes, SharedUniverse
 from aligners.reports.sharing.run import shared_from_run
 from tests.tiny import tiny_folder
 from tests.world import World
