@@ -11,10 +11,9 @@ from typing import Any
 
 from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
-from tests.processes import HANGS
-
 __all__ = ["artifacts", "records", "run_numbers"]
 
+PATIENCE = 300  # seconds; W&B takes one
 BLOCK, FILE_HEADER, HEADER = 32768, 7, struct.Struct("<IHB")  # bytes; checksum, length and kind of a part
 WHOLE, LAST = 1, 4
 
@@ -39,7 +38,7 @@ def artifacts(folder: Path) -> list[Any]:
 
 def _whole(path: Path) -> list[Any]:
     """All records of a run that has ended; W&B's service writes the last ones after `finish` has returned."""
-    until = time.monotonic() + HANGS
+    until = time.monotonic() + PATIENCE
     while time.monotonic() < until:
         found = [Record.FromString(entry) for entry in (_logged(path.read_bytes()) if path.is_file() else ())]
         if any(record.WhichOneof("record_type") == "exit" for record in found):
