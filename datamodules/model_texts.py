@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from aligners.errors import UserError
+from aligners.errors import UserError, check_range
 from aligners.models.architectures import Component, Task
 from aligners.models.classifiers import new_classifier
 from aligners.models.model import FrozenModel
@@ -251,8 +251,7 @@ def stitched_texts(
             f"Expected `models` to name at least two models, but got {models}. The same name twice is allowed: "
             "a model and itself."
         )
-    if not 0 < masked_share < 1:
-        raise UserError(f"Expected `masked_share` between 0 and 1, but got {masked_share}.")
+    check_range(above=0, below=1, masked_share=masked_share)
     chosen: dict[str, Any] = {"models": list(models), "sites": sites, "masked_share": masked_share}
     chosen |= {"revisions": revisions, "labels": labels, "component": component}
     return ModelTexts(chosen, STITCHES_TOKENS, **options)

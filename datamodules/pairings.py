@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
-from aligners.errors import UserError
+from aligners.errors import UserError, check_range
 from aligners.models.architectures import Component
 from aligners.models.model import FrozenModel
 from datamodules.frozen_models import with_revisions
@@ -173,8 +173,7 @@ def attention_states(
     Raises:
         ValueError: an option is out of its range.
     """
-    if not 0 < share <= 1:
-        raise UserError(f"Expected `share` of the rows in (0, 1], but got {share}.")
+    check_range(above=0, most=1, share=share)
     options["attn_implementation"] = "eager"  # the others never form the weights
     between = _linked([(0, 1)], sites)
 

@@ -143,13 +143,13 @@ def test_two_ranks_fit_what_one_does(world: World, fitted: Path, folder: Path) -
 
 
 def same(a: dict[str, Any], b: dict[str, Any]) -> None:
-    """Equal rows, up to float32's accuracy: ranks pad their batches differently."""
+    """Equal rows, up to float32's accuracy, of losses near 1: ranks pad their batches differently."""
     assert set(a) == set(b)
     for name, value in a.items():
         if name == "round_trip" and value is not None:
             assert b[name] == pytest.approx(value, rel=0.5, abs=1e-6), (a["method"], name)
         elif isinstance(value, float):
-            assert b[name] == pytest.approx(value, rel=1e-5, abs=1e-9), (a["method"], name)
+            assert b[name] == pytest.approx(value, rel=1e-5, abs=1e-7), (a["method"], name)
         else:
             assert b[name] == value, (a["method"], name)
 

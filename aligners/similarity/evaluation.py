@@ -12,7 +12,7 @@ import lightning.pytorch as pl
 import numpy as np
 import torch
 
-from aligners.errors import UserError
+from aligners.errors import UserError, check_range
 from aligners.files.room import free_memory
 from aligners.models.loading.precision import check_precision
 from aligners.similarity.algebra.checks import check_share
@@ -87,12 +87,10 @@ class SimilarityEvaluation(pl.LightningModule):
         unknown = [name for name in names if name not in known]
         if unknown or not names:
             raise UserError(f"Expected `measures` out of {', '.join(known)}, or `all`, but got {', '.join(unknown)}.")
-        for name, value, low in (("groups", groups, 2), ("permutations", permutations, 1)):
-            if value is not None and value < low:
-                raise UserError(f"Expected `{name}` of at least {low}, but got {value}.")
+        check_range(least=2, groups=groups)
+        check_range(least=1, permutations=permutations)
+        check_range(above=0, below=inf, memory=memory)
         check_share(share)
-        if memory is not None and not 0 < memory < inf:
-            raise UserError(f"Expected `memory` in GB, more than 0, but got {memory:g}.")
         self.measures: list[Measure] = [known[name] for name in dict.fromkeys(names)]
         self.controls, self.within, self.memory = controls, within, memory
         self.wanted_groups, self.permutations, self.share, self.seed = groups, permutations, share, seed
