@@ -6,8 +6,6 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["UserError", "check_known", "check_range"]
-
 
 class UserError(ValueError):
     """An error that other options, data or files mend; commands show its message without a traceback."""

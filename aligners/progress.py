@@ -10,8 +10,6 @@ from typing import TypeVar
 import rich
 import rich.progress
 
-__all__ = ["Lines", "in_terminal", "track"]
-
 EVERY = 30.0  # seconds between two lines
 T = TypeVar("T")
 

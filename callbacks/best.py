@@ -14,8 +14,6 @@ from aligners.fitting.cautions import warn_of_divergence, warn_of_untrained
 from aligners.fitting.storage.bank import StoredBank
 from aligners.maps.base import Aligner
 
-__all__ = ["BestPerSite", "TrainsMaps"]
-
 STATE = ("best", "step", "waited", "diverged", "kept")  # what a resumed run needs
 
 

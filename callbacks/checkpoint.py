@@ -26,16 +26,6 @@ from callbacks.best import BestPerSite, TrainsMaps
 from callbacks.interruption import Interruption
 from datamodules.states import States
 
-__all__ = [
-    "SaveAligners",
-    "SaveNewcomer",
-    "SavePairs",
-    "SaveStitching",
-    "SaveUniverse",
-    "WholeCheckpoints",
-    "save_universe",
-]
-
 STEPS_BETWEEN_ASKING = 20
 
 

@@ -11,8 +11,6 @@ import lightning.pytorch as pl
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-__all__ = ["Interruption"]
-
 NOTICE = b"\nStopping after this batch, to save what has been reached. Again: stop at once, without saving.\n"
 
 

@@ -11,8 +11,6 @@ from lightning.pytorch.callbacks import RichProgressBar
 
 from aligners.progress import Lines, in_terminal
 
-__all__ = ["ProgressBar"]
-
 
 class ProgressBar(RichProgressBar):
     """Rich's progress bar without metrics: every site's curves do not fit on one line. Lines where it cannot move."""

@@ -15,8 +15,6 @@ from aligners.reports.kinds import make_report
 from aligners.reports.publishing import environment, publish
 from aligners.similarity.algebra.moments import Moments
 
-__all__ = ["FitSummary"]
-
 FIGURES = ("fvu", "fvu_unseen", "fvu_inverse", "mse", "relative_error", "cosine", "round_trip")
 
 

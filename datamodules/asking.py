@@ -16,11 +16,6 @@ from aligners.models.model import FrozenModel
 from datamodules.batches import Movable, TextBatch
 from datamodules.rows.policies import Rows, select_rows
 
-__all__ = [
-    "UNASKED", "Asking", "Targets", "TaskBatch", "classification_targets", "mask_tokens", "masked_targets",
-    "next_token_targets",
-]  # fmt: skip
-
 UNASKED = -100  # in the place of an answer where nothing is asked, as PyTorch's cross-entropy has it
 
 

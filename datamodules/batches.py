@@ -13,8 +13,6 @@ from torch.utils.data import DistributedSampler
 
 from aligners.errors import UserError
 
-__all__ = ["LengthBatches", "Movable", "StoredRows", "TextBatch", "go_on_after_last_batch", "limited"]
-
 CHUNK = 50  # batches among which texts of similar length are sought when shuffling
 
 

@@ -25,8 +25,6 @@ from datamodules.text.labels import MISSING
 from datamodules.text.texts import Texts
 from datamodules.tokens.tokenised import same_tokenizer
 
-__all__ = ["FrozenModels", "Placing", "Wanted", "placings", "with_revisions"]
-
 
 @dataclass(frozen=True)
 class Placing:

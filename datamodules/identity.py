@@ -11,8 +11,6 @@ from aligners.errors import UserError
 if TYPE_CHECKING:
     from datamodules.module import TextModule
 
-__all__ = ["differences", "identity", "refuse_other_run", "trainer_identity"]
-
 # Options that change nothing in the result, and those that are compared by what they lead to: models by their weights,
 # sites by their numbers.
 FREE = (

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["FREE", "row_keys"]
-
 # SplitMix64's increment and its two factors, as int64.
 _STEP, _FACTORS = 0x9E3779B97F4A7C15 - 2**64, (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
 FREE = torch.iinfo(torch.int64).max  # the key of an empty place: greater than any row's

@@ -23,8 +23,6 @@ from datamodules.rows.sites import parse_layers
 from datamodules.store.stores import Reads
 from datamodules.tokens.splits import Split
 
-__all__ = ["LayerActivations", "LayerBatch", "LayerReader"]
-
 
 @dataclass
 class LayerBatch:

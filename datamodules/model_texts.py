@@ -25,8 +25,6 @@ from datamodules.text.label_names import LabelsOption
 from datamodules.text.labels import known_labels
 from datamodules.tokens.splits import Split
 
-__all__ = ["ModelTexts", "labelled_texts", "stitched_texts"]
-
 SPLITS: tuple[Split, ...] = ("fit", "validation", "test")
 STITCHES_TOKENS = (
     "Stitching puts the state of a token where another model has that of the same token",

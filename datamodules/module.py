@@ -31,8 +31,6 @@ from datamodules.text.texts import Texts, words_on_copies, words_on_splits
 from datamodules.tokens.splits import Split, TokenisedSplits
 from datamodules.tokens.tokenised import TokenisedTexts
 
-__all__ = ["WITHOUT_GRADIENTS", "TextModule", "stream_of"]
-
 WITHOUT_GRADIENTS = 4  # so many times the training batch fits where nothing is kept for a backward pass
 
 DataT = TypeVar("DataT", bound=pl.LightningDataModule)

@@ -16,8 +16,6 @@ from datamodules.rows.sites import parse_sites
 from datamodules.states import Links, Pairing, States
 from datamodules.text.label_names import LabelsOption
 
-__all__ = ["attention_states", "check_widths", "pair_states", "pairs_states", "universe_states"]
-
 Sites = str | list[str | int]
 FEWEST = 3  # models of a universe; of two, the shared space may be that of either
 

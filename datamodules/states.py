@@ -25,8 +25,6 @@ from datamodules.tokens.tokenised import TokenisedTexts
 if TYPE_CHECKING:
     from datasets import Dataset
 
-__all__ = ["Links", "Pairing", "States"]
-
 Links = Callable[[Sequence[int], Component], list[Link]]
 
 

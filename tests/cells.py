@@ -12,8 +12,6 @@ from aligners.studies.cells import Cell, expand
 from aligners.studies.folder import RESULT, StudyFolder
 from aligners.studies.spec import Study, read_study
 
-__all__ = ["Inline", "NoCommands", "begun", "finish", "study_of"]
-
 
 class Inline(Executor):
     """Runs what is submitted in this process, at once."""

@@ -9,8 +9,6 @@ from typing import Any
 from aligners.cli.folders import claim, new_run_folder
 from tests.processes import PROCESSES
 
-__all__ = ["claims_at_once"]
-
 
 def claims_at_once(wanted: Sequence[Path | None], count: int = 10) -> list[list[str]]:
     """What each of `count` processes says that begin the same runs at the same time, one run after the other."""

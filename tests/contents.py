@@ -13,8 +13,6 @@ from aligners.similarity.passes.streams import Shape, Stream
 from aligners.similarity.passes.sums import SpanSums, TileSums
 from aligners.similarity.sample import Draw
 
-__all__ = ["content_of"]
-
 CPU = torch.device("cpu")
 
 

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-__all__ = ["WENT_ON", "strike"]
-
 WENT_ON = 99
 
 

@@ -16,8 +16,6 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-__all__ = ["HANGS", "PROCESSES", "ROOT", "Started", "all_ended", "as_rank", "rank_addresses"]
-
 HANGS = 3600  # seconds after which a process is given up, on however slow a machine
 ROOT = Path(__file__).parent.parent
 PROCESSES = get_context("forkserver")

@@ -11,8 +11,6 @@ import torch
 
 from tests.processes import PROCESSES, all_ended, as_rank, rank_addresses
 
-__all__ = ["two_ranks"]
-
 
 def two_ranks(work: Callable[[int], Any], folder: Path, *, meet: bool = True) -> list[Any]:
     """What `work` answers on rank 0 and on rank 1.

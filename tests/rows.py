@@ -8,8 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["CASES", "LAYERS_X", "LAYERS_Y", "grid", "paired", "rows_of"]
-
 LAYERS_X, LAYERS_Y, D_X, D_Y = 3, 2, 6, 5
 CASES = ("tall", "many", "square", "deficient", "scaled", "far", "scaled and far", "barely", "few")
 

@@ -16,8 +16,6 @@ from datamodules.states import States
 from datamodules.text.sources import TextSource
 from tests.world import World
 
-__all__ = ["activations", "made_again", "quiet_trainer", "related_rows", "state"]
-
 
 def activations(world: World, **options: Any) -> States:
     """The data module of the tiny world."""

@@ -8,9 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tests.processes import ROOT, Started, all_ended, rank_addresses
-
-__all__ = ["ROOT", "TWO_RANKS", "WARNED", "command", "metrics", "options"]
+from tests.processes import Started, all_ended, rank_addresses
 
 TWO_RANKS = ["--trainer.devices", "2", "--trainer.strategy", "ddp"]
 WARNED = re.compile(r"^.*(?:Warning: |WARNING ).*$", re.MULTILINE)

@@ -18,8 +18,6 @@ from tests.runs import quiet_trainer
 from tests.tiny import tiny_model, tiny_tokenizer
 from tests.world import World
 
-__all__ = ["LAYERS", "evaluate", "masking_folder", "model_texts", "rows_of", "train"]
-
 LAYERS = {"affine": AffineLayer, "affine_norm": partial(AffineLayer, norm=True)}
 OF_MODULE = (
     "routes", "loss", "fitted", "start_batches", "allow_mixed", "optimizer", "schedule", "warmup", "gradient_clip",

@@ -21,8 +21,6 @@ from pathlib import Path
 from tests.processes import HANGS, PROCESSES
 from tests.world import World, make_world
 
-__all__ = ["everything", "kill_writers"]
-
 SHARD = 25_000  # bytes: a few shards at each site
 
 

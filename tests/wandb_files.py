@@ -11,8 +11,6 @@ from typing import Any
 
 from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
-__all__ = ["artifacts", "records", "run_numbers"]
-
 PATIENCE = 300  # seconds; W&B takes one
 BLOCK, FILE_HEADER, HEADER = 32768, 7, struct.Struct("<IHB")  # bytes; checksum, length and kind of a part
 WHOLE, LAST = 1, 4

@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 from tests.tiny import WORDS, tiny_folder
 
-__all__ = ["TEST_TEXTS", "World", "make_world", "sentences", "write_texts"]
-
 GOOD = {"good", "great", "fine", "funny", "warm"}
 TEST_TEXTS = 25  # odd, so that no even number of ranks divides it
 

@@ -13,8 +13,6 @@ from aligners.cli.endings import early_endings
 from aligners.reports.runs.demo import demo_words
 from aligners.reports.screen import open_where_there_is_a_desktop
 
-__all__ = ["main"]
-
 BEGINNING = (
     "Maps two small language models to each other, then two classifiers: about 5 minutes with two free cores, and 5 "
     "more the first time, when the models are made."

@@ -14,8 +14,6 @@ from typing import Any, NoReturn
 
 from aligners.errors import UserError
 
-__all__ = ["MENDABLE", "Terminated", "early_endings", "ended_by_signals", "goes_on_with", "what_to_mend"]
-
 MENDABLE, INTERRUPTED, TERMINATED = 2, 130, 143  # exit statuses: jsonargparse's for wrong options, and those of shells
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -13,11 +13,6 @@ from lightning.pytorch.utilities import rank_zero_only
 from aligners.errors import UserError
 from aligners.files.whole import lock, refusing_folder, remove_unfinished, write_text
 
-__all__ = [
-    "CONFIG", "RANKS_SHARE", "claim", "claim_checkpoints", "interrupted_run", "is_begun", "new_run_folder", "rank",
-    "release", "release_unused", "tidy", "try_run_folder",
-]  # fmt: skip
-
 CONFIG = "config.yaml"
 OWNER = "run.txt"  # in a folder of checkpoints: of which run they are
 WANDB = "wandb"  # W&B's own folder, of a command that failed at once too

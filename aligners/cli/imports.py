@@ -12,8 +12,6 @@ from jsonargparse.typing import register_type
 
 from aligners.errors import UserError
 
-__all__ = ["Imported"]
-
 
 class Imported(str):
     """The name of a module, or the path of its file, which is imported when an option gets it as its value.

@@ -12,9 +12,6 @@ from lightning.pytorch.utilities import rank_zero_warn
 from aligners.cli.options import flat
 from aligners.reports.tracking import RunArtifact, complete, described, log_inputs, log_outputs, states
 
-__all__ = ["end_runs", "forget_runs", "note_begun"]
-
-
 _begun: list[tuple[Any, Path, Namespace, Namespace]] = []  # the runs of this process's command
 
 

@@ -19,20 +19,6 @@ from aligners.cli.imports import Imported
 from aligners.errors import UserError
 from callbacks.best import BestPerSite
 
-__all__ = [
-    "FREE",
-    "add_data_and_trainer",
-    "add_traceback",
-    "add_training",
-    "check_begun",
-    "check_goes_on",
-    "check_trains",
-    "command_parser",
-    "flat",
-    "options_of",
-    "parse_with_data",
-]
-
 # Options, or prefixes of them, that may differ when a run is resumed: they do not change what the result means.
 FREE = (
     *("run", "config", "traceback", "upload", "ckpt_path", "sites_at_once", "checkpoint.", "memory", "data.workers"),

@@ -21,8 +21,6 @@ from aligners.reports.publishing import WriteReport
 from aligners.reports.tracking import new_number, start_run, unfinished
 from callbacks.progress import ProgressBar
 
-__all__ = ["Run", "instantiate", "quiet", "run_loggers", "start"]
-
 LARGEST_SEED = 2**32 - 1  # NumPy's
 
 

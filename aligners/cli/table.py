@@ -11,8 +11,6 @@ from pathlib import Path
 
 from aligners.cli.endings import early_endings
 
-__all__ = ["COMMANDS", "CONFIGS", "evaluate", "main", "study", "train"]
-
 CONFIGS = Path(__file__).parents[1] / "configs"  # the YAML files that the package brings
 
 # Script -> command -> its line of help. The command is the module `SCRIPT/COMMAND.py` here with two functions,

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["free_disk", "free_memory", "in_words"]
-
 
 def free_memory(device: torch.device) -> int:
     """Free memory of a device in bytes."""

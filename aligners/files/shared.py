@@ -10,10 +10,6 @@ from typing import Any
 
 from aligners.errors import UserError
 
-__all__ = [
-    "CONFIG", "FORMAT", "LIBRARY", "MODEL", "fetch", "is_hub_name", "is_shared", "read_config", "sha256", "shared_file",
-]  # fmt: skip
-
 MODEL, CONFIG = "model.safetensors", "config.json"
 FORMAT = 1  # of shared folders; a later one is refused
 LIBRARY = "aligners"

@@ -14,11 +14,6 @@ from pathlib import Path
 
 from aligners.errors import UserError
 
-__all__ = [
-    "check_folder", "check_new_folder", "lock", "refusing_folder", "remove", "remove_unfinished", "whole_file",
-    "whole_folder", "write_text",
-]  # fmt: skip
-
 UNFINISHED = ".unfinished"
 
 

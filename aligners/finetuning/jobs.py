@@ -22,8 +22,6 @@ from datamodules.model_texts import ModelTexts
 from datamodules.text.fitted import FittedTexts
 from datamodules.text.sources import Score
 
-__all__ = ["FINISHED", "Job", "finished_row", "save_classifier", "train"]
-
 FINISHED = "finetuned.json"
 ABOUT = "run"  # the one entry of the file that is not a figure
 Row = dict[str, Any]

@@ -27,8 +27,6 @@ from datamodules.model_texts import ModelTexts
 from datamodules.module import stream_of
 from datamodules.text.sources import Score
 
-__all__ = ["Finetuning", "FinetuningRecipe", "finite", "mean_loss", "measured_columns", "optimisation"]
-
 
 @dataclass(frozen=True)
 class FinetuningRecipe:

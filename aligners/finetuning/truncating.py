@@ -27,8 +27,6 @@ from datamodules.batches import TextBatch
 from datamodules.model_texts import ModelTexts
 from datamodules.module import stream_of
 
-__all__ = ["HEADS", "MEAN", "Condition", "HeadBank", "SurgeryEvaluation", "conditions"]
-
 Kind = Literal["native", "untuned", "tuned", "tuned_orig", "skip"]
 MEAN = "mean of the models"
 QUANTITIES = ("correct", "loss", "answer")

@@ -11,8 +11,6 @@ from transformers import PreTrainedModel
 from aligners.errors import UserError
 from aligners.models.truncation import Kept, check_count, freeze, shortened
 
-__all__ = ["Variant", "parse_variants"]
-
 NONE = "none"
 ALL = "all"
 

@@ -43,8 +43,6 @@ from datamodules.module import stream_of
 from datamodules.rows.reading import PairedBatch
 from datamodules.states import States
 
-__all__ = ["Alignment"]
-
 FORMAT = 3  # of what is added to a checkpoint of Lightning
 
 DEFAULT_ALIGNERS: dict[str, AlignerFactory] = {"linear": Linear, "ridge": Ridge, "procrustes": Procrustes, "inn": INN}

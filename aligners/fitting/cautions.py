@@ -11,8 +11,6 @@ from torch import Tensor
 if TYPE_CHECKING:
     from aligners.fitting.alignment import Alignment
 
-__all__ = ["warn_of_divergence", "warn_of_untrained"]
-
 logger = logging.getLogger(__name__)
 
 

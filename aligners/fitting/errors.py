@@ -10,8 +10,6 @@ from torchmetrics import Metric
 
 from aligners.maps.base import Aligner
 
-__all__ = ["MapErrors"]
-
 
 class MapErrors(Metric):
     """mse, l2, relative error, FVU and cosine of g(X) against Y; round trip and FVU of the inverse.

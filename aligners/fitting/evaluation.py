@@ -20,8 +20,6 @@ from datamodules.module import stream_of
 from datamodules.rows.reading import PairedBatch, Plan
 from datamodules.states import States
 
-__all__ = ["ErrorsEvaluation"]
-
 HELD_OUT = ("mse", "l2", "relative_error", "fvu", "fvu_unseen", "fvu_inverse", "round_trip")
 FITTING = ("mse", "relative_error", "fvu")
 

@@ -9,8 +9,6 @@ from lightning.pytorch.utilities import rank_zero_only
 from aligners.similarity.algebra.moments import Moments
 from aligners.similarity.functional.canonical import MOST_BY_CHANCE
 
-__all__ = ["few_rows", "warn_of_few_rows"]
-
 logger = logging.getLogger(__name__)
 
 

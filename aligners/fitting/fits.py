@@ -13,8 +13,6 @@ from aligners.maps.base import MORE_ROWS, Aligner
 from aligners.maps.linear import Ridge, deviations
 from aligners.similarity.algebra.moments import Moments
 
-__all__ = ["AlignerFactory", "Direction", "Fit", "fit_map", "seeded"]
-
 AlignerFactory = Callable[[int, int, int], Aligner]
 Direction = Literal["forward", "backward"]
 

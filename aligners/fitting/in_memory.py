@@ -16,8 +16,6 @@ from aligners.fitting.training.optimisation import (
 from aligners.maps.base import Aligner
 from aligners.maps.products import products_in
 
-__all__ = ["train_on_rows"]
-
 
 def train_on_rows(
     aligner: Aligner, x: Tensor, y: Tensor, steps: int, a_step: int, seed: int, like: Alignment

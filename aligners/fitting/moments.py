@@ -21,9 +21,6 @@ from datamodules.batches import LengthBatches
 from datamodules.store.loader import StoredLoader
 from datamodules.store.results import load_tensors, save_tensors
 
-__all__ = ["Reading", "read_moments"]
-
-
 HOOK = "on_moments_batch_end"
 
 

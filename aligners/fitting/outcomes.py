@@ -5,11 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = [
-    "MARK", "TRAINED_WELL", "is_trained", "mark", "no_better_than_the_mean", "outcomes", "trained_methods",
-    "what_did_not_train", "worst_of",
-]  # fmt: skip
-
 TRAINED_WELL = "trained"
 MARK = "*"
 MEANING = f"{MARK}: a map that kept its untrained start or diverged. It is compared with no other."

@@ -19,8 +19,6 @@ from aligners.similarity.algebra.moments import Moments
 from datamodules.identity import identity, refuse_other_run
 from datamodules.states import States
 
-__all__ = ["bytes_a_site", "check_part", "find_part", "join_parts", "pairs_within", "sites_at_once", "take_sites"]
-
 COPIES = 5  # of a weight: itself, its gradient, Adam's two averages, the best so far
 FILLED = 0.8  # share of the free memory that a plan uses
 

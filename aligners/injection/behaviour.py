@@ -19,17 +19,6 @@ from aligners.injection.scoring.tasks import chosen, per_text, unit_answers, uni
 from aligners.models.model import FrozenModel
 from datamodules.asking import TaskBatch
 
-__all__ = [
-    "BEHAVIOUR",
-    "BEHAVIOUR_COLUMNS",
-    "OF_LABELS",
-    "OF_TOKENS",
-    "Behaviour",
-    "Natives",
-    "UnitAnswers",
-    "behaviour_columns",
-]  # fmt: skip
-
 BEHAVIOUR = ["correct", "loss", "agree", "answer", "units"]
 BEHAVIOUR_COLUMNS = (
     "accuracy", "accuracy_low", "accuracy_high", "score", "score_low", "score_high", "loss", "penalty", "penalty_low",

@@ -15,16 +15,6 @@ from datamodules.asking import TaskBatch
 from datamodules.rows.policies import Rows
 from datamodules.rows.reading import read_rows
 
-__all__ = [
-    "ReadStates",
-    "bank_logits",
-    "mapped_rows",
-    "own_logits",
-    "pair_logits",
-    "read_all",
-    "stitched_logits",
-]
-
 
 def mapped_rows(layer: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
     """φ of the rows (S, N, d_x), in full precision whatever the models around it run in: (S, N, d_y)."""

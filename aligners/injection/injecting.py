@@ -41,8 +41,6 @@ from datamodules.states import States
 from datamodules.text.sources import TextSource
 from datamodules.tokens.splits import Split
 
-__all__ = ["TOKENS", "Evaluation", "InjectionEvaluation", "check_stored"]
-
 TOKENS = RowKind("tokens")  # the rows that injection replaces: all of them
 
 

@@ -25,21 +25,6 @@ from aligners.maps.permutation import Permutation
 from aligners.similarity.algebra.moments import Moments
 from datamodules.rows.policies import RowKind
 
-__all__ = [
-    "BOTH_WAYS",
-    "CLOSED",
-    "CLOSED_FORMS",
-    "INVERSE_OF_ONE_WAY",
-    "TRAINED",
-    "ClosedForms",
-    "Method",
-    "build_floors",
-    "check_closed_forms",
-    "describe_map",
-    "route_methods",
-    "stored_kind",
-]
-
 CLOSED_FORMS: dict[str, Callable[[int, int, int], Aligner]] = {
     "linear": Linear,
     "ridge": Ridge,

@@ -24,8 +24,6 @@ from aligners.injection.text_errors import (
 from aligners.maps.canonical import reduced_mse
 from datamodules.asking import TaskBatch
 
-__all__ = ["Panel", "PanelBatch"]
-
 METHOD_COLUMNS = ("parameters", "fit", "bijective", "fitted_on", "training")
 Row = dict[str, Any]
 COUNTED, SQUARES = ["rows", "unseen"], ["squares", "total"]

@@ -22,10 +22,6 @@ from datamodules.states import States
 from datamodules.text.labels import known_labels
 from datamodules.tokens.tokenised import same_tokenizer
 
-__all__ = [
-    "DIRECTIONS", "InjectedTask", "Route", "Routes", "build_routes", "check_routes", "paired_routes", "route_numbers",
-]  # fmt: skip
-
 Routes = Literal["all", "different", "forward"]
 DIRECTIONS = {FORWARD: "forward", BACKWARD: "backward"}  # as reports call the routes between two models
 

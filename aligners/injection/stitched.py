@@ -10,8 +10,6 @@ from aligners.errors import UserError
 from aligners.fitting.storage.bank import FORWARD, StoredBank
 from datamodules.rows.types import SeenTypes
 
-__all__ = ["TASK_LOSS", "between_two_models", "seen_by_any"]
-
 TASK_LOSS = "task loss"  # how stitching layers were fitted, as reports say it
 OTHERS = ("models", "revisions", "masked_share", "sites")  # of `stitched_texts`, not of `pair_states`
 

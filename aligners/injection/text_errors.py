@@ -11,8 +11,6 @@ from aligners.injection.methods import Method
 from aligners.injection.scoring.scores import bootstrap_interval, of_unseen, per_text_sums
 from datamodules.rows.policies import Rows
 
-__all__ = ["ERRORS", "ERROR_COLUMNS", "error_columns", "fitting_columns", "fvu_columns", "overflowing", "text_errors"]
-
 ERRORS = [
     "squares", "total", "squares_unseen", "total_unseen", "cosine", "norm", "back", "back_total", "gap", "largest",
 ]  # fmt: skip

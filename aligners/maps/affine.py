@@ -15,8 +15,6 @@ from aligners.maps.linear import NULL, Affine, deviations, least_squares, procru
 from aligners.maps.solving import batch_inverse, batch_solve
 from aligners.similarity.algebra.moments import Moments
 
-__all__ = ["AffineLayer", "LowRank", "Orthogonal", "Started", "low_rank"]
-
 # How far from zero, in standard deviations, a start puts what the LayerNorm normalises. At 0 the layer starts by giving
 # all rows the same length: that costs most where lengths vary, and nothing where a LayerNorm made the states. The
 # further from zero, the less it costs, and the less use the layer can learn to make of its LayerNorm.

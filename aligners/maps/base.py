@@ -15,8 +15,6 @@ from aligners.errors import UserError
 from aligners.maps.products import bank_product
 from aligners.similarity.algebra.moments import Moments
 
-__all__ = ["MORE_ROWS", "Aligner", "BankLinear", "Scaled", "Scaling"]
-
 MORE_ROWS = (  # advice where there are too few
     "Give more texts, or more rows of each: `rows` 'words', or 'tokens' where both models read the same tokens."
 )

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from aligners.similarity.algebra.moments import Moments
 
-__all__ = ["GaussianStates", "random_labels"]
-
 
 class GaussianStates:
     """Draws states with Y's mean and covariance at each site: `random_embedding`.

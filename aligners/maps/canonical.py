@@ -28,8 +28,6 @@ from aligners.maps.linear import Affine, deviations
 from aligners.similarity.algebra.moments import Moments
 from aligners.similarity.functional.canonical import Canonical, Whitening, canonical, whitening
 
-__all__ = ["CCA", "PWCCA", "SVCCA", "reduced_mse"]
-
 
 class _Canonical(Affine):
     """The options and findings shared by all maps along canonical directions.

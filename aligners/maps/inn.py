@@ -15,8 +15,6 @@ from aligners.maps.invertible.starts import START_NAMES, Start, invertible_start
 from aligners.maps.solving import batch_inverse, batch_log_det, batch_solve
 from aligners.similarity.algebra.moments import Moments
 
-__all__ = ["INN"]
-
 Mixing = Literal["none", "rotation", "linear"]
 
 

@@ -12,22 +12,6 @@ from aligners.errors import UserError, check_range
 from aligners.maps.base import Aligner
 from aligners.similarity.algebra.moments import Moments
 
-__all__ = [
-    "STRENGTHS",
-    "Affine",
-    "Identity",
-    "Linear",
-    "Mean",
-    "Procrustes",
-    "Ridge",
-    "determined_svd",
-    "deviations",
-    "least_squares",
-    "predictive_least_squares",
-    "procrustes_rotation",
-    "ridge_regression",
-]
-
 # A neuron whose deviation is below this share of its mean's size is constant but for rounding; a residual below this
 # share of all squares is zero but for rounding.
 ROUNDING = 1e-12

@@ -15,8 +15,6 @@ from aligners.maps.base import Aligner, BankLinear, Scaled
 from aligners.maps.linear import predictive_least_squares
 from aligners.similarity.algebra.moments import Moments
 
-__all__ = ["MLP", "FreeForm"]
-
 
 class MLP(Scaled):
     """Linear layers with GELU between them, plus a linear map of their input.

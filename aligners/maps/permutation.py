@@ -11,8 +11,6 @@ from torch import Tensor
 from aligners.maps.linear import Affine, deviations
 from aligners.similarity.algebra.moments import Moments
 
-__all__ = ["Permutation", "neuron_correlations"]
-
 
 class Permutation(Affine):
     """y_j = ȳ_j + (x_π(j) − x̄_π(j)): every neuron of Y gets the neuron of X that is matched to it.

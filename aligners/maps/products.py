@@ -12,8 +12,6 @@ from torch import Tensor
 
 from aligners.errors import UserError
 
-__all__ = ["Products", "bank_product", "check_products", "products_in"]
-
 Products = Literal["float32", "tf32", "bfloat16"]
 
 _HALF: ContextVar[bool] = ContextVar("half", default=False)

@@ -7,8 +7,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["batch_inverse", "batch_log_det", "batch_solve"]
-
 
 def batch_inverse(matrices: Tensor) -> Tensor:
     """(..., d, d) -> (..., d, d)."""

@@ -11,17 +11,6 @@ from transformers import AutoModel, AutoModelForTextEncoding, PreTrainedConfig
 
 from aligners.errors import UserError
 
-__all__ = [
-    "Architecture",
-    "Component",
-    "SubLayer",
-    "Task",
-    "architecture_of",
-    "first_site",
-    "known_architectures",
-    "register",
-]
-
 Task = Literal["classification", "causal", "masked"]
 Component = Literal["residual", "attention", "mlp"]
 _HEADS: dict[str, Task] = {

@@ -14,8 +14,6 @@ from aligners.errors import UserError
 from aligners.models.architectures import Task, architecture_of
 from aligners.models.hooks import trunk_of
 
-__all__ = ["Caller", "Layout"]
-
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 # What models cache for a next call, which never comes here.
 KEPT = ("use_cache", "use_mems")

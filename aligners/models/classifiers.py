@@ -14,8 +14,6 @@ from aligners.models.architectures import Architecture, architecture_of
 from aligners.models.fresh import drawn, head_parts
 from aligners.models.loading.files import dtype_of, listed, quiet, read_config, read_tokenizer, read_weights
 
-__all__ = ["new_classifier"]
-
 
 def new_classifier(
     name: str | Path,

@@ -9,9 +9,6 @@ from torch import Tensor
 
 from aligners.errors import UserError
 
-__all__ = ["FiniteCheck"]
-
-
 MOST_PENDING = 256
 
 

@@ -14,8 +14,6 @@ from transformers import PreTrainedModel
 
 from aligners.models.loading.placement import place_like
 
-__all__ = ["drawn", "head_parts", "outside", "untrained", "with_head"]
-
 
 def untrained(model: PreTrainedModel, seed: int, options: Mapping[str, Any]) -> PreTrainedModel:
     """Make a model of the same config, with weights drawn from `seed` on the CPU, so that they are equal everywhere.

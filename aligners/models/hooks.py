@@ -13,8 +13,6 @@ from transformers import PreTrainedModel
 from aligners.errors import UserError
 from aligners.models.architectures import Architecture, SubLayer, architecture_of
 
-__all__ = ["Blocks", "SubLayers", "blocks_of", "inject", "read", "replace", "trunk_of"]
-
 
 class Blocks(list[nn.Module]):
     """The L blocks of a model in the order of execution; a shared block appears as often as it is run.

@@ -19,8 +19,6 @@ from aligners.models.fresh import drawn, outside, untrained, with_head
 from aligners.models.hooks import Blocks, SubLayers, blocks_of, inject, read, replace
 from aligners.models.loading.placement import check_placement, is_sharded
 
-__all__ = ["FrozenModel"]
-
 
 class FrozenModel:
     """A Transformer of `transformers` with its states open to reading and replacing.

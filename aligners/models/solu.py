@@ -6,8 +6,6 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-__all__ = ["SoLU", "register_solu", "solu"]
-
 
 def solu(x: Tensor) -> Tensor:
     """LayerNorm(x · softmax(x)) over the last axis, without gain and bias; x (..., d), the result likewise.

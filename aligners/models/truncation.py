@@ -17,8 +17,6 @@ from aligners.errors import UserError
 from aligners.models.architectures import architecture_of
 from aligners.models.hooks import Blocks, blocks_of, read, trunk_of
 
-__all__ = ["Kept", "check_count", "freeze", "freeze_unused", "shortened"]
-
 Kept = Literal["bottom", "top", "layers"]
 
 

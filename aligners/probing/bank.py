@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from aligners.errors import UserError
 from aligners.probing.words import Place, Source, Words
 
-__all__ = ["Arm", "Bank", "Examples", "Probes", "Readings", "answers", "fresh_bank", "losses", "needed"]
-
 AT_ONCE = 128  # sentences that are read together
 
 

@@ -18,18 +18,6 @@ from aligners.probing.edges.task import EdgeTask, codelengths
 from aligners.probing.tasks import Row, score_columns
 from aligners.probing.training import ProbeTraining, train_bank
 
-__all__ = [
-    "PORTIONS",
-    "OnlineCode",
-    "code_rows",
-    "compressions",
-    "frequency_bits",
-    "portion_ends",
-    "portion_rows",
-    "send",
-    "uniform_bits",
-]
-
 # where the portions end, as shares of what is sent (Voita and Titov 2020, §2.2)
 PORTIONS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 1.0)
 PRIOR = 0.5  # of each label, in the code by frequencies: Krichevsky and Trofimov 1981

@@ -28,8 +28,6 @@ from datamodules.module import stream_of
 from datamodules.rows.policies import policy_of
 from datamodules.tokens.splits import Split
 
-__all__ = ["ProbeExperiment"]
-
 AnyTask = EdgeTask | TreeTask
 
 

@@ -18,8 +18,6 @@ from datamodules.module import TextModule
 from datamodules.text.annotated.sentence import ANNOTATION, Sentence
 from datamodules.tokens.splits import Split
 
-__all__ = ["SPLITS", "check_annotated", "check_least", "check_room", "make_task", "sentences_of"]
-
 SPLITS: dict[Split, str] = {"fit": "fitting", "validation": "validation", "test": "held-out"}
 MENDING = {
     "validation": ": `text.validation_share` says how many",

@@ -19,8 +19,6 @@ from aligners.probing.edges.probes import EdgeProbes
 from aligners.probing.trees.probes import DepthProbes, DistanceProbes
 from aligners.probing.words import Place
 
-__all__ = ["PROBES", "load_banks", "save_banks"]
-
 PROBES = "probes.safetensors"
 ENTRY = "banks"
 KINDS: dict[str, type[Probes]] = {kind.__name__: kind for kind in (EdgeProbes, DepthProbes, DistanceProbes)}

@@ -16,8 +16,6 @@ from aligners.probing.bank import Annotations, Arm, Bank, Examples
 from aligners.probing.training import ProbeTraining, train_bank
 from aligners.probing.words import Words
 
-__all__ = ["COLUMNS", "Row", "Scores", "Task", "pooled_ratio", "row_of", "score_columns"]
-
 
 class Scores(Protocol):
     """What A probes, or a baseline, get right in each of B sentences."""

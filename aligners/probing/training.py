@@ -12,8 +12,6 @@ from torch import Tensor
 from aligners.errors import UserError, check_range
 from aligners.probing.bank import Bank, Examples, losses
 
-__all__ = ["ProbeTraining", "ended", "train_bank"]
-
 
 @dataclass(frozen=True)
 class ProbeTraining:

@@ -12,8 +12,6 @@ from torch import Tensor
 from aligners.errors import UserError
 from datamodules.text.annotated.sentence import Sentence
 
-__all__ = ["Place", "Source", "Words", "WordsBeingRead", "numbers_within"]
-
 Source = Literal["model", "untrained"]
 
 

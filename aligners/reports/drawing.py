@@ -18,12 +18,6 @@ from aligners.fitting.outcomes import is_trained
 from aligners.reports.names import site_name
 from aligners.reports.report import Row, number
 
-__all__ = [
-    "ABREAST", "COLOURS", "HOLLOW", "LINEAR_UP_TO", "MODEL_COLOURS", "PANEL", "Look", "SitePanel", "dress", "heat_map",
-    "hollow_where_untrained", "label", "layer_grid", "line_look", "lines_by_site", "log_scale", "method_looks",
-    "name_sites", "panels", "penalty_scale", "shared_out", "short", "shown_lines", "site_figure",
-]  # fmt: skip
-
 Look = dict[str, Any]
 Cells = Sequence[Row | None]
 

@@ -15,8 +15,6 @@ from aligners.reports.kinds import KINDS, file_name, make_report, maker
 from aligners.reports.page.run import CONFIG
 from aligners.reports.report import Report, Row
 
-__all__ = ["FinishedRun", "finished_run", "has_report"]
-
 PARTS = ("meta", "findings", "rows")
 
 

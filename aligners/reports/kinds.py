@@ -14,8 +14,6 @@ from aligners.reports.report import Report, Row
 from datamodules.text.fitted import words_on_left_out
 from datamodules.text.texts import words_on_copies
 
-__all__ = ["KINDS", "file_name", "make_report", "maker"]
-
 KINDS: dict[str, Row] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 
 

@@ -7,11 +7,6 @@ from collections.abc import Iterable, Sequence
 
 from aligners.reports.report import Row
 
-__all__ = [
-    "file_names", "fixed", "floor_words", "four_digits", "held_out_name", "listed", "markdown_table", "names_in_full",
-    "score_heading", "score_name", "score_words", "short_names", "site_name", "value_range", "with_short_names",
-]  # fmt: skip
-
 COLUMNS = ("model_x", "model_y", "model")  # of a row that name a model
 SCORES = {  # name -> in words, and as a heading
     "accuracy": ("accuracy in %", "acc. %"), "mcc": ("Matthews correlation × 100", "MCC × 100"),

@@ -24,8 +24,6 @@ from aligners.reports.page.run import save_figure, write_page
 from aligners.reports.report import Report, Row
 from aligners.reports.screen import say, screen
 
-__all__ = ["WriteReport", "csv_text", "environment", "publish", "show", "write", "write_report"]
-
 PACKAGES = ("torch", "lightning", "transformers", "torchmetrics", "numpy")
 
 

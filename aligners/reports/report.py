@@ -11,8 +11,6 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.table import Table
 
-__all__ = ["Report", "Row", "distinct", "grouped", "largest", "mean", "number", "site_pairs", "where"]
-
 Row = dict[str, Any]
 
 

@@ -14,8 +14,6 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["TitledTable", "WhenToOpen", "open_where_there_is_a_desktop", "say", "screen", "site_table", "title_of"]
-
 WhenToOpen = Literal["auto", "true", "false"]
 
 

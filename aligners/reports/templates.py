@@ -11,7 +11,6 @@ from markupsafe import Markup, escape
 
 from aligners.reports.names import listed, value_range
 
-__all__ = ["page", "sentences"]
 HERE = Path(__file__).parent
 PAGES = HERE / "page"
 ITEM = re.compile("^- ", re.MULTILINE)

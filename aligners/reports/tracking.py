@@ -16,11 +16,6 @@ from aligners.errors import UserError
 from aligners.files.whole import write_text
 from aligners.reports.names import file_names
 
-__all__ = [
-    "PROJECT", "RunArtifact", "complete", "described", "log_inputs", "log_outputs", "logged_in", "new_number",
-    "start_run", "states", "unfinished", "workspace",
-]  # fmt: skip
-
 PROJECT = "aligners"
 NUMBER = "wandb/unfinished.txt"  # in a run's folder, until the run is complete: its number at W&B
 LONGEST_NAME = 128  # of an artifact, in letters

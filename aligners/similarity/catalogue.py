@@ -16,8 +16,6 @@ from aligners.similarity.functional.hsic import cka_from_hsic
 from aligners.similarity.functional.kernels import rbf_cka, rsa
 from aligners.similarity.functional.regression import mixedsim, mixedsim_held_out, neuronsim, r2, r2_held_out
 
-__all__ = ["ATTENTION", "DEFAULT", "Family", "Measure", "catalogue", "register"]
-
 Family = Literal["moments", "batches", "rows", "heads", "head_moments"]
 ATTENTION = ("heads", "head_moments")  # the families that need attention weights
 

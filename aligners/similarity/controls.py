@@ -11,8 +11,6 @@ from torch import Tensor
 
 from aligners.errors import UserError
 
-__all__ = ["cropped", "jackknife_interval", "matching_layers", "permuted_rows"]
-
 
 def permuted_rows(text: Tensor, share: float) -> tuple[Tensor, Tensor]:
     """Choose rows of X and of Y to pair so that no row meets its own text: the null of any measure.

@@ -31,8 +31,6 @@ from datamodules.layers import LayerActivations
 from datamodules.module import stream_of
 from datamodules.tokens.splits import Split
 
-__all__ = ["SimilarityEvaluation"]
-
 logger = logging.getLogger(__name__)
 
 GROUPS = 10  # of the jackknife

@@ -11,8 +11,6 @@ from torchmetrics import Metric
 
 from aligners.similarity.algebra.moments import Moments, merge_moments, moments_of
 
-__all__ = ["DoubleMetric", "MomentsMetric"]
-
 
 class _Box:
     """Hides a value from torchmetrics, which would look into it."""

@@ -20,8 +20,6 @@ from aligners.similarity.passes.plan import Tile
 from aligners.similarity.passes.sums import Matching, SpanSums, TileSums
 from aligners.similarity.sample import Sample
 
-__all__ = ["Content", "Grids", "TileFigures", "evaluate"]
-
 Grids = dict[str, Tensor]  # direction -> (L_x, L_y)
 Key = tuple[str, str]  # measure, figure
 

@@ -10,8 +10,6 @@ from torch import Tensor
 from aligners.similarity.passes.ranks import collected, summed, this_rank
 from datamodules.keys import FREE, row_keys
 
-__all__ = ["Draw", "Sample"]
-
 
 class Sample(NamedTuple):
     """k paired rows, in the order of their keys.

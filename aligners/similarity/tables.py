@@ -14,8 +14,6 @@ from aligners.similarity.functional.canonical import MOST_BY_CHANCE
 from aligners.similarity.functional.summaries import angular_distance, localization
 from aligners.similarity.outcome import Grids, TileFigures
 
-__all__ = ["PairFigures", "Row", "Values", "distance_rows", "joined_norms", "layer_rows", "rows_of"]
-
 Row = dict[str, Any]
 Values = Mapping[tuple[int, int, str], Grids]  # models and measure -> direction -> (L_x, L_y)
 SIDES = {"both": "", "forward": " of X", "backward": " of Y"}  # whose variance, neurons or heads are explained

@@ -13,8 +13,6 @@ from aligners.reports.names import file_names
 from aligners.studies.kinds import KINDS
 from aligners.studies.spec import Model, Stage, Study
 
-__all__ = ["FOLDER", "Cell", "Commands", "Instance", "expand"]
-
 FOLDER = "{study}"  # stands for the study's folder in the options of a cell
 EMBEDDED = "embedded"
 

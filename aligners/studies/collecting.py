@@ -13,8 +13,6 @@ from aligners.studies.folder import StudyFolder
 from aligners.studies.kinds import KINDS
 from aligners.studies.spec import Models
 
-__all__ = ["collect", "tables"]
-
 TABLES = "tables"
 Row = Mapping[str, Any]
 OF_ALL_ROWS = ("rows", "majority_score")  # what a report says once, and tables in every row

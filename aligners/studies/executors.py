@@ -19,8 +19,6 @@ from typing import Any
 
 from aligners.errors import UserError, check_known
 
-__all__ = ["EXECUTORS", "Processes", "RayTasks", "SlurmJobs", "make_executor"]
-
 PATIENCE = 20.0  # seconds that a worker has to end by itself
 THREADS = "OMP_NUM_THREADS"
 CODE = str(Path(__file__).resolve().parents[1])

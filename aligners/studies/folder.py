@@ -21,8 +21,6 @@ from aligners.studies.kinds import KINDS
 from aligners.studies.spec import Study
 from datamodules.identity import differences
 
-__all__ = ["ERROR", "LOG", "RESULT", "STATES", "STUDY", "State", "StudyFolder", "locked"]
-
 STUDY, PLAN = "study.yaml", "plan.json"
 CELL, RESULT, ERROR, LOG, LOCK = "cell.json", "result.json", "error.txt", "log.txt", "lock"
 FREE = ("assume", "report", "store", "keep")  # parts of a study that no result depends on

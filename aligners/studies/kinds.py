@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["KINDS", "Kind"]
-
 
 @dataclass(frozen=True)
 class Kind:

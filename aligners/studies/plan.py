@@ -16,8 +16,6 @@ from aligners.files.room import in_words
 from aligners.reports.screen import site_table
 from aligners.studies.cells import Cell
 
-__all__ = ["ESTIMATES", "START", "Cost", "Plan", "measured_rate"]
-
 ESTIMATES = """\
 A pass: one model reads the fitting or the held-out texts of one task once: 2 × 12 d² × L FLOP a token.
 {kinds}

@@ -14,8 +14,6 @@ from aligners.studies.cells import Cell
 from aligners.studies.folder import ERROR, RESULT, StudyFolder
 from aligners.studies.kinds import KINDS
 
-__all__ = ["Schedule", "missing"]
-
 ATTEMPTS = 2  # of a cell whose worker was lost
 PAUSE = 2.0  # seconds between two looks at cells that others are making
 

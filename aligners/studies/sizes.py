@@ -11,8 +11,6 @@ from aligners.models.embedded.recipes import EMBEDDED, Recipe, embedded_recipe
 from aligners.models.loading.files import read_config
 from aligners.studies.spec import Assumed
 
-__all__ = ["Size", "size_of"]
-
 
 @dataclass(frozen=True)
 class Size:

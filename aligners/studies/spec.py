@@ -10,11 +10,6 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from aligners.errors import UserError, check_known, check_range
 
-__all__ = [
-    "Assumed", "Comparison", "Finetuning", "Fitting", "Model", "Models", "Pairs", "Stage", "Study", "Work",
-    "read_study",
-]  # fmt: skip
-
 Stage = Literal["random", "pretrained", "finetuned"]
 SEED = "{seed}"
 

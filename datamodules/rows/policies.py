@@ -15,11 +15,6 @@ from aligners.models.architectures import Component
 from datamodules.batches import Movable, TextBatch
 from datamodules.keys import row_keys
 
-__all__ = [
-    "PAIRS_TOKENS", "POLICIES", "Kind", "Policy", "RowKind", "RowPolicy", "Rows", "TokenPairs", "check_component",
-    "check_rows", "most_rows", "policy_of", "rows_of_each", "select_rows", "select_words",
-]  # fmt: skip
-
 Kind = Literal["tokens", "words"]
 RowPolicy = str  # one of POLICIES
 PAIRS_TOKENS = ("`rows` 'tokens' pairs models token by token", "Use `rows` 'words', 'mean' or 'cls'")

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from datamodules.rows.types import SeenTypes
     from datamodules.text.sources import TextSource
 
-__all__ = ["Link", "PairReader", "PairedBatch", "Place", "Plan", "Prepared", "gather_rows", "read_rows"]
-
 
 def read_rows(
     model: FrozenModel,

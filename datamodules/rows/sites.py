@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from aligners.errors import UserError
 from aligners.models.architectures import Component, first_site
 
-__all__ = ["parse_layers", "parse_sites", "route_sites"]
-
 
 def parse_sites(
     sites: str | Sequence[str | int], depth_x: int, depth_y: int, component: Component = "residual"

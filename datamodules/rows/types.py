@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     import datasets
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["RowTypes", "SeenTypes", "is_held_out", "types_of"]
-
 
 def is_held_out(name: str, share: float, seed: int) -> bool:
     """Whether a type is one of the `share` that fitting leaves out: a keyed hash of its name decides."""

@@ -16,8 +16,6 @@ from datamodules.store.results import load_tensors
 from datamodules.store.shards import BYTES, Shard
 from datamodules.store.states import MANIFEST, USED, Manifest, shard_path
 
-__all__ = ["Kept", "damages", "kept_in", "remove", "remove_down_to"]
-
 
 @dataclass
 class Kept:

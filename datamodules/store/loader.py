@@ -21,8 +21,6 @@ from datamodules.store.reading import Rings, start_reading
 from datamodules.store.states import StoredStates
 from datamodules.tokens.tokenised import TokenisedTexts
 
-__all__ = ["StoredLoader"]
-
 ROWS = 32_768  # of each model, that are read together
 SHARE = 1 / 16  # of the free memory, which they may take; two windows are there at once
 BESIDE = 4  # largest batches for which there is memory beside these: those in use, and ends of windows and of the ring

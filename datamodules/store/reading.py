@@ -18,8 +18,6 @@ from datamodules.batches import StoredRows, TextBatch
 from datamodules.store.shards import Shard, damaged
 from datamodules.store.states import StoredStates
 
-__all__ = ["Ring", "Rings", "start_reading"]
-
 ALIGNED = 64
 
 

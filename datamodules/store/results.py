@@ -14,8 +14,6 @@ from torch import Tensor
 from aligners.errors import UserError
 from aligners.files.whole import whole_file
 
-__all__ = ["load_tensors", "save_tensors"]
-
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors of the CPU, whole or not at all.

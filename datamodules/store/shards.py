@@ -19,8 +19,6 @@ import numpy as np
 
 from aligners.errors import UserError
 
-__all__ = ["BYTES", "Shard", "ShardWriter", "damaged", "layout_size"]
-
 TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 ALIGNED = 64

@@ -22,11 +22,6 @@ from aligners.models.model import FrozenModel
 from datamodules.store.shards import BYTES, Shard, layout_size
 from datamodules.tokens.tokenised import TokenisedTexts
 
-__all__ = [
-    "DTYPES", "FORMAT", "MANIFEST", "USED", "Manifest", "StateIdentity", "StoredStates", "name_of", "plan_shards",
-    "shard_path",
-]  # fmt: skip
-
 FORMAT = 1  # of the files; a store of another format has another name
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 # What a config says beside what decides the states.

@@ -25,8 +25,6 @@ from datamodules.tokens.tokenised import TokenisedTexts
 if TYPE_CHECKING:
     import lightning.pytorch as pl
 
-__all__ = ["Reads", "Stores", "check_store"]
-
 
 class Reads(NamedTuple):
     """Which states a data module reads.

@@ -23,8 +23,6 @@ from datamodules.rows.reading import read_rows
 from datamodules.store.shards import ShardWriter
 from datamodules.store.states import StoredStates, shard_path
 
-__all__ = ["write_missing"]
-
 MOST_TOKENS = 8192  # of a batch, padding included
 MOST_BYTES = 2**28  # of the states of a batch at all sites, in float32
 

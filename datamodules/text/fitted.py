@@ -21,8 +21,6 @@ from datamodules.text.streaming import plain_text
 if TYPE_CHECKING:
     from datasets import Dataset
 
-__all__ = ["FITTED", "FittedTexts", "hash_texts", "words_on_left_out"]
-
 FITTED = "fitted_on/texts.safetensors"  # in the folder of a model; not beside its weights, which some readers glob
 
 

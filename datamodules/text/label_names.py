@@ -8,8 +8,6 @@ from collections.abc import Sequence
 
 from aligners.errors import UserError
 
-__all__ = ["ClassMap", "GivenMap", "LabelsOption", "by_number", "class_map", "in_words", "numbered"]
-
 ClassMap = tuple[tuple[int, ...], ...]  # for each class of the texts the head's classes that answer it
 GivenMap = dict[str, int | str | list[int | str]]  # class of the texts -> class or classes of the head, as written
 LabelsOption = GivenMap | list[GivenMap | None] | None  # of all models, or of each

@@ -14,8 +14,6 @@ from aligners.errors import UserError
 if TYPE_CHECKING:
     from datasets import Dataset
 
-__all__ = ["MISSING", "LabelColumn", "known_labels", "read_labels"]
-
 MISSING = -1  # the class of a text that has none, as in GLUE's test splits; NaN where numbers are predicted
 
 

@@ -17,8 +17,6 @@ from datamodules.text.texts import Texts
 if TYPE_CHECKING:
     from datasets import Dataset
 
-__all__ = ["load_texts"]
-
 
 def load_texts(source: TextSource) -> Texts:
     """Read the texts and divide them.

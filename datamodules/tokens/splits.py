@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     import datasets
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["Split", "TokenisedSplits", "bytes_per_token"]
-
 logger = logging.getLogger(__name__)
 
 Split = Literal["fit", "validation", "test", "other"]  # other: of another source, where an evaluation reads one

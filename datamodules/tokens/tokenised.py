@@ -26,16 +26,6 @@ if TYPE_CHECKING:
 
     from datamodules.rows.policies import RowKind
 
-__all__ = [
-    "Marks",
-    "TokenisedTexts",
-    "describe_tokenizer",
-    "flatten_column",
-    "number_words",
-    "same_tokenizer",
-    "tokenise",
-]
-
 WHITE_SPACE = np.array([code for code in range(0x3001) if chr(code).isspace()], dtype=np.uint32)  # U+3000 is the last
 
 

@@ -7,8 +7,6 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import jensenshannon
 from scipy.stats import pearsonr
 
-__all__ = ["best_heads", "fold", "similarities"]
-
 Array = NDArray[np.float64]
 
 

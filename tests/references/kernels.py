@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import pdist, squareform
 from scipy.stats import pearsonr
 
-__all__ = ["biased_cka", "hsic_1", "hsic_1_by_quadruples", "minibatch_cka", "rbf_cka", "rsa"]
-
 Array = NDArray[np.float64]
 
 

@@ -9,11 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import orthogonal_procrustes, qr
 
-__all__ = [
-    "Canonical", "best_matching", "canonical", "canonical_map", "carrying", "components", "cosine", "fvu", "mse",
-    "procrustes", "ridge_regression",
-]  # fmt: skip
-
 Array = NDArray[np.float64]
 
 

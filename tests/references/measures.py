@@ -12,25 +12,6 @@ import numpy as np
 import scipy.linalg
 from numpy.typing import NDArray
 
-__all__ = [
-    "angular_distance",
-    "canonical_variables",
-    "held_out_correlations",
-    "linear_cka",
-    "localization",
-    "mean_cca",
-    "mixedsim",
-    "mixedsim_held_out",
-    "neuronsim",
-    "nuclear_norm",
-    "pwcca",
-    "r2",
-    "r2_cca",
-    "r2_held_out",
-    "unbiased_cka",
-    "unbiased_hsic",
-]
-
 Array = NDArray[np.float64]
 RANK = 1e-5  # smallest singular value of the rows that counts, relative to the largest
 

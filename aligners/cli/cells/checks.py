@@ -20,8 +20,6 @@ from aligners.studies.sizes import Size, size_of
 from aligners.studies.spec import Study
 from datamodules.rows.sites import parse_layers, route_sites
 
-__all__ = ["check_cells", "model_sizes", "not_injected"]
-
 
 def model_sizes(study: Study, *, assume: bool) -> dict[str, Size]:
     """The size of each model of a study.

@@ -23,8 +23,6 @@ from aligners.studies.spec import Study
 from datamodules.rows.policies import most_rows
 from datamodules.rows.sites import parse_layers, parse_sites
 
-__all__ = ["Costs", "choose_banks", "formulas", "plan_study"]
-
 FLOOR_METHODS = 3  # mean, identity, random_embedding
 DECOMPOSED = 30.0  # × d³: FLOP of a singular value decomposition and what goes with it
 CONTROLS = 5  # times the products of a comparison alone

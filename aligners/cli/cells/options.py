@@ -20,8 +20,6 @@ from aligners.similarity.evaluation import SimilarityEvaluation
 from aligners.studies.cells import Cell, merged
 from aligners.studies.kinds import KINDS
 
-__all__ = ["CellOptions"]
-
 CHECKS: dict[str, Callable[[Namespace], object]] = {
     **dict.fromkeys(("fit", "fit_pairs", "recover", "attention", "finetune", "stitch"), check_trains),
     "inject": lambda made: check_closed_forms(made.closed_form),

@@ -26,8 +26,6 @@ from aligners.similarity.passes.saved import PASSES
 from aligners.studies.folder import ERROR, LOG, RESULT, StudyFolder, locked
 from aligners.studies.kinds import KINDS
 
-__all__ = ["run_cell"]
-
 PACKAGES = ("torch", "lightning", "transformers", "numpy")
 WRONG_OPTIONS = 2  # exit status of jsonargparse
 UNFINISHED = ("run/last.ckpt", f"run/{PASSES}", "before")  # what a cell that was interrupted goes on from

@@ -17,8 +17,6 @@ from aligners.fitting.pricing.rows import RowsInMemory
 from aligners.reports.publishing import write_report
 from datamodules.pairings import pair_states
 
-__all__ = ["parser", "run"]
-
 
 def parser() -> ArgumentParser:
     """The options."""

@@ -28,8 +28,6 @@ from datamodules.module import stream_of
 from datamodules.pairings import pair_states
 from datamodules.states import States
 
-__all__ = ["parser", "run"]
-
 
 @dataclass
 class Options:

@@ -19,8 +19,6 @@ from aligners.reports.publishing import write_report
 from datamodules.pairings import pair_states
 from datamodules.rows.policies import policy_of
 
-__all__ = ["parser", "run"]
-
 
 def parser() -> ArgumentParser:
     """The options."""

@@ -20,8 +20,6 @@ from aligners.files.whole import check_new_folder
 from aligners.reports.sharing.pretrained import Shared
 from aligners.reports.sharing.run import shared_from_run
 
-__all__ = ["parser", "run"]
-
 
 @dataclass
 class Options:

@@ -17,8 +17,6 @@ from aligners.reports.page.run import PAGE, write_page
 from aligners.reports.publishing import show
 from aligners.reports.screen import WhenToOpen, open_where_there_is_a_desktop
 
-__all__ = ["parser", "run"]
-
 
 @dataclass
 class Options:

@@ -21,8 +21,6 @@ from aligners.similarity.evaluation import SimilarityEvaluation
 from aligners.similarity.passes.saved import PASSES
 from datamodules.layers import LayerActivations
 
-__all__ = ["parser", "run"]
-
 RESULT = "similarity.json"
 
 

@@ -19,8 +19,6 @@ from aligners.injection.scoring.pair_intervals import check_groups
 from aligners.injection.stitching.measuring import StitchingEvaluation
 from datamodules.model_texts import stitched_texts
 
-__all__ = ["parser", "run"]
-
 
 @dataclass
 class Options:

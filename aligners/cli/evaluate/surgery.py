@@ -20,8 +20,6 @@ from aligners.finetuning.truncating import HEADS, SurgeryEvaluation
 from aligners.reports.publishing import WriteReport
 from datamodules.model_texts import labelled_texts
 
-__all__ = ["parser", "run"]
-
 
 @dataclass
 class Options:

@@ -10,8 +10,6 @@ from aligners.cli.study.status import folder_parser
 from aligners.studies.collecting import collect
 from aligners.studies.folder import StudyFolder
 
-__all__ = ["parser", "run"]
-
 
 def parser() -> ArgumentParser:
     """The options."""

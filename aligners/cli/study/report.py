@@ -11,8 +11,6 @@ from aligners.reports.study.report import report
 from aligners.studies.collecting import collect, tables
 from aligners.studies.folder import StudyFolder
 
-__all__ = ["parser", "report_if_possible", "run"]
-
 
 def parser() -> ArgumentParser:
     """The options."""

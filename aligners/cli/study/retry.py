@@ -11,8 +11,6 @@ from aligners.cli.study.status import folder_parser
 from aligners.studies.folder import StudyFolder
 from aligners.studies.spec import read_study
 
-__all__ = ["parser", "run"]
-
 
 def parser() -> ArgumentParser:
     """The options."""

@@ -34,8 +34,6 @@ from aligners.studies.folder import StudyFolder
 from aligners.studies.schedule import Schedule
 from aligners.studies.spec import Study, read_study
 
-__all__ = ["Running", "go", "parser", "run"]
-
 FAILED = 1  # exit status where a cell has failed
 
 

@@ -14,8 +14,6 @@ from aligners.cli.options import bare_parser
 from aligners.reports.screen import screen, site_table
 from aligners.studies.folder import ERROR, STATES, StudyFolder
 
-__all__ = ["failures", "folder_parser", "parser", "run", "status_table"]
-
 
 @dataclass
 class Options:

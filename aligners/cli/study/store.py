@@ -16,8 +16,6 @@ from aligners.progress import track
 from aligners.reports.screen import TitledTable, say, screen
 from datamodules.store.keeping import Kept, damages, kept_in, remove, remove_down_to
 
-__all__ = ["parser", "run"]
-
 
 @dataclass
 class Options:

@@ -14,8 +14,6 @@ from aligners.cli.options import bare_parser
 from aligners.errors import UserError
 from aligners.reports.tracking import CURVES, PROJECT, logged_in, workspace
 
-__all__ = ["parser", "run"]
-
 
 @dataclass
 class Options:

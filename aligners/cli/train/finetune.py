@@ -29,8 +29,6 @@ from aligners.reports.report import Row
 from datamodules.identity import identity
 from datamodules.model_texts import ModelTexts, labelled_texts
 
-__all__ = ["parser", "plan", "run"]
-
 
 @dataclass
 class Options:

@@ -21,11 +21,6 @@ from callbacks.summary import FitSummary
 from datamodules.pairings import pair_states
 from datamodules.states import States
 
-__all__ = [
-    "check_maps", "fit_and_measure", "fit_and_show", "fit_maps", "fit_options", "fit_parser", "fit_trainer",
-    "parser", "run",
-]  # fmt: skip
-
 FIT = "Fit aligners between the states of two frozen models, and show how exact they are."
 
 

@@ -7,8 +7,6 @@ from functools import partial
 from aligners.cli.train.fit import fit_and_measure, fit_parser
 from datamodules.pairings import attention_states
 
-__all__ = ["parser", "run"]
-
 parser = partial(
     fit_parser,
     "fit_attention",

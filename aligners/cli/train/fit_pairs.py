@@ -18,8 +18,6 @@ from callbacks.summary import FitSummary
 from datamodules.pairings import pairs_states
 from datamodules.rows.policies import most_rows
 
-__all__ = ["parser", "run"]
-
 parser = partial(
     fit_parser,
     "fit_pairs",

@@ -21,8 +21,6 @@ from aligners.fitting.universe.universe import NETWORK
 from callbacks.checkpoint import SaveNewcomer, SaveUniverse, save_universe
 from datamodules.pairings import universe_states
 
-__all__ = ["parser", "run"]
-
 
 def parser() -> ArgumentParser:
     """The options."""

@@ -14,8 +14,6 @@ from aligners.probing.storing import PROBES
 from aligners.reports.publishing import write_report
 from datamodules.layers import LayerActivations
 
-__all__ = ["parser", "run"]
-
 NEW = {"models": ["embedded-sentences:0"], "text.source": "grammar", "rows": "words_mean"}
 
 

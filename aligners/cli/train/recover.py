@@ -7,8 +7,6 @@ from functools import partial
 from aligners.cli.train.fit import fit_and_measure, fit_parser
 from aligners.fitting.recovering.data import target_states
 
-__all__ = ["parser", "run"]
-
 parser = partial(
     fit_parser,
     "recover",

@@ -16,8 +16,6 @@ from aligners.reports.publishing import WriteReport
 from callbacks.checkpoint import SaveStitching
 from datamodules.model_texts import stitched_texts
 
-__all__ = ["parser", "run"]
-
 
 def parser() -> ArgumentParser:
     """The options."""

@@ -16,8 +16,6 @@ from aligners.fitting.universe.fitting import UniverseAlignment
 from callbacks.checkpoint import SaveUniverse
 from datamodules.pairings import check_widths, universe_states
 
-__all__ = ["check_members", "parser", "run"]
-
 
 def parser() -> ArgumentParser:
     """The options."""

@@ -16,8 +16,6 @@ from aligners.files.whole import whole_folder
 from aligners.models.loading.files import save_model
 from datamodules.layers import LayerActivations
 
-__all__ = ["parser", "run"]
-
 
 def parser() -> ArgumentParser:
     """The options."""

@@ -13,8 +13,6 @@ from aligners.errors import UserError
 from aligners.fitting.storage.bank import load_bank
 from callbacks.summary import FitSummary
 
-__all__ = ["parser", "run"]
-
 parser = partial(fit.parser, "validate", "Show the figures of a checkpoint's aligners on the validation texts.")
 
 

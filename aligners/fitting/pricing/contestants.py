@@ -14,8 +14,6 @@ from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP, FreeForm
 
-__all__ = ["DEFAULT", "FREE", "NAMES", "check_names", "factory", "one_way", "parameters_of"]
-
 FREE = "mlp"
 NAMES = ("linear", "inn_paper", "inn_one_way", "inn", FREE, "free_form")
 DEFAULT = ("linear", "inn_one_way", "inn", FREE, "free_form")

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from aligners.fitting.pricing.rows import PairedRows
 
-__all__ = ["Way", "floor", "gelbrich", "jacobian", "measure", "stretches"]
-
 AT_ONCE = 8192  # rows that are mapped together
 
 

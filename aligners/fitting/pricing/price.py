@@ -27,8 +27,6 @@ from datamodules.rows.reading import Place
 from datamodules.states import States
 from datamodules.text.sources import TextSource
 
-__all__ = ["BijectionPrice"]
-
 MEASURED = ("fvu", "fvu_seen", "fvu_unseen", "fvu_other", "round_trip", "stretch_low", "stretch_median", "stretch_high")
 
 

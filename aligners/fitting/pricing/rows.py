@@ -16,8 +16,6 @@ from datamodules.rows.reading import PairedBatch, Plan
 from datamodules.states import States
 from datamodules.text.sources import TextSource
 
-__all__ = ["PairedRows", "RowsInMemory"]
-
 
 class PairedRows(NamedTuple):
     """Paired rows: x (S, N, d_x), y (S, N, d_y), and which are of unseen types (N,), if rows have types."""

@@ -20,8 +20,6 @@ from datamodules.rows.reading import Link, PairedBatch, read_rows
 from datamodules.rows.sites import parse_sites
 from datamodules.states import Pairing, States
 
-__all__ = ["random_inns", "target_states"]
-
 MEAN_SQUARE = 0.425  # of gelu(z), z standard normal
 
 

@@ -23,8 +23,6 @@ from aligners.similarity.algebra.moments import Moments
 from datamodules.rows.types import SeenTypes
 from datamodules.text.fitted import FittedTexts
 
-__all__ = ["ALIGNMENT", "BACKWARD", "FORWARD", "STITCHING", "StoredBank", "for_others", "load_bank", "save_bank"]
-
 FORWARD, BACKWARD = "0_1", "1_0"  # the routes between the two models of a fit
 HEADER = "bank"  # the one entry of the file's metadata, as JSON
 PLAIN = ("command", "pairs", "data", "data_config", "training", "curves", "loss")  # attributes that JSON can hold

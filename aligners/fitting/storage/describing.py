@@ -12,8 +12,6 @@ import aligners
 from aligners.errors import UserError
 from aligners.maps.base import Aligner
 
-__all__ = ["build_aligner", "check_names", "describe_aligner"]
-
 
 def describe_aligner(aligner: Aligner) -> dict[str, Any]:
     """Class, sizes and options of an aligner as plain values: `build_aligner` makes an equal one."""

@@ -9,8 +9,6 @@ from typing import Any
 from aligners.errors import UserError
 from aligners.fitting.storage.bank import StoredBank
 
-__all__ = ["refuse_other_bank", "refuse_other_models"]
-
 Identities = Mapping[str, Mapping[str, Any]] | Sequence[Mapping[str, Any]]  # of models: name, fingerprint, ...
 
 

@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Divergence"]
-
 # A loss this many times that of the first step does not come back.
 FACTOR = 10.0
 # In units of FVU: below this a site is no worse than the mean, wherever it started.

@@ -6,8 +6,6 @@ import math
 
 import lightning.pytorch as pl
 
-__all__ = ["training_steps"]
-
 
 def training_steps(trainer: pl.Trainer, rows: int, most: int, read: int) -> int:
     """Return the number of steps of the whole run: the Trainer's limit if it has one, otherwise what `rows` takes.

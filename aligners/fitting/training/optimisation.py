@@ -12,11 +12,6 @@ from torch import Tensor, nn
 
 from aligners.errors import check_known
 
-__all__ = [
-    "LEAST_RISE", "REFERENCE_WIDTH", "Schedule", "Trained", "clip_per_site", "describe_optimizer", "gradient_norms",
-    "make_optimizer", "schedule_factor",
-]  # fmt: skip
-
 Schedule = Literal["constant", "linear", "cosine", "one_cycle"]
 
 REFERENCE_WIDTH = 64

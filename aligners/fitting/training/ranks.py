@@ -7,8 +7,6 @@ from typing import cast
 import lightning.pytorch as pl
 from torch import Tensor
 
-__all__ = ["mean_over_ranks"]
-
 
 def mean_over_ranks(trainer: pl.Trainer, values: Tensor) -> Tensor:
     """Return the mean of all ranks' `values`, on every rank. All ranks have to call it."""

@@ -7,8 +7,6 @@ from typing import Any, cast
 
 import lightning.pytorch as pl
 
-__all__ = ["let_end", "validate_if_due"]
-
 
 def let_end(trainer: pl.Trainer, checkpoint: Mapping[str, Any]) -> bool:
     """Tell whether a checkpoint has all of `max_steps`, and if so let the run validate; Lightning would just return."""

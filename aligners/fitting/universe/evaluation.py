@@ -27,8 +27,6 @@ from datamodules.module import stream_of
 from datamodules.rows.reading import PairedBatch, Plan
 from datamodules.states import States
 
-__all__ = ["UniverseEvaluation", "between_members"]
-
 FIGURES = ("mse", "relative_error", "fvu", "fvu_unseen")
 
 

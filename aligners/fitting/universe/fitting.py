@@ -25,8 +25,6 @@ from aligners.similarity.algebra.moments import Moments
 from datamodules.rows.reading import PairedBatch
 from datamodules.states import States
 
-__all__ = ["Joining", "UniverseAlignment"]
-
 
 class UniverseAlignment(Alignment):
     """Fits one invertible map for each of k models into a space that all share, on the same rows.

@@ -14,8 +14,6 @@ from aligners.maps.base import MORE_ROWS
 from aligners.maps.linear import determined_svd
 from aligners.similarity.algebra.moments import Moments
 
-__all__ = ["Directions", "JointMoments", "all_pairs", "directions", "generalised_procrustes", "maxvar", "paired_rows"]
-
 
 class JointMoments(NamedTuple):
     """Centred second moments of n rows of k models at S sites, in float64.

@@ -14,8 +14,6 @@ from aligners.fitting.universe.universe import CLOSED_UNIVERSES, Universe, fit_n
 from aligners.maps.base import Aligner
 from aligners.similarity.algebra.moments import Moments
 
-__all__ = ["load_universe", "pair_banks", "universes_of"]
-
 
 def load_universe(path: Path | str) -> StoredBank:
     """Read a file universe.ckpt, whose banks hold k · S places, model after model.

@@ -15,8 +15,6 @@ from aligners.maps.base import Aligner
 from aligners.maps.linear import Linear, Procrustes
 from aligners.similarity.algebra.moments import Moments
 
-__all__ = ["CLOSED_UNIVERSES", "NETWORK", "ThroughSpace", "Universe", "fit_network"]
-
 
 class ThroughSpace(Aligner):
     """g = v⁻¹ ∘ u: u takes X's states into a shared space, v takes Y's there.

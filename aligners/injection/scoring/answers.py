@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from aligners.models.model import FrozenModel
     from datamodules.module import TextModule
 
-__all__ = ["in_data_order", "match_heads", "matched_by_number", "one_after_another"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -13,8 +13,6 @@ from aligners.errors import UserError
 from aligners.fitting.outcomes import worst_of
 from aligners.similarity.controls import jackknife_interval
 
-__all__ = ["OVER_MODELS", "RANGE", "check_groups", "interval_over_models", "over_pairs"]
-
 Row = dict[str, Any]
 LEAST_MODELS = 4
 OVER_MODELS, RANGE = "95 % interval over models", "range of the routes"  # what the ends of an interval are

@@ -17,8 +17,6 @@ from datamodules.text.sources import Score
 if TYPE_CHECKING:
     from datamodules.module import TextModule
 
-__all__ = ["ScoredTask"]
-
 
 @dataclass(frozen=True)
 class ScoredTask:

@@ -13,17 +13,6 @@ from aligners.similarity.moments import DoubleMetric
 if TYPE_CHECKING:
     from datamodules.rows.policies import Rows
 
-__all__ = [
-    "TextScores",
-    "UnitMeans",
-    "bootstrap_interval",
-    "of_unseen",
-    "per_text_sums",
-    "percentile_interval",
-    "resampled",
-    "resampled_counts",
-]
-
 RESAMPLES = 1000
 LEVEL = 0.95
 

@@ -14,8 +14,6 @@ from aligners.errors import UserError
 from aligners.injection.scoring.scores import percentile_interval, resampled
 from datamodules.text.sources import Score, TextSource, known_source
 
-__all__ = ["OF_CLASSES", "OF_NUMBERS", "choose_score", "resampled_scores", "score_interval", "task_score"]
-
 OF_CLASSES: tuple[Score, ...] = ("accuracy", "mcc", "f1")
 OF_NUMBERS: tuple[Score, ...] = ("pearson", "spearman")
 OF_TWO: tuple[Score, ...] = ("mcc", "f1")

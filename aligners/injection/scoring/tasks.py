@@ -20,8 +20,6 @@ from datamodules.text.labels import known_labels
 if TYPE_CHECKING:
     from aligners.models.model import FrozenModel
 
-__all__ = ["check_labels", "chosen", "divergence", "per_text", "unit_answers", "unit_losses", "unit_scores"]
-
 
 def chosen(logits: Tensor, targets: Targets, groups: ClassMap | None = None) -> Tensor:
     """Select each unit's logits, (U, C) float32, from those of the batch, (B, C) or (B, T, C), in the texts' order.

@@ -17,8 +17,6 @@ from aligners.maps.linear import Affine
 from aligners.models.model import FrozenModel
 from aligners.similarity.algebra.moments import Moments
 
-__all__ = ["fitted_layers", "fitted_maps"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -18,8 +18,6 @@ from aligners.injection.routes import Route
 from aligners.injection.scoring.tasks import divergence, unit_losses
 from datamodules.asking import TaskBatch
 
-__all__ = ["LossWeights", "RouteLoss", "bank_gradients"]
-
 
 @dataclass(frozen=True)
 class LossWeights:

@@ -28,8 +28,6 @@ from datamodules.asking import TaskBatch
 from datamodules.model_texts import ModelTexts
 from datamodules.module import stream_of
 
-__all__ = ["StitchingEvaluation"]
-
 
 class StitchingEvaluation(Evaluation):
     """Stitches models on held-out text and sets each loss beside the target's own.

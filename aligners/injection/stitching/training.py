@@ -46,8 +46,6 @@ from datamodules.model_texts import ModelTexts
 from datamodules.module import stream_of
 from datamodules.text.fitted import FittedTexts
 
-__all__ = ["Stitching"]
-
 PRECISIONS = ("32-true", "bf16-mixed")
 MORE_ROWS = "Give more texts, a larger `start_batches`, or another `start`."
 

@@ -11,8 +11,6 @@ from torch.nn.functional import gelu
 
 from aligners.maps.base import BankLinear
 
-__all__ = ["AffineCoupling", "Conditioner", "ShuffledHadamard", "TriangularPair"]
-
 _LARGEST_BLOCK = 64
 
 

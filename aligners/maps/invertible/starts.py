@@ -14,8 +14,6 @@ from aligners.maps.linear import determined_svd, least_squares, procrustes_rotat
 from aligners.maps.solving import batch_inverse
 from aligners.similarity.algebra.moments import Moments
 
-__all__ = ["START_NAMES", "Start", "invertible_start", "thinned"]
-
 Start = Literal["identity", "procrustes", "linear", "covariance", "best"]
 
 RIDGE = 1e-4

@@ -29,8 +29,6 @@ from aligners.errors import UserError
 from aligners.models.embedded.tokenizers import byte_pairs, ended_texts, word_pieces
 from aligners.models.solu import register_solu
 
-__all__ = ["AnyRecipe", "GPTRecipe", "MaskedRecipe", "Plan", "Recipe", "SentenceRecipe"]
-
 ACTIVATIONS = ("gelu_new", "solu")
 TOKENIZER_CHARACTERS = 5_000_000  # of the 25 million of the IMDB reviews: the rest makes no better tokenizer
 Batch = dict[str, Tensor]

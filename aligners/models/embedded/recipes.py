@@ -21,18 +21,6 @@ from aligners.models.embedded.kinds import AnyRecipe, GPTRecipe, MaskedRecipe, R
 from aligners.models.embedded.training import alone, train
 from aligners.models.loading.files import save_model
 
-__all__ = [
-    "EMBEDDED",
-    "AnyRecipe",
-    "GPTRecipe",
-    "MaskedRecipe",
-    "Recipe",
-    "SentenceRecipe",
-    "cache_folder",
-    "embedded_model",
-    "embedded_recipe",
-]
-
 # From the prefix of a name to the recipe of such models.
 _KINDS: dict[str, type[AnyRecipe]] = {
     "embedded": Recipe,

@@ -11,8 +11,6 @@ from transformers import BertTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from aligners.errors import UserError
 
-__all__ = ["END_OF_TEXT", "byte_pairs", "ended_texts", "word_pieces"]
-
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 END_OF_TEXT = "<|endoftext|>"
 

@@ -13,8 +13,6 @@ from transformers import get_linear_schedule_with_warmup
 
 from aligners.models.embedded.kinds import AnyRecipe, Plan
 
-__all__ = ["alone", "train"]
-
 
 @contextmanager
 def alone(seed: int) -> Iterator[None]:

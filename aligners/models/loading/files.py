@@ -16,8 +16,6 @@ from transformers.utils import logging
 from aligners.errors import UserError
 from aligners.models.solu import register_solu
 
-__all__ = ["dtype_of", "listed", "quiet", "read_config", "read_tokenizer", "read_weights", "save_model"]
-
 # What transformers and the readers of files raise for a model that is missing, incomplete or damaged, or that needs a
 # package which is not installed.
 _UNREADABLE = (

@@ -22,8 +22,6 @@ from aligners.models.hooks import blocks_of
 from aligners.models.loading.placement import check_placement
 from aligners.models.model import FrozenModel
 
-__all__ = ["Known", "KnownModels", "SleepingModel"]
-
 WEIGHTS, OTHERS = (".safetensors", ".bin"), (".json",)
 
 

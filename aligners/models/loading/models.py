@@ -25,8 +25,6 @@ from aligners.models.loading.known import KnownModels, SleepingModel
 from aligners.models.loading.placement import DeviceMap, check_device_map
 from aligners.models.model import FrozenModel
 
-__all__ = ["load_frozen"]
-
 logger = getLogger(__name__)
 _HEADS: dict[Task, Any] = {
     "classification": AutoModelForSequenceClassification,

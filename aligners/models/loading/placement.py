@@ -13,8 +13,6 @@ from transformers import PreTrainedModel
 from aligners.errors import UserError
 from aligners.models.hooks import Blocks
 
-__all__ = ["DeviceMap", "check_device", "check_device_map", "check_placement", "is_sharded", "place_like"]
-
 DeviceMap = str | Mapping[str, int | str | torch.device]
 _CHOSEN = ("auto", "balanced", "balanced_low_0", "sequential")  # by transformers, from what fits
 

@@ -10,8 +10,6 @@ from aligners.errors import UserError
 if TYPE_CHECKING:
     import lightning.pytorch as pl
 
-__all__ = ["check_precision"]
-
 
 def check_precision(trainer: pl.Trainer, allowed: Sequence[str] = ("32-true",)) -> None:
     """Raise if the Trainer's precision would round aligners, sums and figures along with the models.

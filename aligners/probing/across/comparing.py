@@ -17,8 +17,6 @@ from aligners.probing.words import Place, Words, WordsBeingRead
 from datamodules.rows.reading import PairedBatch
 from datamodules.text.annotated.sentence import Sentence
 
-__all__ = ["BASELINE", "Fitted", "PairedWords", "PairsBeingRead", "compared"]
-
 Row = dict[str, Any]
 MEAN = "mean"  # the floor: what a probe says of states that all are equal
 BASELINE = "baseline"  # what is said without any state: the most frequent labels, or a chain of the words

@@ -40,8 +40,6 @@ from datamodules.rows.reading import PairedBatch, Plan
 from datamodules.states import States
 from datamodules.tokens.splits import Split
 
-__all__ = ["ProbesAcrossMaps"]
-
 
 class ProbesAcrossMaps(Evaluation):
     """Reads the held-out words of X and Y when it is tested; `train_probes` then trains probes on the words of both.

@@ -17,19 +17,6 @@ from aligners.probing.edges.probes import EdgeProbes
 from aligners.probing.trees.probes import StructuralProbes
 from datamodules.asking import TaskBatch
 
-__all__ = [
-    "CHANGES",
-    "PRINCIPAL",
-    "RANDOM",
-    "WHOLE",
-    "Part",
-    "Twin",
-    "principal_subspaces",
-    "random_subspaces",
-    "read_subspaces",
-    "swapped",
-]
-
 CHANGES = (
     "penalty", "penalty_low", "penalty_high", "loss", "accuracy", "accuracy_low", "accuracy_high", "agreement",
 )  # fmt: skip

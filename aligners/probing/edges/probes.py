@@ -11,8 +11,6 @@ from aligners.maps.base import BankLinear
 from aligners.probing.bank import Arm, Probes
 from aligners.probing.edges.targets import Targets
 
-__all__ = ["EdgeProbes"]
-
 
 class EdgeProbes(Probes):
     """Projection, attention within each span, and a network of two layers.

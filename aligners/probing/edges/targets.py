@@ -18,8 +18,6 @@ from aligners.errors import UserError
 from aligners.probing.words import Words, numbers_within
 from datamodules.text.annotated.sentence import Sentence, Target
 
-__all__ = ["Labels", "Targets", "targets_of", "tasks_of"]
-
 
 @dataclass(frozen=True)
 class Labels:

@@ -16,8 +16,6 @@ from aligners.probing.edges.targets import Labels, Targets, targets_of
 from aligners.probing.tasks import Row, Task, score_columns
 from aligners.probing.words import Words
 
-__all__ = ["EdgeScores", "EdgeTask", "accuracy", "codelengths", "counts", "f1", "majority"]
-
 
 @dataclass
 class EdgeTask(Task):

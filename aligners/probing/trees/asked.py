@@ -14,8 +14,6 @@ from aligners.errors import UserError
 from aligners.probing.words import Words
 from datamodules.text.annotated.sentence import check_tree
 
-__all__ = ["LEAST", "Edge", "Trees", "TreesPart", "tree_depths", "tree_distances", "tree_edges"]
-
 LEAST = 2  # words of a tree: one word has no distances
 Edge = tuple[int, int]  # two words, the earlier one first, counted from 0
 

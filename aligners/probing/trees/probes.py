@@ -12,8 +12,6 @@ from aligners.errors import UserError
 from aligners.probing.bank import Arm, Probes
 from aligners.probing.trees.asked import TreesPart
 
-__all__ = ["DepthProbes", "DistanceProbes", "StructuralProbes"]
-
 START, WIDTH = 0.05, 64  # entries of a B of 64 x 64 are drawn from -START..START, as in the paper's code
 
 

@@ -18,21 +18,6 @@ from aligners.probing.trees.asked import Edge, Trees, tree_edges
 from aligners.probing.words import Words
 from datamodules.text.annotated.sentence import Sentence
 
-__all__ = [
-    "LENGTHS",
-    "Numbers",
-    "TreeScores",
-    "by_length",
-    "chain",
-    "counted_edges",
-    "drawn_trees",
-    "predictions",
-    "punctuation",
-    "rank_correlations",
-    "spanning_edges",
-    "tree_scores",
-]
-
 LENGTHS = range(5, 51)  # words of the sentences over which rank correlations are averaged
 PUNCTUATION = "PUNCT"  # universal part of speech
 Numbers = NDArray[np.float64]

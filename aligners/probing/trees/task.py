@@ -15,8 +15,6 @@ from aligners.probing.trees.probes import DepthProbes, DistanceProbes
 from aligners.probing.trees.scores import TreeScores, by_length, chain, predictions, tree_scores
 from aligners.probing.words import Words
 
-__all__ = ["STRUCTURAL", "TreeTask"]
-
 STRUCTURAL = {"distance": DistanceProbes, "depth": DepthProbes}
 USUAL_RANK = 64  # more adds nothing (Hewitt and Manning 2019, §4.2 and Figure 5), and takes longer
 

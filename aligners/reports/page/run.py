@@ -24,11 +24,6 @@ from aligners.reports.screen import title_of
 from aligners.reports.templates import page as rendered
 from aligners.reports.templates import sentences
 
-__all__ = [
-    "CONFIG", "PAGE", "Cell", "Line", "PageTable", "alt_text", "models_of", "page_tables", "save_figure", "size",
-    "write_page",
-]  # fmt: skip
-
 PAGE, CONFIG = "report.html", "config.yaml"
 MOST_BYTES = 2_000_000  # of images in a page
 MOST_NAMES = 4

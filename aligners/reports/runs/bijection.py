@@ -16,8 +16,6 @@ from aligners.reports.report import Report, Row, distinct, grouped, largest, mea
 from aligners.reports.screen import TitledTable, site_table
 from aligners.reports.templates import sentences
 
-__all__ = ["report"]
-
 FREE, FLOOR = "mlp", "floor"
 DIRECTIONS = ("X to Y", "Y to X")
 WORDS = {

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from aligners.fitting.outcomes import mark, what_did_not_train, worst_of
 from aligners.reports.report import Row
 
-__all__ = ["demo_words"]
-
 
 def demo_words(language: Sequence[Row], classifiers: Sequence[Row]) -> list[str]:
     """Say in a few lines what was found.

@@ -15,8 +15,6 @@ from aligners.reports.names import floor_words, score_heading, score_words
 from aligners.reports.report import Report, Row, distinct, grouped, where
 from aligners.reports.screen import site_table
 
-__all__ = ["finetuning_figure", "finetuning_table", "report", "summarise"]
-
 CURVE_FROM = 3  # numbers of blocks; fewer stand side by side
 UNFROZEN = -1  # where Merchant et al. put the model with nothing frozen
 ACROSS = {

@@ -14,8 +14,6 @@ from aligners.reports.report import Report, Row, distinct, grouped
 from aligners.reports.runs.injection import fvu_figure
 from aligners.reports.screen import site_table
 
-__all__ = ["report"]
-
 MOST_PAIRS = 12  # of models with a panel each
 MEDIANS = ("fvu", "fvu_unseen")
 UNSEEN = "on their rows of types that were left out of fitting"

@@ -20,11 +20,6 @@ from aligners.reports.report import Report, Row, grouped, number, site_pairs, wh
 from aligners.reports.screen import site_table
 from aligners.reports.templates import sentences
 
-__all__ = [
-    "accuracy_figure", "below_chance", "console_tables", "fvu_figure", "left_out", "of_tokens", "panel_title",
-    "panels_of", "penalty_figure", "price_of_bijectivity", "reading", "report",
-]  # fmt: skip
-
 ALIKE = 0.05  # numbers of parameters within this share count as equal
 KEPT = 0.015  # an accuracy that loses no more than this counts as kept
 VOCABULARY = 2.0  # a map whose FVU is this many times higher on unseen types is called partly a vocabulary

@@ -14,8 +14,6 @@ from aligners.reports.drawing import HOLLOW, PANEL, dress, hollow_where_untraine
 from aligners.reports.names import with_short_names
 from aligners.reports.report import Report, Row, grouped, mean, where
 
-__all__ = ["report"]
-
 
 def report(meta: Row, rows: Sequence[Row]) -> Report:
     """Make the report from one row for each map, strength, target and site."""

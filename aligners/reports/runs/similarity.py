@@ -19,8 +19,6 @@ from aligners.reports.screen import site_table
 from aligners.reports.templates import sentences
 from aligners.similarity.controls import matching_layers
 
-__all__ = ["block_map", "heat_maps", "layer_lines", "pair_lines", "report", "similarity_tables"]
-
 MOST_PAIRS = 12  # of different models, each of which has figures and a table of its own by default
 SHOWN = {"value": "", "held_out": "other texts", "null": "null", "untrained": "untrained"}
 PANELS_ABREAST = 5

@@ -16,8 +16,6 @@ from aligners.reports.names import floor_words, score_words, with_short_names
 from aligners.reports.report import Report, Row, grouped, where
 from aligners.reports.screen import site_table
 
-__all__ = ["report", "skipping_figure", "surgery_table", "truncation_figure"]
-
 ABREAST = 4
 HEADS: dict[str, dict[str, Any]] = {  # Okabe and Ito's green, blue and orange, as the lines are coloured in the paper
     "untuned": {"color": "#009E73", "marker": "s", "label": "untuned: the model's own head"},

@@ -16,8 +16,6 @@ from aligners.reports.names import short_names, with_short_names
 from aligners.reports.report import Report, Row, distinct, grouped, largest, mean, where
 from aligners.reports.templates import sentences
 
-__all__ = ["report"]
-
 SHARED = 0.5  # share of the others' variance along a direction above which a model is said to share it
 FIGURES = ("fvu", "fvu_unseen", "round_trip", "cycle")
 ACROSS = 4  # heat maps in a row

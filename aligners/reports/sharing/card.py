@@ -18,8 +18,6 @@ from aligners.reports.page.run import alt_text
 from aligners.reports.sharing.limits import fitted_on, limits, measured_on, numbers_of
 from aligners.reports.sharing.models import is_local
 
-__all__ = ["PLACE", "Subject", "card_text", "with_notice"]
-
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 TAGS = {"maps": "model-alignment", "universe": "model-alignment", "stitching": "model-stitching", "probes": "probing"}
 PLACE = "FOLDER-OR-NAME"  # until it is uploaded

@@ -9,8 +9,6 @@ from aligners.fitting.outcomes import what_did_not_train
 from aligners.reports.names import held_out_name, site_name, with_short_names
 from aligners.reports.report import Report, Row
 
-__all__ = ["Numbers", "fitted_on", "limits", "measured_on", "numbers_of"]
-
 VALIDATION = {"fit"}  # kinds of reports that are about the texts by which the best steps were chosen
 VOCABULARY = 2.0  # FVU on unseen types over that on seen ones from which a map is called partly a vocabulary
 HASHES = (

@@ -14,8 +14,6 @@ from aligners.reports.names import short_names
 from datamodules.layers import LayerActivations
 from datamodules.text.sources import TextSource
 
-__all__ = ["Identity", "identities", "is_local", "last_parts", "listed", "public_names", "refuse_others", "renamed"]
-
 Identity = dict[str, Any]  # name, revision, fingerprint
 
 

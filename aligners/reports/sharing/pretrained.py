@@ -24,8 +24,6 @@ from aligners.reports.finished import FinishedRun
 from aligners.reports.sharing.card import PLACE, Subject, card_text, with_notice
 from aligners.reports.sharing.models import Identity, identities, listed, refuse_others, renamed
 
-__all__ = ["KINDS", "Shared", "SharedMaps", "SharedProbes", "SharedStitching", "SharedUniverse"]
-
 logger = getLogger(__name__)
 CARD, REPORT, FIGURES = "README.md", "report.json", "figures"
 Named = Sequence[str | FrozenModel]

@@ -27,8 +27,6 @@ from aligners.reports.sharing.pretrained import (
     SharedUniverse,
 )
 
-__all__ = ["shared_from_run"]
-
 
 def _probes(path: Path) -> SharedProbes:
     run = finished_run(path.parent)

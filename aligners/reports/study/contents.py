@@ -11,11 +11,6 @@ from numpy.typing import NDArray
 from aligners.reports.report import Row
 from aligners.reports.study.statistics import Estimate
 
-__all__ = [
-    "BoxPanel", "Cell", "Column", "Figure", "HeatPanel", "LinePanel", "Meaning", "Missing", "Panel", "Series",
-    "SeriesPanel", "Table",
-]  # fmt: skip
-
 Cell = Estimate | float | int | str | None
 Meaning = tuple[str, str]  # what a colour stands for: (kind, name), such as ("stage", "finetuned")
 

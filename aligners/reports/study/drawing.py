@@ -13,11 +13,6 @@ from matplotlib.axes import Axes
 from aligners.reports.drawing import COLOURS, Look, dress, heat_map, panels
 from aligners.reports.study.contents import BoxPanel, Figure, HeatPanel, LinePanel, Meaning, Panel, SeriesPanel
 
-__all__ = [
-    "CUTS", "PLOTLY", "Palette", "SeriesLook", "Ticks", "boxes_beside", "draw", "fragment", "heats", "scale_ends",
-    "script", "ticks",
-]  # fmt: skip
-
 BLUE, VERMILION, *OTHERS = COLOURS  # Okabe and Ito's
 STAGES = {"random": "#7F7F7F", "pretrained": BLUE, "finetuned": VERMILION, "None": BLUE}
 MARKERS = (("o", "circle"), ("s", "square"), ("D", "diamond"), ("^", "triangle-up"), ("X", "x"))

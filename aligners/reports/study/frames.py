@@ -11,11 +11,6 @@ from aligners.injection.methods import INVERSE_OF_ONE_WAY
 from aligners.reports.names import short_names
 from aligners.reports.study.contents import Missing
 
-__all__ = [
-    "ATTENTION", "LEAST_SITE", "STAGES", "STATES", "Frames", "by", "in_order", "kind_words", "place_words",
-    "stage_words",
-]  # fmt: skip
-
 STAGES = ("random", "pretrained", "finetuned")  # in this order, wherever they stand side by side
 STAGE_WORDS = {"random": "untrained", "pretrained": "pretrained", "finetuned": "fine-tuned"}
 KIND_WORDS = {"tokens": "token", "words": "word", "mean": "mean", "cls": "CLS"}

@@ -13,8 +13,6 @@ from aligners.reports.study.frames import Frames
 from aligners.reports.study.papers import brown, merchant, phang, ren, wu
 from aligners.reports.study.papers.shared import described
 
-__all__ = ["CONTENTS", "Findings", "ReportContents", "check_names", "make"]
-
 PAPERS = {"brown": brown, "merchant": merchant, "phang": phang, "ren": ren, "wu": wu}
 
 

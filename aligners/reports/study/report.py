@@ -19,8 +19,6 @@ from aligners.reports.study.registry import ReportContents, check_names, make
 from aligners.reports.study.writing import latex, markdown, numbers, page, plain_rows, provenance_of
 from aligners.reports.tracking import start_run
 
-__all__ = ["report"]
-
 FOLDER = "report"
 
 

@@ -14,11 +14,6 @@ from numpy.typing import NDArray
 
 from aligners.injection.scoring.pair_intervals import OVER_MODELS, interval_over_models
 
-__all__ = [
-    "MOST_EXACT", "RANGE_OF_PAIRS", "WHAT_INTERVALS_ARE", "Difference", "Estimate", "group_test", "holm",
-    "over_models", "pair_means", "sign_test",
-]  # fmt: skip
-
 RANGE_OF_PAIRS = "range of the pairs"
 WHAT_INTERVALS_ARE = (
     "± is the standard deviation over pairs; brackets are the 95 % interval over models: a jackknife that leaves out "

@@ -23,11 +23,6 @@ from aligners.reports.study.registry import ReportContents
 from aligners.reports.study.statistics import Estimate
 from aligners.reports.templates import page as rendered
 
-__all__ = [
-    "CellText", "Provenance", "latex", "markdown", "numbers", "page", "plain_cell", "plain_rows", "provenance_of",
-    "written",
-]  # fmt: skip
-
 PARTS = ("sd", "low", "high", "interval", "pairs", "models", "lost")  # of an estimate in a CSV file, beside its mean
 SPECIAL = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",

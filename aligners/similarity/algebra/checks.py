@@ -11,8 +11,6 @@ from torch import Tensor
 from aligners.errors import UserError, check_range
 from aligners.similarity.algebra.moments import GridMoments
 
-__all__ = ["Varying", "check_moments", "check_pair", "check_rows", "check_share", "constant_features", "converged"]
-
 Varying = Literal["features", "layers"]
 
 

@@ -12,9 +12,6 @@ from torch import Tensor
 from aligners.similarity.algebra.checks import check_rows
 from aligners.similarity.algebra.moments import TILE, GridMoments
 
-__all__ = ["CrossSums", "GridSums", "Move", "SideSums", "grid_moments", "of_moments"]
-
-
 SHIFT_ROWS = 64  # enough for a shift within a fraction of a deviation of the mean
 
 

@@ -8,8 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["TILE", "GridMoments", "Moments", "by_tile", "merge_moments", "moments_of"]
-
 TILE = 2**22  # bytes of cross moments: small compared with most comparisons, large enough for a batch of decompositions
 
 

@@ -11,11 +11,6 @@ from torch import Tensor
 from aligners.errors import UserError
 from aligners.similarity.algebra.checks import check_rows
 
-__all__ = [
-    "CentredRows", "PairSums", "by_gram", "centred", "check_enough", "feature_pair_sums", "gram_pair_sums",
-    "kernel_pair_sums", "linear_pair_sums", "upper_blocks",
-]  # fmt: skip
-
 BLOCK = 256  # rows of a block of a Gram matrix: the blocks of a dozen layers then stay near the processor
 
 Kernel = Callable[[Tensor, Tensor], Tensor]

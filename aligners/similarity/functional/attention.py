@@ -10,8 +10,6 @@ from torch import Tensor
 
 from aligners.errors import UserError
 
-__all__ = ["AttentionSums", "attention_sums", "attnsim", "fold", "real_pairs", "word_pairs"]
-
 BUDGET = 2**18  # float64 values of a temporary (2 MiB, near the processor); at most three of them at once
 CLOSE = 1e-6  # squared distances below this share of the squared norms are taken entry by entry
 CONSTANT = 1e-12  # deviations below this share of a row are rounding

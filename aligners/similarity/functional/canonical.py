@@ -12,11 +12,6 @@ from aligners.errors import UserError, check_range
 from aligners.similarity.algebra.checks import check_share, converged
 from aligners.similarity.algebra.moments import GridMoments
 
-__all__ = [
-    "MOST_BY_CHANCE", "Canonical", "Whitening", "canonical", "canonical_chance", "regression_chance", "whitening",
-]  # fmt: skip
-
-
 MOST_BY_CHANCE = 0.1  # ten rows a direction; above it values of fitted measures carry a caution
 CORRELATIONS = "canonical correlations"
 

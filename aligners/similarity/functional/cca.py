@@ -13,8 +13,6 @@ from aligners.similarity.algebra.grid import of_moments
 from aligners.similarity.algebra.moments import GridMoments, by_tile
 from aligners.similarity.functional.canonical import Canonical, Whitening, canonical, whitening
 
-__all__ = ["Correlations", "SharedMoments", "cca", "cca_held_out", "pwcca", "r2_cca", "r2_svcca", "svcca"]
-
 
 class Correlations(NamedTuple):
     """What CCA, SVCCA and PWCCA in both directions are averages of: one decomposition of every layer pair.

@@ -9,8 +9,6 @@ from aligners.similarity.algebra.checks import check_moments
 from aligners.similarity.algebra.grid import of_moments
 from aligners.similarity.algebra.moments import GridMoments, by_tile
 
-__all__ = ["linear_cka", "unbiased_cka"]
-
 
 @of_moments
 def linear_cka(moments: GridMoments) -> Tensor:

@@ -10,8 +10,6 @@ from torch import Tensor
 from aligners.errors import UserError
 from aligners.similarity.algebra.pairs import PairSums, centred, check_enough, linear_pair_sums
 
-__all__ = ["HSIC", "LEAST_ROWS", "cka_from_hsic", "minibatch_cka", "unbiased_hsic", "unbiased_hsic_from_sums"]
-
 LEAST_ROWS = 4  # HSIC_1 divides by N − 3
 
 

@@ -22,8 +22,6 @@ from aligners.similarity.algebra.pairs import (
 )
 from aligners.similarity.functional.hsic import HSIC, LEAST_ROWS, cka_from_hsic, unbiased_hsic_from_sums
 
-__all__ = ["Kernel", "rbf_cka", "rsa"]
-
 Kernel = Literal["cosine", "linear", "euclidean"]
 # Variances below these shares, of the mean square and of the square of a row's similarity with itself, are rounding.
 _CONSTANT, _CONSTANT_TO_SELF = 1e-13, 1e-28

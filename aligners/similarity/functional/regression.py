@@ -11,8 +11,6 @@ from aligners.similarity.algebra.grid import of_moments
 from aligners.similarity.algebra.moments import GridMoments, by_tile
 from aligners.similarity.functional.canonical import whitening
 
-__all__ = ["mixedsim", "mixedsim_held_out", "neuronsim", "r2", "r2_held_out"]
-
 
 @of_moments
 def neuronsim(moments: GridMoments) -> Tensor:

@@ -8,8 +8,6 @@ from torch import Tensor
 from aligners.errors import UserError
 from aligners.similarity.algebra.checks import converged
 
-__all__ = ["angular_distance", "localization", "nuclear_norm"]
-
 
 def nuclear_norm(scatter: Tensor) -> Tensor:
     """‖X‖_* of the centred rows of each layer as a measure of complexity (Ren et al. B.2).

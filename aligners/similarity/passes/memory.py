@@ -11,8 +11,6 @@ from aligners.similarity.passes.plan import Needs, Span, Tile
 from aligners.similarity.passes.run import Settings
 from aligners.similarity.passes.streams import Stream
 
-__all__ = ["Batches", "PassCosts"]
-
 DOUBLE, SINGLE = 8, 4  # bytes
 # Copies that are there at once, as measured by benchmarks/similarity_memory.py:
 BATCH = 6  # of a batch's rows of one model, in double precision

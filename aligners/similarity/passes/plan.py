@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 from aligners.errors import UserError
 
-__all__ = ["Needs", "Pass", "Span", "Tile", "in_words", "plan_passes", "spans_of"]
-
 MOST_BLOCKS = 24  # sizes of blocks that are tried
 
 

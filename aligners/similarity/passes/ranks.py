@@ -10,9 +10,6 @@ from typing import Any
 from torch import Tensor
 from torch import distributed as dist
 
-__all__ = ["alone", "collected", "from_first", "ranks", "summed", "this_rank"]
-
-
 _alone = ContextVar("alone", default=False)
 
 

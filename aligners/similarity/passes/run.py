@@ -20,8 +20,6 @@ from aligners.similarity.sample import Draw
 from datamodules.layers import LayerBatch, LayerReader
 from datamodules.tokens.splits import Split
 
-__all__ = ["FeatureScales", "PassRun", "Settings"]
-
 Side = tuple[str, Span]  # by which name a model's rows go, and which of its layers
 
 

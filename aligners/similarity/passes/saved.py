@@ -21,8 +21,6 @@ from aligners.similarity.passes.plan import Span, Tile
 from datamodules.identity import differences
 from datamodules.store.results import load_tensors, save_tensors
 
-__all__ = ["PASSES", "PassFigures", "SavedPasses"]
-
 PASSES = "passes"  # the folder, in that of a run, until all of the report is there
 PLAN = "plan.json"
 

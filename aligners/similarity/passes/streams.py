@@ -12,8 +12,6 @@ from aligners.similarity.catalogue import ATTENTION, Family, Measure
 from aligners.similarity.controls import cropped, permuted_rows
 from datamodules.tokens.splits import Split
 
-__all__ = ["Rows", "Shape", "Stream", "streams_of"]
-
 
 class Shape(NamedTuple):
     """Sizes of one model: layers whose states are read, their width, blocks whose attention is read, their heads."""

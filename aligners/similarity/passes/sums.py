@@ -16,8 +16,6 @@ from aligners.similarity.passes.ranks import summed
 from aligners.similarity.passes.streams import Shape, Stream
 from aligners.similarity.sample import Draw
 
-__all__ = ["Matching", "Moves", "SpanSums", "TileSums"]
-
 Matching = Sequence[tuple[int, int]]  # positions of matching layers within a tile
 Moves = Mapping[Family, list[Move]]  # how the sums within a model get about the mean of the rows of all ranks
 

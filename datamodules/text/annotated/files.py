@@ -18,11 +18,6 @@ from datamodules.text.annotated.sentence import Sentence, Target, as_dataset, ch
 if TYPE_CHECKING:
     from datasets import Dataset
 
-__all__ = [
-    "TREEBANK", "annotated_reader", "grammar", "holds_spans", "numbered_lines", "open_annotated", "read_conllu",
-    "read_spans", "task_name",
-]  # fmt: skip
-
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Read a file line by line: the number of each line, counted from 1, and the line without its ending.

@@ -14,8 +14,6 @@ from itertools import accumulate
 
 from datamodules.text.annotated.sentence import Sentence, Target
 
-__all__ = ["Lexicon", "sentences"]
-
 ONSETS = ("b", "bl", "br", "d", "dr", "f", "fl", "g", "gl", "gr", "k", "kl", "m", "n", "p", "pl", "s", "sk", "st", "t")
 VOWELS = ("a", "e", "i", "o", "u", "ee", "oa")
 CODAS = ("b", "ck", "d", "ff", "g", "lt", "m", "mp", "n", "nd", "p", "rk", "sk", "t", "x")

@@ -12,8 +12,6 @@ from aligners.errors import UserError
 if TYPE_CHECKING:
     from datasets import Dataset
 
-__all__ = ["ANNOTATION", "Sentence", "Target", "as_dataset", "check_tree"]
-
 ANNOTATION = "_annotation"  # column of a data set of sentences, beside `text`
 
 

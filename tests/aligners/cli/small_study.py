@@ -14,8 +14,6 @@ import yaml
 from aligners.studies import executors
 from tests.world import World
 
-__all__ = ["LOCAL", "MAPS", "forked_workers", "study_file"]
-
 MAPS = {"linear": "Linear", "mlp": {"class_path": "MLP", "init_args": {"hidden": [8]}}}
 LOCAL = ["--executor", "slurm", "--executor_options", '{"cluster": "local", "timeout_min": 5}']
 

@@ -16,8 +16,6 @@ from aligners.probing.words import Place, Words
 from datamodules.text.annotated.sentence import Sentence, Target
 from tests.tiny import WORDS
 
-__all__ = ["edge_bank", "kinds_of_words", "made_words", "sentences_of_words", "write_treebank"]
-
 
 def made_words(sentences: Sequence[Sentence], *states: Tensor) -> Words:
     """Words of sentences; the model's layers 0, 1, ... have these states, each (N, d)."""

@@ -11,8 +11,6 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.tiny import tiny_model
 
-__all__ = ["SPLITTERS", "byte_level", "crossing", "metaspace", "splitter_folder", "word_piece"]
-
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 
 

@@ -16,8 +16,6 @@ from aligners.reports.report import Report, Row, distinct, grouped, mean, number
 from aligners.reports.screen import TitledTable, site_table
 from aligners.reports.templates import sentences
 
-__all__ = ["report"]
-
 NATIVE: dict[str, Look] = {
     "native_y": {**line_look(0, 7, "-", MODEL_COLOURS), "markersize": 3.5},
     "native_x": {**line_look(1, 6, "--", MODEL_COLOURS), "markersize": 3.5},

@@ -12,11 +12,6 @@ from matplotlib.patches import Arc
 from aligners.reports.drawing import COLOURS, MODEL_COLOURS, PANEL, Look, dress, line_look, lines_by_site, panels
 from aligners.reports.report import Row, distinct, grouped, number, where
 
-__all__ = [
-    "BASELINES", "MEASURES", "Line", "layers_figure", "lines_of", "ranks_figure", "ranks_of", "sites_of",
-    "trees_figure",
-]  # fmt: skip
-
 BASELINES = ("majority", "word order")
 MEASURES = {  # probe -> column of its scores -> what it is called
     "edge": {"score": "F1"},

@@ -28,8 +28,6 @@ from aligners.reports.runs.probing.figures import (
 from aligners.reports.screen import TitledTable, site_table
 from aligners.reports.templates import sentences
 
-__all__ = ["codes_figure", "codes_in_words", "codes_tables", "report"]
-
 KINDS: dict[str, tuple[str, bool]] = {  # what is said -> source, and whether it is asked the control task
     "model": ("model", False),
     "untrained": ("untrained", False),

@@ -16,11 +16,6 @@ from aligners.reports.names import score_words, short_names, site_name
 from aligners.reports.report import Row, grouped, site_pairs
 from aligners.similarity.controls import matching_layers
 
-__all__ = [
-    "Line", "accuracy_figure", "averaged", "curve_figure", "is_grid", "lines_of", "matching_pairs", "methods_of",
-    "penalty_figure", "penalty_map", "what_intervals_are",
-]  # fmt: skip
-
 Pair = tuple[int, int]
 ROUTE = ("model_x", "model_y")
 MOST_MODELS = 3  # more routes than theirs cannot be told apart in a panel

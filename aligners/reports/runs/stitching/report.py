@@ -17,8 +17,6 @@ from aligners.reports.runs.stitching import figures
 from aligners.reports.screen import site_table
 from aligners.reports.templates import sentences
 
-__all__ = ["findings", "report", "stitching_tables"]
-
 Groups = Mapping[str, Sequence[str]] | None
 MOST_SITES_TOGETHER = 3  # penalty and accuracy side by side
 LOST = "lost × 100"  # of the score, if lines are means over routes

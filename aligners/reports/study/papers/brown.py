@@ -14,8 +14,6 @@ from aligners.reports.study.papers import shared
 from aligners.reports.study.statistics import Difference, Estimate, group_test, over_models, pair_means
 from aligners.similarity.functional.summaries import angular_distance
 
-__all__ = ["angles", "angles_table", "cka_by_layer", "stitching_by_layer"]
-
 CKAS = ("minibatch_cka", "cka")  # the paper's, or what there is
 ALL = "all pairs"
 LEVEL = 0.05  # of p, from which on groups are not told apart

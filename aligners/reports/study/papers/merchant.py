@@ -12,8 +12,6 @@ from aligners.reports.study.frames import STAGES, Frames, by, place_words, stage
 from aligners.reports.study.papers.shared import figure, mean_line, paper_value, plain, table, without_copy
 from aligners.reports.study.statistics import Estimate
 
-__all__ = ["mixed_layers", "scores_by_layer", "scores_by_site"]
-
 BASE, TUNED = "pretrained", "finetuned"
 PAPERS_TASKS = ("mnli", "squad")  # on which it fine-tunes, where we can
 PLACE = ("task", "base", "probed")

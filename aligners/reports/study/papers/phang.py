@@ -17,8 +17,6 @@ from aligners.reports.study.contents import Cell, Figure, HeatPanel, LinePanel, 
 from aligners.reports.study.frames import Frames, by, kind_words, place_words
 from aligners.reports.study.papers.shared import figure, heat_panel, mean_line, similarities, table, without_copy
 
-__all__ = ["between_bases", "clusters", "layer_maps", "skipping", "truncation", "two_clusters"]
-
 LEAST_LAYERS = 4  # of a map in which clusters mean something
 MOST_BASES = 4  # of which each has maps of its own; of more, maps are means
 AND = " and "

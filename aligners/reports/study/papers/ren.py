@@ -15,11 +15,6 @@ from aligners.reports.study.frames import STATES, Frames, by, in_order, kind_wor
 from aligners.reports.study.papers import shared
 from aligners.reports.study.statistics import Estimate, holm, over_models, pair_means, sign_test
 
-__all__ = [
-    "alignment", "alignment_tests", "errors_by_layer", "injection", "layer_maps", "nuclear_norms", "recovery",
-    "similarity",
-]  # fmt: skip
-
 Rows = list[dict[str, Cell]]
 PAPERS_INDICES = {"r2", "cca", "r2_cca", "svcca", "r2_svcca", "pwcca"}
 SHOWN = (("inn", "inn_paper"), ("linear",), ("mlp", "mlp_paper"))  # the first of each that there is

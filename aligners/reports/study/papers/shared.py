@@ -21,12 +21,6 @@ from aligners.reports.study.frames import LEAST_SITE, Frames
 from aligners.reports.study.statistics import WHAT_INTERVALS_ARE, Estimate, over_models
 from aligners.similarity.controls import matching_layers
 
-__all__ = [
-    "between_models", "blocks", "described", "estimates", "figure", "heat_panel", "held_out", "is_last",
-    "map_cells", "matching", "mean_line", "of_one_stage", "paper_value", "plain", "series_of", "similarities",
-    "table", "trained", "untrained_said", "without_copy",
-]  # fmt: skip
-
 TEMPLATES = Environment(undefined=StrictUndefined)
 HELD_OUT = {
     True: "Held out: yes, on test texts that no map was fitted on.",

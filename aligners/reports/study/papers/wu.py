@@ -13,8 +13,6 @@ from aligners.reports.study.contents import Cell, Figure, HeatPanel, LinePanel, 
 from aligners.reports.study.frames import STAGES, Frames, by, in_order, place_words, stage_words
 from aligners.reports.study.papers import shared
 
-__all__ = ["block_map", "freezing", "localization", "tuned_map", "untrained_map"]
-
 TASKS = ("sst2", "mnli", "qnli", "qqp")
 BASES = re.compile(r"(?:^|/)(bert|xlnet)-base(?:-|$)")  # the paper's two models, and no RoBERTa
 TUNING = ("pretrained", "finetuned")
