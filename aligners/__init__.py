@@ -16,7 +16,7 @@ except PackageNotFoundError:  # run from a folder, and never installed
     __version__ = "unknown"
 
 _HOMES = {
-    "load_bank": "aligners.fitting.storage.bank",
+    "load_bank": "aligners.fitting.bank",
     "ThroughSpace": "aligners.fitting.universe.universe",
     **dict.fromkeys(("SharedMaps", "SharedProbes", "SharedStitching", "SharedUniverse"), "aligners.reports.sharing"),
 }

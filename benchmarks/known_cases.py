@@ -24,8 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare
 
 from aligners.similarity.algebra.grid import grid_moments
 from aligners.similarity.functional.cca import cca, cca_held_out, pwcca, svcca
-from aligners.similarity.functional.cka import linear_cka, unbiased_cka
-from aligners.similarity.functional.hsic import minibatch_cka
+from aligners.similarity.functional.cka import linear_cka, minibatch_cka, unbiased_cka
 from aligners.similarity.functional.kernels import rbf_cka, rsa
 from aligners.similarity.functional.regression import mixedsim, neuronsim, r2
 

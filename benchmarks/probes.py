@@ -20,9 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare
 
 from aligners.models import FrozenModel
 from aligners.probing.bank import Arm
-from aligners.probing.edges.task import EdgeTask
+from aligners.probing.edges import EdgeTask
 from aligners.probing.training import ProbeTraining
-from aligners.probing.trees.task import TreeTask
+from aligners.probing.trees import TreeTask
 from aligners.probing.words import Place, Words
 from benchmarks.harness import Figures, interleaved, parser_with_sizes, ratio
 from benchmarks.stitched_forward import build

@@ -41,7 +41,7 @@ from aligners.similarity.algebra.moments import GridMoments
 from aligners.similarity.algebra.pairs import upper_blocks
 from aligners.similarity.catalogue import catalogue
 from aligners.similarity.functional.cca import SharedMoments
-from aligners.similarity.functional.hsic import HSIC, cka_from_hsic, minibatch_cka, unbiased_hsic
+from aligners.similarity.functional.cka import HSIC, cka_from_hsic, minibatch_cka, unbiased_hsic
 from aligners.similarity.outcome import evaluate
 from benchmarks.harness import Figures, interleaved, parser, ratio
 

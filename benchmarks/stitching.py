@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare
 from aligners.injection.forward import mapped_rows, read_all, stitched_logits
 from aligners.injection.routes import Route
 from aligners.injection.scoring.tasks import chosen, unit_losses
-from aligners.injection.stitching.loss import bank_gradients
+from aligners.injection.stitching.training import bank_gradients
 from aligners.maps.affine import AffineLayer
 from aligners.models import FrozenModel
 from benchmarks.harness import Figures, interleaved, parser_with_sizes, ratio

@@ -31,12 +31,12 @@ from transformers import BertModel, PreTrainedTokenizerBase
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
-from aligners.models.embedded.tokenizers import word_pieces
+from aligners.models.embedded.kinds import word_pieces
 from benchmarks.harness import Figures, parser, ratio
 from benchmarks.parts import bert_config
 from datamodules.pairings import pair_states
 from datamodules.states import States
-from datamodules.store import loader, reading
+from datamodules.store import reading
 from datamodules.text.loading import load_texts
 from datamodules.text.sources import TextSource
 
@@ -138,11 +138,11 @@ def rounding(exact: States, rounded: States) -> float:
 
 def in_small_windows(data: States, rows: int) -> None:
     """As `loading`, looking so many rows ahead."""
-    before, loader.ROWS = loader.ROWS, rows
+    before, reading.ROWS = reading.ROWS, rows
     try:
         loading(data)
     finally:
-        loader.ROWS = before
+        reading.ROWS = before
 
 
 def measure(options: argparse.Namespace, folder: Path) -> Figures:

@@ -32,7 +32,7 @@ from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
-from aligners.maps.products import Products
+from aligners.maps.solving import Products
 from aligners.similarity.algebra.moments import Moments, moments_of
 from benchmarks.harness import Figures, parser
 from benchmarks.parts import bert_config
@@ -82,7 +82,7 @@ def states_of_random_models(width: int, seed: int, models: int, texts: int = 1_5
     """States of so many untrained BERTs at block 2, token rows of the embedded sentences, (models, n, d)."""
     from transformers import BertModel
 
-    from aligners.models.embedded.tokenizers import word_pieces
+    from aligners.models.embedded.kinds import word_pieces
     from datamodules.text.loading import load_texts
     from datamodules.text.sources import TextSource
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from aligners.errors import check_range
 from aligners.fitting.alignment import Alignment
+from aligners.fitting.bank import StoredBank
 from aligners.fitting.cautions import warn_of_divergence, warn_of_untrained
-from aligners.fitting.storage.bank import StoredBank
 from aligners.maps.base import Aligner
 
 STATE = ("best", "step", "waited", "diverged", "kept")  # what a resumed run needs

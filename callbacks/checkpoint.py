@@ -18,9 +18,9 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from aligners.errors import check_range
 from aligners.files.whole import check_folder, whole_file
 from aligners.fitting.alignment import Alignment
+from aligners.fitting.bank import StoredBank, save_bank
 from aligners.fitting.parts import take_sites
-from aligners.fitting.storage.bank import StoredBank, save_bank
-from aligners.fitting.universe.storage import pair_banks
+from aligners.fitting.universe.universe import pair_banks
 from aligners.reports.names import file_names
 from callbacks.best import BestPerSite, TrainsMaps
 from callbacks.interruption import Interruption
@@ -152,7 +152,7 @@ class SaveAligners(_Save):
     """Writes `last.ckpt` as a fit goes on, and `aligners.ckpt` when it is complete.
 
     `last.ckpt` is a checkpoint of Lightning, to go on from (`train.py fit --ckpt_path`). `aligners.ckpt` holds the best
-    parameters of every site, the moments, and what describes them: see `aligners.fitting.storage.bank`.
+    parameters of every site, the moments, and what describes them: see `aligners.fitting.bank`.
 
     Args:
         folder: where to write; default: beside the run's other files.
@@ -254,7 +254,7 @@ class SaveStitching(_Save):
     """Writes `last.ckpt` as stitching layers are trained, and `stitching.ckpt` when the run is complete.
 
     `last.ckpt` is a checkpoint of Lightning, to go on from (`train.py stitch --ckpt_path`). `stitching.ckpt` holds the
-    best parameters of every site and what describes them: see `aligners.fitting.storage.bank`.
+    best parameters of every site and what describes them: see `aligners.fitting.bank`.
 
     Args:
         folder: where to write; default: beside the run's other files.

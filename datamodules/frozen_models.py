@@ -20,9 +20,8 @@ from aligners.models.loading.known import KnownModels
 from aligners.models.loading.models import load_frozen
 from aligners.models.loading.placement import DeviceMap, check_device
 from aligners.models.model import FrozenModel
-from datamodules.text.fitted import FITTED, FittedTexts
 from datamodules.text.labels import MISSING
-from datamodules.text.texts import Texts
+from datamodules.text.texts import FITTED, FittedTexts, Texts
 from datamodules.tokens.tokenised import same_tokenizer
 
 

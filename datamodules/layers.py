@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from aligners.errors import UserError
 from aligners.models.architectures import Component
-from aligners.models.finite import FiniteCheck
+from aligners.models.calling import FiniteCheck
 from aligners.models.model import FrozenModel
 from datamodules.batches import TextBatch
 from datamodules.frozen_models import Wanted, with_revisions

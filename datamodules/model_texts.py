@@ -20,9 +20,8 @@ from datamodules.module import TextModule, splits_of_stage
 from datamodules.rows.policies import check_component
 from datamodules.rows.sites import route_sites
 from datamodules.store.stores import Reads
-from datamodules.text.fitted import FittedTexts
-from datamodules.text.label_names import LabelsOption
-from datamodules.text.labels import known_labels
+from datamodules.text.labels import LabelsOption, known_labels
+from datamodules.text.texts import FittedTexts
 from datamodules.tokens.splits import Split
 
 SPLITS: tuple[Split, ...] = ("fit", "validation", "test")

@@ -21,13 +21,12 @@ from aligners.models.loading.known import KnownModels
 from aligners.models.model import FrozenModel
 from datamodules.batches import LengthBatches, go_on_after_last_batch, limited
 from datamodules.frozen_models import FrozenModels, Wanted
-from datamodules.store.loader import StoredLoader
+from datamodules.store.reading import StoredLoader
 from datamodules.store.stores import Reads, Stores, check_store
-from datamodules.text.fitted import FittedTexts, words_on_left_out
-from datamodules.text.label_names import LabelsOption
+from datamodules.text.labels import LabelsOption
 from datamodules.text.loading import load_texts
 from datamodules.text.sources import TextSource
-from datamodules.text.texts import Texts, words_on_copies, words_on_splits
+from datamodules.text.texts import FittedTexts, Texts, words_on_copies, words_on_left_out, words_on_splits
 from datamodules.tokens.splits import Split, TokenisedSplits
 from datamodules.tokens.tokenised import TokenisedTexts
 

@@ -14,7 +14,7 @@ from datamodules.rows.policies import TokenPairs
 from datamodules.rows.reading import Link
 from datamodules.rows.sites import parse_sites
 from datamodules.states import Links, Pairing, States
-from datamodules.text.label_names import LabelsOption
+from datamodules.text.labels import LabelsOption
 
 Sites = str | list[str | int]
 FEWEST = 3  # models of a universe; of two, the shared space may be that of either

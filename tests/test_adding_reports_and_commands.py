@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from aligners.cli import table
-from aligners.reports import kinds
+from aligners.reports import finished
 from aligners.reports.publishing import write
-from tests.shell import ROOT
+from tests.processes import ROOT
 from tests.world import TEST_TEXTS, World
 
 PAGE = (ROOT / "docs" / "how_it_works.md").read_text(encoding="utf-8")
@@ -39,9 +39,9 @@ def test_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add("aligners/reports/runs/sizes.py", tmp_path, monkeypatch)
     (line,) = re.findall(r"Its line in `aligners/reports/kinds.yaml`: `(.*?)`\.", PAGE)
     ((kind, about),) = yaml.safe_load(line).items()
-    monkeypatch.setitem(kinds.KINDS, kind, about)
+    monkeypatch.setitem(finished.KINDS, kind, about)
     rows = [{"method": "linear", "parameters": 16}, {"method": "mlp", "parameters": 64}]
-    write(kinds.make_report(kind, {}, rows), tmp_path)
+    write(finished.make_report(kind, {}, rows), tmp_path)
     found = json.loads((tmp_path / "sizes.json").read_text())
     assert found == {"meta": {}, "rows": rows, "findings": ["The largest map is mlp."]}
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Olmo2Config
 
-from aligners.fitting.storage.describing import build_aligner, describe_aligner
+from aligners.fitting.bank import build_aligner, describe_aligner
 from aligners.models import architectures
 from aligners.models.model import FrozenModel
 from aligners.reports.study import registry
@@ -20,9 +20,9 @@ from aligners.similarity import catalogue
 from aligners.similarity.algebra.grid import grid_moments
 from aligners.similarity.algebra.moments import moments_of
 from aligners.similarity.functional.cca import SharedMoments
+from tests.processes import ROOT
 from tests.rows import paired
 from tests.runs import related_rows
-from tests.shell import ROOT
 
 
 def example(beginning: str) -> str:

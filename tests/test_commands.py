@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from aligners.cli.table import evaluate, train
-from aligners.fitting.storage.bank import load_bank
+from aligners.fitting.bank import load_bank
 from aligners.injection.methods import CLOSED_FORMS
 from datamodules import frozen_models
-from tests.processes import HANGS
-from tests.shell import ROOT, TWO_RANKS, command, metrics, options
+from tests.processes import HANGS, ROOT
+from tests.shell import TWO_RANKS, command, metrics, options
 from tests.world import TEST_TEXTS, World
 
 ALIGNERS = {

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import aligners
-from tests.shell import ROOT
+from tests.processes import ROOT
 
 FILES = re.compile(
     r"(?<![\w/])(?:aligners|benchmarks|callbacks|commands|configs|datamodules|finetuning|frozen|probing|reports|sharing|similarity|storage|studies|tests)"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.shell import ROOT
+from tests.processes import ROOT
 
 PACKAGES = tuple(
     tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]["lint"]["isort"]["known-first-party"]

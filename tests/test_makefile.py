@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import HANGS
-from tests.shell import ROOT
+from tests.processes import HANGS, ROOT
 
 PIP = '#!/bin/sh\necho "WARNING: nobody can act on this" >&2\necho "$@" >> calls\nexit {status}\n'
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from aligners.cli.table import evaluate
-from aligners.fitting.storage.bank import load_bank
+from aligners.fitting.bank import load_bank
 from tests.shell import command, options
 from tests.tiny import tiny_folder
 from tests.world import TEST_TEXTS, World

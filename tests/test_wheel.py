@@ -15,8 +15,7 @@ import pytest
 import yaml
 
 from tests.aligners.cli.small_study import study_file
-from tests.processes import HANGS
-from tests.shell import ROOT
+from tests.processes import HANGS, ROOT
 from tests.world import World
 
 ROOTS = ("aligners", "callbacks", "datamodules")  # the packages of the design card

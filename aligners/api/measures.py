@@ -18,7 +18,7 @@ from aligners.similarity.algebra.grid import grid_moments
 from aligners.similarity.catalogue import catalogue
 from aligners.similarity.functional import cca as correlations
 from aligners.similarity.functional import cka as linear
-from aligners.similarity.functional import hsic, kernels, regression
+from aligners.similarity.functional import kernels, regression
 from aligners.similarity.functional.cca import SharedMoments
 from aligners.similarity.sample import Sample
 
@@ -46,7 +46,7 @@ def unbiased_cka(x: Array, y: Array) -> float:
 
 def minibatch_cka(x: Array, y: Array, batch: int = 32) -> float:
     """Unbiased CKA whose HSICs are averaged over batches of rows (Nguyen et al. 2021)."""
-    return _one(hsic.minibatch_cka, x, y, batch=batch)
+    return _one(linear.minibatch_cka, x, y, batch=batch)
 
 
 def rbf_cka(x: Array, y: Array, width: float = 0.5) -> float:
@@ -113,6 +113,6 @@ def measure(name: str, x: Array, y: Array) -> float:
 
 _FROM: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "moments": lambda x, y: SharedMoments(grid_moments(x, y)),
-    "batches": hsic.unbiased_hsic,  # one batch of all rows
+    "batches": linear.unbiased_hsic,  # one batch of all rows
     "rows": lambda x, y: Sample(x, y, torch.arange(x.shape[1], device=x.device)),
 }

@@ -13,13 +13,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from aligners.errors import UserError, check_range
-from aligners.fitting.training.optimisation import Schedule, schedule_factor
-from aligners.fitting.training.ranks import mean_over_ranks
+from aligners.fitting.training import Schedule, mean_over_ranks, schedule_factor
 from aligners.injection.scoring.scores import TextScores, UnitMeans, bootstrap_interval, percentile_interval
 from aligners.injection.scoring.task_scores import resampled_scores, task_score
 from aligners.injection.scoring.tasks import unit_answers, unit_losses, unit_scores
-from aligners.models.calling import Caller
-from aligners.models.finite import FiniteCheck
+from aligners.models.calling import Caller, FiniteCheck
 from aligners.models.truncation import freeze_unused
 from datamodules.asking import classification_targets
 from datamodules.batches import TextBatch

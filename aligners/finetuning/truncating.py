@@ -13,14 +13,21 @@ from torch import Tensor, nn
 
 from aligners.errors import UserError
 from aligners.finetuning.training import FinetuningRecipe, finite, mean_loss, measured_columns, optimisation
-from aligners.fitting.training.ranks import mean_over_ranks
-from aligners.injection.scoring.answers import in_data_order, match_heads, matched_by_number, one_after_another
+from aligners.fitting.training import mean_over_ranks
 from aligners.injection.scoring.scores import TextScores, UnitMeans
 from aligners.injection.scoring.task_scores import choose_score, task_score
-from aligners.injection.scoring.tasks import check_labels, unit_answers, unit_scores
-from aligners.models.finite import FiniteCheck
-from aligners.models.fresh import head_parts, with_head
-from aligners.models.loading.precision import check_precision
+from aligners.injection.scoring.tasks import (
+    check_labels,
+    in_data_order,
+    match_heads,
+    matched_by_number,
+    one_after_another,
+    unit_answers,
+    unit_scores,
+)
+from aligners.models.calling import FiniteCheck
+from aligners.models.classifiers import head_parts, with_head
+from aligners.models.loading.models import check_precision
 from aligners.models.model import FrozenModel
 from datamodules.asking import classification_targets
 from datamodules.batches import TextBatch

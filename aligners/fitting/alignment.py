@@ -11,31 +11,38 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
 from aligners.errors import UserError, check_range
+from aligners.fitting.bank import (
+    ALIGNMENT,
+    BACKWARD,
+    FORWARD,
+    StoredBank,
+    check_names,
+    describe_aligner,
+    refuse_other_models,
+)
 from aligners.fitting.errors import MapErrors
-from aligners.fitting.few_rows import warn_of_few_rows
 from aligners.fitting.fits import AlignerFactory, Direction, Fit, fit_map, seeded
 from aligners.fitting.moments import Reading, read_moments
-from aligners.fitting.storage.bank import ALIGNMENT, BACKWARD, FORWARD, StoredBank
-from aligners.fitting.storage.describing import check_names, describe_aligner
-from aligners.fitting.storage.refusals import refuse_other_models
-from aligners.fitting.training.divergence import Divergence
-from aligners.fitting.training.length import training_steps
-from aligners.fitting.training.optimisation import (
+from aligners.fitting.outcomes import warn_of_few_rows
+from aligners.fitting.training import (
     LEAST_RISE,
+    Divergence,
     Schedule,
     clip_per_site,
     describe_optimizer,
     gradient_norms,
+    let_end,
     make_optimizer,
+    mean_over_ranks,
     schedule_factor,
+    training_steps,
+    validate_if_due,
 )
-from aligners.fitting.training.ranks import mean_over_ranks
-from aligners.fitting.training.validating import let_end, validate_if_due
 from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear, Procrustes, Ridge
-from aligners.maps.products import Products, check_products, products_in
-from aligners.models.loading.precision import check_precision
+from aligners.maps.solving import Products, check_products, products_in
+from aligners.models.loading.models import check_precision
 from aligners.similarity.algebra.moments import Moments
 from datamodules.batches import limited
 from datamodules.identity import identity, refuse_other_run, trainer_identity

@@ -11,9 +11,8 @@ from torch import nn
 
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.errors import MapErrors
-from aligners.fitting.few_rows import few_rows
 from aligners.fitting.fits import Fit
-from aligners.fitting.outcomes import outcomes
+from aligners.fitting.outcomes import few_rows, outcomes
 from aligners.maps.canonical import reduced_mse
 from aligners.similarity.algebra.moments import Moments
 from datamodules.module import stream_of

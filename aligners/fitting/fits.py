@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from aligners.errors import UserError
-from aligners.fitting.storage.bank import BACKWARD, FORWARD
+from aligners.fitting.bank import BACKWARD, FORWARD
 from aligners.maps.base import MORE_ROWS, Aligner
 from aligners.maps.linear import Ridge, deviations
 from aligners.similarity.algebra.moments import Moments

@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.training.divergence import Divergence
-from aligners.fitting.training.optimisation import (
+from aligners.fitting.training import (
+    Divergence,
     clip_per_site,
     gradient_norms,
     make_optimizer,
     schedule_factor,
 )
 from aligners.maps.base import Aligner
-from aligners.maps.products import products_in
+from aligners.maps.solving import products_in
 
 
 def train_on_rows(

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from aligners.models.finite import FiniteCheck
+from aligners.models.calling import FiniteCheck
 from aligners.progress import track
 from aligners.similarity.algebra.moments import Moments
 from aligners.similarity.moments import MomentsMetric
 from datamodules.batches import LengthBatches
-from datamodules.store.loader import StoredLoader
-from datamodules.store.results import load_tensors, save_tensors
+from datamodules.store.keeping import load_tensors, save_tensors
+from datamodules.store.reading import StoredLoader
 
 HOOK = "on_moments_batch_end"
 

@@ -11,9 +11,15 @@ import torch
 
 from aligners.errors import UserError
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.storage.bank import StoredBank, load_bank, save_bank
-from aligners.fitting.storage.describing import build_aligner, describe_aligner, take_places
-from aligners.fitting.storage.refusals import refuse_other_models
+from aligners.fitting.bank import (
+    StoredBank,
+    build_aligner,
+    describe_aligner,
+    load_bank,
+    refuse_other_models,
+    save_bank,
+    take_places,
+)
 from aligners.maps.base import Aligner, BankLinear
 from aligners.similarity.algebra.moments import Moments
 from datamodules.identity import identity, refuse_other_run

@@ -11,11 +11,9 @@ from torch import Tensor
 
 from aligners.injection.forward import bank_logits
 from aligners.injection.routes import Route
-from aligners.injection.scoring.answers import one_after_another
-from aligners.injection.scoring.scored_task import ScoredTask
 from aligners.injection.scoring.scores import bootstrap_interval
-from aligners.injection.scoring.task_scores import score_interval, task_score
-from aligners.injection.scoring.tasks import chosen, per_text, unit_answers, unit_scores
+from aligners.injection.scoring.task_scores import ScoredTask, score_interval, task_score
+from aligners.injection.scoring.tasks import chosen, one_after_another, per_text, unit_answers, unit_scores
 from aligners.models.model import FrozenModel
 from datamodules.asking import TaskBatch
 

@@ -10,10 +10,9 @@ import lightning.pytorch as pl
 from torch import Tensor, nn
 
 from aligners.errors import UserError
-from aligners.fitting.few_rows import few_rows
+from aligners.fitting.bank import FORWARD, StoredBank, refuse_other_bank
 from aligners.fitting.moments import read_moments
-from aligners.fitting.storage.bank import FORWARD, StoredBank
-from aligners.fitting.storage.refusals import refuse_other_bank
+from aligners.fitting.outcomes import few_rows
 from aligners.injection.behaviour import OF_LABELS, OF_TOKENS, Behaviour, Natives, UnitAnswers
 from aligners.injection.forward import own_logits, read_all
 from aligners.injection.methods import (
@@ -22,14 +21,14 @@ from aligners.injection.methods import (
     build_floors,
     check_closed_forms,
     route_methods,
+    seen_by_any,
     stored_kind,
 )
 from aligners.injection.panels import Panel, PanelBatch
 from aligners.injection.routes import DIRECTIONS, InjectedTask, Route, paired_routes
-from aligners.injection.scoring.answers import matched_by_number
-from aligners.injection.scoring.scored_task import ScoredTask
-from aligners.injection.stitched import seen_by_any
-from aligners.models.loading.precision import check_precision
+from aligners.injection.scoring.task_scores import ScoredTask
+from aligners.injection.scoring.tasks import matched_by_number
+from aligners.models.loading.models import check_precision
 from aligners.models.model import FrozenModel
 from aligners.similarity.algebra.moments import Moments
 from datamodules.asking import TaskBatch

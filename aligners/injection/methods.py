@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import chain, count
 from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
-from aligners.errors import check_known
+from aligners.errors import UserError, check_known
 from aligners.fitting.alignment import Alignment
+from aligners.fitting.bank import BACKWARD, FORWARD, StoredBank
 from aligners.fitting.fits import fit_map
 from aligners.fitting.outcomes import outcomes
-from aligners.fitting.storage.bank import BACKWARD, FORWARD, StoredBank
 from aligners.injection.behaviour import OF_LABELS, OF_TOKENS
 from aligners.injection.forward import mapped_rows
 from aligners.injection.routes import Route
-from aligners.injection.stitched import TASK_LOSS
 from aligners.maps.base import Aligner
 from aligners.maps.baselines import GaussianStates
 from aligners.maps.canonical import CCA, PWCCA, SVCCA
@@ -24,6 +24,7 @@ from aligners.maps.linear import Identity, Linear, Mean, Procrustes, Ridge
 from aligners.maps.permutation import Permutation
 from aligners.similarity.algebra.moments import Moments
 from datamodules.rows.policies import RowKind
+from datamodules.rows.types import SeenTypes
 
 CLOSED_FORMS: dict[str, Callable[[int, int, int], Aligner]] = {
     "linear": Linear,
@@ -34,8 +35,14 @@ CLOSED_FORMS: dict[str, Callable[[int, int, int], Aligner]] = {
     "svcca": SVCCA,
     "pwcca": PWCCA,
 }
+
+
 CLOSED, TRAINED, BOTH_WAYS = "closed form", "trained", "trained both ways"
+
+
 INVERSE_OF_ONE_WAY = "inverse of a map trained one way"
+
+
 FLOORS = ("mean", "identity", "random_embedding")
 
 
@@ -196,3 +203,61 @@ def describe_map(aligner: Aligner, turned: bool = False) -> dict[str, Any]:
         "fit": fit,
         "bijective": aligner.bijective,
     }
+
+
+TASK_LOSS = "task loss"  # how stitching layers were fitted, as reports say it
+
+
+OTHERS = ("models", "revisions", "masked_share", "sites")  # of `stitched_texts`, not of `pair_states`
+
+
+def between_two_models(bank: StoredBank) -> StoredBank:
+    """A finished run as one between two models, X and Y, whose tokens were mapped.
+
+    Args:
+        bank: of `train.py fit`, which is one, or of `train.py stitch`.
+
+    Raises:
+        ValueError: layers were trained between other than two models, or the file is a whole universe.
+    """
+    if bank.command == "fit":
+        return bank
+    if bank.command == "universe":
+        raise UserError(
+            f"Expected a checkpoint of two models, but {bank.path} holds a universe of "
+            f"{len(bank.data['models'])}. Name one of the files pairs/X--Y/aligners.ckpt beside it."
+        )
+    config, models = bank.data_config, bank.data["models"]
+    if len(models) != 2:
+        raise UserError(
+            f"Expected stitching layers between two models, but {bank.path} was trained on {len(models)}. Measure them "
+            "with `evaluate.py stitch --checkpoint`."
+        )
+    rows = {"rows": "tokens", "special_tokens": True, "held_out_types": 0.0}
+    named = {f"model_{side}": name for side, name in zip("xy", config["models"], strict=True)}
+    named |= {f"revision_{side}": name for side, name in zip("xy", config["revisions"] or [None] * 2, strict=True)}
+    sites = {"sites": ",".join(f"{i}:{j}" for i, j in bank.pairs.get(FORWARD, []))}
+    kept = {name: value for name, value in config.items() if name not in OTHERS}
+    data = {**bank.data, **rows, "models": dict(zip("xy", models, strict=True))}
+    return replace(bank, data=data, data_config={**kept, **named, **sites, **rows})
+
+
+def seen_by_any(stored: Sequence[StoredBank], data: Any) -> SeenTypes:
+    """The types that were among the fitting rows of at least one checkpoint.
+
+    Args:
+        stored: the checkpoints. Stitching layers, which are trained on whole texts, have seen the run's types if their
+            texts are the run's.
+        data: the data module of the run.
+
+    Returns:
+        The types, of no kind where they are not known of every checkpoint, or are not of one kind.
+    """
+    unknown, present = SeenTypes(None, frozenset()), data.config()
+
+    def of_the_run(bank: StoredBank) -> bool:
+        return all(bank.data_config[name] == present[name] for name in ("text", "rows", "special_tokens", "max_length"))
+
+    each = [bank.seen or (data.seen if of_the_run(bank) else unknown) for bank in stored]
+    kinds = {seen.kind for seen in each}
+    return unknown if len(kinds) > 1 else SeenTypes(kinds.pop(), frozenset().union(*(seen.names for seen in each)))

@@ -10,10 +10,9 @@ from typing import Any, Literal, cast, get_args
 from torch import Tensor
 
 from aligners.errors import UserError, check_known
-from aligners.fitting.storage.bank import BACKWARD, FORWARD
-from aligners.injection.scoring.answers import match_heads
-from aligners.injection.scoring.scored_task import ScoredTask
-from aligners.injection.scoring.tasks import check_labels
+from aligners.fitting.bank import BACKWARD, FORWARD
+from aligners.injection.scoring.task_scores import ScoredTask
+from aligners.injection.scoring.tasks import check_labels, match_heads
 from aligners.models.architectures import Component
 from aligners.models.model import FrozenModel
 from datamodules.asking import Asking

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from aligners.errors import UserError
-from aligners.maps.products import bank_product
+from aligners.maps.solving import bank_product
 from aligners.similarity.algebra.moments import Moments
 
 MORE_ROWS = (  # advice where there are too few

@@ -10,8 +10,14 @@ from torch import Tensor, nn
 
 from aligners.errors import UserError, check_known, check_range
 from aligners.maps.base import Aligner, Scaling
-from aligners.maps.invertible.layers import AffineCoupling, ShuffledHadamard, TriangularPair
-from aligners.maps.invertible.starts import START_NAMES, Start, invertible_start
+from aligners.maps.invertible import (
+    START_NAMES,
+    AffineCoupling,
+    ShuffledHadamard,
+    Start,
+    TriangularPair,
+    invertible_start,
+)
 from aligners.maps.solving import batch_inverse, batch_log_det, batch_solve
 from aligners.similarity.algebra.moments import Moments
 

@@ -6,13 +6,43 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForTextEncoding, PreTrainedConfig
+from transformers.activations import ACT2FN
 
 from aligners.errors import UserError
 
+
+def solu(x: Tensor) -> Tensor:
+    """LayerNorm(x · softmax(x)) over the last axis, without gain and bias; x (..., d), the result likewise.
+
+    The paper puts a LayerNorm after the activation, because x · softmax(x) alone is small and costs performance. Where
+    an affine map follows, as in the MLP of GPT-2, it absorbs a gain γ and a bias β exactly (W(γ·z + β) + b =
+    (Wγ)z + (Wβ + b)), so that nothing is lost by leaving them out.
+    """
+    return nn.functional.layer_norm(x * torch.softmax(x, -1), x.shape[-1:])
+
+
+class SoLU(nn.Module):
+    """`solu` as a module without parameters."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """LayerNorm(x · softmax(x)), (..., d) to (..., d)."""
+        return solu(x)
+
+
+def register_solu() -> None:
+    """Register the activation with `transformers` as "solu", so that configs can name it."""
+    ACT2FN["solu"] = SoLU
+
+
 Task = Literal["classification", "causal", "masked"]
+
+
 Component = Literal["residual", "attention", "mlp"]
+
+
 _HEADS: dict[str, Task] = {
     "ForSequenceClassification": "classification",
     "ForMaskedLM": "masked",
@@ -180,17 +210,31 @@ def _position_bias(block: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 _NO_POOLER = {"add_pooling_layer": False}
+
+
 # Settings that split a sub-layer into several calls, and the largest value at which they do not.
 _SINGLE = {"chunk_size_feed_forward": 0, "inner_group_num": 1}
+
+
 _CHUNKED = ("chunk_size_feed_forward",)
+
+
 _BERT: dict[str, Any] = {
     "attention": SubLayer("attention.output.dense"),
     "mlp": SubLayer("output.dense", without=_CHUNKED),
 }
+
+
 _ENCODER: dict[str, Any] = {"blocks": "encoder.layer", "without": ("is_decoder",), **_BERT}
+
+
 # These number positions from one past the padding index, which is 1.
 _ROBERTA = Architecture(bare=_NO_POOLER, reserved_positions=2, **_ENCODER)
+
+
 _LLAMA = Architecture("layers", causal=True, attention=SubLayer("self_attn.o_proj"), mlp=SubLayer("mlp.down_proj"))
+
+
 # A norm on what a sub-layer answers, before it is added.
 _GEMMA = Architecture(
     "layers",
@@ -198,8 +242,12 @@ _GEMMA = Architecture(
     attention=SubLayer("post_attention_layernorm"),
     mlp=SubLayer("post_feedforward_layernorm"),
 )
+
+
 # These would look token types up among the words.
 _GPT = Architecture("h", causal=True, token_types=False, attention=SubLayer("attn.c_proj"), mlp=SubLayer("mlp.c_proj"))
+
+
 _ARCHITECTURES: dict[str, Architecture] = {
     "albert": Architecture(
         "encoder.albert_layer_groups",

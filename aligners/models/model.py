@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from aligners.errors import UserError
 from aligners.models.architectures import Component, Task, architecture_of, first_site
 from aligners.models.calling import Caller, Layout
-from aligners.models.fresh import drawn, outside, untrained, with_head
+from aligners.models.classifiers import drawn, outside, untrained, with_head
 from aligners.models.hooks import Blocks, SubLayers, blocks_of, inject, read, replace
 from aligners.models.loading.placement import check_placement, is_sharded
 
@@ -48,7 +48,7 @@ class FrozenModel:
             or for the next, (B, T, V); None: there is no head, or none that is supported.
         n_labels: C, the size of the classification head; None if the model has none.
         class_map: for each class of the texts, the head's classes that stand for it; None: those of the same numbers.
-            `aligners.injection.scoring.answers.match_heads` alone sets it: logits are always the head's own.
+            `aligners.injection.scoring.tasks.match_heads` alone sets it: logits are always the head's own.
         causal: whether a position sees only those before it.
         heads: attention heads of each block.
         max_length: the most tokens that the model has positions for; None: no limit.

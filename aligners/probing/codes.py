@@ -14,7 +14,7 @@ from torch import Tensor
 from aligners.errors import UserError
 from aligners.injection.scoring.scores import resampled_counts
 from aligners.probing.bank import Examples
-from aligners.probing.edges.task import EdgeTask, codelengths
+from aligners.probing.edges import EdgeTask, codelengths
 from aligners.probing.tasks import Row, score_columns
 from aligners.probing.training import ProbeTraining, train_bank
 

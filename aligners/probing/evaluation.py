@@ -14,13 +14,12 @@ from aligners.errors import UserError
 from aligners.models.model import FrozenModel
 from aligners.probing.bank import Arm, Bank
 from aligners.probing.codes import PORTIONS, code_rows, portion_ends, portion_rows, send
-from aligners.probing.edges.task import EdgeTask
+from aligners.probing.edges import EdgeTask
 from aligners.probing.reading import SPLITS, check_annotated, check_least, check_room, make_task, sentences_of
 from aligners.probing.storing import save_banks
 from aligners.probing.tasks import Row
 from aligners.probing.training import ProbeTraining, ended
-from aligners.probing.trees.scores import drawn_trees
-from aligners.probing.trees.task import STRUCTURAL, TreeTask
+from aligners.probing.trees import STRUCTURAL, TreeTask, drawn_trees
 from aligners.probing.words import Place, Source, Words, WordsBeingRead
 from aligners.progress import track
 from datamodules.layers import LayerActivations, LayerBatch

@@ -9,10 +9,8 @@ import torch
 from aligners.errors import UserError
 from aligners.files.room import free_memory, in_words
 from aligners.probing.bank import Arm
-from aligners.probing.edges.targets import Labels, tasks_of
-from aligners.probing.edges.task import EdgeTask
-from aligners.probing.trees.asked import LEAST
-from aligners.probing.trees.task import STRUCTURAL, TreeTask
+from aligners.probing.edges import EdgeTask, Labels, tasks_of
+from aligners.probing.trees import LEAST, STRUCTURAL, TreeTask
 from aligners.probing.words import Words
 from datamodules.module import TextModule
 from datamodules.text.annotated.sentence import ANNOTATION, Sentence

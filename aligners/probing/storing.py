@@ -15,8 +15,8 @@ from aligners.errors import UserError
 from aligners.files.shared import shared_file
 from aligners.files.whole import whole_file
 from aligners.probing.bank import Arm, Bank, Probes
-from aligners.probing.edges.probes import EdgeProbes
-from aligners.probing.trees.probes import DepthProbes, DistanceProbes
+from aligners.probing.edges import EdgeProbes
+from aligners.probing.trees import DepthProbes, DistanceProbes
 from aligners.probing.words import Place
 
 PROBES = "probes.safetensors"

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from aligners.files.whole import whole_file, write_text
 from aligners.fitting.outcomes import MARK
-from aligners.reports.kinds import make_report
+from aligners.reports.finished import make_report
 from aligners.reports.names import four_digits, markdown_table, names_in_full, site_name, with_short_names
 from aligners.reports.page.run import save_figure, write_page
 from aligners.reports.report import Report, Row
@@ -123,7 +123,7 @@ class WriteReport(pl.Callback):
     When its test ends, the LightningModule has `rows` and `meta`, and `report_tables` if there are further tables.
 
     Args:
-        kind: the kind of report, from `aligners.reports.kinds.KINDS`.
+        kind: the kind of report, from `aligners.reports.finished.KINDS`.
         folder: where it is written.
         options: further arguments of this kind of report.
     """

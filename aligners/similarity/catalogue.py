@@ -11,8 +11,7 @@ from torch import Tensor
 from aligners.similarity.functional.attention import AttentionSums, attnsim
 from aligners.similarity.functional.canonical import canonical_chance, regression_chance
 from aligners.similarity.functional.cca import SharedMoments, cca, cca_held_out, r2_cca
-from aligners.similarity.functional.cka import linear_cka, unbiased_cka
-from aligners.similarity.functional.hsic import cka_from_hsic
+from aligners.similarity.functional.cka import cka_from_hsic, linear_cka, unbiased_cka
 from aligners.similarity.functional.kernels import rbf_cka, rsa
 from aligners.similarity.functional.regression import mixedsim, mixedsim_held_out, neuronsim, r2, r2_held_out
 

@@ -14,7 +14,7 @@ import torch
 
 from aligners.errors import UserError, check_range
 from aligners.files.room import free_memory
-from aligners.models.loading.precision import check_precision
+from aligners.models.loading.models import check_precision
 from aligners.similarity.algebra.checks import check_share
 from aligners.similarity.catalogue import ATTENTION, DEFAULT, Measure, catalogue
 from aligners.similarity.functional.summaries import nuclear_norm

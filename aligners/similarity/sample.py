@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from aligners.similarity.passes.ranks import collected, summed, this_rank
-from datamodules.keys import FREE, row_keys
+from datamodules.rows.policies import FREE, row_keys
 
 
 class Sample(NamedTuple):

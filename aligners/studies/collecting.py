@@ -9,8 +9,8 @@ from typing import Any
 import pandas as pd
 
 from aligners.files.whole import whole_file
+from aligners.studies.cells import KINDS
 from aligners.studies.folder import StudyFolder
-from aligners.studies.kinds import KINDS
 from aligners.studies.spec import Models
 
 TABLES = "tables"

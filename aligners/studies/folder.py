@@ -16,8 +16,7 @@ import yaml
 
 from aligners.errors import UserError
 from aligners.files.whole import check_folder, lock, remove_unfinished, write_text
-from aligners.studies.cells import FOLDER, Cell
-from aligners.studies.kinds import KINDS
+from aligners.studies.cells import FOLDER, KINDS, Cell
 from aligners.studies.spec import Study
 from datamodules.identity import differences
 

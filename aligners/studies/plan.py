@@ -1,20 +1,83 @@
-"""What a study will cost, from stated formulas and a stated rate."""
+"""What a study will cost, from the sizes of models, stated formulas and a stated rate."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from rich.table import Table
 from torch import nn
 
 from aligners.files.room import in_words
+from aligners.models.architectures import architecture_of
+from aligners.models.embedded.recipes import EMBEDDED, Recipe, embedded_recipe
+from aligners.models.loading.files import read_config
 from aligners.reports.screen import site_table
 from aligners.studies.cells import Cell
+from aligners.studies.spec import Assumed
+
+
+@dataclass(frozen=True)
+class Size:
+    """The size of a model.
+
+    Attributes:
+        layers: number of blocks, L.
+        width: of the states, d.
+        vocabulary: tokens that it knows.
+        head: what its head answers: classification, masked, causal; None: it has none, or nothing is known.
+        known: whether this was read, and not assumed.
+        heads: attention heads of each block; None: not known.
+    """
+
+    layers: int
+    width: int
+    vocabulary: int
+    head: str | None = None
+    known: bool = True
+    heads: int | None = None
+
+    @property
+    def weights(self) -> int:
+        """Number of weights: 12 d² in a block, whose feed-forward layer is 4 d wide, and d for each known token."""
+        return self.layers * 12 * self.width**2 + self.vocabulary * self.width
+
+    def reading(self, tokens: float) -> float:
+        """FLOP of a forward pass over so many tokens."""
+        return 2.0 * self.layers * 12 * self.width**2 * tokens
+
+    @classmethod
+    def assumed(cls, assumed: Assumed) -> Size:
+        """The size that a study file gives models which cannot be reached."""
+        return cls(assumed.layers, assumed.width, assumed.vocabulary, known=False)
+
+
+def size_of(name: str, data: Mapping[str, Any]) -> Size:
+    """The size of a model.
+
+    Args:
+        name: Hub id, folder, or embedded model.
+        data: the study's data options.
+
+    Raises:
+        ValueError: there is no such model, or it cannot be reached.
+    """
+    if name.startswith(EMBEDDED):
+        _, recipe = embedded_recipe(name, Recipe(**data.get("recipe", {})))
+        made = "classification" if isinstance(recipe, Recipe) else "causal" if "gpt" in name else "masked"
+        return Size(recipe.layers, recipe.width, recipe.vocabulary, made, heads=recipe.heads)
+    config = read_config(name, {"revision": None, "trust_remote_code": data.get("trust_remote_code", False)})
+    architecture = architecture_of(config.model_type)
+    tasks = (architecture.task(kind) for kind in config.architectures or ())
+    sizes: Any = config.get_text_config()
+    head = next((task for task in tasks if task is not None), None)
+    return Size(sizes.num_hidden_layers, sizes.hidden_size, sizes.vocab_size, head, heads=sizes.num_attention_heads)
+
 
 ESTIMATES = """\
 A pass: one model reads the fitting or the held-out texts of one task once: 2 × 12 d² × L FLOP a token.
@@ -22,8 +85,14 @@ A pass: one model reads the fitting or the held-out texts of one task once: 2 ×
 Time, an estimate: FLOP ÷ (rate × workers), and 5 s a cell to begin and to report; at least that of the longest
   chain of cells. The rate, unless `--rate` gives it, is what this machine reaches in a block of the widest model; the
   time that is left, said as cells finish, is measured."""
+
+
 START = 5.0  # seconds
+
+
 MEASURING, TEXTS = 0.8, 10  # seconds of measuring a rate; texts in a batch
+
+
 WIDEST = 4096  # block that is measured: wider ones are as fast
 
 

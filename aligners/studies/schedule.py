@@ -10,9 +10,8 @@ from graphlib import TopologicalSorter
 from statistics import mean
 
 from aligners.files.whole import remove, write_text
-from aligners.studies.cells import Cell
+from aligners.studies.cells import KINDS, Cell
 from aligners.studies.folder import ERROR, RESULT, StudyFolder
-from aligners.studies.kinds import KINDS
 
 ATTEMPTS = 2  # of a cell whose worker was lost
 PAUSE = 2.0  # seconds between two looks at cells that others are making

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from aligners.errors import UserError
 from aligners.models.architectures import Component
-from aligners.models.finite import FiniteCheck
+from aligners.models.calling import FiniteCheck
 from aligners.models.model import FrozenModel
 from datamodules.batches import Movable, StoredRows, TextBatch
 from datamodules.rows.policies import RowKind, Rows, rows_of_each

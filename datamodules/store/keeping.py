@@ -1,18 +1,22 @@
-"""Looks after a folder of stores: what is there, whether it is whole, and what can go."""
+"""Looks after a folder of stores: what is there, whether it is whole, what can go, and tensors computed from states."""
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
 
 from aligners.errors import UserError
-from aligners.files.whole import remove_unfinished
-from datamodules.store.results import load_tensors
+from aligners.files.whole import remove_unfinished, whole_file
 from datamodules.store.shards import BYTES, Shard
 from datamodules.store.states import MANIFEST, USED, Manifest, shard_path
 
@@ -120,3 +124,45 @@ def remove_down_to(root: Path, size: float) -> list[Kept]:
             total -= kept.size
             removed.append(kept)
     return removed
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors of the CPU, whole or not at all.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kept = {name: value.contiguous() for name, value in tensors.items()}
+    with whole_file(path) as unfinished:
+        save_file(kept, unfinished, metadata={"crc32": str(_checksum(kept))})
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Read tensors, and note that they are used.
+
+    Raises:
+        ValueError: they are not those that were written.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
+            expected = (file.metadata() or {}).get("crc32")
+    except Exception as error:  # safetensors has errors of its own
+        raise UserError(_damaged(path)) from error
+    if str(_checksum(found)) != expected:
+        raise UserError(_damaged(path))
+    if os.access(path, os.W_OK):
+        path.touch()
+    return found
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> int:
+    crc = 0
+    for name in sorted(tensors):
+        crc = zlib.crc32(tensors[name].numpy().tobytes(), zlib.crc32(name.encode(), crc))
+    return crc
+
+
+def _damaged(path: Path) -> str:
+    return f"{path} is damaged: it is not what was written. Remove the file: it is then computed again."

@@ -1,8 +1,10 @@
-"""The column of labels: classes or numbers to predict, and how missing ones are marked."""
+"""Labels: classes or numbers to predict, how missing ones are marked, and which classes of a head answer each."""
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -112,3 +114,178 @@ def _all(values: Sequence[Any], kind: Callable[[Any], Any]) -> bool:
     except ValueError:
         return False
     return True
+
+
+ClassMap = tuple[tuple[int, ...], ...]  # for each class of the texts the head's classes that answer it
+
+
+GivenMap = dict[str, int | str | list[int | str]]  # class of the texts -> class or classes of the head, as written
+
+
+LabelsOption = GivenMap | list[GivenMap | None] | None  # of all models, or of each
+
+
+_NUMBER = re.compile(r"(?:label[ _-]?)?(\d+)", re.IGNORECASE)
+
+
+def numbered(names: Sequence[str] | None, classes: int) -> list[int] | None:
+    """Read names such as LABEL_0, or bare numbers, as numbers; None if any name has a meaning of its own.
+
+    Args:
+        names: of the classes; None: they have none, and class k is k.
+        classes: how many there are.
+    """
+    if names is None:
+        return list(range(classes))
+    found = [_NUMBER.fullmatch(name.strip()) for name in names]
+    numbers = [int(match[1]) for match in found if match is not None]
+    return numbers if sorted(numbers) == list(range(classes)) else None
+
+
+def class_map(
+    head: Sequence[str],
+    names: Sequence[str] | None,
+    classes: int,
+    *,
+    given: GivenMap | None = None,
+    model: str,
+    source: str,
+) -> ClassMap | None:
+    """Find which classes of a head answer each class of the texts; None if the numbers agree.
+
+    Equal names, whatever their case and whether words are joined by spaces, hyphens or underscores, are the same class.
+    Names that are mere numbers (LABEL_0, 1) stand for the class of that number. A map that is given goes before both.
+
+    Args:
+        head: names of the head's classes, by number.
+        names: of the texts' classes, by number; None: they have none.
+        classes: how many classes the texts have.
+        given: a map instead. Each class of the texts, by its name or number, is answered by the classes of the head on
+            the right, by numbers or names: their probabilities are added. A class of the head that stands nowhere is
+            no answer at all.
+        model: whose head it is, for messages.
+        source: where the texts come from, for messages.
+
+    Raises:
+        ValueError: the names differ and no map is given, or one that does not name every class of the texts once, or a
+            class of the head that there is not, or twice.
+
+    Example:
+        >>> class_map(["POSITIVE", "NEGATIVE"], ["negative", "positive"], 2, model="m", source="s")
+        ((1,), (0,))
+    """
+    if given is not None:
+        groups = _given(given, head, names, classes, model)
+    else:
+        order = _order(head, names, classes)
+        if order is None:
+            raise UserError(_unknown(head, names, classes, model, source))
+        groups = tuple((place,) for place in order)
+    return None if groups == tuple((k,) for k in range(len(head))) else groups
+
+
+def in_words(groups: ClassMap | None, head: Sequence[str], names: Sequence[str] | None) -> dict[str, list[str]]:
+    """A map for a report: name of each class of the texts -> names of the head's classes that answer it."""
+    groups = groups or tuple((k,) for k in range(len(head)))
+    return {names[k] if names else str(k): [head[place] for place in group] for k, group in enumerate(groups)}
+
+
+def by_number(head: Sequence[str], names: Sequence[str] | None, classes: int, *, model: str, source: str) -> str | None:
+    """A caution where only one side names its classes, so that mere numbers match them; None where there is no doubt.
+
+    Args:
+        head: as for `class_map`, as are the others; no map is given.
+        names: of the texts' classes.
+        classes: how many the texts have.
+        model: whose head it is.
+        source: where the texts come from.
+    """
+    sides = {"the head names": numbered(head, classes), "the texts name": numbered(names, classes)}
+    named = [side for side, numbers in sides.items() if numbers is None]
+    if len(named) != 1:
+        return None
+    order = _order(head, names, classes) or range(classes)
+    taken = {names[k] if names else str(k): head[place] for k, place in enumerate(order)}
+    return (
+        f"Caution: the classes of the texts of {source!r} and of the head of {model} were matched by number, as only "
+        f"{named[0]} them: {', '.join(f'{key} is {value}' for key, value in taken.items())}. If that is wrong, "
+        f"so is every score of this model; if it is right, say so: --data.labels '{json.dumps(taken)}'."
+    )
+
+
+def _order(head: Sequence[str], names: Sequence[str] | None, classes: int) -> list[int] | None:
+    """Find the place in the head of each class of the texts; None if the names do not tell."""
+    if len(head) != classes:
+        return None
+    numbers, own = numbered(head, classes), numbered(names, classes)
+    if numbers is not None:
+        return [numbers.index(k) for k in own or range(classes)]
+    if own is not None:
+        return own  # the texts' numbers are the head's
+    plain, wanted = [_plain(name) for name in head], [_plain(name) for name in names or ()]
+    return [plain.index(name) for name in wanted] if sorted(plain) == sorted(set(wanted)) else None
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\s_-]+", "_", name.strip().casefold())
+
+
+def _given(given: GivenMap, head: Sequence[str], names: Sequence[str] | None, classes: int, model: str) -> ClassMap:
+    shown = dict(given)
+    keys = [_number(key, names, classes) for key in given]
+    if None in keys or sorted(k for k in keys if k is not None) != list(range(classes)):
+        raise UserError(
+            f"Expected `data.labels` to name every class of the texts once, {_listed(names, classes)}, but got {shown}."
+        )
+    groups: dict[int | None, tuple[int | None, ...]] = {}
+    for key, value in zip(keys, given.values(), strict=True):
+        written = value if isinstance(value, list) else [value]
+        groups[key] = tuple(_number(each, head, len(head)) for each in written)
+    places = [place for group in groups.values() for place in group]
+    if None in places or len(set(places)) < len(places) or not all(groups.values()):
+        raise UserError(
+            f"Expected `data.labels` to answer every class by one or more classes of the head of {model}, "
+            f"{_listed(head, len(head))}, none of them twice, but got {shown}."
+        )
+    return tuple(tuple(place for place in groups[k] if place is not None) for k in range(classes))
+
+
+def _number(written: int | str, names: Sequence[str] | None, classes: int) -> int | None:
+    """Find the class that a user means by a name or number; None if there is none."""
+    plain = [_plain(name) for name in names or ()]
+    if isinstance(written, str):
+        if _plain(written) in plain:
+            return plain.index(_plain(written))
+        match = _NUMBER.fullmatch(written.strip())
+        if match is None:
+            return None
+        written = int(match[1])
+    return written if 0 <= written < classes else None
+
+
+def _listed(names: Sequence[str] | None, classes: int) -> str:
+    return ", ".join(f"{k}: {names[k]}" if names else str(k) for k in range(classes))
+
+
+def _unknown(head: Sequence[str], names: Sequence[str] | None, classes: int, model: str, source: str) -> str:
+    return (
+        f"Expected the head of {model} to have the classes of the texts of {source!r}, {_listed(names, classes)}, but "
+        f"it has {_listed(head, len(head))}. Name a model of this task, or say which of the head's classes answer each "
+        f"class of the texts, such as --data.labels '{json.dumps(_example(head, names, classes))}' (lists add)."
+    )
+
+
+def _example(head: Sequence[str], names: Sequence[str] | None, classes: int) -> dict[str, int | list[int]]:
+    """Suggest a map: equal names first, then in order, the last class with all that is left."""
+    keys = [names[k] if names else str(k) for k in range(classes)]
+    plain = [_plain(name) for name in head]
+    found: dict[str, int | list[int]] = {key: plain.index(_plain(key)) for key in keys if _plain(key) in plain}
+    free, open_keys = (
+        [k for k in range(len(head)) if k not in found.values()],
+        [key for key in keys if key not in found],
+    )
+    for key in open_keys:
+        found[key] = free.pop(0) if free else 0
+    if free and open_keys:
+        found[open_keys[-1]] = [found[open_keys[-1]], *free]  # type: ignore[list-item]
+    return {key: found[key] for key in keys}

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 from aligners.fitting.alignment import Alignment
+from aligners.fitting.bank import ALIGNMENT, load_bank
 from aligners.fitting.moments import Reading
-from aligners.fitting.storage.bank import ALIGNMENT, load_bank
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 import aligners
-from aligners.fitting.storage.describing import build_aligner, describe_aligner
-from aligners.fitting.training.optimisation import clip_per_site
+from aligners.fitting.bank import build_aligner, describe_aligner
+from aligners.fitting.training import clip_per_site
 from aligners.maps.base import Aligner
 from aligners.maps.mlp import FreeForm
 from aligners.similarity.algebra.moments import moments_of

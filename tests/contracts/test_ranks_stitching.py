@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from aligners.fitting.storage.bank import load_bank
-from aligners.injection.stitching.loss import LossWeights
+from aligners.fitting.bank import load_bank
 from aligners.injection.stitching.measuring import StitchingEvaluation
+from aligners.injection.stitching.training import LossWeights
 from aligners.maps.affine import AffineLayer
 from aligners.maps.mlp import MLP
 from callbacks.best import BestPerSite

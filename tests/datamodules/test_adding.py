@@ -10,8 +10,8 @@ import torch
 from datamodules.rows.policies import POLICIES
 from datamodules.text.loading import load_texts
 from datamodules.text.sources import SOURCES, TextSource
+from tests.processes import ROOT
 from tests.runs import activations
-from tests.shell import ROOT
 from tests.world import World
 
 

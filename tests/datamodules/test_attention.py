@@ -8,7 +8,7 @@ import torch
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.evaluation import ErrorsEvaluation
 from aligners.maps.linear import Linear
-from aligners.reports.kinds import make_report
+from aligners.reports.finished import make_report
 from datamodules.pairings import attention_states
 from datamodules.states import States
 from datamodules.text.sources import TextSource

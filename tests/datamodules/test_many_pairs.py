@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.storage.bank import StoredBank, load_bank
+from aligners.fitting.bank import StoredBank, load_bank
 from aligners.injection.injecting import InjectionEvaluation
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP

@@ -77,7 +77,7 @@ def test_packed_text_is_cut_into_sequences_without_padding(
     world: World, causal: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     data = model_texts(world, models=causal, sites=[1], packed=True, max_length=16)
-    with caplog.at_level(logging.WARNING, "datamodules.tokens.packing"):
+    with caplog.at_level(logging.WARNING, "datamodules.tokens.splits"):
         found = batches(data)
     assert "do not fill one and are dropped" in caplog.text
     ids = torch.cat([batch.inputs["input_ids"] for batch in found])

@@ -14,7 +14,8 @@ import yaml
 from aligners.cli.study import run as running
 from aligners.cli.table import COMMANDS, evaluate, study, train
 from tests.cells import Inline
-from tests.shell import ROOT, command
+from tests.processes import ROOT
+from tests.shell import command
 
 HOWTO = ROOT / "docs" / "howto"
 RECIPES = sorted(page.stem for page in HOWTO.glob("*.md") if page.stem != "index")

@@ -15,7 +15,7 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import pytest
 
-from tests.shell import ROOT
+from tests.processes import ROOT
 
 
 def aligned(found: dict[str, Any]) -> bool:

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.shell import ROOT
+from tests.processes import ROOT
 from website.drawings import with_drawings
 
 DRAWINGS = sorted((ROOT / "docs" / "figures" / "concepts").glob("*.svg"))

@@ -13,7 +13,7 @@ import yaml
 
 from aligners.models.architectures import known_architectures
 from aligners.similarity.catalogue import catalogue
-from tests.shell import ROOT
+from tests.processes import ROOT
 from website import families, invariances, modules, options
 
 DOCS = ROOT / "docs"

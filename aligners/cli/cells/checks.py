@@ -16,7 +16,7 @@ from aligners.fitting.fits import seeded
 from aligners.injection.routes import route_numbers
 from aligners.models.architectures import Component, first_site
 from aligners.studies.cells import Cell
-from aligners.studies.sizes import Size, size_of
+from aligners.studies.plan import Size, size_of
 from aligners.studies.spec import Study
 from datamodules.rows.sites import parse_layers, route_sites
 

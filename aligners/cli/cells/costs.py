@@ -14,11 +14,10 @@ from aligners.cli.cells.options import CellOptions
 from aligners.files.room import in_words
 from aligners.fitting.parts import bytes_a_site, pairs_within
 from aligners.maps.base import Aligner
-from aligners.probing.trees.task import USUAL_RANK
+from aligners.probing.trees import USUAL_RANK
 from aligners.similarity.catalogue import catalogue
 from aligners.studies.cells import Cell, expand
-from aligners.studies.plan import ESTIMATES, Cost, Plan, measured_rate
-from aligners.studies.sizes import Size
+from aligners.studies.plan import ESTIMATES, Cost, Plan, Size, measured_rate
 from aligners.studies.spec import Study
 from datamodules.rows.policies import most_rows
 from datamodules.rows.sites import parse_layers, parse_sites

@@ -17,8 +17,7 @@ from aligners.injection.methods import check_closed_forms
 from aligners.injection.stitching.measuring import StitchingEvaluation
 from aligners.probing.evaluation import ProbeExperiment
 from aligners.similarity.evaluation import SimilarityEvaluation
-from aligners.studies.cells import Cell, merged
-from aligners.studies.kinds import KINDS
+from aligners.studies.cells import KINDS, Cell, merged
 
 CHECKS: dict[str, Callable[[Namespace], object]] = {
     **dict.fromkeys(("fit", "fit_pairs", "recover", "attention", "finetune", "stitch"), check_trains),

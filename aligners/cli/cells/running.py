@@ -23,8 +23,8 @@ from aligners.cli.endings import ended_by_signals
 from aligners.cli.folders import RANKS_SHARE, release
 from aligners.files.whole import remove, write_text
 from aligners.similarity.passes.saved import PASSES
+from aligners.studies.cells import KINDS
 from aligners.studies.folder import ERROR, LOG, RESULT, StudyFolder, locked
-from aligners.studies.kinds import KINDS
 
 PACKAGES = ("torch", "lightning", "transformers", "numpy")
 WRONG_OPTIONS = 2  # exit status of jsonargparse

@@ -12,8 +12,7 @@ from jsonargparse import ArgumentParser
 
 from aligners.cli.options import add_data_and_trainer, command_parser, options_of
 from aligners.cli.run import instantiate, start
-from aligners.fitting.pricing.price import BijectionPrice
-from aligners.fitting.pricing.rows import RowsInMemory
+from aligners.fitting.price import BijectionPrice, RowsInMemory
 from aligners.reports.publishing import write_report
 from datamodules.pairings import pair_states
 

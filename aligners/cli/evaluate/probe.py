@@ -11,8 +11,8 @@ from jsonargparse import ArgumentParser
 from aligners.cli.options import add_data_and_trainer, command_parser, options_of, parse_with_data
 from aligners.cli.run import instantiate, start
 from aligners.errors import UserError
-from aligners.fitting.storage.bank import StoredBank, load_bank
-from aligners.injection.stitched import between_two_models
+from aligners.fitting.bank import StoredBank, load_bank
+from aligners.injection.methods import between_two_models
 from aligners.probing.across.evaluation import ProbesAcrossMaps
 from aligners.probing.reading import check_annotated
 from aligners.reports.publishing import write_report

@@ -14,7 +14,7 @@ from jsonargparse import ArgumentParser
 
 from aligners.cli.options import add_data_and_trainer, command_parser, options_of, parse_with_data
 from aligners.cli.run import start
-from aligners.fitting.storage.bank import load_bank
+from aligners.fitting.bank import load_bank
 from aligners.injection.scoring.pair_intervals import check_groups
 from aligners.injection.stitching.measuring import StitchingEvaluation
 from datamodules.model_texts import stitched_texts

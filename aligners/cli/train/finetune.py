@@ -18,11 +18,10 @@ from aligners.cli.folders import is_begun, rank, try_run_folder
 from aligners.cli.options import add_data_and_trainer, check_begun, check_trains, command_parser, options_of
 from aligners.cli.run import instantiate, start
 from aligners.errors import UserError
-from aligners.finetuning.jobs import Job, finished_row, train
+from aligners.finetuning.jobs import Job, finished_row, parse_variants, train
 from aligners.finetuning.training import FinetuningRecipe
-from aligners.finetuning.variants import parse_variants
 from aligners.injection.scoring.task_scores import choose_score, task_score
-from aligners.reports.kinds import make_report
+from aligners.reports.finished import make_report
 from aligners.reports.names import file_names
 from aligners.reports.publishing import environment, publish, write
 from aligners.reports.report import Row

@@ -13,11 +13,11 @@ from aligners.cli.run import Run, instantiate, start
 from aligners.errors import UserError, check_range
 from aligners.files.room import free_memory
 from aligners.fitting.alignment import Alignment
+from aligners.fitting.bank import ALIGNMENT, StoredBank
 from aligners.fitting.evaluation import ErrorsEvaluation
 from aligners.fitting.parts import bytes_a_site, check_part, find_part, join_parts, sites_at_once
-from aligners.fitting.storage.bank import ALIGNMENT, StoredBank
 from callbacks.checkpoint import SaveAligners
-from callbacks.summary import FitSummary
+from callbacks.progress import FitSummary
 from datamodules.pairings import pair_states
 from datamodules.states import States
 

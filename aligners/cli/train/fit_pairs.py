@@ -14,7 +14,7 @@ from aligners.errors import UserError
 from aligners.files.room import free_memory
 from aligners.fitting.parts import bytes_a_site, pairs_within
 from callbacks.checkpoint import SavePairs
-from callbacks.summary import FitSummary
+from callbacks.progress import FitSummary
 from datamodules.pairings import pairs_states
 from datamodules.rows.policies import most_rows
 

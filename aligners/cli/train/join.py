@@ -13,11 +13,10 @@ from aligners.cli.run import instantiate, start
 from aligners.cli.train.fit import fit_maps, fit_options, fit_parser, fit_trainer
 from aligners.cli.train.universe import check_members
 from aligners.errors import UserError
-from aligners.fitting.storage.bank import StoredBank, load_bank
+from aligners.fitting.bank import StoredBank, load_bank
 from aligners.fitting.universe.evaluation import UniverseEvaluation
 from aligners.fitting.universe.fitting import Joining
-from aligners.fitting.universe.storage import load_universe, universes_of
-from aligners.fitting.universe.universe import NETWORK
+from aligners.fitting.universe.universe import NETWORK, load_universe, universes_of
 from callbacks.checkpoint import SaveNewcomer, SaveUniverse, save_universe
 from datamodules.pairings import universe_states
 

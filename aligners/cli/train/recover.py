@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from aligners.cli.train.fit import fit_and_measure, fit_parser
-from aligners.fitting.recovering.data import target_states
+from aligners.fitting.recovering import target_states
 
 parser = partial(
     fit_parser,

@@ -9,7 +9,7 @@ from jsonargparse import ArgumentParser
 
 from aligners.cli.options import add_training, check_goes_on, check_trains, command_parser
 from aligners.cli.run import start
-from aligners.fitting.storage.bank import STITCHING
+from aligners.fitting.bank import STITCHING
 from aligners.injection.stitching.measuring import StitchingEvaluation
 from aligners.injection.stitching.training import Stitching
 from aligners.reports.publishing import WriteReport

@@ -10,7 +10,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from aligners.cli.run import instantiate, start
 from aligners.cli.train.fit import fit_maps, fit_options, fit_parser, fit_trainer
-from aligners.fitting.storage.bank import StoredBank, load_bank
+from aligners.fitting.bank import StoredBank, load_bank
 from aligners.fitting.universe.evaluation import UniverseEvaluation, between_members
 from aligners.fitting.universe.fitting import UniverseAlignment
 from callbacks.checkpoint import SaveUniverse

@@ -10,8 +10,8 @@ from jsonargparse import ArgumentParser
 from aligners.cli.run import instantiate, start
 from aligners.cli.train import fit
 from aligners.errors import UserError
-from aligners.fitting.storage.bank import load_bank
-from callbacks.summary import FitSummary
+from aligners.fitting.bank import load_bank
+from callbacks.progress import FitSummary
 
 parser = partial(fit.parser, "validate", "Show the figures of a checkpoint's aligners on the validation texts.")
 

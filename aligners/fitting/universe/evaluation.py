@@ -12,14 +12,13 @@ import lightning.pytorch as pl
 from torch import Tensor, nn
 
 from aligners.errors import UserError
+from aligners.fitting.bank import BACKWARD, FORWARD, StoredBank
 from aligners.fitting.errors import MapErrors
 from aligners.fitting.moments import read_moments
 from aligners.fitting.outcomes import outcomes, worst_of
 from aligners.fitting.parts import take_sites
-from aligners.fitting.storage.bank import BACKWARD, FORWARD, StoredBank
 from aligners.fitting.universe.joint import JointMoments, all_pairs, directions, paired_rows
-from aligners.fitting.universe.storage import universes_of
-from aligners.fitting.universe.universe import NETWORK, Universe
+from aligners.fitting.universe.universe import NETWORK, Universe, universes_of
 from aligners.maps.base import Aligner
 from aligners.similarity.moments import MomentsMetric
 from datamodules.batches import TextBatch, limited

@@ -7,22 +7,20 @@ from pathlib import Path
 from typing import cast
 
 from aligners.errors import UserError
+from aligners.fitting.bank import StoredBank, load_bank, refuse_other_bank
 from aligners.fitting.outcomes import outcomes
-from aligners.fitting.storage.bank import StoredBank, load_bank
-from aligners.fitting.storage.refusals import refuse_other_bank
 from aligners.injection.behaviour import Behaviour
 from aligners.injection.forward import read_all
 from aligners.injection.injecting import Evaluation
-from aligners.injection.methods import Method, describe_map
+from aligners.injection.methods import TASK_LOSS, Method, describe_map
 from aligners.injection.panels import Panel, PanelBatch
 from aligners.injection.routes import Route, Routes, build_routes, check_routes
-from aligners.injection.scoring.answers import match_heads
-from aligners.injection.scoring.scored_task import ScoredTask
-from aligners.injection.stitched import TASK_LOSS
-from aligners.injection.stitching.fitted import fitted_maps
+from aligners.injection.scoring.task_scores import ScoredTask
+from aligners.injection.scoring.tasks import match_heads
+from aligners.injection.stitching.training import fitted_maps
 from aligners.maps.base import Aligner
 from aligners.maps.linear import Identity
-from aligners.models.loading.precision import check_precision
+from aligners.models.loading.models import check_precision
 from aligners.models.model import FrozenModel
 from datamodules.asking import TaskBatch
 from datamodules.model_texts import ModelTexts

@@ -1,8 +1,15 @@
-"""The LightningModule that trains stitching layers through frozen tails."""
+"""The LightningModule that trains stitching layers through frozen tails: on which loss, and from which maps.
+
+Sites never meet: each is run through its own tail and its graph is dropped before the next is built, so a bank needs
+the memory of one site.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import copy
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -13,40 +20,188 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
 from aligners.errors import UserError, check_range
+from aligners.fitting.bank import (
+    FORWARD,
+    STITCHING,
+    StoredBank,
+    check_names,
+    describe_aligner,
+    load_bank,
+    refuse_other_bank,
+    refuse_other_models,
+)
 from aligners.fitting.fits import AlignerFactory, fit_map, seeded
 from aligners.fitting.moments import read_moments
-from aligners.fitting.storage.bank import STITCHING, StoredBank, load_bank
-from aligners.fitting.storage.describing import check_names, describe_aligner
-from aligners.fitting.storage.refusals import refuse_other_models
-from aligners.fitting.training.optimisation import (
+from aligners.fitting.training import (
     Schedule,
     clip_per_site,
     describe_optimizer,
+    let_end,
     make_optimizer,
+    mean_over_ranks,
     schedule_factor,
+    validate_if_due,
 )
-from aligners.fitting.training.ranks import mean_over_ranks
-from aligners.fitting.training.validating import let_end, validate_if_due
-from aligners.injection.forward import bank_logits, mapped_rows, own_logits, read_all
+from aligners.injection.forward import bank_logits, mapped_rows, own_logits, pair_logits, read_all
 from aligners.injection.routes import Route, Routes, build_routes, check_routes
-from aligners.injection.scoring.answers import match_heads
 from aligners.injection.scoring.scores import UnitMeans
-from aligners.injection.scoring.tasks import unit_losses
-from aligners.injection.stitching.fitted import fitted_layers
-from aligners.injection.stitching.loss import LossWeights, RouteLoss, bank_gradients
+from aligners.injection.scoring.tasks import divergence, match_heads, unit_losses
 from aligners.maps.affine import AffineLayer
 from aligners.maps.base import Aligner
-from aligners.models.finite import FiniteCheck
-from aligners.models.loading.precision import check_precision
+from aligners.maps.linear import Affine
+from aligners.models.calling import FiniteCheck
+from aligners.models.loading.models import check_precision
 from aligners.models.model import FrozenModel
+from aligners.similarity.algebra.moments import Moments
 from datamodules.asking import TaskBatch
 from datamodules.batches import TextBatch
 from datamodules.identity import identity, refuse_other_run, trainer_identity
 from datamodules.model_texts import ModelTexts
 from datamodules.module import stream_of
-from datamodules.text.fitted import FittedTexts
+from datamodules.text.texts import FittedTexts
+
+logger = logging.getLogger(__name__)
+
+
+def fitted_maps(
+    bank: StoredBank, routes: Sequence[Route], models: Sequence[FrozenModel]
+) -> dict[str, dict[str, Aligner]]:
+    """The maps of a finished run on the routes of this one, as they are: route key -> name -> bank.
+
+    Maps that `train.py fit` fitted belong to the routes between the first two models.
+
+    Raises:
+        ValueError: they were fitted on other models, at other sites, or no route of the run has any.
+    """
+    known = [model.identity() for model in models[: len(bank.data["models"])]]
+    pairs = {route.key: route.pairs for route in routes if bank.maps.get(route.key)}
+    refuse_other_bank(bank, known, routes[0].component, pairs)
+    if not pairs:
+        raise UserError(
+            f"{bank.path} holds maps between its first two models, but no route of this run leads from one to the "
+            "other. Choose other `routes`, or leave `fitted` out."
+        )
+    return {key: bank.maps[key] for key in pairs}
+
+
+def fitted_layers(
+    bank: StoredBank, routes: Sequence[Route], models: Sequence[FrozenModel]
+) -> dict[str, dict[str, Aligner]]:
+    """Copies of a finished run's maps that can be trained on: a linear closed form goes on as an affine layer.
+
+    Maps that neither have parameters nor are linear are left out, and that is said in the log.
+
+    Raises:
+        ValueError: as in `fitted_maps`.
+    """
+    found: dict[str, dict[str, Aligner]] = {}
+    for key, maps in fitted_maps(bank, routes, models).items():
+        found[key] = {}
+        for name, aligner in maps.items():
+            if not aligner.closed_form:
+                found[key][f"{name}_stitched"] = copy.deepcopy(aligner).requires_grad_(True).train()
+            elif isinstance(aligner, Affine):
+                moments = cast(Moments, bank.moments)
+                layer = AffineLayer(aligner.sites, aligner.d_x, aligner.d_y, start="linear")
+                layer.adopt(aligner, moments if key == FORWARD else moments.swap())
+                found[key][f"{name}_stitched"] = layer
+            else:
+                logger.warning("%s holds %s, which has nothing to train and is left out.", bank.path, name)
+    return found
+
+
+@dataclass(frozen=True)
+class LossWeights:
+    """What a stitching layer is trained on: a weighted sum.
+
+    Args:
+        task: of the target's own task, cross-entropy in nats per text or predicted token.
+        distillation: of KL(target's own answer ‖ stitched answer), likewise per text or token.
+        temperature: at which both answers are compared; the divergence is multiplied by its square.
+        activation: of the squared distance to the target's own states, in units of FVU.
+
+    Raises:
+        ValueError: a weight is negative, or all are zero; the temperature is not positive.
+    """
+
+    task: float = 1.0
+    distillation: float = 0.0
+    temperature: float = 1.0
+    activation: float = 0.0
+
+    def __post_init__(self) -> None:
+        weights = (self.task, self.distillation, self.activation)
+        if not (min(weights) >= 0 and max(weights) > 0):
+            raise UserError(
+                "Expected `loss` weights of zero or more, at least one of them positive, but got task "
+                f"{self.task}, distillation {self.distillation}, activation {self.activation}."
+            )
+        check_range(above=0, **{"loss.temperature": self.temperature})
+
+
+@dataclass(frozen=True, eq=False)
+class RouteLoss:
+    """The loss of one route on one batch, site pair by site pair, as `bank_gradients` asks for it.
+
+    Args:
+        weights: of its parts.
+        route: from which model into which.
+        batch: on the device.
+        units: the units (texts or tokens) that the mean is over; under several ranks, those of a rank on average.
+        rows: the rows that the mean is over, likewise.
+        own: (U, C) answers of the target by itself, for distillation.
+        states: (S, N, d_y) states of the target itself, for the activation loss.
+        variance: (S,) variance of those over the fitting rows, summed over their features, on the CPU.
+    """
+
+    weights: LossWeights
+    route: Route
+    batch: TaskBatch
+    units: Tensor | float
+    rows: Tensor | float
+    own: Tensor | None = None
+    states: Tensor | None = None
+    variance: Tensor | None = None
+
+    def __call__(self, pair: int, mapped: Tensor) -> Tensor:
+        """The weighted sum for mapped rows (N, d_y) at the site pair of this number, a scalar."""
+        total = mapped.new_zeros(())
+        if self.weights.task or self.own is not None:
+            logits = pair_logits(self.route, pair, self.batch, mapped)
+            if self.weights.task:
+                total = total + self.weights.task * unit_losses(logits, self.batch.targets).sum() / self.units
+            if self.own is not None:
+                gap = divergence(logits, self.own, self.weights.temperature).sum() / self.units
+                total = total + self.weights.distillation * gap
+        if self.states is not None and self.variance is not None:
+            squares = (mapped - self.states[pair]).square().sum()
+            total = total + self.weights.activation * squares / (self.rows * float(self.variance[pair]))
+        return total
+
+
+def bank_gradients(mapped: Tensor, loss: Callable[[int, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """The loss of each site and its gradient with respect to the mapped rows, one site after another.
+
+    Args:
+        mapped: (S, N, d) outputs of a bank; its own graph is not touched.
+        loss: (number of the site pair, rows (N, d)) -> a scalar.
+
+    Returns:
+        Losses (S,) without a graph, and gradients (S, N, d), for `mapped.backward(gradients)`.
+    """
+    losses, gradients = [], torch.empty_like(mapped)
+    for s, rows in enumerate(mapped.detach()):
+        leaf = rows.requires_grad_()
+        with torch.enable_grad():
+            value = loss(s, leaf)
+        (gradients[s],) = torch.autograd.grad(value, leaf)
+        losses.append(value.detach())
+    return torch.stack(losses), gradients
+
 
 PRECISIONS = ("32-true", "bf16-mixed")
+
+
 MORE_ROWS = "Give more texts, a larger `start_batches`, or another `start`."
 
 
@@ -80,7 +235,7 @@ class Stitching(pl.LightningModule):
         self,
         layers: dict[str, AlignerFactory] | None = None,
         routes: Routes = "all",
-        loss: LossWeights = LossWeights(),  # noqa: B008  (frozen)
+        loss: LossWeights = LossWeights(),
         fitted: Path | None = None,
         start_batches: int = 50,
         allow_mixed: bool = False,

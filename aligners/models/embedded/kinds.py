@@ -1,4 +1,4 @@
-"""Kinds of embedded models: how large each is, what it reads, and what it learns."""
+"""Kinds of embedded models: how large each is, its tokenizer, what it reads, and what it learns."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from itertools import accumulate, chain
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE, WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
+from tokenizers.trainers import BpeTrainer, WordPieceTrainer
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
@@ -17,20 +22,94 @@ from transformers import (
     BertConfig,
     BertForMaskedLM,
     BertForSequenceClassification,
+    BertTokenizer,
     DataCollatorForLanguageModeling,
     GPT2Config,
     GPT2LMHeadModel,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
 )
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from aligners.errors import UserError
-from aligners.models.embedded.tokenizers import byte_pairs, ended_texts, word_pieces
-from aligners.models.solu import register_solu
+from aligners.models.architectures import register_solu
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+END_OF_TEXT = "<|endoftext|>"
+
+
+def word_pieces(texts: list[str], vocabulary: int, max_length: int) -> BertTokenizer:
+    """Word pieces as BERT has them, lower case.
+
+    The trainer numbers single letters in the order of a hash table, which differs between processes, and
+    breaks ties between merges by these numbers. Here the letters are given to it in order.
+
+    Args:
+        texts: to learn from.
+        vocabulary: number of pieces.
+        max_length: longest text in tokens, for those who ask the tokenizer.
+    """
+    tokenizer = Tokenizer(WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = BertNormalizer(), BertPreTokenizer()
+    letters = sorted({c for text in texts for c in tokenizer.normalizer.normalize_str(text) if not c.isspace()})
+    trainer = WordPieceTrainer(
+        vocab_size=vocabulary,
+        initial_alphabet=letters,
+        special_tokens=SPECIAL + [f"##{letter}" for letter in letters],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return BertTokenizer(vocab=tokenizer.get_vocab(), model_max_length=max_length)
+
+
+def byte_pairs(texts: list[str], vocabulary: int, max_length: int) -> PreTrainedTokenizerFast:
+    """Byte-level pieces as GPT-2 has them: no text is unknown, and none changed.
+
+    Its one special token ends texts and is the padding too: what is padding, the attention mask says.
+
+    Args:
+        texts: to learn from.
+        vocabulary: number of pieces, at least 257: every byte and the end of text.
+        max_length: longest text in tokens, for those who ask the tokenizer.
+
+    Raises:
+        ValueError: the vocabulary is smaller.
+    """
+    bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())  # in order, as above
+    if vocabulary <= len(bytes_):
+        raise UserError(
+            f"Expected a `vocabulary` of at least {len(bytes_) + 1}, every byte and the end of text, but got "
+            f"{vocabulary}."
+        )
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    trainer = BpeTrainer(
+        vocab_size=vocabulary, initial_alphabet=bytes_, special_tokens=[END_OF_TEXT], show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END_OF_TEXT,
+        pad_token=END_OF_TEXT,
+        model_max_length=max_length,
+    )
+
+
+def ended_texts(texts: list[str], tokenizer: PreTrainedTokenizerBase, end: int) -> list[list[int]]:
+    """Tokenise each text for packing: uncut, without special tokens, and with an end-of-text token."""
+    encoded = tokenizer(texts, add_special_tokens=False, truncation=False, return_attention_mask=False, verbose=False)
+    return [[*ids, end] for ids in encoded["input_ids"]]
+
 
 ACTIVATIONS = ("gelu_new", "solu")
+
+
 TOKENIZER_CHARACTERS = 5_000_000  # of the 25 million of the IMDB reviews: the rest makes no better tokenizer
+
+
 Batch = dict[str, Tensor]
 
 

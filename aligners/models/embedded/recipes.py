@@ -1,4 +1,4 @@
-"""Models that need no model hub: trained from a seed and text on first use, then cached.
+"""Models that need no model hub: trained from a seed and text on first use, always to the same weights, then cached.
 
 A model is an ordinary folder of `transformers`, loaded like any other.
 """
@@ -8,17 +8,22 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from filelock import FileLock
-from transformers import AutoTokenizer
+from lightning.pytorch.utilities.seed import isolate_rng
+from rich.progress import track
+from torch.nn.utils import clip_grad_norm_
+from transformers import AutoTokenizer, get_linear_schedule_with_warmup
 
 from aligners.errors import UserError
 from aligners.files.whole import check_folder, whole_folder
-from aligners.models.embedded.kinds import AnyRecipe, GPTRecipe, MaskedRecipe, Recipe, SentenceRecipe
-from aligners.models.embedded.training import alone, train
+from aligners.models.embedded.kinds import AnyRecipe, GPTRecipe, MaskedRecipe, Plan, Recipe, SentenceRecipe
 from aligners.models.loading.files import save_model
 
 # From the prefix of a name to the recipe of such models.
@@ -28,6 +33,8 @@ _KINDS: dict[str, type[AnyRecipe]] = {
     "embedded-mlm": MaskedRecipe,
     "embedded-sentences": SentenceRecipe,
 }
+
+
 EMBEDDED = tuple(f"{kind}:" for kind in _KINDS)  # for `startswith`
 
 
@@ -143,3 +150,40 @@ def _check_labels(texts: list[str], labels: list[int]) -> None:
             f"Expected `labels` of at least two classes, counted from 0, but got {sorted(set(labels))}. "
             "Choose labelled text."
         )
+
+
+@contextmanager
+def alone(seed: int) -> Iterator[None]:
+    """Within it, training is seeded and on one thread, and leaves the surrounding run as it was.
+
+    One thread, because more would hardly speed up so small a model, and the weights would depend on their number.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with isolate_rng(), torch.enable_grad():
+            torch.manual_seed(seed)
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def train(plan: Plan, recipe: AnyRecipe, bar: str | None) -> None:
+    """Train a model on the CPU with AdamW, warm-up and linear decay; inside `alone`.
+
+    Args:
+        plan: its model is changed in place.
+        recipe: learning rate, warm-up and weight decay.
+        bar: how the progress bar begins; None for no bar.
+    """
+    model, steps = plan.model.train(), plan.epochs * len(plan.batches)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
+    schedule = get_linear_schedule_with_warmup(optimizer, int(recipe.warm_up * steps), steps)
+    for epoch in range(plan.epochs):
+        named = f"{bar}, epoch {epoch}/{plan.epochs - 1}"
+        for batch in track(plan.batches, named, transient=True, disable=bar is None):
+            optimizer.zero_grad()
+            plan.loss(model, batch).backward()
+            clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 from transformers.utils import logging
 
 from aligners.errors import UserError
-from aligners.models.solu import register_solu
+from aligners.models.architectures import register_solu
 
 # What transformers and the readers of files raise for a model that is missing, incomplete or damaged, or that needs a
 # package which is not installed.

@@ -1,12 +1,12 @@
-"""Loads pretrained models from the Hub or a folder, complete or not at all."""
+"""Loads pretrained models from the Hub or a folder, complete or not at all, in the precision asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from logging import getLogger
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import (
@@ -25,7 +25,30 @@ from aligners.models.loading.known import KnownModels, SleepingModel
 from aligners.models.loading.placement import DeviceMap, check_device_map
 from aligners.models.model import FrozenModel
 
+if TYPE_CHECKING:
+    import lightning.pytorch as pl
+
+
+def check_precision(trainer: pl.Trainer, allowed: Sequence[str] = ("32-true",)) -> None:
+    """Raise if the Trainer's precision would round aligners, sums and figures along with the models.
+
+    Args:
+        trainer: of the run.
+        allowed: precisions that leave them in full precision.
+
+    Raises:
+        ValueError: `trainer.precision` is not among `allowed`.
+    """
+    if trainer.precision not in allowed:
+        raise UserError(
+            f"Expected `trainer.precision` {' or '.join(allowed)}, but got {trainer.precision}: aligners and sums stay "
+            "in full precision. For the models, which take most of the time, set `data.dtype`, for example to bfloat16."
+        )
+
+
 logger = getLogger(__name__)
+
+
 _HEADS: dict[Task, Any] = {
     "classification": AutoModelForSequenceClassification,
     "masked": AutoModelForMaskedLM,

@@ -8,13 +8,13 @@ from typing import Any, cast
 import torch
 
 from aligners.errors import UserError
-from aligners.fitting.storage.bank import StoredBank
+from aligners.fitting.bank import StoredBank
 from aligners.injection.behaviour import Behaviour
 from aligners.injection.injecting import TOKENS, Evaluation, check_stored
 from aligners.injection.methods import build_floors, check_closed_forms, route_methods, stored_kind
 from aligners.injection.routes import InjectedTask, paired_routes
-from aligners.injection.scoring.scored_task import ScoredTask
-from aligners.models.loading.precision import check_precision
+from aligners.injection.scoring.task_scores import ScoredTask
+from aligners.models.loading.models import check_precision
 from aligners.models.model import FrozenModel
 from aligners.probing.across.comparing import Fitted, PairedWords, PairsBeingRead, Row, compared
 from aligners.probing.across.twin import (
@@ -30,7 +30,7 @@ from aligners.probing.across.twin import (
 from aligners.probing.bank import Arm
 from aligners.probing.reading import SPLITS, check_annotated, check_least, check_room, make_task, sentences_of
 from aligners.probing.training import ProbeTraining, ended
-from aligners.probing.trees.task import STRUCTURAL
+from aligners.probing.trees import STRUCTURAL
 from aligners.probing.words import Place, Words
 from aligners.progress import track
 from datamodules.asking import TaskBatch

@@ -13,8 +13,8 @@ from aligners.injection.forward import read_all
 from aligners.injection.methods import Method
 from aligners.injection.scoring.scores import TextScores
 from aligners.probing.bank import Bank
-from aligners.probing.edges.probes import EdgeProbes
-from aligners.probing.trees.probes import StructuralProbes
+from aligners.probing.edges import EdgeProbes
+from aligners.probing.trees import StructuralProbes
 from datamodules.asking import TaskBatch
 
 CHANGES = (

@@ -16,7 +16,7 @@ from huggingface_hub import ModelCard, ModelHubMixin
 from aligners.errors import UserError
 from aligners.files.shared import CONFIG, FORMAT, LIBRARY, MODEL, fetch, read_config, sha256
 from aligners.files.whole import check_new_folder, whole_folder
-from aligners.fitting.storage.bank import StoredBank, for_others, load_bank, save_bank
+from aligners.fitting.bank import StoredBank, for_others, load_bank, save_bank
 from aligners.models.model import FrozenModel
 from aligners.probing.bank import Bank
 from aligners.probing.storing import load_banks, save_banks

@@ -11,7 +11,7 @@ import yaml
 
 from aligners.errors import UserError
 from aligners.files.shared import fetch, is_hub_name, is_shared, read_config
-from aligners.fitting.storage.bank import load_bank
+from aligners.fitting.bank import load_bank
 from aligners.probing.storing import PROBES, load_banks
 from aligners.reports.finished import FinishedRun, finished_run, has_report
 from aligners.reports.page.run import models_of

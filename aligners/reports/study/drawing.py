@@ -11,7 +11,7 @@ from matplotlib import figure as mpl
 from matplotlib.axes import Axes
 
 from aligners.reports.drawing import COLOURS, Look, dress, heat_map, panels
-from aligners.reports.study.contents import BoxPanel, Figure, HeatPanel, LinePanel, Meaning, Panel, SeriesPanel
+from aligners.reports.study.frames import BoxPanel, Figure, HeatPanel, LinePanel, Meaning, Panel, SeriesPanel
 
 BLUE, VERMILION, *OTHERS = COLOURS  # Okabe and Ito's
 STAGES = {"random": "#7F7F7F", "pretrained": BLUE, "finetuned": VERMILION, "None": BLUE}

@@ -8,8 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 from aligners.errors import UserError
-from aligners.reports.study.contents import Figure, Missing, Table
-from aligners.reports.study.frames import Frames
+from aligners.reports.study.frames import Figure, Frames, Missing, Table
 from aligners.reports.study.papers import brown, merchant, phang, ren, wu
 from aligners.reports.study.papers.shared import described
 

@@ -12,9 +12,8 @@ import pandas as pd
 from aligners.errors import UserError
 from aligners.files.whole import whole_file, write_text
 from aligners.reports.publishing import csv_text
-from aligners.reports.study.contents import Table
 from aligners.reports.study.drawing import Palette, draw
-from aligners.reports.study.frames import Frames
+from aligners.reports.study.frames import Frames, Table
 from aligners.reports.study.registry import ReportContents, check_names, make
 from aligners.reports.study.writing import latex, markdown, numbers, page, plain_rows, provenance_of
 from aligners.reports.tracking import start_run

@@ -17,8 +17,8 @@ from aligners.reports.names import fixed, four_digits, markdown_table
 from aligners.reports.page.run import models_of
 from aligners.reports.report import Row
 from aligners.reports.study import drawing
-from aligners.reports.study.contents import Cell, Column, Table
 from aligners.reports.study.drawing import Palette
+from aligners.reports.study.frames import Cell, Column, Table
 from aligners.reports.study.registry import ReportContents
 from aligners.reports.study.statistics import Estimate
 from aligners.reports.templates import page as rendered

@@ -1,13 +1,17 @@
-"""Linear CKA, biased and unbiased, of all layer pairs."""
+"""Linear CKA of all layer pairs, biased and unbiased; unbiased HSIC of a block of rows, and the minibatch CKA of it."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import torch
 from torch import Tensor
 
 from aligners.errors import UserError
 from aligners.similarity.algebra.checks import check_moments
 from aligners.similarity.algebra.grid import of_moments
 from aligners.similarity.algebra.moments import GridMoments, by_tile
+from aligners.similarity.algebra.pairs import PairSums, centred, check_enough, linear_pair_sums
 
 
 @of_moments
@@ -76,3 +80,121 @@ def _squared(scatter: Tensor) -> Tensor:
 def _hsic(n: Tensor, squared: Tensor, quartic: Tensor, traces: Tensor) -> Tensor:
     """HSIC₁ times n (n − 3), of centred rows; the factor cancels in a CKA."""
     return squared - quartic + traces / ((n - 1) * (n - 2)) - 2 * quartic / (n - 2)
+
+
+LEAST_ROWS = 4  # HSIC_1 divides by N − 3
+
+
+class HSIC(NamedTuple):
+    """HSIC of all layers of X with all layers of Y, and of each layer with itself, in float64.
+
+    Attributes:
+        xy: (L_x, L_y).
+        xx: (L_x,); yy: (L_y,).
+    """
+
+    xy: Tensor
+    xx: Tensor
+    yy: Tensor
+
+    @classmethod
+    def zeros(cls, layers_x: int, layers_y: int, device: torch.device | str | None = None) -> HSIC:
+        """The sums of no batches."""
+        shapes = ((layers_x, layers_y), (layers_x,), (layers_y,))
+        return cls(*(torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes))
+
+    def __add__(self, other: object) -> HSIC:
+        """The sums of two disjoint sets of batches."""
+        return HSIC(*map(torch.add, self, other)) if isinstance(other, HSIC) else NotImplemented
+
+    def pair(self, i: int, j: int) -> HSIC:
+        """Those of one layer of X and one of Y, by index."""
+        return HSIC(self.xy[i : i + 1, j : j + 1], self.xx[i : i + 1], self.yy[j : j + 1])
+
+
+def unbiased_hsic(x: Tensor, y: Tensor) -> HSIC:
+    """HSIC_1 of linear kernels K = XXᵀ and L = YYᵀ, for all layer pairs (Song et al. 2012, eq. 5; Nguyen et al. 2021).
+
+    HSIC_1 = [tr(K̃L̃) + 1ᵀK̃1 1ᵀL̃1 / ((N−1)(N−2)) − 2/(N−2) 1ᵀK̃L̃1] / (N(N−3)), diagonals of K̃ and L̃ zero. Its mean
+    over samples of N rows is the HSIC of the population, so it may be negative, and is returned as it is.
+
+    Invariant to translation and rotation of either side, to which its rows are therefore centred: it costs no digits
+    when a mean dwarfs its deviation. Scaling x by a scales it by a².
+
+    Route: `linear_pair_sums` counts and takes the cheaper of the Gram side and the feature side.
+
+    Args:
+        x: (L_x, N, d_x) rows of X; float16 and bfloat16 are lifted to float32. Gram matrices are in float32
+            for float32 rows, everything else in float64.
+        y: (L_y, N, d_y) rows of Y, row by row the partners of `x`.
+
+    Raises:
+        ValueError: fewer than 4 rows, rows that are not paired, values that are not finite.
+    """
+    x, y = _lifted(x), _lifted(y)
+    check_enough(x, y, LEAST_ROWS, "Unbiased HSIC")
+    return unbiased_hsic_from_sums(linear_pair_sums(centred(x)[0], centred(y)[0]))
+
+
+def unbiased_hsic_from_sums(sums: PairSums) -> HSIC:
+    """HSIC_1 of any two kernels from their sums over pairs of different rows."""
+    n = sums.n
+    total_x, total_y = sums.rows_x.sum(1), sums.rows_y.sum(1)
+
+    def of(traces: Tensor, products: Tensor, rows: Tensor) -> Tensor:
+        return (traces + products / ((n - 1) * (n - 2)) - 2 / (n - 2) * rows) / (n * (n - 3))
+
+    return HSIC(
+        of(sums.xy, total_x[:, None] * total_y, sums.rows_x @ sums.rows_y.mT),
+        of(sums.xx, total_x**2, (sums.rows_x**2).sum(1)),
+        of(sums.yy, total_y**2, (sums.rows_y**2).sum(1)),
+    )
+
+
+def cka_from_hsic(hsic: HSIC) -> Tensor:
+    """HSIC(X, Y) / √(HSIC(X, X) HSIC(Y, Y)), (L_x, L_y): not clamped, a negative estimate stays negative.
+
+    Raises:
+        ValueError: a layer's HSIC with itself is not positive, as where its features are constant.
+    """
+    for name, own in (("x", hsic.xx), ("y", hsic.yy)):
+        if not (own > 0).all():
+            layers = (~(own > 0)).nonzero()[:, 0].tolist()
+            raise UserError(
+                f"Expected rows in `{name}` whose HSIC with themselves is positive, but got "
+                f"{own[layers[0]].item():.3g} at layers {layers}: features are constant, or the rows too few for an "
+                "unbiased estimate. Leave these layers out, or use more rows."
+            )
+    return hsic.xy / (hsic.xx.sqrt()[:, None] * hsic.yy.sqrt())
+
+
+def minibatch_cka(x: Tensor, y: Tensor, batch: int) -> Tensor:
+    """Unbiased minibatch CKA: Σ HSIC_1(K, L) / √(Σ HSIC_1(K, K) Σ HSIC_1(L, L)) over batches of rows, (L_x, L_y).
+
+    HSICs are averaged, not CKAs, and the normaliser has its root (Nguyen et al. 2021, eq. 2 to 4); Brown et al. 2023,
+    C.1, print it without the root and average ratios. Every batch counts alike, whatever its number of rows.
+
+    Invariant to rotation, isotropic scaling and translation of either side. The estimate's mean does not depend on
+    the batch size; a batch of all rows has the least variance. Symmetric.
+
+    Args:
+        x: (L_x, N, d_x) rows of X.
+        y: (L_y, N, d_y) rows of Y, row by row the partners of `x`.
+        batch: rows of a batch; the last batch has what is left.
+
+    Raises:
+        ValueError: a batch has fewer than 4 rows, or `unbiased_hsic` or `cka_from_hsic` refuse.
+    """
+    left = x.shape[1] % batch if batch >= LEAST_ROWS else batch
+    if 0 < left < LEAST_ROWS:
+        raise UserError(
+            f"Expected batches of at least {LEAST_ROWS} rows, but `batch` = {batch} leaves one of {left} of the "
+            f"{x.shape[1]} rows. Choose another `batch`, or leave out the last rows."
+        )
+    batches = [unbiased_hsic(a, b) for a, b in zip(x.split(batch, 1), y.split(batch, 1), strict=True)]
+    return cka_from_hsic(HSIC(*(torch.stack(parts).sum(0) for parts in zip(*batches, strict=True))))
+
+
+def _lifted(x: Tensor) -> Tensor:
+    """Lift half precision to float32: products in half precision would lose most digits."""
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()

@@ -20,7 +20,7 @@ from aligners.similarity.algebra.pairs import (
     linear_pair_sums,
     upper_blocks,
 )
-from aligners.similarity.functional.hsic import HSIC, LEAST_ROWS, cka_from_hsic, unbiased_hsic_from_sums
+from aligners.similarity.functional.cka import HSIC, LEAST_ROWS, cka_from_hsic, unbiased_hsic_from_sums
 
 Kernel = Literal["cosine", "linear", "euclidean"]
 # Variances below these shares, of the mean square and of the square of a row's similarity with itself, are rounding.

@@ -19,7 +19,7 @@ from aligners.files.whole import write_text
 from aligners.similarity.outcome import TileFigures
 from aligners.similarity.passes.plan import Span, Tile
 from datamodules.identity import differences
-from datamodules.store.results import load_tensors, save_tensors
+from datamodules.store.keeping import load_tensors, save_tensors
 
 PASSES = "passes"  # the folder, in that of a run, until all of the report is there
 PLAN = "plan.json"

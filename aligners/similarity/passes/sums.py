@@ -11,7 +11,7 @@ from torch import Tensor
 from aligners.similarity.algebra.grid import CrossSums, Move, SideSums
 from aligners.similarity.catalogue import ATTENTION, Family
 from aligners.similarity.functional.attention import AttentionSums, attention_sums, word_pairs
-from aligners.similarity.functional.hsic import HSIC, unbiased_hsic
+from aligners.similarity.functional.cka import HSIC, unbiased_hsic
 from aligners.similarity.passes.ranks import summed
 from aligners.similarity.passes.streams import Shape, Stream
 from aligners.similarity.sample import Draw

@@ -5,7 +5,7 @@ from __future__ import annotations
 import doctest
 
 from aligners.api import load
-from tests.shell import ROOT
+from tests.processes import ROOT
 
 
 def test_the_examples() -> None:

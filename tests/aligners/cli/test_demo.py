@@ -13,7 +13,7 @@ import pytest
 from aligners.cli import demo
 from aligners.cli.table import COMMANDS, CONFIGS
 from aligners.reports.runs.demo import demo_words
-from tests.shell import ROOT
+from tests.processes import ROOT
 
 Row = dict[str, Any]
 

@@ -16,8 +16,8 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException, SI
 from aligners.cli import table
 from aligners.errors import UserError
 from datamodules import frozen_models, module
-from tests.processes import Started
-from tests.shell import ROOT, TWO_RANKS, options
+from tests.processes import ROOT, Started
+from tests.shell import TWO_RANKS, options
 from tests.world import World
 
 Fails = Callable[..., int]

@@ -15,7 +15,7 @@ import wandb
 
 from aligners.cli.folders import claim, claim_checkpoints, interrupted_run
 from aligners.cli.table import evaluate, train
-from aligners.fitting.storage.bank import load_bank
+from aligners.fitting.bank import load_bank
 from aligners.reports.tracking import described, new_number, start_run, unfinished
 from tests.processes import Started
 from tests.wandb_files import artifacts, records, run_numbers

@@ -13,7 +13,7 @@ from aligners.cli.study import run as running
 from aligners.cli.table import CONFIGS, study, train
 from datamodules.text.sources import TextSource
 from tests.cells import Inline
-from tests.shell import ROOT
+from tests.processes import ROOT
 from tests.world import World
 
 

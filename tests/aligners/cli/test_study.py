@@ -14,7 +14,7 @@ from aligners.cli.table import study
 from aligners.studies.folder import ERROR, RESULT, StudyFolder
 from tests.aligners.cli.small_study import MAPS, study_file
 from tests.cells import Inline
-from tests.shell import ROOT
+from tests.processes import ROOT
 from tests.world import TEST_TEXTS, World
 
 

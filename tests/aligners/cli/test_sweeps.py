@@ -13,7 +13,8 @@ from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_com
 from aligners.cli.options import flat
 from aligners.cli.table import train
 from aligners.cli.train import fit, stitch
-from tests.shell import ROOT, metrics
+from tests.processes import ROOT
+from tests.shell import metrics
 from tests.world import World
 
 SWEEPS = sorted((ROOT / "aligners" / "configs" / "sweeps").glob("*.yaml"))

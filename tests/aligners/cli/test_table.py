@@ -11,8 +11,7 @@ import pytest
 from jsonargparse import ArgumentParser
 
 from aligners.cli import table
-from tests.processes import HANGS
-from tests.shell import ROOT
+from tests.processes import HANGS, ROOT
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from datasets import Dataset
 
 from aligners.finetuning.jobs import FINISHED, finished_row, save_classifier
 from aligners.models import load_frozen
-from datamodules.text.fitted import FittedTexts
+from datamodules.text.texts import FittedTexts
 from tests.tiny import tiny_model, tiny_tokenizer
 
 FITTED = FittedTexts.of({}, Dataset.from_dict({"text": ["a film"]}))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from aligners.finetuning.variants import Variant, parse_variants
+from aligners.finetuning.jobs import Variant, parse_variants
 from tests.tiny import tiny_model
 
 

@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.few_rows import few_rows
+from aligners.fitting.outcomes import few_rows
 from aligners.maps.inn import INN
 from aligners.maps.linear import Identity, Linear, Mean, Procrustes, Ridge
 from aligners.maps.mlp import MLP

@@ -11,8 +11,8 @@ import torch
 from aligners.cli.table import train
 from aligners.files.room import free_memory
 from aligners.fitting.alignment import Alignment
+from aligners.fitting.bank import load_bank
 from aligners.fitting.parts import bytes_a_site, find_part, sites_at_once
-from aligners.fitting.storage.bank import load_bank
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP

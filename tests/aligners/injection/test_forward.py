@@ -14,7 +14,7 @@ from torch import Tensor
 from aligners.injection.forward import bank_logits, mapped_rows, own_logits, read_all, stitched_logits
 from aligners.injection.routes import Route
 from aligners.injection.scoring.tasks import chosen, unit_losses
-from aligners.injection.stitching.loss import bank_gradients
+from aligners.injection.stitching.training import bank_gradients
 from aligners.maps.affine import AffineLayer
 from aligners.models import FrozenModel
 from datamodules.asking import Targets, TaskBatch, classification_targets, masked_targets, next_token_targets

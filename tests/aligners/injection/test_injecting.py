@@ -13,7 +13,7 @@ from tokenizers import normalizers
 from torch import Tensor
 
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.storage.bank import StoredBank, load_bank
+from aligners.fitting.bank import StoredBank, load_bank
 from aligners.injection.injecting import InjectionEvaluation
 from aligners.injection.methods import CLOSED_FORMS
 from aligners.maps.base import Aligner
@@ -23,7 +23,7 @@ from aligners.maps.linear import Identity, Linear, Mean, Ridge
 from aligners.maps.mlp import MLP
 from aligners.models import FrozenModel
 from aligners.models.loading.models import load_frozen
-from aligners.reports.kinds import make_report
+from aligners.reports.finished import make_report
 from aligners.reports.publishing import write
 from aligners.reports.runs.injection import reading
 from callbacks.checkpoint import SaveAligners

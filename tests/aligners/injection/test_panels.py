@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from aligners.cli.table import evaluate as main
-from aligners.fitting.storage.bank import StoredBank, load_bank
+from aligners.fitting.bank import StoredBank, load_bank
 from aligners.injection.injecting import InjectionEvaluation
 from aligners.injection.methods import CLOSED_FORMS
 from aligners.maps.linear import Linear, Procrustes
-from aligners.reports.kinds import make_report
+from aligners.reports.finished import make_report
 from aligners.reports.publishing import write
 from aligners.reports.runs.injection import console_tables, left_out, reading
 from aligners.similarity.algebra.moments import Moments, moments_of

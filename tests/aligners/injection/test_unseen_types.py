@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.storage.bank import StoredBank, load_bank
+from aligners.fitting.bank import StoredBank, load_bank
 from aligners.injection.injecting import InjectionEvaluation
 from aligners.injection.scoring.scores import bootstrap_interval
 from aligners.maps.linear import Linear, Procrustes

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.in_memory import train_on_rows
-from aligners.fitting.training.optimisation import LEAST_RISE, make_optimizer
+from aligners.fitting.training import LEAST_RISE, make_optimizer
 from aligners.maps.inn import INN
-from aligners.maps.invertible.layers import AffineCoupling
+from aligners.maps.invertible import AffineCoupling
 from aligners.maps.linear import Procrustes, least_squares
 from aligners.similarity.algebra.moments import Moments, moments_of
 from tests.runs import related_rows

@@ -8,7 +8,7 @@ import torch
 from aligners.fitting.alignment import Alignment
 from aligners.maps.inn import INN
 from aligners.maps.mlp import MLP
-from aligners.maps.products import products_in
+from aligners.maps.solving import products_in
 from tests.runs import activations, quiet_trainer, related_rows
 from tests.world import World
 

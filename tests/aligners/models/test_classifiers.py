@@ -10,9 +10,8 @@ from torch import Tensor
 from transformers.activations import ACT2FN
 
 from aligners.models import FrozenModel, load_frozen
-from aligners.models.classifiers import new_classifier
-from aligners.models.fresh import head_parts
-from aligners.models.solu import SoLU, register_solu
+from aligners.models.architectures import SoLU, register_solu
+from aligners.models.classifiers import head_parts, new_classifier
 from tests.tiny import CLASSIFIERS, LANGUAGE_HEADS, TEXTS, tiny_folder, tiny_model, tiny_tokenizer
 
 # The tokenizer that transformers makes of this family's saved folder has one token more than the tiny model.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertLMHeadModel, XLNetLMHeadModel
 
 from aligners.models import FrozenModel
-from aligners.models.fresh import head_parts, with_head
+from aligners.models.classifiers import head_parts, with_head
 from aligners.models.hooks import inject
 from tests.tiny import LANGUAGE_HEADS, TEXTS, WORDS, reference, tiny_frozen, tiny_model, tokenised
 

@@ -6,7 +6,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.activations import ACT2FN
 
-from aligners.models.solu import SoLU, register_solu, solu
+from aligners.models.architectures import SoLU, register_solu, solu
 
 
 def test_it_is_the_normalised_product_of_the_paper() -> None:

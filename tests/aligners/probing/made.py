@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from aligners.probing.bank import Arm, Bank, fresh_bank
-from aligners.probing.edges.probes import EdgeProbes
-from aligners.probing.edges.targets import Labels
+from aligners.probing.edges import EdgeProbes, Labels
 from aligners.probing.words import Place, Words
 from datamodules.text.annotated.sentence import Sentence, Target
 from tests.tiny import WORDS

@@ -9,9 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from aligners.probing.bank import Arm, Bank, Examples, answers
-from aligners.probing.edges.probes import EdgeProbes
-from aligners.probing.edges.targets import Labels, Targets, targets_of
-from aligners.probing.edges.task import EdgeTask, accuracy, codelengths, counts, f1, majority
+from aligners.probing.edges import (
+    EdgeProbes,
+    EdgeTask,
+    Labels,
+    Targets,
+    accuracy,
+    codelengths,
+    counts,
+    f1,
+    majority,
+    targets_of,
+)
 from aligners.probing.training import ProbeTraining, train_bank
 from aligners.probing.words import Place, Words
 from datamodules.text.annotated.sentence import Sentence, Target

@@ -11,8 +11,7 @@ import torch
 
 from aligners.cli.table import train
 from aligners.probing.bank import Examples
-from aligners.probing.edges.targets import Labels, targets_of
-from aligners.probing.edges.task import counts, f1
+from aligners.probing.edges import Labels, counts, f1, targets_of
 from aligners.probing.evaluation import ProbeExperiment
 from aligners.probing.reading import check_annotated
 from aligners.probing.storing import PROBES, load_banks

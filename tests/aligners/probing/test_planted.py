@@ -9,9 +9,10 @@ from scipy.stats import rankdata, spearmanr
 
 from aligners.probing.bank import Arm, Bank, Examples, fresh_bank
 from aligners.probing.training import ProbeTraining, train_bank
-from aligners.probing.trees.asked import Trees
-from aligners.probing.trees.probes import DepthProbes, DistanceProbes
-from aligners.probing.trees.scores import (
+from aligners.probing.trees import (
+    DepthProbes,
+    DistanceProbes,
+    Trees,
     TreeScores,
     by_length,
     predictions,

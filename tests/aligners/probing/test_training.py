@@ -16,9 +16,7 @@ from torch import nn
 from aligners.probing.bank import Arm, Examples, fresh_bank, losses
 from aligners.probing.storing import ENTRY, load_banks, save_banks
 from aligners.probing.training import ProbeTraining, Progress, ended, train_bank
-from aligners.probing.trees.asked import Trees
-from aligners.probing.trees.probes import DepthProbes, DistanceProbes, StructuralProbes
-from aligners.probing.trees.scores import tree_scores
+from aligners.probing.trees import DepthProbes, DistanceProbes, StructuralProbes, Trees, tree_scores
 from tests.aligners.probing.worlds import made_words
 
 ARMS = [Arm("model", 0), Arm("model", 1)]

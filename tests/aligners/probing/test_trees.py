@@ -11,18 +11,23 @@ from scipy.stats import spearmanr
 
 from aligners.probing.bank import Arm, Bank, Examples, fresh_bank
 from aligners.probing.training import ProbeTraining, train_bank
-from aligners.probing.trees.asked import Trees, tree_depths, tree_distances, tree_edges
-from aligners.probing.trees.probes import DepthProbes, DistanceProbes, StructuralProbes
-from aligners.probing.trees.scores import (
+from aligners.probing.trees import (
+    DepthProbes,
+    DistanceProbes,
+    StructuralProbes,
+    Trees,
+    TreeTask,
     by_length,
     chain,
     drawn_trees,
     predictions,
     punctuation,
     spanning_edges,
+    tree_depths,
+    tree_distances,
+    tree_edges,
     tree_scores,
 )
-from aligners.probing.trees.task import TreeTask
 from aligners.reports.runs.probing.figures import trees_figure
 from datamodules.text.annotated.sentence import Target
 from tests.aligners.probing.worlds import made_words

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from aligners.cli.table import evaluate
-from aligners.reports.finished import finished_run
-from aligners.reports.kinds import KINDS, file_name, make_report
+from aligners.reports.finished import KINDS, file_name, finished_run, make_report
 from aligners.reports.publishing import write
 from aligners.reports.report import Row
 from tests.aligners.reports.stitching.stitched_rows import stitched

@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import WandbLogger
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from aligners.reports.kinds import KINDS, make_report, maker
+from aligners.reports.finished import KINDS, make_report, maker
 from aligners.reports.publishing import WriteReport, publish, write
 from aligners.reports.report import Report, Row
 
@@ -89,7 +89,7 @@ def test_the_callback_hands_tables_and_options_to_the_report(tmp_path: Path, mon
         got.update(meta=meta, curves=curves, groups=groups)
         return Report("thing", meta, rows)
 
-    monkeypatch.setattr("aligners.reports.kinds.maker", lambda kind: report)
+    monkeypatch.setattr("aligners.reports.finished.maker", lambda kind: report)
     module: Any = SimpleNamespace(meta={"seed": 3}, rows=ROWS, report_tables={"curves": [{"step": 1}]})
     WriteReport("surgery", tmp_path, groups=["a"]).on_test_end(trainer(), module)
     assert (got["meta"]["seed"], got["meta"]["ranks"]) == (3, 1)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from aligners.similarity.algebra.pairs import PairSums, centred, feature_pair_sums, gram_pair_sums, linear_pair_sums
-from aligners.similarity.functional.hsic import HSIC, cka_from_hsic, minibatch_cka, unbiased_hsic
+from aligners.similarity.functional.cka import HSIC, cka_from_hsic, minibatch_cka, unbiased_hsic
 from tests.references import kernels as reference
 from tests.runs import related_rows
 

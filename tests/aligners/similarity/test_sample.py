@@ -8,7 +8,7 @@ from torch import Tensor
 
 from aligners.similarity import sample
 from aligners.similarity.sample import Draw, Sample
-from datamodules.keys import row_keys
+from datamodules.rows.policies import row_keys
 from tests.runs import related_rows
 
 ROWS, PER_TEXT = 60, 5

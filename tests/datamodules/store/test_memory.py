@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules.store import loader, reading
+from datamodules.store import reading
 from datamodules.store.reading import Ring, Rings
 from tests.runs import activations
 from tests.world import World
@@ -56,7 +56,7 @@ def test_a_ring_is_kept_for_the_next_epoch_and_lent_to_one_at_a_time() -> None:
 def test_epochs_after_the_first_take_no_fresh_memory_and_batches_that_are_kept_stay_as_they_are(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader, "ROWS", 250)
+    monkeypatch.setattr(reading, "ROWS", 250)
     made: list[Ring] = []
 
     class Counted(Ring):
@@ -90,8 +90,8 @@ def test_memory_is_free_once_read_though_a_thread_has_not_let_go_of_its_task(
             kept.append(arguments)
             return super().submit(function, *arguments)
 
-    monkeypatch.setattr(loader, "ThreadPoolExecutor", Slow)
-    monkeypatch.setattr(loader, "ROWS", 250)
+    monkeypatch.setattr(reading, "ThreadPoolExecutor", Slow)
+    monkeypatch.setattr(reading, "ROWS", 250)
     data = activations(world, sites=[1, 2], store=tmp_path, batch_size=4)
     rows = data.loader("fit")
     for _ in range(2):

@@ -20,7 +20,7 @@ from callbacks.checkpoint import SaveAligners
 from datamodules.layers import LayerActivations
 from datamodules.model_texts import stitched_texts
 from datamodules.pairings import pairs_states
-from datamodules.store import loader, reading, states
+from datamodules.store import reading, states
 from datamodules.text.sources import TextSource
 from tests import stitches
 from tests.datamodules.tokens.splitters import byte_level, splitter_folder, word_piece
@@ -40,7 +40,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _make_small(setattr: Any) -> None:
     setattr(states, "SHARD", 50_000)
-    setattr(loader, "ROWS", 250)
+    setattr(reading, "ROWS", 250)
     setattr(reading, "PIECE", 3_000)
     setattr(reading, "MOST_BUFFERS", 3)
 

@@ -18,7 +18,7 @@ def test_stores_of_killed_writers_are_completed_bit_by_bit(tmp_path: Path) -> No
 
 
 def _write_and_count(world: World, store: Path, report: Path) -> None:
-    import datamodules.store.writing as writing
+    import datamodules.store.stores as writing
 
     written, real = [], writing._read
     writing._read = lambda *given: written.append(1) or real(*given)  # type: ignore[func-returns-value]

@@ -11,14 +11,14 @@ import pytest
 from datasets import Dataset
 
 from aligners.models.embedded.recipes import Recipe
-from aligners.reports.kinds import make_report
+from aligners.reports.finished import make_report
 from datamodules.layers import LayerActivations
 from datamodules.model_texts import labelled_texts, stitched_texts
 from datamodules.pairings import pair_states
-from datamodules.text import fitted
-from datamodules.text.fitted import FITTED, FittedTexts, hash_texts, words_on_left_out
+from datamodules.text import texts as read
 from datamodules.text.loading import load_texts
 from datamodules.text.sources import TextSource
+from datamodules.text.texts import FITTED, FittedTexts, hash_texts, words_on_left_out
 from tests.tiny import tiny_folder
 from tests.world import sentences, write_texts
 
@@ -109,7 +109,7 @@ def test_texts_are_hashed_once_for_all_that_was_fitted(source: str, monkeypatch:
         hashed.append(text)
         return 0
 
-    monkeypatch.setattr(fitted, "_key", key)
+    monkeypatch.setattr(read, "_key", key)
     known = FittedTexts(np.array([1]), [])
     assert texts.without({}) is texts
     assert hashed == []

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from datamodules.text.label_names import by_number, class_map, in_words, numbered
+from datamodules.text.labels import by_number, class_map, in_words, numbered
 
 NLI = ["entailment", "neutral", "contradiction"]
 

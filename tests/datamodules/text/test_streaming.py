@@ -8,9 +8,8 @@ from typing import Any
 import datasets
 import pytest
 
-from datamodules.text.loading import load_texts
+from datamodules.text.loading import load_texts, split_of, split_shares, text_key
 from datamodules.text.sources import TextSource
-from datamodules.text.streaming import split_of, split_shares, text_key
 from datamodules.text.texts import Texts
 
 

@@ -11,7 +11,7 @@ import datasets
 import pytest
 import torch
 
-from aligners.reports.kinds import make_report
+from aligners.reports.finished import make_report
 from datamodules.text import sources
 from datamodules.text.labels import known_labels, read_labels
 from datamodules.text.loading import load_texts

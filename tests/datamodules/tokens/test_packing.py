@@ -15,8 +15,7 @@ from datamodules.layers import LayerActivations
 from datamodules.pairings import pair_states
 from datamodules.states import States
 from datamodules.text.sources import TextSource
-from datamodules.tokens.packing import end_of_text, pack
-from datamodules.tokens.splits import bytes_per_token
+from datamodules.tokens.splits import bytes_per_token, end_of_text, pack
 from datamodules.tokens.tokenised import tokenise
 from tests.datamodules.tokens.splitters import byte_level, splitter_folder, word_piece
 from tests.runs import activations, made_again
@@ -79,7 +78,7 @@ def test_documents_are_tokenised_once_for_all_lengths(monkeypatch: pytest.Monkey
     texts.to_parquet(folder / "texts.parquet")
     texts = datasets.load_dataset("parquet", data_files=str(folder / "texts.parquet"), split="train")
     first = pack(texts, tiny_tokenizer(), 8)
-    monkeypatch.setattr("datamodules.tokens.packing._whole_texts", None)
+    monkeypatch.setattr("datamodules.tokens.splits._whole_texts", None)
     again, longer = pack(texts, tiny_tokenizer(), 8), pack(texts, tiny_tokenizer(), 13)
     assert again.sequences["input_ids"][:] == first.sequences["input_ids"][:]
     assert longer.tokens == first.tokens

@@ -8,8 +8,19 @@ import torch
 from aligners.injection.scoring.pair_intervals import over_pairs
 from aligners.reports.names import site_name
 from aligners.reports.report import Row
-from aligners.reports.study.contents import BoxPanel, Cell, Figure, LinePanel, Missing, Series, Table
-from aligners.reports.study.frames import Frames, by, place_words, stage_words
+from aligners.reports.study.frames import (
+    BoxPanel,
+    Cell,
+    Figure,
+    Frames,
+    LinePanel,
+    Missing,
+    Series,
+    Table,
+    by,
+    place_words,
+    stage_words,
+)
 from aligners.reports.study.papers import shared
 from aligners.reports.study.statistics import Difference, Estimate, group_test, over_models, pair_means
 from aligners.similarity.functional.summaries import angular_distance

@@ -7,8 +7,18 @@ from collections.abc import Iterator, Sequence
 import pandas as pd
 
 from aligners.reports.report import Row
-from aligners.reports.study.contents import Cell, Figure, LinePanel, Missing, Table
-from aligners.reports.study.frames import STAGES, Frames, by, place_words, stage_words
+from aligners.reports.study.frames import (
+    STAGES,
+    Cell,
+    Figure,
+    Frames,
+    LinePanel,
+    Missing,
+    Table,
+    by,
+    place_words,
+    stage_words,
+)
 from aligners.reports.study.papers.shared import figure, mean_line, paper_value, plain, table, without_copy
 from aligners.reports.study.statistics import Estimate
 

@@ -13,8 +13,19 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
 
 from aligners.reports.report import Row
-from aligners.reports.study.contents import Cell, Figure, HeatPanel, LinePanel, Missing, Series, Table
-from aligners.reports.study.frames import Frames, by, kind_words, place_words
+from aligners.reports.study.frames import (
+    Cell,
+    Figure,
+    Frames,
+    HeatPanel,
+    LinePanel,
+    Missing,
+    Series,
+    Table,
+    by,
+    kind_words,
+    place_words,
+)
 from aligners.reports.study.papers.shared import figure, heat_panel, mean_line, similarities, table, without_copy
 
 LEAST_LAYERS = 4  # of a map in which clusters mean something

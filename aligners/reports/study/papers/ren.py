@@ -10,8 +10,22 @@ import pandas as pd
 from aligners.fitting.outcomes import MARK
 from aligners.reports.names import listed, site_name
 from aligners.reports.report import Row
-from aligners.reports.study.contents import BoxPanel, Cell, Figure, LinePanel, Missing, Series, Table
-from aligners.reports.study.frames import STATES, Frames, by, in_order, kind_words, place_words, stage_words
+from aligners.reports.study.frames import (
+    STATES,
+    BoxPanel,
+    Cell,
+    Figure,
+    Frames,
+    LinePanel,
+    Missing,
+    Series,
+    Table,
+    by,
+    in_order,
+    kind_words,
+    place_words,
+    stage_words,
+)
 from aligners.reports.study.papers import shared
 from aligners.reports.study.statistics import Estimate, holm, over_models, pair_means, sign_test
 

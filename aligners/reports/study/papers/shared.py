@@ -16,8 +16,19 @@ from jinja2 import Environment, StrictUndefined
 
 from aligners.fitting.outcomes import MARK, is_trained
 from aligners.reports.report import Row
-from aligners.reports.study.contents import Cell, Column, Figure, HeatPanel, Meaning, Missing, Panel, Series, Table
-from aligners.reports.study.frames import LEAST_SITE, Frames
+from aligners.reports.study.frames import (
+    LEAST_SITE,
+    Cell,
+    Column,
+    Figure,
+    Frames,
+    HeatPanel,
+    Meaning,
+    Missing,
+    Panel,
+    Series,
+    Table,
+)
 from aligners.reports.study.statistics import WHAT_INTERVALS_ARE, Estimate, over_models
 from aligners.similarity.controls import matching_layers
 

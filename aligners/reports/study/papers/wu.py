@@ -9,8 +9,21 @@ from dataclasses import replace
 import pandas as pd
 
 from aligners.reports.report import Row
-from aligners.reports.study.contents import Cell, Figure, HeatPanel, LinePanel, Missing, Series, Table
-from aligners.reports.study.frames import STAGES, Frames, by, in_order, place_words, stage_words
+from aligners.reports.study.frames import (
+    STAGES,
+    Cell,
+    Figure,
+    Frames,
+    HeatPanel,
+    LinePanel,
+    Missing,
+    Series,
+    Table,
+    by,
+    in_order,
+    place_words,
+    stage_words,
+)
 from aligners.reports.study.papers import shared
 
 TASKS = ("sst2", "mnli", "qnli", "qqp")

@@ -15,7 +15,7 @@ from aligners.cli.cells.options import CellOptions
 from aligners.studies.cells import Cell, expand
 from aligners.studies.plan import START, Plan
 from aligners.studies.spec import Study, read_study
-from tests.shell import ROOT
+from tests.processes import ROOT
 from tests.world import World
 
 COMMANDS = CellOptions()

@@ -11,11 +11,18 @@ from scipy.linalg import sqrtm
 from aligners.cli.table import evaluate
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.in_memory import train_on_rows
-from aligners.fitting.pricing.contestants import NAMES, factory, parameters_of
-from aligners.fitting.pricing.measuring import floor, gelbrich, jacobian, stretches
-from aligners.fitting.pricing.price import BijectionPrice
-from aligners.fitting.pricing.rows import RowsInMemory
-from aligners.fitting.training.optimisation import describe_optimizer
+from aligners.fitting.price import (
+    NAMES,
+    BijectionPrice,
+    RowsInMemory,
+    factory,
+    floor,
+    gelbrich,
+    jacobian,
+    parameters_of,
+    stretches,
+)
+from aligners.fitting.training import describe_optimizer
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP

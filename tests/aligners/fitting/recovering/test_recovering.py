@@ -9,7 +9,7 @@ import torch
 
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.evaluation import ErrorsEvaluation
-from aligners.fitting.recovering.data import random_inns, target_states
+from aligners.fitting.recovering import random_inns, target_states
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
 from aligners.reports.publishing import write

@@ -12,15 +12,22 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from aligners.fitting.storage.bank import ALIGNMENT, STITCHING, StoredBank, load_bank, save_bank
-from aligners.fitting.storage.describing import build_aligner, describe_aligner
-from aligners.fitting.storage.refusals import refuse_other_models
+from aligners.fitting.bank import (
+    ALIGNMENT,
+    STITCHING,
+    StoredBank,
+    build_aligner,
+    describe_aligner,
+    load_bank,
+    refuse_other_models,
+    save_bank,
+)
 from aligners.maps.affine import LowRank
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear, Procrustes
 from aligners.similarity.algebra.moments import Moments, moments_of
 from datamodules.rows.types import SeenTypes
-from datamodules.text.fitted import FittedTexts
+from datamodules.text.texts import FittedTexts
 from tests.runs import related_rows
 
 MODELS = {which: {"name": f"model-{which}", "revision": None, "fingerprint": which * 32} for which in "xy"}

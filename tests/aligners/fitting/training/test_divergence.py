@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from aligners.fitting.training.divergence import Divergence
+from aligners.fitting.training import Divergence
 
 NAN, INF = float("nan"), float("inf")
 

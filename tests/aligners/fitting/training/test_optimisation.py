@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from aligners.fitting.training.optimisation import (
+from aligners.fitting.training import (
     Schedule,
     clip_per_site,
     gradient_norms,

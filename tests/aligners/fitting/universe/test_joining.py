@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from aligners.cli.table import train
-from aligners.fitting.storage.bank import FORWARD, load_bank
-from aligners.fitting.universe.storage import load_universe
+from aligners.fitting.bank import FORWARD, load_bank
+from aligners.fitting.universe.universe import load_universe
 from tests.tiny import tiny_folder
 from tests.world import World, sentences, write_texts
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from aligners.cli.table import train
-from aligners.fitting.storage.bank import FORWARD, load_bank, save_bank
+from aligners.fitting.bank import FORWARD, load_bank, save_bank
 from aligners.fitting.universe.fitting import UniverseAlignment
-from aligners.fitting.universe.storage import load_universe
+from aligners.fitting.universe.universe import load_universe
 from aligners.maps.inn import INN
 from callbacks.best import BestPerSite
 from callbacks.checkpoint import SaveUniverse

@@ -9,18 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from aligners.fitting.storage.bank import FORWARD, StoredBank, load_bank
-from aligners.fitting.training.optimisation import make_optimizer
+from aligners.fitting.bank import FORWARD, StoredBank, load_bank
+from aligners.fitting.training import make_optimizer
 from aligners.fitting.universe.evaluation import UniverseEvaluation
 from aligners.fitting.universe.fitting import UniverseAlignment
 from aligners.fitting.universe.joint import paired_rows
-from aligners.fitting.universe.storage import load_universe, universes_of
-from aligners.fitting.universe.universe import Universe, fit_network
+from aligners.fitting.universe.universe import Universe, fit_network, load_universe, universes_of
 from aligners.injection.injecting import InjectionEvaluation
-from aligners.injection.stitched import between_two_models
+from aligners.injection.methods import between_two_models
 from aligners.maps.inn import INN
 from aligners.maps.mlp import MLP
-from aligners.reports.kinds import make_report
+from aligners.reports.finished import make_report
 from aligners.reports.publishing import write
 from aligners.similarity.algebra.moments import moments_of
 from callbacks.best import BestPerSite

@@ -10,12 +10,12 @@ from torchmetrics.functional.classification import binary_matthews_corrcoef
 
 from aligners.finetuning.truncating import SurgeryEvaluation
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.storage.bank import load_bank
+from aligners.fitting.bank import load_bank
 from aligners.injection.injecting import InjectionEvaluation
-from aligners.injection.scoring.answers import in_data_order, match_heads, one_after_another
+from aligners.injection.scoring.tasks import in_data_order, match_heads, one_after_another
 from aligners.maps.linear import Linear
 from aligners.models.loading.models import load_frozen
-from aligners.reports.kinds import make_report
+from aligners.reports.finished import make_report
 from callbacks.checkpoint import SaveAligners
 from datamodules.text.sources import TextSource
 from tests.datamodules.test_labelled import labelled

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSequenceClassification
 
-from aligners.fitting.storage.bank import StoredBank
+from aligners.fitting.bank import StoredBank
 from aligners.injection.scoring.scores import bootstrap_interval
 from aligners.injection.scoring.tasks import unit_losses
 from aligners.injection.stitching.measuring import StitchingEvaluation

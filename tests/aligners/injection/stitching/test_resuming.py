@@ -9,7 +9,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from aligners.fitting.storage.bank import load_bank
+from aligners.fitting.bank import load_bank
 from aligners.injection.stitching.measuring import StitchingEvaluation
 from aligners.injection.stitching.training import Stitching
 from aligners.maps.affine import AffineLayer, LowRank

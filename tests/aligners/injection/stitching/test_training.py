@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.storage.bank import load_bank, save_bank
+from aligners.fitting.bank import load_bank, save_bank
 from aligners.injection.forward import read_all
-from aligners.injection.stitching.loss import LossWeights
-from aligners.injection.stitching.training import Stitching
+from aligners.injection.stitching.training import LossWeights, Stitching
 from aligners.maps.affine import AffineLayer, LowRank, Orthogonal
 from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
@@ -25,8 +24,8 @@ from callbacks.best import BestPerSite
 from callbacks.checkpoint import SaveAligners
 from datamodules.asking import TaskBatch
 from datamodules.model_texts import ModelTexts
-from datamodules.text.fitted import hash_texts
 from datamodules.text.sources import TextSource
+from datamodules.text.texts import hash_texts
 from tests.runs import activations, quiet_trainer
 from tests.stitches import LAYERS, evaluate, masking_folder, model_texts, rows_of, train
 from tests.tiny import tiny_folder

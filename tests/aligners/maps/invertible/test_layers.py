@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from aligners.maps.inn import INN
-from aligners.maps.invertible.layers import ShuffledHadamard, TriangularPair
+from aligners.maps.invertible import ShuffledHadamard, TriangularPair
 
 SITES, WIDTH = 2, 5
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aligners.maps.invertible.starts import START_NAMES, Start, invertible_start, thinned
+from aligners.maps.invertible import START_NAMES, Start, invertible_start, thinned
 from aligners.maps.linear import RIDGES, least_squares, predictive_least_squares
 from aligners.similarity.algebra.moments import moments_of
 

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokeniz
 from transformers.activations import ACT2FN
 
 from aligners.models import load_frozen
+from aligners.models.embedded.kinds import END_OF_TEXT, byte_pairs
 from aligners.models.embedded.recipes import GPTRecipe, MaskedRecipe, Recipe, embedded_model, embedded_recipe
-from aligners.models.embedded.tokenizers import END_OF_TEXT, byte_pairs
 
 GPT = GPTRecipe(vocabulary=300, layers=2, width=16, max_length=16, steps=30, batch=8)
 MASKED = MaskedRecipe(vocabulary=100, layers=1, width=16, max_length=16, steps=30, batch=8)

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertForSequenceClassification
 
 from aligners.models.embedded import recipes
+from aligners.models.embedded.kinds import word_pieces
 from aligners.models.embedded.recipes import Recipe, cache_folder, embedded_model, embedded_recipe
-from aligners.models.embedded.tokenizers import word_pieces
 
 RECIPE = Recipe(vocabulary=200, layers=1, width=16, max_length=24, epochs=1, batch=20)
 

@@ -12,18 +12,16 @@ import torch
 
 from aligners.cli.table import evaluate
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.storage.bank import StoredBank, load_bank
+from aligners.fitting.bank import StoredBank, load_bank
 from aligners.injection.behaviour import BEHAVIOUR, Behaviour
 from aligners.maps.linear import Identity, Linear
 from aligners.probing.across.comparing import PairedWords, columns
 from aligners.probing.across.evaluation import ProbesAcrossMaps
 from aligners.probing.across.twin import Twin, principal_subspaces, random_subspaces, read_subspaces, swapped
 from aligners.probing.bank import Arm, Examples, answers, fresh_bank
-from aligners.probing.edges.targets import Labels, targets_of
-from aligners.probing.edges.task import counts, f1
+from aligners.probing.edges import Labels, counts, f1, targets_of
 from aligners.probing.training import ProbeTraining
-from aligners.probing.trees.asked import Trees
-from aligners.probing.trees.probes import DistanceProbes
+from aligners.probing.trees import DistanceProbes, Trees
 from aligners.reports.publishing import write
 from aligners.reports.runs.probing.across import report
 from callbacks.checkpoint import SaveAligners

@@ -9,7 +9,7 @@ import torch
 from aligners.injection.scoring.scores import percentile_interval, resampled_counts
 from aligners.probing.bank import Arm, Examples
 from aligners.probing.codes import OnlineCode, code_rows, compressions, portion_ends, send
-from aligners.probing.edges.task import EdgeTask
+from aligners.probing.edges import EdgeTask
 from aligners.probing.training import ProbeTraining, train_bank
 from tests.aligners.probing.made import kinds_of_words, made_words
 

@@ -12,9 +12,9 @@ from rich.console import Console
 
 from aligners.injection.behaviour import BEHAVIOUR_COLUMNS
 from aligners.injection.methods import BOTH_WAYS, CLOSED, TRAINED
-from aligners.injection.text_errors import ERROR_COLUMNS
+from aligners.injection.panels import ERROR_COLUMNS
 from aligners.reports.drawing import FLOORS, METHODS, method_looks
-from aligners.reports.kinds import make_report
+from aligners.reports.finished import make_report
 from aligners.reports.page.run import write_page
 from aligners.reports.publishing import write
 from aligners.reports.runs.injection import (

@@ -11,10 +11,10 @@ from huggingface_hub import ModelCard
 from aligners import SharedMaps, SharedProbes, SharedUniverse
 from aligners.cli.table import evaluate
 from aligners.files.shared import sha256
-from aligners.fitting.storage.bank import load_bank
+from aligners.fitting.bank import load_bank
 from aligners.models.loading.models import load_frozen
 from aligners.probing.bank import Arm, Bank
-from aligners.probing.edges.probes import EdgeProbes
+from aligners.probing.edges import EdgeProbes
 from aligners.probing.storing import load_banks, save_banks
 from aligners.probing.words import Place
 from aligners.reports.sharing.run import shared_from_run

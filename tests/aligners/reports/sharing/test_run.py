@@ -12,7 +12,7 @@ from huggingface_hub import ModelCard
 
 from aligners.cli.table import evaluate
 from aligners.reports.finished import finished_run
-from aligners.reports.sharing.limits import limits, measured_on
+from aligners.reports.sharing.card import limits, measured_on
 from aligners.reports.sharing.run import shared_from_run
 from tests.world import TEST_TEXTS, World
 

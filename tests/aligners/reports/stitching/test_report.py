@@ -19,7 +19,7 @@ from rich.console import Console
 
 from aligners.injection.stitching.measuring import StitchingEvaluation
 from aligners.reports.drawing import METHODS, MOST_LINES, method_looks
-from aligners.reports.kinds import make_report
+from aligners.reports.finished import make_report
 from aligners.reports.publishing import WriteReport, write
 from aligners.reports.runs.stitching.figures import (
     accuracy_figure,

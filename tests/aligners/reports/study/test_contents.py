@@ -9,13 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from aligners.reports.study.contents import Figure, HeatPanel, Table
-from aligners.reports.study.frames import Frames
+from aligners.reports.study.frames import Figure, Frames, HeatPanel, Table
 from aligners.reports.study.papers.phang import two_clusters
 from aligners.reports.study.registry import CONTENTS, ReportContents, make
 from aligners.reports.study.statistics import Estimate
 from tests.aligners.reports.study.rows import LAYERS, MODELS, collected, similarity
-from tests.shell import ROOT
+from tests.processes import ROOT
 
 
 @pytest.fixture(scope="module")

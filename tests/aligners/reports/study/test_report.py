@@ -17,9 +17,8 @@ import pandas as pd
 import pytest
 
 from aligners.reports.study import drawing
-from aligners.reports.study.contents import Column, Table
 from aligners.reports.study.drawing import Palette
-from aligners.reports.study.frames import Frames
+from aligners.reports.study.frames import Column, Frames, Table
 from aligners.reports.study.registry import make
 from aligners.reports.study.report import report
 from aligners.reports.study.statistics import RANGE_OF_PAIRS, Estimate

@@ -13,7 +13,7 @@ from aligners.similarity.evaluation import SimilarityEvaluation
 from aligners.similarity.passes.run import PassRun
 from aligners.similarity.passes.saved import SavedPasses
 from datamodules.layers import LayerActivations
-from datamodules.store.results import save_tensors
+from datamodules.store.keeping import save_tensors
 from datamodules.text.sources import TextSource
 from tests.aligners.similarity.passes.test_passes import LayerPairs, tables
 from tests.runs import quiet_trainer

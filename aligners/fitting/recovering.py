@@ -1,4 +1,4 @@
-"""States paired with random bijections of themselves."""
+"""Recovering a known map: states paired with random bijections of themselves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 
 from aligners.errors import UserError
 from aligners.maps.inn import INN
-from aligners.maps.invertible.layers import AffineCoupling, Conditioner
+from aligners.maps.invertible import AffineCoupling, Conditioner
 from aligners.models.architectures import Component
 from aligners.similarity.algebra.moments import Moments, merge_moments, moments_of
 from datamodules.rows.reading import Link, PairedBatch, read_rows
@@ -76,7 +76,7 @@ def target_states(
 
     Args:
         model: X, as in `pair_states`.
-        strengths: of the non-linearity; 0 is none. See `aligners.fitting.recovering.data`.
+        strengths: of the non-linearity; 0 is none. See `aligners.fitting.recovering`.
         targets: number of random networks of each strength.
         target_seed: of the first of them; the others follow.
         couplings: of each network.

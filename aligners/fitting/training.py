@@ -1,20 +1,47 @@
-"""From loss to step: learning rates by width, schedules, and gradient clipping site by site."""
+"""Gradient steps: how many, how fast, how clipped, what stops a site that diverges, and figures over ranks."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal, Protocol, get_args
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal, Protocol, cast, get_args
 
+import lightning.pytorch as pl
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
 from aligners.errors import check_known
 
+
+def training_steps(trainer: pl.Trainer, rows: int, most: int, read: int) -> int:
+    """Return the number of steps of the whole run: the Trainer's limit if it has one, otherwise what `rows` takes.
+
+    Args:
+        trainer: the run's Trainer, after its training loader was set up.
+        rows: number of rows to train on.
+        most: upper limit on the steps that `rows` may take.
+        read: number of rows in one epoch.
+    """
+    limited = trainer.estimated_stepping_batches
+    if limited != math.inf:
+        return int(limited)
+    return min(math.ceil(rows * int(trainer.num_training_batches) / read), most)
+
+
+def mean_over_ranks(trainer: pl.Trainer, values: Tensor) -> Tensor:
+    """Return the mean of all ranks' `values`, on every rank. All ranks have to call it."""
+    if trainer.world_size == 1:
+        return values
+    return cast(Tensor, trainer.strategy.reduce(values.clone(), reduce_op="mean"))
+
+
 Schedule = Literal["constant", "linear", "cosine", "one_cycle"]
 
+
 REFERENCE_WIDTH = 64
+
+
 # Steps over which the rate of trained maps rises at least, if need be beyond the end. The first steps of Adam change
 # every entry by the rate, whatever its gradient says, until the averages know how far to trust it.
 LEAST_RISE = 100.0
@@ -135,3 +162,97 @@ def clip_per_site(
         if alive is not None:
             g.copy_(torch.where(alive.view(-1, *[1] * (g.ndim - 1)), g, 0))
     return norms
+
+
+# A loss this many times that of the first step does not come back.
+FACTOR = 10.0
+
+
+# In units of FVU: below this a site is no worse than the mean, wherever it started.
+HARMLESS = 2.0
+
+
+class Divergence:
+    """Which sites of some banks have diverged, and when.
+
+    A site diverges where its loss or its gradient is not finite, or its loss exceeds both ten times that of its first
+    step and 2 (a map that answers the mean has 1, or 2 both ways). From then on its gradient is zero; nothing
+    else is done to it here. Every rank has to see the same losses and gradients.
+
+    Attributes:
+        step: bank -> (S,) the step, counted from 1, at which a site diverged; 0 while it has not.
+    """
+
+    def __init__(self) -> None:
+        self.step: dict[str, Tensor] = {}
+        self._first: dict[str, Tensor] = {}
+
+    def watch(self, bank: str, loss: Tensor, step: int) -> None:
+        """Check the losses of a step.
+
+        Args:
+            bank: its name.
+            loss: (S,) of all ranks.
+            step: number of the step, from 1.
+        """
+        loss = loss.detach()
+        if bank not in self.step:
+            self.step[bank] = torch.zeros_like(loss, dtype=torch.long)
+            self._first[bank] = loss.nan_to_num(0.0, 0.0)
+        self._mark(bank, ~(loss <= (FACTOR * self._first[bank]).clamp(min=HARMLESS)), step)
+
+    def watch_gradient(self, bank: str, norms: Tensor, step: int) -> Tensor:
+        """Check the gradient norms (S,) of a step; returns (S,), True where a site goes on training."""
+        self._mark(bank, ~norms.isfinite(), step)
+        return self.step[bank] == 0
+
+    def _mark(self, bank: str, bad: Tensor, step: int) -> None:
+        known = self.step[bank]
+        self.step[bank] = torch.where(bad & (known == 0), step, known)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state that a resumed run needs."""
+        return {"step": self.step, "first": self._first}
+
+    def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
+        """Restore the state from a checkpoint."""
+        self.step, self._first = (
+            {bank: value.to(device) for bank, value in state[name].items()} for name in ("step", "first")
+        )
+
+
+def let_end(trainer: pl.Trainer, checkpoint: Mapping[str, Any]) -> bool:
+    """Tell whether a checkpoint has all of `max_steps`, and if so let the run validate; Lightning would just return."""
+    complete = 0 < trainer.max_steps <= checkpoint["global_step"]
+    if complete:
+        cast(Any, trainer).fit_loop.epoch_loop.max_steps = -1
+    return complete
+
+
+def validate_if_due(trainer: pl.Trainer, validated_at: int | None, complete: bool) -> None:
+    """Validate before the first batch of a run, if the current step still lacks its validation.
+
+    It does at the start, which training has to beat, and when an interruption cut a validation off.
+
+    Args:
+        trainer: the run's Trainer, after its training loader was set up.
+        validated_at: step of the last validation; None if there was none.
+        complete: whether this is the last step.
+    """
+    fitting = cast(Any, trainer)
+    if validated_at == trainer.global_step or not fitting.enable_validation:
+        return
+    epochs = trainer.check_val_every_n_epoch
+    interval = fitting.val_check_batch if epochs is None else epochs * trainer.num_training_batches
+    if complete or trainer.global_step % interval == 0:
+        _validate_now(fitting)
+
+
+def _validate_now(fitting: Any) -> None:
+    """Run a fit's own validation loop from its first batch, with all its hooks. Not from within a training step."""
+    validation = fitting.fit_loop.epoch_loop.val_loop
+    validation.restarting = False  # from its first batch
+    validation.reset_restart_stage()
+    fitting.validating = True
+    validation.run()
+    fitting.training = True

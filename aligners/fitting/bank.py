@@ -4,29 +4,151 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
+import aligners
 from aligners.errors import UserError
 from aligners.files.shared import is_shared, shared_file
 from aligners.files.whole import whole_file
-from aligners.fitting.storage.describing import build_aligner, describe_aligner
 from aligners.maps.base import Aligner
 from aligners.similarity.algebra.moments import Moments
 from datamodules.rows.types import SeenTypes
-from datamodules.text.fitted import FittedTexts
+from datamodules.text.texts import FittedTexts
+
+
+def describe_aligner(aligner: Aligner) -> dict[str, Any]:
+    """Class, sizes and options of an aligner as plain values: `build_aligner` makes an equal one."""
+    return {
+        "class": type(aligner).__name__,
+        "sites": aligner.sites,
+        "d_x": aligner.d_x,
+        "d_y": aligner.d_y,
+        "options": aligner.options(),
+    }
+
+
+def build_aligner(description: Mapping[str, Any]) -> Aligner:
+    """An aligner as described, not yet fitted.
+
+    Raises:
+        ValueError: no aligner of that name is known here.
+    """
+    known = Aligner.registry
+    name = description["class"]
+    if name not in known and getattr(aligners, name, None) is None:  # which imports one of ours
+        raise UserError(
+            f"The checkpoint holds an aligner of class {name!r}, but only {', '.join(sorted(known))} are known. "
+            "Import the module that defines it first."
+        )
+    with torch.random.fork_rng(devices=[]):
+        return known[name](description["sites"], description["d_x"], description["d_y"], **description["options"])
+
+
+def take_places(bank: Aligner, places: slice | list[int]) -> Aligner:
+    """Some places of a bank as a bank of their own, frozen."""
+    taken = build_aligner({**describe_aligner(bank), "sites": len(torch.arange(bank.sites)[places])})
+    taken.load_state_dict({name: value[places] for name, value in bank.state_dict().items()})
+    return taken.requires_grad_(False).eval()
+
+
+def check_names(names: Iterable[str], argument: str) -> None:
+    """Refuse names under which a module cannot hold aligners.
+
+    Raises:
+        ValueError: naming `argument` and them.
+    """
+    bad = [name for name in names if not name.replace("_", "").isalnum() or hasattr(nn.ModuleDict, name)]
+    if bad:
+        raise UserError(
+            f"Expected the names in `{argument}` to be letters, digits and underscores, and not a name that PyTorch "
+            f"keeps for itself, but got {', '.join(bad)}."
+        )
+
+
+Identities = Mapping[str, Mapping[str, Any]] | Sequence[Mapping[str, Any]]  # of models: name, fingerprint, ...
+
+
+def refuse_other_models(stored: Identities, present: Identities, what: str) -> None:
+    """Compare models by their fingerprints: a name may differ, as of a folder that has moved.
+
+    Args:
+        stored: identities in a checkpoint, X and Y by name or all in the order of the run.
+        present: identities of the run's models, likewise.
+        what: the checkpoint, for the message.
+
+    Raises:
+        ValueError: they are not the same models in the same order; says which differ.
+    """
+    missing = {"name": "nothing", "fingerprint": "none"}
+    sided = isinstance(present, Mapping)
+    differing = [
+        f"{'XY'[place] if sided and place < 2 else f'model {place}'} was {a['name']} (fingerprint "
+        f"{a['fingerprint'][:12]}) and is {b['name']} (fingerprint {b['fingerprint'][:12]})"
+        for place, (a, b) in enumerate(zip_longest(_listed(stored), _listed(present), fillvalue=missing))
+        if a["fingerprint"] != b["fingerprint"]
+    ]
+    if differing:
+        raise UserError(
+            f"{what} was fitted on other models: {'; '.join(differing)}. Name the same models in the same order. "
+            "`evaluate.py share` with `--models` makes a copy of a finished run's maps that is for others."
+        )
+
+
+def _listed(models: Identities) -> Sequence[Mapping[str, Any]]:
+    return list(models.values()) if isinstance(models, Mapping) else models
+
+
+def refuse_other_bank(
+    bank: StoredBank, models: Identities, component: str, pairs: Mapping[str, Sequence[tuple[int, int]]]
+) -> None:
+    """Compare the maps of a finished run with the run that is to use them.
+
+    Args:
+        bank: the maps.
+        models: of the run, as in `refuse_other_models`.
+        component: `data.component` of the run.
+        pairs: route -> the run's site pairs.
+
+    Raises:
+        ValueError: the models, the component, or the site pairs of a route differ.
+    """
+    refuse_other_models(bank.data["models"], models, str(bank.path))
+    then = bank.data.get("component", "residual")
+    if then != component:
+        raise UserError(
+            f"{bank.path} was fitted on `component` {then!r}, but `data.component` is {component!r}. Leave it out, or "
+            f"set it to {then!r}."
+        )
+    for route, present in pairs.items():
+        fitted = bank.pairs.get(route, [])
+        if fitted != list(present):
+            raise UserError(
+                f"{bank.path} holds maps of the site pairs {fitted}, but `data.sites` gives {list(present)}. Leave "
+                "`data.sites` out, or set it to those of the fit."
+            )
+
 
 FORWARD, BACKWARD = "0_1", "1_0"  # the routes between the two models of a fit
+
+
 HEADER = "bank"  # the one entry of the file's metadata, as JSON
+
+
 PLAIN = ("command", "pairs", "data", "data_config", "training", "curves", "loss")  # attributes that JSON can hold
+
+
 ALIGNMENT, STITCHING = "alignment", "stitching"  # what each module adds to the checkpoint that a run goes on from
+
+
 # Options of the machine, and what they are where nothing was chosen. The first would run somebody else's code.
 OF_A_MACHINE: dict[str, Any] = {
     "trust_remote_code": False, "cache": None, "store": None, "devices": None, "device_map": None, "workers": 0,

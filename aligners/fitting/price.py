@@ -1,0 +1,498 @@
+"""What being a bijection costs: invertible networks beside free ones of equal size and training, and beside a floor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import product
+from typing import Any, NamedTuple
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor
+
+from aligners.errors import UserError, check_range
+from aligners.files.room import free_memory, in_words
+from aligners.fitting.alignment import Alignment
+from aligners.fitting.fits import AlignerFactory, fit_map, seeded
+from aligners.fitting.in_memory import train_on_rows
+from aligners.fitting.outcomes import TRAINED_WELL
+from aligners.fitting.training import describe_optimizer
+from aligners.maps.base import Aligner
+from aligners.maps.inn import INN
+from aligners.maps.linear import Linear
+from aligners.maps.mlp import MLP, FreeForm
+from aligners.progress import track
+from aligners.similarity.algebra.moments import Moments, moments_of
+from datamodules.module import stream_of
+from datamodules.rows.reading import PairedBatch, Place, Plan
+from datamodules.states import States
+from datamodules.text.sources import TextSource
+
+AT_ONCE = 8192  # rows that are mapped together
+
+
+class Way(NamedTuple):
+    """A map, and the map back that belongs to it, if there is one."""
+
+    there: Callable[[Tensor], Tensor]
+    back: Callable[[Tensor], Tensor] | None
+
+    @torch.no_grad()
+    def mapped(self, x: Tensor) -> Tensor:
+        """g(x), some rows at a time: (S, N, d_x) -> (S, N, d_y)."""
+        return torch.cat([self.there(part) for part in x.split(AT_ONCE, 1)], 1)
+
+
+@torch.no_grad()
+def measure(
+    way: Way, held: PairedRows, other: PairedRows | None, means: tuple[Tensor, Tensor], stretched: int
+) -> dict[str, Tensor]:
+    """Measure a map: FVU, also by seen and unseen types; round trip ‖g⁻¹(g(x)) − x‖∞ / ‖x‖∞; quantiles of stretches.
+
+    Args:
+        way: the map.
+        held: the held-out rows.
+        other: rows of another source of text.
+        means: (S, d_x) and (S, d_y), of source and target on the fitting rows.
+        stretched: how many of the held-out rows, evenly spread, the Jacobian is taken at.
+
+    Returns:
+        Name -> (S,); not finite where there is nothing to measure, or the map overflows.
+    """
+    (mean_x, mean_y), x = means, held.x
+    mapped = way.mapped(x)
+    squares, totals = _squares(mapped, held.y, mean_y)
+    unseen = torch.zeros(x.shape[1], dtype=torch.bool, device=x.device) if held.unseen is None else held.unseen
+    found = {"fvu": squares.sum(1) / totals.sum(1)}
+    for name, part in (("fvu_seen", ~unseen), ("fvu_unseen", unseen)):
+        found[name] = squares[:, part].sum(1) / totals[:, part].sum(1)  # 0/0 without such rows
+    if other is not None:
+        elsewhere, whole = _squares(way.mapped(other.x), other.y, mean_y)
+        found["fvu_other"] = elsewhere.sum(1) / whole.sum(1)
+    if way.back is not None:
+        gaps = [
+            (way.back(there) - own).abs().amax((1, 2))
+            for there, own in zip(mapped.split(AT_ONCE, 1), x.split(AT_ONCE, 1), strict=True)
+        ]
+        found["round_trip"] = torch.stack(gaps).nan_to_num(torch.inf).amax(0) / x.abs().amax((1, 2))
+    if stretched:
+        sample = x[:, :: max(1, x.shape[1] // stretched)][:, :stretched]
+        spread = ((x.double() - mean_x[:, None]).square().mean((1, 2)) / totals.mean(1) * held.y.shape[-1]).sqrt()
+        quantiles = stretches(way.there, sample, spread)
+        found |= dict(zip(("stretch_low", "stretch_median", "stretch_high"), quantiles, strict=True))
+    return found
+
+
+def _squares(mapped: Tensor, y: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
+    """The squared error of each row, and its squared distance from the mean, both (S, N) in float64."""
+    return (mapped - y).double().square().sum(-1), (y.double() - mean[:, None]).square().sum(-1)
+
+
+def gelbrich(x: Tensor, y: Tensor) -> Tensor:
+    """Gelbrich's lower bound of the squared Wasserstein distance, from means and covariances alone.
+
+    ‖μ_x − μ_y‖² + tr(Σ_x + Σ_y − 2 (Σ_x^(1/2) Σ_y Σ_x^(1/2))^(1/2)), which Gaussians attain.
+
+    Reference: Gelbrich 1990, "On a formula for the L2 Wasserstein metric between measures on Euclidean and Hilbert
+    spaces", Math. Nachr. 147, theorem 2.1.
+
+    Args:
+        x: (S, N, d) sample of one law.
+        y: (S, M, d) sample of the other.
+
+    Returns:
+        (S,) in float64.
+    """
+    (mean_x, cov_x), (mean_y, cov_y) = (_law(rows) for rows in (x, y))
+    root = _root(cov_x)
+    cross = _root(root @ cov_y @ root)
+    trace = (cov_x + cov_y - 2 * cross).diagonal(dim1=-2, dim2=-1).sum(-1)
+    return (mean_x - mean_y).square().sum(-1) + trace.clamp(min=0)
+
+
+def floor(predicted: Tensor, y: Tensor, mean: Tensor) -> Tensor:
+    """FVU of a prediction plus the distance from its law to that of Y, as a share of Y's variance: (S,).
+
+    For a map h and p = E[Y | X], E‖h − Y‖² = E‖h − p‖² + E‖p − Y‖², and the first term is at least the squared
+    Wasserstein distance between the laws of h and p. Where h has the covariance of Y, Gelbrich's bound limits it from
+    below. `predicted` stands for p: a better prediction can only lower the floor.
+
+    Reference: Freirich, Michaeli and Meir 2021, "A theory of the distortion-perception tradeoff in Wasserstein
+    space", arXiv 2107.02555, theorem 1.
+
+    Args:
+        predicted: (S, N, d) what a free network says of the held-out rows.
+        y: (S, N, d) what they are.
+        mean: (S, d) mean of Y on the fitting rows.
+    """
+    y, predicted = y.double(), predicted.double()
+    total = (y - mean[:, None]).square().sum(-1).mean(-1)
+    return ((predicted - y).square().sum(-1).mean(-1) + gelbrich(predicted, y)) / total
+
+
+def jacobian(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """∂ output / ∂ input at each row, by one backward pass for each output.
+
+    Args:
+        function: (S, N, d_x) -> (S, N, d_y), each row by itself.
+        x: (S, N, d_x).
+
+    Returns:
+        (S, N, d_y, d_x)
+    """
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        y = function(x)
+        rows = [torch.autograd.grad(y[..., k].sum(), x, retain_graph=True)[0] for k in range(y.shape[-1])]
+    return torch.stack(rows, -2)
+
+
+def stretches(function: Callable[[Tensor], Tensor], x: Tensor, scale: Tensor) -> Tensor:
+    """Quantiles 5 %, 50 % and 95 % of the singular values over rows and directions: (3, S).
+
+    NaN at a site where the map overflows.
+
+    Args:
+        function: the map.
+        x: (S, N, d_x) a sample of rows.
+        scale: (S,) X's root mean variance over Y's. Between spaces of unit variance a rotation has 1, 1, 1.
+    """
+    found = jacobian(function, x).double()
+    finite = found.isfinite().flatten(1).all(1)
+    values = torch.linalg.svdvals(found.nan_to_num(0.0, 0.0, 0.0)).flatten(1) * scale[:, None].double()
+    quantiles = torch.quantile(values, torch.tensor([0.05, 0.5, 0.95], dtype=values.dtype, device=values.device), 1)
+    return torch.where(finite, quantiles, torch.nan)
+
+
+def _law(rows: Tensor) -> tuple[Tensor, Tensor]:
+    rows = rows.double()
+    mean = rows.mean(1)
+    centred = rows - mean[:, None]
+    return mean, centred.mT @ centred / rows.shape[1]
+
+
+def _root(matrix: Tensor) -> Tensor:
+    """The square root of a symmetric positive semi-definite matrix."""
+    values, vectors = torch.linalg.eigh(matrix)
+    return vectors * values.clamp(min=0).sqrt()[:, None] @ vectors.mT
+
+
+FREE = "mlp"
+
+
+NAMES = ("linear", "inn_paper", "inn_one_way", "inn", FREE, "free_form")
+
+
+DEFAULT = ("linear", "inn_one_way", "inn", FREE, "free_form")
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raise if a name is not that of a map that can be compared.
+
+    Raises:
+        ValueError: naming the known ones; or the free network, by which all are judged, is missing.
+    """
+    unknown = [name for name in names if name not in NAMES]
+    if unknown or not names:
+        raise UserError(f"Expected `maps` from {', '.join(NAMES)}, but got {', '.join(unknown) or 'none'}.")
+    if FREE not in names:
+        raise UserError(f"Expected `maps` to include {FREE!r}, whose FVU is the measure of the others.")
+
+
+def one_way(name: str) -> bool:
+    """Whether a map has no way back, so that another one has to be fitted from Y to X."""
+    return name in ("linear", FREE)
+
+
+def factory(name: str, parameters: int) -> AlignerFactory:
+    """Make a map of a size.
+
+    Args:
+        name: one of `NAMES`.
+        parameters: of a site, matched as nearly as the map's widths allow. Closed forms have none.
+    """
+    made: dict[str, AlignerFactory] = {
+        "linear": Linear,
+        "inn_paper": _inn(parameters, partial(INN, mixing="none", both_ways=False)),
+        "inn_one_way": _inn(parameters, partial(INN, both_ways=False)),
+        "inn": _inn(parameters, INN),
+        FREE: partial(MLP, parameters=parameters),
+        "free_form": partial(FreeForm, parameters=parameters),
+    }
+    return made[name]
+
+
+def _inn(parameters: int, inn: Callable[..., INN]) -> AlignerFactory:
+    def make(sites: int, d_x: int, d_y: int) -> INN:
+        with torch.device("meta"):
+            one, two = (parameters_of(inn(1, d_x, d_y, hidden=hidden)) for hidden in (1, 2))
+        hidden = 1 + round((parameters - one) / (two - one))  # the size is linear in the conditioners' width
+        if hidden < 1:
+            raise UserError(f"Expected `parameters` to be at least {one} for an INN of width {d_x}, got {parameters}.")
+        return inn(sites, d_x, d_y, hidden=hidden)
+
+    return make
+
+
+def parameters_of(aligner: Aligner) -> int:
+    """Parameters of one site."""
+    return sum(weight[0].numel() for weight in aligner.parameters())
+
+
+class PairedRows(NamedTuple):
+    """Paired rows: x (S, N, d_x), y (S, N, d_y), and which are of unseen types (N,), if rows have types."""
+
+    x: Tensor
+    y: Tensor
+    unseen: Tensor | None
+
+    def turned(self) -> PairedRows:
+        """The same from Y to X."""
+        return PairedRows(self.y, self.x, self.unseen)
+
+    @classmethod
+    def of(cls, batches: Iterable[PairedBatch], most: int) -> PairedRows:
+        """The first `most` rows of batches, of which no more are read than that takes."""
+        parts: list[PairedRows] = []
+        left = most
+        for batch in batches:
+            unseen = batch.rows.unseen
+            parts.append(cls(batch.x[:, :left], batch.y[:, :left], None if unseen is None else unseen[:left]))
+            left -= parts[-1].x.shape[1]
+            if left <= 0:
+                break
+        x, y, marks = zip(*parts, strict=True)
+        known = [mark for mark in marks if mark is not None]
+        return cls(torch.cat(x, 1), torch.cat(y, 1), torch.cat(known) if len(known) == len(parts) else None)
+
+
+class RowsInMemory(pl.LightningModule):
+    """Keeps the rows of the held-out texts that a test reads, and of another source's.
+
+    Args:
+        most: rows of each that are kept.
+        other: the other source.
+    """
+
+    def __init__(self, most: int, other: TextSource | None = None) -> None:
+        super().__init__()
+        self.most, self.other = most, other
+        self._batches: dict[str, list[PairedBatch]] = {}
+
+    @property
+    def data(self) -> States:
+        """The data module of the run."""
+        return stream_of(self.trainer, States)
+
+    def setup(self, stage: str) -> None:
+        """Check that the rows fit in memory, and that there is one process; choose the splits to read."""
+        if self.trainer.world_size > 1:
+            raise UserError(
+                f"The price of bijectivity is measured by one process, but `trainer.devices` makes "
+                f"{self.trainer.world_size}. Set it to 1."
+            )
+        self.data.plan(Plan(other=self.other))
+        reader = self.data.reader
+        _check_room(self.most, len(reader.sites), sum(reader.widths), self.trainer.strategy.root_device)
+
+    def test_step(self, batch: PairedBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Keep the rows of a batch."""
+        kept = self._batches.setdefault(self.data.splits[dataloader_idx], [])
+        if sum(batch.x.shape[1] for batch in kept) < self.most:
+            kept.append(batch)
+
+    def on_test_epoch_end(self) -> None:
+        """Check the states of the last batch as well, and join what was kept."""
+        self.data.reader.check.flush()
+        self.rows = {split: PairedRows.of(batches, self.most) for split, batches in self._batches.items()}
+        self._batches = {}
+
+
+def _check_room(rows: int, sites: int, widths: int, device: torch.device) -> None:
+    """Raise if fitting rows and held-out rows, and the copy that joining them takes, may not fit in memory.
+
+    Args:
+        rows: of each kind.
+        sites: S.
+        widths: d_x + d_y.
+        device: where they are kept.
+
+    Raises:
+        ValueError: they take more than half of what is free.
+    """
+    size, free = 3 * 4 * rows * sites * widths, free_memory(device)
+    if size > free / 2:
+        raise UserError(
+            f"Expected `most_rows` rows at {sites} site pairs to fit in half of the free memory, "
+            f"{in_words(free / 2)}, but {rows:,} take {in_words(size)}. Give fewer, or fewer `data.sites`."
+        )
+
+
+MEASURED = ("fvu", "fvu_seen", "fvu_unseen", "fvu_other", "round_trip", "stretch_low", "stretch_median", "stretch_high")
+
+
+class Trained(NamedTuple):
+    """A map after its training, in one direction.
+
+    Attributes:
+        name: of the map.
+        turned: whether this is from Y to X.
+        way: the map.
+        about: its size in parameters, asked for and had, steps (0 for a closed form), and seed.
+        diverged: (S,) steps at which sites diverged; 0 where none did.
+    """
+
+    name: str
+    turned: bool
+    way: Way
+    about: dict[str, int]
+    diverged: list[int]
+
+    def outcome(self, site: int) -> str | None:
+        """What came of the training at a site; None for a closed form."""
+        diverged = self.diverged[site]
+        return f"diverged at step {diverged}" if diverged else TRAINED_WELL if self.about["steps"] else None
+
+
+class BijectionPrice:
+    """Fits maps of equal size for equal numbers of steps, and measures them on the held-out texts in both directions.
+
+    Each point of a learning curve is a training of its own, with the whole course of the learning rate. Each step draws
+    its rows, with replacement, from fitting rows in memory. Schedule and clipping are those of `train.py fit`, and
+    by default so is the optimiser.
+
+    Attributes:
+        rows: of the report, after `run`: one for each map, direction, size, number of steps, seed and site.
+        meta: what holds for all of them.
+
+    Args:
+        maps: from linear; inn_paper: couplings only, trained from X to Y, as in Ren et al.; inn_one_way: ours, trained
+            from X to Y; inn: ours, trained both ways; mlp, one for each direction; free_form: two MLPs, each half the
+            size, that are trained to be inverses.
+        steps: the points of the learning curve.
+        parameters: sizes of the maps, in parameters of a site. Default: that of the invertible network as it is.
+        seeds: trainings of each map, from seeds 0, 1, ...
+        rows_a_step: paired rows in a step.
+        learning_rate: of all maps, for matrices of up to 64 inputs as in `train.py fit`.
+        most_rows: of the fitting rows, and of the held-out rows, that are kept in memory.
+        stretched_rows: held-out rows at which the singular values of the Jacobians are taken; 0: none.
+        other_text: another source, on whose held-out texts FVU is measured too.
+
+    Raises:
+        ValueError: an option is out of its range.
+    """
+
+    def __init__(
+        self,
+        maps: Sequence[str] = DEFAULT,
+        steps: list[int] = [100, 300, 1000],  # noqa: B006  (copied)
+        parameters: list[int] | None = None,
+        seeds: int = 2,
+        rows_a_step: int = 380,
+        learning_rate: float = 1e-2,
+        most_rows: int = 200_000,
+        stretched_rows: int = 64,
+        other_text: TextSource | None = None,
+    ) -> None:
+        check_names(maps)
+        check_range(least=1, steps=steps, parameters=parameters or None, seeds=seeds, rows_a_step=rows_a_step)
+        check_range(least=2, most_rows=most_rows)
+        check_range(least=0, stretched_rows=stretched_rows)
+        self.maps, self.steps, self.sizes = list(dict.fromkeys(maps)), sorted(set(steps)), parameters
+        self.seeds, self.rows_a_step, self.most_rows = seeds, rows_a_step, most_rows
+        self.stretched_rows, self.other_text = stretched_rows, other_text
+        check_range(above=0, learning_rate=learning_rate)
+        self.like = Alignment(optimizer=partial(torch.optim.AdamW, lr=learning_rate, weight_decay=0.0, fused=True))
+        self.rows: list[dict[str, Any]] = []
+        self.meta: dict[str, Any] = {}
+
+    def check_widths(self, d_x: int, d_y: int) -> None:
+        """Raise if a map cannot have these widths, or one of the sizes at them.
+
+        Raises:
+            ValueError: as the maps do.
+        """
+        for name, size in product(self.maps, self._sizes(d_x, d_y)):
+            factory(name, size)(1, d_x, d_y)
+
+    def _sizes(self, d_x: int, d_y: int) -> list[int]:
+        return self.sizes or [parameters_of(INN(1, d_x, d_y))]
+
+    def run(self, data: States, held: Mapping[str, PairedRows], *, shown: bool = False) -> None:
+        """Read the fitting rows, train every map on them, and measure it.
+
+        Args:
+            data: the data module.
+            held: the rows of the held-out texts (`test`), and of those of another source (`other`).
+            shown: whether a progress bar is shown.
+        """
+        fitting = PairedRows.of(data.paired("fit", shuffle=True), self.most_rows)
+        data.reader.check.flush()
+        moments, places = moments_of(fitting.x, fitting.y), data.reader.places()
+        self.meta = {
+            **data.describe(), **data.describe_other(), "split": "test", "n_rows": held["test"].x.shape[1],
+            "rows_a_step": self.rows_a_step, "seeds": self.seeds,
+            "optimizer": describe_optimizer(self.like.optimizer_factory),
+        }  # fmt: skip
+        self.rows = []
+        planned = list(self._planned(fitting.x.shape[-1], fitting.y.shape[-1]))
+        for each in track(planned, "Training", transient=True, disable=not shown):
+            for trained in self._train(*each, fitting, moments):
+                self.rows += self._rows(trained, moments, held, places)
+
+    def _planned(self, d_x: int, d_y: int) -> Iterator[tuple[str, int, int, int]]:
+        """Name, size, steps and seed of everything that is trained. Closed forms come once."""
+        if "linear" in self.maps:
+            yield "linear", 0, 0, 0
+        trained = [name for name in self.maps if name != "linear"]
+        for seed, size, steps, name in product(range(self.seeds), self._sizes(d_x, d_y), self.steps, trained):
+            yield name, size, steps, seed
+
+    def _train(
+        self, name: str, size: int, steps: int, seed: int, fitting: PairedRows, moments: Moments
+    ) -> Iterator[Trained]:
+        """Fit and train a map, one for each direction if it has no way back."""
+        for turned in (False, True)[: 1 + one_way(name)]:
+            x, y, _ = fitting.turned() if turned else fitting
+            aligner = seeded(factory(name, size), seed, len(x), x.shape[-1], y.shape[-1]).to(x.device)
+            fit_map(name, aligner, moments.swap() if turned else moments)
+            diverged = train_on_rows(aligner, x, y, steps, self.rows_a_step, seed, self.like).tolist()
+            aligner.requires_grad_(False).eval()
+            about = {"size": size, "parameters": parameters_of(aligner), "steps": steps, "seed": seed}
+            if one_way(name):
+                yield Trained(name, turned, Way(aligner, None), about, diverged)
+            else:
+                yield Trained(name, False, Way(aligner, aligner.inverse), about, diverged)
+                yield Trained(name, True, Way(aligner.inverse, aligner), about, diverged)
+
+    def _rows(
+        self, trained: Trained, moments: Moments, held: Mapping[str, PairedRows], places: Sequence[Place]
+    ) -> Iterator[dict[str, Any]]:
+        """A row for each site of a map, and of the floor beside each free network."""
+        if trained.turned:
+            moments, held = moments.swap(), {split: rows.turned() for split, rows in held.items()}
+        way, own = trained.way, held["test"]
+        means = moments.mean_x, moments.mean_y
+        found = {trained.name: measure(way, own, held.get("other"), means, self.stretched_rows)}
+        if trained.name == FREE:
+            found["floor"] = {"fvu": floor(way.mapped(own.x), own.y, moments.mean_y)}
+        for method, figures in found.items():
+            for s, place in enumerate(places):
+                yield {
+                    "model_x": place.model_x,
+                    "model_y": place.model_y,
+                    "site_x": place.site_x,
+                    "site_y": place.site_y,
+                    "method": method,
+                    "direction": "Y to X" if trained.turned else "X to Y",
+                    **trained.about,
+                    "diverged_step": trained.diverged[s],
+                    "training": trained.outcome(s),
+                    **{column: _number(figures[column][s]) if column in figures else None for column in MEASURED},
+                }
+
+
+def _number(value: Tensor) -> float | None:
+    return float(value) if math.isfinite(value) else None

@@ -1,1 +1,0 @@
-"""Recovering a known map: random invertible networks of a model's own states as the target."""

@@ -1,1 +1,0 @@
-"""What a finished run keeps of its maps: one format, whatever trained them."""

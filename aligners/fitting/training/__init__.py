@@ -1,1 +1,0 @@
-"""Gradient steps: how many, how fast, in which precision, and what stops a site that diverges."""

@@ -1,1 +1,0 @@
-"""What invertible networks are built of."""

@@ -1,1 +1,0 @@
-"""Edge probes: labels of a span of words, or of two."""

@@ -1,0 +1,462 @@
+"""Structural probes: whether a linear map of the states lays out a sentence's tree, by distances or depths."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.sparse.csgraph import minimum_spanning_tree
+from scipy.stats import rankdata
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from aligners.errors import UserError
+from aligners.probing.bank import Arm, Bank, Examples, Probes, answers, fresh_bank
+from aligners.probing.tasks import Row, Task, pooled_ratio, score_columns
+from aligners.probing.words import Words
+from datamodules.text.annotated.sentence import Sentence, check_tree
+
+LEAST = 2  # words of a tree: one word has no distances
+
+
+Edge = tuple[int, int]  # two words, the earlier one first, counted from 0
+
+
+class TreesPart(NamedTuple):
+    """Trees of b sentences of up to T words, padded.
+
+    Attributes:
+        rows: (b, T) the row of each word; 0 where there is none.
+        real: (b, T) where there is a word.
+        depths: (b, T).
+        distances: (b, T, T).
+        sentences: their numbers.
+    """
+
+    rows: Tensor
+    real: Tensor
+    depths: Tensor
+    distances: Tensor
+    sentences: list[int]
+
+
+@dataclass(frozen=True)
+class Trees:
+    """Depths and distances in the trees of sentences.
+
+    Attributes:
+        depths: number of the sentence -> (n,) float32.
+        distances: number of the sentence -> (n, n) float32.
+    """
+
+    depths: dict[int, Tensor]
+    distances: dict[int, Tensor]
+
+    @classmethod
+    def of(cls, words: Words) -> Self:
+        """The trees of all sentences that have one, of two words or more.
+
+        Raises:
+            ValueError: none has, or heads make no tree.
+        """
+        heads = {b: each.heads for b, each in enumerate(words.sentences) if len(each.heads) >= LEAST}
+        if not heads:
+            raise UserError(
+                f"Expected sentences with trees for structural probes, but none of {len(words.sentences)} has one: all "
+                "heads are missing. Leave distance and depth out of `tasks`, or give a treebank."
+            )
+        for own in heads.values():
+            check_tree(own)
+        return cls(
+            {b: tree_depths(own).float() for b, own in heads.items()},
+            {b: tree_distances(own).float() for b, own in heads.items()},
+        )
+
+    @property
+    def sentences(self) -> list[int]:
+        """Numbers of the sentences that have a tree."""
+        return list(self.depths)
+
+    def part(self, words: Words, sentences: Sequence[int]) -> TreesPart:
+        """The trees of some sentences, whose rows are counted from 0, on the device of the states."""
+        chosen, device = list(sentences), words.states.device
+        depths = pad_sequence([self.depths[b] for b in chosen], batch_first=True)
+        columns, lengths = torch.arange(depths.shape[1]), words.first.diff()[chosen]
+        real = columns < lengths[:, None]
+        rows = (words.starts(chosen)[:, None] + columns).where(real, 0)
+        distances = torch.zeros(*depths.shape, depths.shape[1])
+        for place, (b, n) in enumerate(zip(chosen, lengths.tolist(), strict=True)):
+            distances[place, :n, :n] = self.distances[b]
+        return TreesPart(rows.to(device), real.to(device), depths.to(device), distances.to(device), chosen)
+
+
+def tree_depths(heads: Sequence[int]) -> Tensor:
+    """Depth of each word, (n,) int64, 0 for the root.
+
+    Args:
+        heads: of each word the number of its head, counted from 1; 0 for the root. They make a tree.
+    """
+    return _ancestors(heads).sum(1) - 1
+
+
+def tree_distances(heads: Sequence[int]) -> Tensor:
+    """Number of edges between two words, (n, n) int64.
+
+    The path between two words leads through their lowest common ancestor, whose depth is the number of ancestors that
+    they share, less one, where each word counts as its own.
+
+    Args:
+        heads: as in `tree_depths`.
+    """
+    above = _ancestors(heads)
+    depths = above.sum(1)
+    return depths[:, None] + depths - 2 * above @ above.T
+
+
+def tree_edges(heads: Sequence[int]) -> set[Edge]:
+    """The edges of a tree, the root's own none of them."""
+    pairs = ((word, head - 1) for word, head in enumerate(heads) if head)
+    return {(min(pair), max(pair)) for pair in pairs}
+
+
+def _ancestors(heads: Sequence[int]) -> Tensor:
+    """(n, n) int64: 1 where the second word is the first, or an ancestor of it."""
+    above = torch.zeros(len(heads), len(heads), dtype=torch.int64)
+    for word in range(len(heads)):
+        at = word
+        while at >= 0:
+            above[word, at] = 1
+            at = heads[at] - 1
+    return above
+
+
+LENGTHS = range(5, 51)  # words of the sentences over which rank correlations are averaged
+
+
+PUNCTUATION = "PUNCT"  # universal part of speech
+
+
+Numbers = NDArray[np.float64]
+
+
+class TreeScores(NamedTuple):
+    """Of each of A probes and each of B trees, float64.
+
+    Attributes:
+        probe: distance or depth.
+        spearman: (A, B) rank correlation of what is predicted with what is true; NaN where one of them is constant.
+        hits: (A, B) edges that are in the tree that is predicted, or 1 if its root is.
+        asked: (B,) edges of the tree that count, or 1.
+        lengths: (B,) words.
+    """
+
+    probe: str
+    spearman: Tensor
+    hits: Tensor
+    asked: Tensor
+    lengths: Tensor
+
+    @property
+    def sentences(self) -> int:
+        """B."""
+        return len(self.lengths)
+
+    @property
+    def about(self) -> Row:
+        """As `Scores.about`."""
+        return {"probe": self.probe, "n_sentences": self.sentences, "n_targets": int(self.lengths.sum())}
+
+    def measures(self, weights: Tensor) -> dict[str, Tensor]:
+        """As `Scores.measures`."""
+        spearman = by_length(self.spearman, self.lengths, weights)
+        hits = pooled_ratio(self.hits, self.asked, weights)
+        return {"Spearman": spearman, "UUAS" if self.probe == "distance" else "root": hits}
+
+
+def rank_correlations(predicted: Numbers, true: Numbers) -> Numbers:
+    """Spearman's correlation along the last axis, NaN where one side is constant.
+
+    Args:
+        predicted: (..., n).
+        true: (..., n), or broadcast to that.
+    """
+    a, b = (rankdata(side, axis=-1) for side in (predicted, true))
+    a, b = a - a.mean(-1, keepdims=True), b - b.mean(-1, keepdims=True)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return (a * b).sum(-1) / np.sqrt((a**2).sum(-1) * (b**2).sum(-1))
+
+
+def by_length(values: Tensor, lengths: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Average over sentences of equal length, then over lengths of 5 to 50 words (Hewitt and Manning 2019, §4.1).
+
+    Args:
+        values: (A, B) of each sentence; NaN is no value.
+        lengths: (B,) its words.
+        weights: (R, B) how often each sentence counts; default: once.
+
+    Returns:
+        (A,), or (A, R) with weights; NaN if no sentence counts.
+    """
+    lengths = lengths.where(torch.tensor([int(n) in LENGTHS for n in lengths]), 0)
+    of_length = torch.stack([lengths == n for n in lengths.unique() if n], 1).double() if lengths.any() else None
+    known = values.isfinite()
+    if of_length is None:
+        return values.new_full((len(values), *(weights.shape[:1] if weights is not None else ())), torch.nan)
+    counted = torch.ones(1, len(lengths), dtype=torch.float64) if weights is None else weights.double()
+    sums = torch.einsum("rb,ab,bl->arl", counted, values.nan_to_num().double() * known, of_length)
+    shares = torch.einsum("rb,ab,bl->arl", counted, known.double(), of_length)
+    found = (sums / shares).nanmean(-1)
+    return found[:, 0] if weights is None else found
+
+
+def spanning_edges(predicted: Numbers, kept: NDArray[np.bool_]) -> set[Edge]:
+    """The edges of the minimum spanning tree of distances between the words that are kept.
+
+    Args:
+        predicted: (n, n), of which the upper triangle counts; rounding may have left zeros a little below zero.
+        kept: (n,).
+    """
+    words = kept.nonzero()[0]
+    own = predicted[np.ix_(words, words)]
+    spanning = minimum_spanning_tree(np.triu(own - own.min() + 1, 1)).tocoo()  # zero would be no edge at all
+    pairs = zip(words[spanning.row].tolist(), words[spanning.col].tolist(), strict=True)
+    return {(min(pair), max(pair)) for pair in pairs}
+
+
+def punctuation(sentence: Sentence) -> NDArray[np.bool_]:
+    """(n,) which words are punctuation, as far as parts of speech say so."""
+    found = np.zeros(len(sentence.words), dtype=bool)
+    for target in sentence.targets:
+        if target.task == "pos" and PUNCTUATION in target.labels:
+            found[target.span1[0]] = True
+    return found
+
+
+def counted_edges(sentence: Sentence) -> set[Edge]:
+    """The edges of a sentence's tree that UUAS asks for: those between words that are no punctuation."""
+    kept = ~punctuation(sentence)
+    return {pair for pair in tree_edges(sentence.heads) if kept[list(pair)].all()}
+
+
+def predictions(bank: Bank, words: Words, trees: Trees) -> Iterator[tuple[int, Numbers]]:
+    """What structural probes predict of each tree.
+
+    Yields:
+        The number of the sentence, and (A, n, n) distances or (A, n) depths.
+    """
+    for part, found in answers(bank, Examples(words, trees)):
+        numbers = found.double().cpu().numpy()
+        for place, (sentence, n) in enumerate(zip(part.sentences, part.real.sum(1).tolist(), strict=True)):
+            yield sentence, numbers[:, place, :n] if numbers.ndim == 3 else numbers[:, place, :n, :n]
+
+
+def tree_scores(
+    probe: str, predicted: Iterable[tuple[int, Numbers]], sentences: Sequence[Sentence], trees: Trees
+) -> TreeScores:
+    """Rank correlations, and the edges of the spanning tree or the word of least depth.
+
+    The correlation of distances is taken from each word, and averaged over the words. Punctuation is a word like any
+    other there; its edges do not count, as in the paper, and it is never taken for the root.
+
+    Args:
+        probe: distance or depth.
+        predicted: (A, n, n) distances or (A, n) depths of each tree.
+        sentences: by number.
+        trees: the true ones.
+    """
+    score = _distances if probe == "distance" else _depths
+    found = [score(each, sentences[number], trees, number) for number, each in predicted]
+    spearman, hits, asked, lengths = zip(*found, strict=True)
+    return TreeScores(
+        probe,
+        torch.from_numpy(np.stack(spearman, 1)),
+        torch.tensor(hits, dtype=torch.float64).T,
+        torch.tensor(asked, dtype=torch.float64),
+        torch.tensor(lengths),
+    )
+
+
+Found = tuple[Numbers, list[int], int, int]  # correlations, hits, what is asked for, words
+
+
+def _distances(predicted: Numbers, sentence: Sentence, trees: Trees, number: int) -> Found:
+    kept, edges = ~punctuation(sentence), counted_edges(sentence)
+    each = rank_correlations(predicted, trees.distances[number].double().numpy())
+    with np.errstate(invalid="ignore"):  # a prediction that is constant has no correlation
+        spearman = np.nansum(each, -1) / np.isfinite(each).sum(-1)
+    hits = [len(edges & spanning_edges(own, kept)) if edges else 0 for own in predicted]
+    return spearman, hits, len(edges), len(kept)
+
+
+def _depths(predicted: Numbers, sentence: Sentence, trees: Trees, number: int) -> Found:
+    kept = ~punctuation(sentence)
+    least = np.where(kept | ~kept.any(), predicted, np.inf).argmin(-1)
+    spearman = rank_correlations(predicted, trees.depths[number].double().numpy())
+    return spearman, (least == sentence.heads.index(0)).tolist(), 1, len(kept)
+
+
+def chain(trees: Trees, probe: str) -> Iterator[tuple[int, Numbers]]:
+    """Predictions of a baseline that knows the order of the words alone: each hangs on the one before it."""
+    for number, own in trees.depths.items():
+        place = np.arange(len(own), dtype=float)
+        yield number, (place if probe == "depth" else np.abs(place[:, None] - place))[None]
+
+
+WORDS = range(7, 14)  # of a sentence that is drawn: its tree is no trifle, and fits on a page
+
+
+def drawn_trees(bank: Bank, words: Words, count: int, model: str) -> list[dict[str, Any]]:
+    """The first sentences of a fitting length, with the edges of their trees and those that a probe finds.
+
+    Args:
+        bank: of one distance probe.
+        words: held-out words.
+        count: how many sentences.
+        model: its name.
+
+    Returns:
+        Rows with the words, and edges as `0-1 1-3`; `counted` are those of the tree that UUAS counts.
+    """
+    trees = Trees.of(words)
+    chosen = [number for number, own in trees.depths.items() if len(own) in WORDS][:count]
+    few = Trees({b: trees.depths[b] for b in chosen}, {b: trees.distances[b] for b in chosen})
+    return [
+        {
+            "model": model,
+            "layer": bank.arms[0].layer,
+            "words": words.sentences[number].text,
+            "edges": _written(tree_edges(words.sentences[number].heads)),
+            "counted": _written(counted_edges(words.sentences[number])),
+            "found": _written(spanning_edges(predicted[0], ~punctuation(words.sentences[number]))),
+        }
+        for number, predicted in predictions(bank, words, few)
+    ]
+
+
+def _written(edges: set[Edge]) -> str:
+    return " ".join(f"{first}-{second}" for first, second in sorted(edges))
+
+
+START, WIDTH = 0.05, 64  # entries of a B of 64 x 64 are drawn from -START..START, as in the paper's code
+
+
+class StructuralProbes(Probes):
+    """Maps h ↦ Bᵀh, which differ in the states that they read and in rank.
+
+    Args:
+        arms: with the rank of each.
+        width: d, of the states.
+        most: the highest rank; default: of these arms.
+        usual: rank of the arms that name none; default: d.
+
+    Raises:
+        ValueError: a rank is not between 1 and d.
+
+    References:
+        Hewitt and Manning 2019, "A structural probe for finding syntax in word representations", NAACL.
+    """
+
+    kept: Tensor
+
+    def __init__(self, arms: Sequence[Arm], width: int, most: int | None = None, usual: int | None = None) -> None:
+        super().__init__(arms, width)
+        self.usual = width if usual is None else usual
+        ranks = [self.usual if arm.rank is None else arm.rank for arm in arms]
+        wrong = [rank for rank in ranks if not 1 <= rank <= width]
+        if wrong:
+            raise UserError(f"Expected `ranks` between 1 and {width}, the width of the states, but got {wrong[0]}.")
+        self.most = max(ranks) if most is None else most
+        start = torch.empty(width, width).uniform_(-START, START)[:, : self.most]
+        size = torch.tensor([WIDTH / math.sqrt(width * rank) for rank in ranks])  # that of |Bᵀh|² is then that of trees
+        self.weight = nn.Parameter(start * size[:, None, None])
+        self.register_buffer("kept", torch.arange(self.most) < torch.tensor(ranks)[:, None], persistent=False)
+
+    def projected(self, read: Tensor, part: TreesPart) -> Tensor:
+        """Bᵀh of the words of each sentence, padded: (A, n, d) -> (A, b, T, most), zero beyond an arm's rank."""
+        return torch.bmm(read, self.weight * self.kept[:, None])[:, part.rows]
+
+
+class DistanceProbes(StructuralProbes):
+    """The squared distance |Bᵀ(h_i − h_j)|² stands for the distance of two words in the tree (§2.2)."""
+
+    def forward(self, read: Tensor, part: TreesPart) -> Tensor:
+        """Predict distances: (A, n, d) -> (A, b, T, T)."""
+        found = self.projected(read, part)
+        squares = found.square().sum(-1)
+        return squares[..., :, None] + squares[..., None, :] - 2 * found @ found.mT
+
+    def losses(self, read: Tensor, part: TreesPart) -> Tensor:
+        """Mean absolute error over all pairs of words of each sentence (eq. 3), (A, b)."""
+        pairs = (part.real[:, :, None] & part.real[:, None]).to(read.dtype)
+        errors = (self(read, part) - part.distances).abs() * pairs
+        return errors.sum((-1, -2)) / pairs.sum((-1, -2))
+
+
+class DepthProbes(StructuralProbes):
+    """The squared length |Bᵀh_i|² stands for the depth of a word in the tree (§2.3): of h itself, not of h − mean."""
+
+    centred = False
+
+    def forward(self, read: Tensor, part: TreesPart) -> Tensor:
+        """Predict depths: (A, n, d) -> (A, b, T)."""
+        return self.projected(read, part).square().sum(-1)
+
+    def losses(self, read: Tensor, part: TreesPart) -> Tensor:
+        """Mean absolute error over the words of each sentence, (A, b)."""
+        real = part.real.to(read.dtype)
+        errors = (self(read, part) - part.depths).abs() * real
+        return errors.sum(-1) / real.sum(-1)
+
+
+STRUCTURAL = {"distance": DistanceProbes, "depth": DepthProbes}
+
+
+USUAL_RANK = 64  # more adds nothing (Hewitt and Manning 2019, §4.2 and Figure 5), and takes longer
+
+
+@dataclass
+class TreeTask(Task):
+    """Distances or depths in the trees of a model's fitting words, as its name says.
+
+    An arm without a rank has that of 64, or the width of narrower states.
+    """
+
+    baseline = "word order"
+
+    def annotations(self, words: Words) -> Trees:
+        """The trees of words."""
+        return Trees.of(words)
+
+    @property
+    def _usual(self) -> int:
+        return min(USUAL_RANK, self.words.states.shape[-1])
+
+    def fresh(self, seed: int) -> Bank:
+        """Make an untrained bank."""
+        return fresh_bank(STRUCTURAL[self.name], self.arms, self.words, seed, usual=self._usual)
+
+    def scores(self, bank: Bank | None, held: Words) -> TreeScores:
+        """As `Task.scores`; the baseline is a chain of the words in their order."""
+        trees = Trees.of(held)
+        predicted = chain(trees, self.name) if bank is None else predictions(bank, held, trees)
+        return tree_scores(self.name, predicted, held.sentences, trees)
+
+    def columns(self, scores: Sequence[TreeScores], arm: int, weights: Tensor, banks: Sequence[Bank]) -> Row:
+        """As `Task.columns`: Spearman's correlation, and the share of edges or roots that are found."""
+        spearman = torch.stack([each.spearman[arm] for each in scores])
+        lengths, asked = scores[0].lengths, scores[0].asked
+        mean = spearman.mean(0, keepdim=True)
+        own: Row = score_columns(
+            "score", by_length(mean, lengths)[0], by_length(mean, lengths, weights)[0], by_length(spearman, lengths)
+        )
+        hits = torch.stack([each.hits[arm] for each in scores]).mean(0)
+        name = "uuas" if self.name == "distance" else "root_accuracy"
+        own |= score_columns(name, hits.sum() / asked.sum(), pooled_ratio(hits[None], asked, weights)[0])
+        if banks:
+            own["parameters"] = (self.arms[arm].rank or self._usual) * self.words.states.shape[-1]
+        return own
