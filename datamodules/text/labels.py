@@ -78,14 +78,14 @@ def read_labels(tables: Sequence[Dataset], column: str | None, source: str) -> L
         return LabelColumn(column, list(feature.names), "int64")
     values = [value for table in tables for value in table[column][:]]
     present = [value for value in values if not _absent(value)]
-    incomplete = len(present) < len(values)
     if not any(isinstance(value, str | float) for value in present):
         return LabelColumn(column, None, "int64")
-    numbers = _all(present, float)
-    if _all(present, int) or (incomplete and numbers and all(float(value).is_integer() for value in present)):
+    numbers, incomplete = _converted(present, float), len(present) < len(values)
+    whole = numbers is not None and all(number.is_integer() for number in numbers)
+    if _converted(present, int) is not None or (incomplete and whole):
         return LabelColumn(column, None, "int64")
-    if numbers:
-        if any(math.isinf(float(value)) for value in present):
+    if numbers is not None:
+        if any(map(math.isinf, numbers)):
             raise UserError(
                 f"Expected numbers to predict in column {column!r} (`label_column`) of {source!r}, but some are "
                 "infinite. Leave these texts out."
@@ -100,20 +100,40 @@ def known_labels(labels: Tensor) -> Tensor:
     return ~labels.isnan() if labels.is_floating_point() else labels != MISSING
 
 
+def check_labelled(labels: Tensor | None, who: str, source: str) -> Tensor:
+    """Return labels of which none is missing.
+
+    Args:
+        labels: of texts, (n,); None: they have none.
+        who: needs them, for the message: "The task".
+        source: where the texts come from, likewise.
+
+    Raises:
+        ValueError: some texts have none.
+    """
+    if labels is None:
+        raise UserError(
+            f"{who} needs labels, but the texts of {source!r} have none. Name a `label_column`, or another source."
+        )
+    missing = int((~known_labels(labels)).sum())
+    if missing:
+        raise UserError(
+            f"{who} needs a label for every text, but {missing} of {len(labels)} texts of {source!r} have none (-1, or "
+            "nothing). Leave these texts out, or choose another split with `held_out`."
+        )
+    return labels
+
+
 def _absent(value: Any) -> bool:
     return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
 
 
-def _all(values: Sequence[Any], kind: Callable[[Any], Any]) -> bool:
-    """Whether all values convert to this type; floats do not convert to whole numbers."""
-    if kind is int and any(isinstance(value, float) for value in values):
-        return False
+def _converted(values: Sequence[Any], kind: Callable[[str], Any]) -> list[Any] | None:
+    """The values as numbers of a kind; None if one is none, as a float is no whole number."""
     try:
-        for value in values:
-            kind(value)
+        return [kind(str(value)) for value in values]
     except ValueError:
-        return False
-    return True
+        return None
 
 
 ClassMap = tuple[tuple[int, ...], ...]  # for each class of the texts the head's classes that answer it

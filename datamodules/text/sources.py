@@ -115,12 +115,6 @@ class TextSource:
             )
 
 
-def open_source(source: TextSource) -> tuple[dict[str, Any], str | None]:
-    """Open a source: its splits by name, as streams with `streaming`, and the name of the held-out one."""
-    known = known_source(source)
-    return known.open(source), source.held_out or known.held_out
-
-
 def _elsewhere(source: TextSource) -> dict[str, Any]:
     """Open a file, a folder, or a data set on the Hub."""
     path = Path(source.source).expanduser()

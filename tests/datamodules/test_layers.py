@@ -72,7 +72,7 @@ def where(batches: list[LayerBatch]) -> list[tuple[int, int]]:
 def test_rows_are_those_of_each_text_alone(world: World, folders: list[str], odd_text: TextSource, rows: str) -> None:
     data = stream(world, folders, rows=rows, text=odd_text, batch_size=2)
     batches = read(data)
-    assert [batch.number for batch in batches] == [0, 1, 2]
+    assert [batch.texts.number for batch in batches] == [0, 1, 2]
     texts = data.texts.test["text"][:]
     for m, model in enumerate(data.frozen):
         expected = []
@@ -129,7 +129,7 @@ def test_a_trainer_reads_the_same_batches(world: World, folders: list[str]) -> N
     data = stream(world, folders)
     quiet_trainer().test(Keep(), datamodule=data, verbose=False)
     for batch, expected in zip(kept, read(data), strict=True):
-        assert batch.number == expected.number
+        assert batch.texts.number == expected.texts.number
         assert torch.equal(batch.text, expected.text)
         assert all(map(torch.equal, batch.states, expected.states))
 
@@ -144,18 +144,18 @@ def test_ranks_read_whole_batches_of_the_same_rows(world: World, folders: list[s
             self.global_rank, self.world_size = rank, world_size
 
     data = stream(world, folders)
-    alone = {batch.number: batch for batch in read(data)}
+    alone = {batch.texts.number: batch for batch in read(data)}
     found: list[LayerBatch] = []
     for rank in range(world_size):
         data.trainer = Rank(rank)  # type: ignore[assignment]
         mine = read(data)
-        assert [batch.number for batch in mine] == list(range(rank, len(alone), world_size))
+        assert [batch.texts.number for batch in mine] == list(range(rank, len(alone), world_size))
         found += mine
-    assert sorted(batch.number for batch in found) == sorted(alone)
+    assert sorted(batch.texts.number for batch in found) == sorted(alone)
     for batch in found:
-        assert torch.equal(batch.text, alone[batch.number].text)
-        assert torch.equal(batch.token, alone[batch.number].token)
-        for a, b in zip(batch.states, alone[batch.number].states, strict=True):
+        assert torch.equal(batch.text, alone[batch.texts.number].text)
+        assert torch.equal(batch.token, alone[batch.texts.number].token)
+        for a, b in zip(batch.states, alone[batch.texts.number].states, strict=True):
             assert torch.equal(a, b)
 
 
@@ -181,17 +181,17 @@ def test_attention_comes_with_words_to_fold_it_to(world: World, folders: list[st
     plain = read(stream(world, folders, rows="mean"))
     for batch, other in zip(read(data), plain, strict=True):
         assert batch.attention is not None
-        assert batch.words is not None
-        assert batch.word_count is not None
+        assert batch.texts.words is not None
+        assert batch.texts.word_count is not None
         torch.testing.assert_close(batch.states[0], other.states[0], rtol=1e-5, atol=1e-5)
-        assert other.words is other.word_count is other.attention is None
+        assert other.texts.words is other.attention is None
         for model, weights, words, inputs in zip(
-            data.frozen, batch.attention, batch.words, batch.texts.inputs, strict=True
+            data.frozen, batch.attention, batch.texts.words, batch.texts.inputs, strict=True
         ):
             length = inputs["input_ids"].shape
             assert [each.shape for each in weights] == [(length[0], 2, length[1], length[1])] * model.depth
             assert words.shape == length
-            assert torch.equal(words.amax(1) + 1, batch.word_count)
+            assert torch.equal(words.amax(1) + 1, batch.texts.word_count)
             real = inputs["attention_mask"].bool()
             torch.testing.assert_close(weights[0].sum(-1)[:, 0][real], torch.ones(int(real.sum())))
     with pytest.raises(ValueError, match=r"`attn_implementation` 'eager'.*'sdpa'"):
@@ -234,7 +234,7 @@ def test_another_model_can_be_read_in_the_place_of_one(world: World, folders: li
     data = stream(world, folders, layers=[1], attention=attention)
     batch = read(data)[0]
     twin = data.frozen[1].untrained(seed=5)
-    states = data.reader.states(twin, batch, 1)
+    states = data.reader.read_model(twin, batch, 1)[0]
     assert states.shape == batch.states[1].shape
     assert not torch.allclose(states, batch.states[1])
     again, weights = data.reader.read_model(data.frozen[1], batch, 1)
@@ -242,7 +242,7 @@ def test_another_model_can_be_read_in_the_place_of_one(world: World, folders: li
     assert len(weights) == (3 if attention else 0)
     said = 'Load it with attn_implementation="eager"' if attention else "between 0 and 0, but got 1"
     with pytest.raises(ValueError, match=said):
-        data.reader.states(tiny_frozen(layers=0), batch, 1)
+        data.reader.read_model(tiny_frozen(layers=0), batch, 1)
 
 
 def test_states_that_are_not_finite_stop_under_their_name(world: World, folders: list[str]) -> None:

@@ -165,7 +165,7 @@ def test_a_model_without_a_head_can_be_read(world: World, tmp_path: Path) -> Non
 
 def test_plain_text_can_be_read_but_trains_no_embedded_model(world: World, plain_text: TextSource) -> None:
     assert batches(activations(world, text=plain_text, sites=[1]))[0].texts.labels is None
-    with pytest.raises(ValueError, match=r"embedded:0.*no labels.*`label_column`"):
+    with pytest.raises(ValueError, match=r"embedded:0.*needs labels.*`label_column`"):
         _ = activations(world, text=plain_text, model_x="embedded:0").reader
 
 

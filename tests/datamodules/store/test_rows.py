@@ -42,7 +42,6 @@ def _make_small(setattr: Any) -> None:
     setattr(states, "SHARD", 50_000)
     setattr(reading, "ROWS", 250)
     setattr(reading, "PIECE", 3_000)
-    setattr(reading, "MOST_BUFFERS", 3)
 
 
 def forbid_running(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,13 +81,13 @@ def test_layers_of_models_with_other_tokenizers_are_those_of_streaming(world: Wo
     given: dict[str, Any] = {"text": TextSource(world.fit, held_out=world.test), "batch_size": 8, "max_length": 60}
     data = LayerActivations(models, **given, store=tmp_path / "store")
     for a, b in zip(data.batches("test"), LayerActivations(models, **given).batches("test"), strict=True):
-        assert (a.number, len(a.texts.stored)) == (b.number, 2)
+        assert (a.texts.number, len(a.texts.stored)) == (b.texts.number, 2)
         assert a.states[0] is a.states[2]
         assert torch.equal(a.token, b.token)
         for found, expected in zip(a.states, b.states, strict=True):
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     twin = data.frozen[1].untrained(seed=5)
-    assert not torch.allclose(data.reader.states(twin, a, 1), a.states[1])  # is run, not looked up
+    assert not torch.allclose(data.reader.read_model(twin, a, 1)[0], a.states[1])  # is run, not looked up
 
 
 def test_attention_is_not_kept(world: World, tmp_path: Path) -> None:

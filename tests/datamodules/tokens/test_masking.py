@@ -10,7 +10,16 @@ from datamodules.asking import mask_tokens
 
 MASK, VOCABULARY, FIRST, LAST, PADDING = 4, 1000, 1, 2, 0
 LENGTHS = (12, 5, 3, 60, 1, 9)  # without the special tokens
-OPTIONS: dict[str, Any] = {"mask_token": MASK, "vocabulary": VOCABULARY, "share": 0.15, "seed": 0, "epoch": 0}
+
+
+class Tokenizer:
+    mask_token_id = MASK
+
+    def __len__(self) -> int:
+        return VOCABULARY
+
+
+OPTIONS: dict[str, Any] = {"tokenizer": Tokenizer(), "share": 0.15, "seed": 0, "epoch": 0}
 
 
 def batch(texts: list[int], side: str = "right", lengths: tuple[int, ...] = LENGTHS) -> tuple[dict, Tensor, Tensor]:
