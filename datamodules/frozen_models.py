@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -27,6 +28,7 @@ from datamodules.tokens.tokenised import same_tokenizer
 Place = tuple[str | None, DeviceMap | None]  # of a model: a device, or where its parts go; by default the run's device
 
 
+@dataclass(eq=False)
 class FrozenModels:
     """Models that never train, loaded on first use.
 
@@ -49,31 +51,26 @@ class FrozenModels:
             devices, as transformers takes it; needs accelerate.
     """
 
-    def __init__(
-        self,
-        named: Sequence[tuple[str, str | None]],
-        one_tokenizer: tuple[str, str] | None,
-        texts: Callable[[], Texts],
-        max_length: int,
-        known: KnownModels | None = None,
-        bases: Sequence[str] = (),
-        under_heads: Callable[[FrozenModel], list[FrozenModel]] = lambda first: [],
-        *,
-        dtype: str = "float32",
-        attn_implementation: str | None = None,
-        trust_remote_code: bool = False,
-        recipe: Recipe = Recipe(),  # noqa: B008  (frozen)
-        cache: Path | None = None,
-        devices: list[str | None] | None = None,
-        device_map: list[DeviceMap | None] | None = None,
-    ) -> None:
-        for name in devices or ():
+    named: Sequence[tuple[str, str | None]]
+    one_tokenizer: tuple[str, str] | None
+    texts: Callable[[], Texts]
+    max_length: int
+    known: KnownModels | None = None
+    bases: Sequence[str] = ()
+    under_heads: Callable[[FrozenModel], list[FrozenModel]] = lambda first: []
+    _: KW_ONLY
+    dtype: str = "float32"
+    attn_implementation: str | None = None
+    trust_remote_code: bool = False
+    recipe: Recipe = Recipe()  # noqa: RUF009  (frozen)
+    cache: Path | None = None
+    devices: list[str | None] | None = None
+    device_map: list[DeviceMap | None] | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.devices or ():
             if name is not None:
                 check_device(name, "devices")
-        self.named, self.one_tokenizer, self.max_length, self.known = list(named), one_tokenizer, max_length, known
-        self.dtype, self.attn_implementation, self.trust_remote_code = dtype, attn_implementation, trust_remote_code
-        self.recipe, self.cache, self.devices, self.device_map = recipe, cache, devices, device_map
-        self._texts, self._bases, self._under_heads = texts, bases, under_heads
 
     @cached_property
     def loaded(self) -> list[FrozenModel]:
@@ -85,7 +82,7 @@ class FrozenModels:
         loaded = {named: self._load(*named, parts) for named, (_, parts) in zip(self.named, self.places, strict=True)}
         models = [loaded[named] for named in self.named]
         self._check_tokenizers(models)
-        return models + (self._under_heads(models[0]) if self._bases else [])
+        return models + (self.under_heads(models[0]) if self.bases else [])
 
     @property
     def tokenizers(self) -> list[PreTrainedTokenizerBase]:
@@ -176,7 +173,7 @@ class FrozenModels:
         if not name.startswith(EMBEDDED):
             return name
         seed, recipe = embedded_recipe(name, self.recipe)
-        texts = self._texts()
+        texts = self.texts()
         if isinstance(recipe, Recipe):
             _check_classes(name, texts)
         labels = list(texts.fit["label"]) if "label" in texts.fit.column_names else None
@@ -192,8 +189,8 @@ class FrozenModels:
         Args:
             embedded: whether to count embedded models, which are trained on the fitting texts.
         """
-        names = dict.fromkeys([*(name for name, _ in self.named), *self._bases])
-        own = {name: self._texts().fitted("fit") for name in names if embedded and name.startswith(EMBEDDED)}
+        names = dict.fromkeys([*(name for name, _ in self.named), *self.bases])
+        own = {name: self.texts().fitted("fit") for name in names if embedded and name.startswith(EMBEDDED)}
         found = {name: FittedTexts.load(Path(name)) for name in names}
         return {**own, **{name: texts for name, texts in found.items() if texts is not None}}
 

@@ -117,20 +117,14 @@ def universe_states(
         raise UserError(f"A universe expects different `models`, but got {', '.join(twice)} more than once.")
 
     def links(depths: Sequence[int], component: Component) -> list[Link]:
-        each = [parse_sites(sites, depth, depth, component) for depth in depths]
-        apart = [pair for own in each for pair in own if pair[0] != pair[1]]
-        if apart:
+        pairs = [parse_sites(sites, depth, depth, component) for depth in depths]
+        if any(i != j for i, j in pairs[0]) or pairs.count(pairs[0]) < len(pairs):
+            blocks = ", ".join(f"{model} has {depth} blocks" for model, depth in zip(models, depths, strict=True))
             raise UserError(
-                f"A universe expects `sites` of one depth in all models, but got {apart[0][0]}:{apart[0][1]}. Name "
-                "single layers."
+                f"A universe expects the same `sites` of one depth in all models, but got {sites}, where {blocks}. "
+                "Name single layers, such as `sites` [1, 2]."
             )
-        differing = next((m for m, own in enumerate(each) if own != each[0]), None)
-        if differing is not None:
-            raise UserError(
-                f"A universe expects the same `sites` in all models, but {models[0]} has {depths[0]} blocks and "
-                f"{models[differing]} {depths[differing]}. Name the layers, such as `sites` [1, 2]."
-            )
-        return [Link(m, m, i, i, f"{m}-{m}/") for m, own in enumerate(each) for i, _ in own]
+        return [Link(m, m, i, i, f"{m}-{m}/") for m in range(len(depths)) for i, _ in pairs[0]]
 
     def about(data: States) -> dict[str, Any]:
         described = [model.identity() for model in data.frozen]

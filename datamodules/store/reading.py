@@ -77,22 +77,16 @@ class Ring:
         return start if start + size <= oldest else None
 
 
-class Rings:
-    """Rings that are kept from one epoch to the next, and lent to one reader at a time."""
-
-    def __init__(self) -> None:
-        self._free: list[Ring] = []
-
-    @contextmanager
-    def lent(self, size: int) -> Iterator[Ring]:
-        """A ring of at least so many bytes, for the time of the context."""
-        ring = self._free.pop() if self._free else None
-        if ring is None or ring.size < size:
-            ring = Ring(size)
-        try:
-            yield ring
-        finally:
-            self._free.append(ring)
+@contextmanager
+def lent(rings: list[Ring], size: int) -> Iterator[Ring]:
+    """One of the rings, of at least so many bytes, which is not among them for the time of the context."""
+    ring = rings.pop() if rings else None
+    if ring is None or ring.size < size:
+        ring = Ring(size)
+    try:
+        yield ring
+    finally:
+        rings.append(ring)
 
 
 class Part(NamedTuple):
@@ -196,7 +190,7 @@ class StoredLoader(DataLoader):
     Args:
         data: the texts.
         stored: of each model that has some.
-        rings: memory for the rows, which loaders of one run share; default: this loader's own.
+        rings: memory for the rows, which loaders of one run share.
         options: of `DataLoader`.
     """
 
@@ -204,11 +198,11 @@ class StoredLoader(DataLoader):
         self,
         data: TokenisedTexts,
         stored: Sequence[StatesAtSites],
-        rings: Rings | None = None,
+        rings: list[Ring],
         **options: Any,
     ) -> None:
         super().__init__(data, **options)
-        self.stored, self._rings = list(stored), rings or Rings()
+        self.stored, self._rings = list(stored), rings
 
     def beside(self, kind: str, about: Mapping[str, Any]) -> Path:
         """Where to keep what a pass over this loader gives, beside the stores.
@@ -232,7 +226,7 @@ class StoredLoader(DataLoader):
         with ExitStack() as stack:
             pool = stack.enter_context(ThreadPoolExecutor(THREADS, thread_name_prefix="store"))
             stack.callback(pool.shutdown, cancel_futures=True)
-            ring = None if self.pin_memory else stack.enter_context(self._rings.lent(row * self._room(most)))
+            ring = None if self.pin_memory else stack.enter_context(lent(self._rings, row * self._room(most)))
             reading: deque[tuple[list[TextBatch], list[Future]]] = deque()
             for window in self._windows(batches, most):
                 reading.append((window, start_reading(pool, self.stored, window, ring)))

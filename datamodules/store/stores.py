@@ -28,7 +28,7 @@ from aligners.models.model import FrozenModel
 from datamodules.frozen_models import FrozenModels
 from datamodules.rows.policies import select_rows
 from datamodules.rows.reading import read_rows
-from datamodules.store.reading import Rings, StatesAtSites
+from datamodules.store.reading import Ring, StatesAtSites
 from datamodules.store.shards import ShardWriter
 from datamodules.store.states import DTYPES, StoredStates, name_of, shard_path
 from datamodules.tokens.tokenised import TokenisedTexts
@@ -158,7 +158,8 @@ class Stores:
     """
 
     def __init__(self, folder: Path, dtype: str | None) -> None:
-        self.folder, self.dtype, self.rings = folder, dtype, Rings()
+        self.folder, self.dtype = folder, dtype
+        self.rings: list[Ring] = []
         self._opened: dict[tuple[FrozenModel, str, str], StoredStates] = {}
 
     def complete(

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -251,23 +252,22 @@ def _plain(name: str) -> str:
 
 
 def _given(given: GivenMap, head: Sequence[str], names: Sequence[str] | None, classes: int, model: str) -> ClassMap:
-    shown = dict(given)
-    keys = [_number(key, names, classes) for key in given]
-    if None in keys or sorted(k for k in keys if k is not None) != list(range(classes)):
+    groups: dict[int | None, tuple[Any, ...]] = {}
+    for key, value in given.items():
+        answers = value if isinstance(value, list) else [value]
+        groups[_number(key, names, classes)] = tuple(_number(answer, head, len(head)) for answer in answers)
+    if len(groups) < len(given) or set(groups) != set(range(classes)):
         raise UserError(
-            f"Expected `data.labels` to name every class of the texts once, {_listed(names, classes)}, but got {shown}."
+            f"Expected `data.labels` to name every class of the texts once, {_listed(names, classes)}, but got "
+            f"{dict(given)}."
         )
-    groups: dict[int | None, tuple[int | None, ...]] = {}
-    for key, value in zip(keys, given.values(), strict=True):
-        written = value if isinstance(value, list) else [value]
-        groups[key] = tuple(_number(each, head, len(head)) for each in written)
-    places = [place for group in groups.values() for place in group]
+    places = list(chain(*groups.values()))
     if None in places or len(set(places)) < len(places) or not all(groups.values()):
         raise UserError(
             f"Expected `data.labels` to answer every class by one or more classes of the head of {model}, "
-            f"{_listed(head, len(head))}, none of them twice, but got {shown}."
+            f"{_listed(head, len(head))}, none of them twice, but got {dict(given)}."
         )
-    return tuple(tuple(place for place in groups[k] if place is not None) for k in range(classes))
+    return tuple(groups[k] for k in range(classes))
 
 
 def _number(written: int | str, names: Sequence[str] | None, classes: int) -> int | None:
@@ -300,12 +300,9 @@ def _example(head: Sequence[str], names: Sequence[str] | None, classes: int) -> 
     keys = [names[k] if names else str(k) for k in range(classes)]
     plain = [_plain(name) for name in head]
     found: dict[str, int | list[int]] = {key: plain.index(_plain(key)) for key in keys if _plain(key) in plain}
-    free, open_keys = (
-        [k for k in range(len(head)) if k not in found.values()],
-        [key for key in keys if key not in found],
-    )
-    for key in open_keys:
+    free, unknown = [k for k in range(len(head)) if k not in found.values()], [key for key in keys if key not in found]
+    for key in unknown:
         found[key] = free.pop(0) if free else 0
-    if free and open_keys:
-        found[open_keys[-1]] = [found[open_keys[-1]], *free]  # type: ignore[list-item]
+    if free and unknown:
+        found[unknown[-1]] = [found[unknown[-1]], *free]  # type: ignore[list-item]
     return {key: found[key] for key in keys}

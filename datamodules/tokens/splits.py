@@ -214,7 +214,7 @@ class TokenisedSplits:
         coverage = {
             name: {"words": data.words, "used": data.words_used}
             for name, data in self._made.items()
-            if data.words is not None and data.words_used is not None
+            if data.words is not None
         }
         return {
             **({"words": coverage} if self.words else {}),

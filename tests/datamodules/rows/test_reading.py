@@ -15,14 +15,8 @@ from tests.tiny import SPECIAL, TEXTS, tiny_frozen, tokenised
 
 SITES = [(0, 0), (2, 1), (2, 3)]  # X's site 2 is paired twice
 POLICIES: list[tuple[RowPolicy, bool]] = [
-    ("tokens", True),
-    ("tokens", False),
-    ("mean", True),
-    ("mean", False),
-    ("cls", True),
-    ("words", True),
-    ("words_first", False),
-    ("words_mean", True),
+    *(("tokens", True), ("tokens", False), ("mean", True), ("mean", False)),
+    *(("cls", True), ("words", True), ("words_first", False), ("words_mean", True)),
 ]
 every_policy = pytest.mark.parametrize(("policy", "special"), POLICIES)
 

@@ -201,28 +201,13 @@ def test_a_folder_that_cannot_be_written_to_is_refused(world: World, tmp_path: P
         written(world, tmp_path / "file" / "store")
 
 
-def test_states_that_are_not_finite_are_not_kept(world: World, tmp_path: Path) -> None:
+def test_states_that_are_not_finite_or_beyond_float16_are_not_kept(world: World, tmp_path: Path) -> None:
     data = activations(world, sites=[1, 2], store=tmp_path)
     data.frozen[1].blocks[1].output.dense.weight[3, 3] = torch.inf  # type: ignore[union-attr, index]
     with pytest.raises(ValueError, match=r"those of .*y hold NaN or infinity as float32 at site 2, in texts \d+ to"):
         data.loader("test")
     assert not list(tmp_path.glob(f"{_name(data, 1)}/sites/*/*"))
-
-
-def test_values_beyond_float16_are_refused(world: World, tmp_path: Path) -> None:
     data = activations(world, sites=[1], store=tmp_path, store_dtype="float16")
     data.frozen[0].blocks[0].output.LayerNorm.bias[0] = 1e5  # type: ignore[union-attr, index]
     with pytest.raises(ValueError, match=r"infinity as float16 at site 1.*float32 as `dtype` and `store_dtype`"):
         data.loader("test")
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"store_dtype": "float16"}, "`store_dtype` 'float16' says how states are stored, but there is no `store`"),
-        ({"store_dtype": "int8", "store": Path("here")}, "`store_dtype` to be one of float32, float16, bfloat16, but"),
-    ],
-)
-def test_options_that_make_no_sense_are_refused(world: World, options: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        activations(world, **options)

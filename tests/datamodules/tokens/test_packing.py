@@ -64,13 +64,6 @@ def test_long_texts_are_whole_and_their_bytes_are_counted() -> None:
     }  # fmt: skip
 
 
-def test_what_is_dropped_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        pack(split_of(TEXTS), tiny_tokenizer(), 8, name="fit")
-    [said] = caplog.messages
-    assert "5 fit texts are packed, '</s>' after each, into 2 sequences of 8 tokens; the last 5 of 21" in said
-
-
 def test_documents_are_tokenised_once_for_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = datasets.Dataset.from_dict({"text": [f"{text} film" for text in TEXTS]})
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "packing"
@@ -94,7 +87,11 @@ def test_end_of_text_is_eos_else_sep() -> None:
         end_of_text(tokenizer)
 
 
-def test_what_cannot_be_packed_is_refused() -> None:
+def test_what_cannot_be_packed_is_refused_and_what_is_dropped_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        pack(split_of(TEXTS), tiny_tokenizer(), 8, name="fit")
+    [said] = caplog.messages
+    assert "5 fit texts are packed, '</s>' after each, into 2 sequences of 8 tokens; the last 5 of 21" in said
     with pytest.raises(ValueError, match=r"sentence pairs.*`text_columns`"):
         pack(split_of(TEXTS, text_pair=TEXTS), tiny_tokenizer(), 8)
     with pytest.raises(ValueError, match=r"at least 22 tokens.*`max_length`.*test texts.*5 texts have 21"):
@@ -149,19 +146,11 @@ def test_a_packed_stream_reads_full_sequences(packed_stream: States) -> None:
                                                               strict=True)}  # fmt: skip
     assert torch.cat([ids[i] for i in range(len(data))]).tolist() == expected[: 16 * len(data)]
     assert sum(batch.x.shape[1] for batch in batches) == 16 * len(data)
-
-
-def test_a_packed_stream_says_so(packed_stream: States) -> None:
-    texts = list(packed_stream.texts.test["text"])
-    tokens = len(plain_ids(tiny_tokenizer(), texts))
-    expected = sum(map(len, texts)) / tokens
-    assert packed_stream.bytes_per_token("test") == expected
-    said = packed_stream.describe()["packed"]
-    assert said["test"]["dropped"] == tokens % 16
-    assert said["test"]["sequences"] == tokens // 16
+    assert packed_stream.bytes_per_token("test") == sum(map(len, texts)) / len(expected)
+    said = packed_stream.describe()["packed"]["test"]
+    assert (said["dropped"], said["sequences"]) == (len(expected) % 16, len(expected) // 16)
     again = made_again(pair_states, packed_stream.config())
-    assert again.packed
-    assert again.describe()["packed"] == {}
+    assert (again.packed, again.describe()["packed"]) == (True, {})
 
 
 def test_a_stream_that_is_not_packed_counts_bytes_of_what_it_reads(world: World) -> None:
