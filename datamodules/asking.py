@@ -69,13 +69,7 @@ _MASKED, _RANDOM = 0.8, 0.1  # shares of the chosen tokens; the rest stay as the
 
 
 def mask_tokens(
-    inputs: Mapping[str, Tensor],
-    special: Tensor,
-    text: Tensor,
-    tokenizer: Any,
-    share: float,
-    seed: int,
-    epoch: int,
+    inputs: Mapping[str, Tensor], special: Tensor, text: Tensor, tokenizer: Any, share: float, seed: int, epoch: int
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Mask a batch by BERT's recipe (Devlin et al. 2019, §3.1 and A.1), on the CPU.
 

@@ -113,11 +113,6 @@ class TextBatch(Movable):
         """Inputs of the first model, X."""
         return self.inputs[0]
 
-    @property
-    def special_x(self) -> Tensor:
-        """Special tokens and padding of the first model, X."""
-        return self.special[0]
-
 
 class BatchOfRows(list[int]):
     """The row numbers of a batch, or of a rank's part of it, with the number of the batch."""

@@ -257,12 +257,7 @@ class LayerActivations(TextModule):
         self._planned = [None] * len(splits) if layers is None else list(layers)
 
     def loader(
-        self,
-        split: Split,
-        *,
-        shuffle: bool = True,
-        layers: Sequence[Sequence[int]] | None = None,
-        **options: Any,
+        self, split: Split, *, shuffle: bool = True, layers: Sequence[Sequence[int]] | None = None, **options: Any
     ) -> DataLoader:
         """Make a loader of this rank's batches of a split, in the same order every time.
 

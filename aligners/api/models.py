@@ -109,7 +109,7 @@ def states(
     frozen.check_site(site, "site")
     found = []
     for batch in _batches(frozen, texts, None, batch_size, max_length):
-        chosen = select_rows(batch.inputs_x["attention_mask"], batch.special_x, rows).to(frozen.device)
+        chosen = select_rows(batch.inputs_x["attention_mask"], batch.special[0], rows).to(frozen.device)
         found.append(read_rows(frozen, batch.to(frozen.device).inputs_x, [site], chosen)[0])
     return torch.cat(found)
 

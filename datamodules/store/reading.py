@@ -195,11 +195,7 @@ class StoredLoader(DataLoader):
     """
 
     def __init__(
-        self,
-        data: TokenisedTexts,
-        stored: Sequence[StatesAtSites],
-        rings: list[Ring],
-        **options: Any,
+        self, data: TokenisedTexts, stored: Sequence[StatesAtSites], rings: list[Ring], **options: Any
     ) -> None:
         super().__init__(data, **options)
         self.stored, self._rings = list(stored), rings

@@ -80,7 +80,7 @@ def _write(states: StoredStates, shard: int, sites: Sequence[int], progress: Cal
         writers = [files.enter_context(_writer(states, site, shard)) for site in missing]
         for chosen in _batches(states, texts):
             rows = _read(states, chosen, missing)
-            _put(writers, rows, chosen - texts.start, states.lengths[chosen])
+            _put(writers, rows, (chosen - texts.start).tolist(), states.lengths[chosen].tolist())
             progress(rows.shape[1])
         checksums = dict(zip(missing, [writer.finish() for writer in writers], strict=True))
     states.record(shard, checksums)
@@ -129,11 +129,10 @@ def _read(states: StoredStates, chosen: np.ndarray, sites: Sequence[int]) -> Ten
     return found.cpu()
 
 
-def _put(writers: Sequence[ShardWriter], rows: Tensor, texts: np.ndarray, lengths: np.ndarray) -> None:
-    ends = np.cumsum(lengths)
-    for writer, at_site in zip(writers, rows.view(torch.uint8).numpy(), strict=True):
-        for text, start, end in zip(texts.tolist(), (ends - lengths).tolist(), ends.tolist(), strict=True):
-            writer.write(text, at_site[start:end])
+def _put(writers: Sequence[ShardWriter], rows: Tensor, texts: Sequence[int], lengths: Sequence[int]) -> None:
+    for writer, at_site in zip(writers, rows.view(torch.uint8), strict=True):
+        for text, of_text in zip(texts, at_site.split(lengths), strict=True):
+            writer.write(text, of_text.numpy())
 
 
 def check_store(folder: Path | None, dtype: str | None) -> None:

@@ -74,7 +74,7 @@ def test_batch_is_what_the_tokenizer_makes_of_the_texts(side: str, pair: bool) -
     for name, value in expected.items():
         assert batch.inputs_x[name].dtype == torch.int64
         torch.testing.assert_close(batch.inputs_x[name], value)
-    torch.testing.assert_close(batch.special_x, special)
+    torch.testing.assert_close(batch.special[0], special)
     assert batch.text.tolist() == rows
     assert batch.labels is not None
     assert batch.labels.tolist() == list(chosen["label"])
@@ -87,7 +87,7 @@ def test_one_tokenizer_shares_its_inputs_and_moving_keeps_that() -> None:
     for one in (batch, batch.to("cpu"), batch.to("meta")):
         assert len(one.inputs) == 3
         assert one.inputs[1] is one.inputs_x
-        assert one.special[1] is one.special_x
+        assert one.special[1] is one.special[0]
         assert one.labels is None
     assert batch.to("meta").inputs_x["input_ids"].device.type == "meta"
 

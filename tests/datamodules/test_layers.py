@@ -13,6 +13,7 @@ from datamodules.layers import LayerActivations, LayerBatch
 from datamodules.rows.sites import parse_layers
 from datamodules.text.sources import TextSource
 from tests.datamodules.tokens.splitters import byte_level, splitter_folder, word_piece
+from tests.runs import rank_of
 from tests.tiny import tiny_folder, tiny_frozen
 from tests.world import World, write_texts
 
@@ -90,18 +91,11 @@ def test_rows_are_those_of_each_text_alone(world: World, folders: list[str], odd
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_ranks_read_whole_batches_of_the_same_rows(world: World, folders: list[str], world_size: int) -> None:
-    class Rank:
-        class strategy:
-            root_device = torch.device("cpu")
-
-        def __init__(self, rank: int) -> None:
-            self.global_rank, self.world_size = rank, world_size
-
     data = stream(world, folders)
     alone = {batch.texts.number: batch for batch in read(data)}
     found: list[LayerBatch] = []
     for rank in range(world_size):
-        data.trainer = Rank(rank)  # type: ignore[assignment]
+        data.trainer = rank_of(rank, world_size)
         mine = read(data)
         assert [batch.texts.number for batch in mine] == list(range(rank, len(alone), world_size))
         found += mine

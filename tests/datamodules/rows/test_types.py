@@ -15,7 +15,7 @@ from datamodules.states import States
 from datamodules.text.sources import TextSource
 from datamodules.tokens.tokenised import Marks
 from tests.datamodules.tokens.splitters import byte_level, splitter_folder, word_piece
-from tests.runs import activations
+from tests.runs import activations, rank_of
 from tests.tiny import SPECIAL, WORDS
 from tests.world import World, sentences, write_texts
 
@@ -125,14 +125,9 @@ def test_every_rank_keeps_a_row_in_every_batch(world: World, tmp_path: Path, wor
     source = TextSource(write_texts(tmp_path / "fit.csv", texts), held_out=world.test)
     data = activations(world, text=source, special_tokens=False, held_out_types=SHARE, batch_size=4)
 
-    class Ranked:
-        def __init__(self, rank: int) -> None:
-            self.global_rank, self.world_size, self.strategy = rank, world_size, self
-            self.root_device = torch.device("cpu")
-
     found = []
     for rank in range(world_size):
-        data.trainer = Ranked(rank)  # type: ignore[assignment]
+        data.trainer = rank_of(rank, world_size)
         found.append(prepared(data, "fit", shuffle=True))
     assert len({len(batches) for batches in found}) == 1
     assert all(len(ready.rows[0]) > 0 for batches in found for ready in batches)

@@ -34,10 +34,18 @@ def written(world: World, store: Path, **options: Any) -> States:
     return data
 
 
+@pytest.fixture(scope="module")
+def sound(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sound")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(states, "SHARD", 4_000)
+        written(world, folder)
+    return folder
+
+
 @pytest.fixture
-def store(world: World, tmp_path: Path) -> Path:
-    written(world, tmp_path / "store")
-    return tmp_path / "store"
+def store(sound: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(sound, tmp_path / "store"))
 
 
 def shards(store: Path) -> list[Path]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +24,7 @@ from datamodules.text.sources import TextSource
 from tests import stitches
 from tests.datamodules.tokens.splitters import byte_level, splitter_folder, word_piece
 from tests.interrupting import strike
-from tests.runs import activations, quiet_trainer
+from tests.runs import activations, quiet_trainer, rank_of
 from tests.world import World
 
 
@@ -203,9 +202,8 @@ def test_stitching_layers_train_without_running_a_front(
 
 def test_ranks_read_their_parts(world: World, tmp_path: Path) -> None:
     def read(rank: int, store: Path | None) -> list[tuple[torch.Tensor, ...]]:
-        data, strategy = activations(world, sites=[1, 3], store=store), SimpleNamespace(root_device=torch.device("cpu"))
-        quiet = {"is_global_zero": False, "progress_bar_callback": None, "strategy": strategy}
-        data.trainer = SimpleNamespace(global_rank=rank, world_size=2, **quiet)  # type: ignore[assignment]
+        data = activations(world, sites=[1, 3], store=store)
+        data.trainer = rank_of(rank, 2)
         return [(batch.text, batch.x, batch.y) for batch in data.paired("fit", shuffle=True)]
 
     for rank in range(2):
