@@ -9,41 +9,25 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
-from tokenizers.processors import TemplateProcessing
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerFast
 
 from datamodules.batches import LengthBatches, TextBatch, limited
 from datamodules.tokens.tokenised import TokenisedTexts, same_tokenizer, tokenise
+from tests.datamodules.tokens.splitters import word_piece
 from tests.runs import quiet_trainer
+from tests.tiny import WORDS, tiny_tokenizer
 
-VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b", "c", "d", "e"]
 
-
-def make_tokenizer(side: str = "right", words: list[str] = VOCABULARY) -> PreTrainedTokenizerFast:
-    inner = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
-    inner.pre_tokenizer = Whitespace()
-    inner.post_processor = TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=inner,
-        pad_token="[PAD]",
-        unk_token="[UNK]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-        padding_side=side,
-    )
+def make_tokenizer(side: str = "right") -> PreTrainedTokenizerFast:
+    tokenizer = tiny_tokenizer()
+    tokenizer.padding_side = side
+    return tokenizer
 
 
 def make_split(n: int = 12, *, pair: bool = False, labels: bool = True) -> datasets.Dataset:
     draw = np.random.default_rng(0)
-    text = [" ".join(draw.choice(list("abcde"), size=draw.integers(1, 9))) for _ in range(n)]
+    text = [" ".join(draw.choice(WORDS[:5], size=draw.integers(1, 9))) for _ in range(n)]
     columns = {"text": text, "id": list(range(n))}
     if pair:
         columns["text_pair"] = text[::-1]
@@ -93,7 +77,7 @@ def test_one_tokenizer_shares_its_inputs_and_moving_keeps_that() -> None:
 
 
 def test_two_tokenizers_read_the_same_texts() -> None:
-    x, y, split = make_tokenizer(), make_tokenizer("left", VOCABULARY[:6]), make_split()
+    x, y, split = make_tokenizer(), word_piece("left"), make_split()
     tokens_x, tokens_y = tokenise(split, x, 12), tokenise(split, y, 5)
     batch = TokenisedTexts([tokens_x, tokens_y], [x, y])[[2, 5]]
     for i, row in enumerate([2, 5]):
@@ -113,7 +97,7 @@ def test_same_tokenizer() -> None:
     other(["a b c", "a"], padding=True, truncation=True, max_length=4)  # leaves its mark on the tokenizer
     assert same_tokenizer(one, other)
     assert not same_tokenizer(one, make_tokenizer("left"))
-    assert not same_tokenizer(one, make_tokenizer(words=[*VOCABULARY[:4], *"badce"]))
+    assert not same_tokenizer(one, word_piece())
     bare = make_tokenizer()
     bare.backend_tokenizer.post_processor = None
     assert not same_tokenizer(one, bare)
