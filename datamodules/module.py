@@ -136,7 +136,7 @@ class TextModule(pl.LightningDataModule):
 
     # ------------------------------------------------------------------ what it holds
 
-    def named(self) -> list[tuple[str, str | None]]:
+    def named(self) -> Sequence[tuple[str, str | None]]:
         """Name and revision of each model, as the user wrote them."""
         return self.frozen_models.named
 

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
-from torch import Tensor
 
 from datamodules.asking import TaskBatch
 from datamodules.model_texts import ModelTexts, labelled_texts
@@ -79,37 +78,16 @@ def test_masks_follow_from_the_text_and_the_options(world: World, masked: list[s
         assert (places, answers) == (list(range(len(seen[text]) - 1)), seen[text][1:])
 
 
-class Watching(pl.LightningModule):
-    """Keeps what a Trainer hands it."""
+def test_training_texts_are_masked_anew_in_every_epoch_and_others_never(world: World, masked: list[str]) -> None:
+    data = model_texts(world, models=masked)
+    texts, plain, first = list(data.loader("fit")), batches(data, "fit"), batches(data, "fit", epoch=1)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(()))
-        self.train_batches: list[TaskBatch] = []
-        self.validation_batches: list[TaskBatch] = []
+    def seen(epoch: int, *, training: bool) -> dict[int, tuple[list[int], list[int]]]:
+        data.trainer = SimpleNamespace(training=training, current_epoch=epoch)  # type: ignore[assignment]
+        return asked([data.on_before_batch_transfer(batch, 0) for batch in texts])  # type: ignore[misc]
 
-    def training_step(self, batch: TaskBatch, batch_idx: int) -> Tensor:
-        self.train_batches.append(batch)
-        return self.weight
-
-    def validation_step(self, batch: TaskBatch, batch_idx: int) -> None:
-        self.validation_batches.append(batch)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-def test_a_trainer_masks_training_texts_anew_in_every_epoch_and_others_never(world: World, masked: list[str]) -> None:
-    module, data = Watching(), model_texts(world, models=masked)
-    quiet_trainer(max_epochs=2).fit(module, datamodule=data)
-    steps = len(module.train_batches) // 2
-    epochs = [asked(module.train_batches[:steps]), asked(module.train_batches[steps:])]
-    assert epochs[0].keys() == epochs[1].keys()
-    assert epochs[0] != epochs[1]
-    assert epochs[0] == asked(batches(data, "fit", epoch=1))
-    half = len(module.validation_batches) // 2
-    first, second = asked(module.validation_batches[:half]), asked(module.validation_batches[half:])
-    assert first == second == asked(batches(data, "validation"))
+    assert seen(0, training=True) == asked(first) != seen(1, training=True)
+    assert seen(0, training=False) == seen(1, training=False) == asked(plain) != asked(first)
 
 
 def test_sites_that_a_model_does_not_have_are_refused(world: World) -> None:

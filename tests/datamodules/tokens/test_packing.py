@@ -24,6 +24,7 @@ from tests.world import World, sentences
 
 TEXTS = ["the film is good", "a dull plot", "not funny", "this very long scene feels cold", "good"]
 END = 2  # </s>
+SHORT = "embedded-gpt:0:max_length=32"
 
 
 def split_of(texts: list[str], **columns: list[Any]) -> datasets.Dataset:
@@ -161,19 +162,6 @@ def test_a_stream_that_is_not_packed_counts_bytes_of_what_it_reads(world: World)
     assert "packed" not in stream.describe()
 
 
-@pytest.mark.parametrize("rows", ["cls", "words", "words_mean"])
-def test_rows_that_packed_sequences_do_not_have_are_refused(world: World, rows: str) -> None:
-    with pytest.raises(ValueError, match=rf"`packed`.*`rows` 'tokens' or 'mean'.*'{rows}'"):
-        activations(world, packed=True, rows=rows)
-
-
-def test_attention_is_not_read_from_packed_sequences(world: World) -> None:
-    text = TextSource(world.fit, held_out=world.test)
-    with pytest.raises(ValueError, match=r"`attention`.*`packed`"):
-        LayerActivations([world.model_x], text=text, rows="tokens", attention=True, packed=True)
-    assert LayerActivations([world.model_x], text=text, rows="tokens", packed=True, max_length=16).split("test")
-
-
 def test_embedded_language_models_read_packed_text_without_labels(world: World, tmp_path: Path) -> None:
     size = "vocabulary=270,layers=1,width=8,heads=1,steps=4,batch=4,max_length=32"
     models = {"model_x": f"embedded-gpt:0:{size}", "model_y": f"embedded-gpt:0:activation=solu,{size}"}
@@ -189,15 +177,25 @@ def test_embedded_language_models_read_packed_text_without_labels(world: World, 
     assert not torch.allclose(batch.x, batch.y)
 
 
-def test_too_long_sequences_are_refused_before_an_embedded_model_is_made(world: World, tmp_path: Path) -> None:
-    stream = activations(world, model_x="embedded-gpt:0:max_length=32", max_length=64, cache=tmp_path)
-    with pytest.raises(ValueError, match=r"`max_length` of at most 32.*embedded-gpt:0.*got 64"):
-        stream.prepare_data()
-    assert not list(tmp_path.iterdir())
-
-
 def test_packed_sequences_of_two_tokenizers_are_refused(world: World, tmp_path: Path) -> None:
     other = str(splitter_folder(tmp_path / "other", byte_level()))
     stream = activations(world, packed=True, rows="mean", model_y=other, max_length=16)
     with pytest.raises(ValueError, match=r"`packed`.*tokenizers.*differ"):
         stream.split("test")
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "says"),
+    [
+        (pair_states, {"rows": "cls"}, r"`packed`.*`rows` 'tokens' or 'mean'.*'cls'"),
+        (pair_states, {"rows": "words_mean"}, r"`packed`.*`rows` 'tokens' or 'mean'.*'words_mean'"),
+        (LayerActivations, {"rows": "tokens", "attention": True}, r"`attention`.*`packed`"),
+        (pair_states, {"model_x": SHORT, "model_y": SHORT, "max_length": 64}, r"`max_length` of at most 32.*gpt.*64"),
+    ],
+)
+def test_what_packed_sequences_do_not_have_is_refused_at_once(
+    kind: Any, options: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        kind(packed=True, cache=tmp_path, **options).prepare_data()
+    assert not list(tmp_path.iterdir())
