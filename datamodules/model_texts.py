@@ -77,7 +77,7 @@ class ModelTexts(TextModule):
         return [sorted(each) for each in found]
 
     @property
-    def storable(self) -> bool:  # type: ignore[override]  (nobody sets it here)
+    def storable(self) -> bool:  # type: ignore[override]
         """Whether states come from a store, if there is one; not those of masked texts, others in every epoch."""
         return self.task != "masked"
 
