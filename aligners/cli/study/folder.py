@@ -1,17 +1,19 @@
-"""Count a study's cells by kind and state, and list those that failed."""
+"""The commands for a study's folder: how far it is, its results as tables, and its report."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from jsonargparse import ArgumentParser
 from rich.table import Table
 
-from aligners.cli.options import bare_parser
+from aligners.cli.run import Run, command
 from aligners.reports.screen import screen, site_table
+from aligners.reports.study.report import report as write_report
+from aligners.studies.collecting import collect as write_tables
+from aligners.studies.collecting import tables
 from aligners.studies.folder import ERROR, STATES, StudyFolder
 
 
@@ -26,22 +28,38 @@ class Options:
     folder: Path
 
 
-def folder_parser(description: str | None) -> ArgumentParser:
-    """The options of every command that is about a study's folder."""
-    return bare_parser(description, "FOLDER [options]", Options)
+# Makes a command for a study's folder of the function that does its work.
+for_folder = partial(command, None, Options, usage="FOLDER [options]")
 
 
-def parser() -> ArgumentParser:
-    """The options."""
-    return folder_parser(__doc__)
-
-
-def run(parser: ArgumentParser, words: Sequence[str]) -> None:
-    """Show the table and the failures."""
-    folder = StudyFolder(parser.parse_args(words).folder)
+@for_folder()
+def status(run: Run) -> None:
+    """Count a study's cells by kind and state, and list those that failed."""
+    folder = StudyFolder(run.options.folder)
     screen().print(status_table(folder))
     for line in failures(folder):
         print(line)
+
+
+@for_folder()
+def collect(run: Run) -> None:
+    """Write the results of all finished cells into one table of each kind, Parquet and CSV."""
+    for file in write_tables(StudyFolder(run.options.folder)).values():
+        print(file)
+
+
+@for_folder()
+def report(run: Run) -> None:
+    """Collect the results of a study's cells, and make its tables and figures."""
+    collect_and_report(StudyFolder(run.options.folder))
+
+
+def collect_and_report(folder: StudyFolder) -> None:
+    """Collect the results, and make the report if there is anything to report on."""
+    write_tables(folder)
+    collected = tables(folder)
+    if collected:
+        write_report(folder.path, collected, folder.study)
 
 
 def status_table(folder: StudyFolder) -> Table:
