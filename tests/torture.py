@@ -74,7 +74,7 @@ def jobs(world: World) -> dict[str, Job]:
     return {
         "fit": Job(
             "train",
-            ["fit", *aligned, "--model.aligners", json.dumps(MAPS), "--trainer.max_epochs", "4", *OFTEN, *QUIET],
+            ["fit", *aligned, "--model.aligners", json.dumps(MAPS), "--trainer.max_epochs", "2", *OFTEN, *QUIET],
             lambda folder: {"aligners.ckpt": digest(folder / "aligners.ckpt")},
             "last.ckpt",
         ),
@@ -82,7 +82,7 @@ def jobs(world: World) -> dict[str, Job]:
             "train",
             [
                 *("stitch", *many, *text, "--data.batch_size", "17", "--data.sites", "1:2,3", *OFTEN, *QUIET),
-                *("--trainer.max_steps", "20", "--trainer.val_check_interval", "4", "--model.start_batches", "3"),
+                *("--trainer.max_steps", "8", "--trainer.val_check_interval", "4", "--model.start_batches", "3"),
             ],
             lambda folder: {"stitching.ckpt": digest(folder / "stitching.ckpt"), **rows(folder / "stitching.json")},
             "last.ckpt",
@@ -91,7 +91,7 @@ def jobs(world: World) -> dict[str, Job]:
             "train",
             [
                 *("finetune", "--data.models", world.model_x, *text, "--data.batch_size", "32", "--seeds", "2"),
-                *("--variants", "[none, bottom:2]", "--trainer.max_epochs", "2", *QUIET),
+                *("--trainer.max_epochs", "1", *QUIET),
             ],
             classifiers,
             same_folder=True,

@@ -1,4 +1,4 @@
-"""What the runs of a command are logged to, and what W&B is told of what they used and left once all has ended well."""
+"""What the runs of a command are logged to, and what W&B is told of what they used and left."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from lightning.pytorch.utilities import rank_zero_warn
 from aligners.cli.folders import rank
 from aligners.cli.options import flat
 from aligners.reports.tracking import RunArtifact, complete, described, log_inputs, log_outputs, start_run, states
-
-_begun: list[tuple[Any, Path, Namespace, Namespace]] = []  # the runs of this process's command
 
 
 def run_loggers(folder: Path, kind: str, number: str | None = None) -> list[Logger]:
@@ -44,37 +42,25 @@ def _wandb(folder: Path, kind: str, number: str | None = None) -> WandbLogger:
     return WandbLogger(save_dir=folder, experiment=run)
 
 
-def note_begun(run: Any, folder: Path, options: Namespace, made: Namespace) -> None:
-    """Remember a run that has begun.
+def tell_wandb(run: Any, folder: Path, options: Namespace, made: Namespace) -> None:
+    """Log what a run has used and left, and note that it is complete.
+
+    Its files are there, whatever becomes of this: where W&B takes no artifact, a warning says so.
 
     Args:
         run: at W&B.
-        folder: where everything is written.
+        folder: where everything was written.
         options: the command's options as plain values.
         made: the same options, instantiated.
     """
-    _begun.append((run, folder, options, made))
-
-
-def end_runs() -> None:
-    """Log what the runs of the command have used and left, and note that they are complete.
-
-    Their files are there, whatever becomes of this: where W&B takes no artifact, a warning says so.
-    """
-    for run, folder, options, made in _begun:
-        complete(folder)
-        if run.disabled:
-            continue
-        try:
-            log_inputs(run, [*_files(options), *map(states, getattr(made.get("data"), "stored", []))])
-            log_outputs(run, folder, upload=bool(options.get("upload")))
-        except Exception as error:  # of W&B's many kinds
-            rank_zero_warn(f"W&B was not told what the run {folder} has used and left: {error}")
-
-
-def forget_runs() -> None:
-    """The command has ended, in whatever way."""
-    _begun.clear()
+    complete(folder)
+    if run.disabled:
+        return
+    try:
+        log_inputs(run, [*_files(options), *map(states, getattr(made.get("data"), "stored", []))])
+        log_outputs(run, folder, upload=bool(options.get("upload")))
+    except Exception as error:  # of W&B's many kinds
+        rank_zero_warn(f"W&B was not told what the run {folder} has used and left: {error}")
 
 
 def _files(options: Namespace) -> Iterator[RunArtifact]:

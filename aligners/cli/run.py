@@ -6,7 +6,7 @@ from argparse import SUPPRESS
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from inspect import cleandoc, isclass, signature
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +17,7 @@ from jsonargparse import ArgumentParser, Namespace, class_from_function
 from lightning.pytorch.loggers import WandbLogger
 
 from aligners.cli.folders import claim, claim_checkpoints, interrupted_run, new_run_folder, rank, release_unused, tidy
-from aligners.cli.lineage import end_runs, forget_runs, note_begun, run_loggers
+from aligners.cli.lineage import run_loggers, tell_wandb
 from aligners.cli.options import RunOptions, TrainingOptions, check_begun, check_trains, flat
 from aligners.errors import UserError, check_range
 from aligners.reports.publishing import WriteReport
@@ -26,6 +26,7 @@ from callbacks.best import BestPerSite
 from callbacks.progress import ProgressBar
 
 LARGEST_SEED = 2**32 - 1  # NumPy's
+_at_the_end: list[Callable[[], None]] = []  # what is done for each run of this process's command if it ends well
 Made = TypeVar("Made")
 
 
@@ -165,12 +166,13 @@ def run_command(command: Command, program: str, words: Sequence[str]) -> None:
         run = Run(command, parser, parser.parse_args(words), words)
         own = list(signature(command.work).parameters)[1:]
         command.work(run, **{name: run.options[name] for name in own})
-        end_runs()
+        for tell in _at_the_end:
+            tell()
     except BaseException:
         release_unused()
         raise
     finally:
-        forget_runs()
+        _at_the_end.clear()
 
 
 class Run:
@@ -287,7 +289,7 @@ class Run:
             if isinstance(logger, WandbLogger) and rank() == 0:
                 written = yaml.safe_load(self.parser.dump(options))
                 logger.experiment.config.update(written, allow_val_change=True)
-                note_begun(logger.experiment, self.folder, options, self.made)
+                _at_the_end.append(partial(tell_wandb, logger.experiment, self.folder, options, self.made))
 
     def trainer(self, *callbacks: pl.Callback, **changes: Any) -> pl.Trainer:
         """Make a Trainer for this run.

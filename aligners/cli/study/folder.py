@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -16,42 +15,42 @@ from aligners.studies.collecting import collect as write_tables
 from aligners.studies.collecting import tables
 from aligners.studies.folder import ERROR, STATES, StudyFolder
 
+# Makes a command for a study's folder of the function that does its work.
+for_folder = partial(command, usage="FOLDER [options]")
 
-@dataclass
-class Options:
-    """The study.
+
+@for_folder()
+def status(_: Run, folder: Path) -> None:
+    """Count a study's cells by kind and state, and list those that failed.
 
     Args:
         folder: Of the study, such as runs/NAME.
     """
-
-    folder: Path
-
-
-# Makes a command for a study's folder of the function that does its work.
-for_folder = partial(command, None, Options, usage="FOLDER [options]")
-
-
-@for_folder()
-def status(run: Run) -> None:
-    """Count a study's cells by kind and state, and list those that failed."""
-    folder = StudyFolder(run.options.folder)
-    screen().print(status_table(folder))
-    for line in failures(folder):
+    study = StudyFolder(folder)
+    screen().print(status_table(study))
+    for line in failures(study):
         print(line)
 
 
 @for_folder()
-def collect(run: Run) -> None:
-    """Write the results of all finished cells into one table of each kind, Parquet and CSV."""
-    for file in write_tables(StudyFolder(run.options.folder)).values():
+def collect(_: Run, folder: Path) -> None:
+    """Write the results of all finished cells into one table of each kind, Parquet and CSV.
+
+    Args:
+        folder: Of the study, such as runs/NAME.
+    """
+    for file in write_tables(StudyFolder(folder)).values():
         print(file)
 
 
 @for_folder()
-def report(run: Run) -> None:
-    """Collect the results of a study's cells, and make its tables and figures."""
-    collect_and_report(StudyFolder(run.options.folder))
+def report(_: Run, folder: Path) -> None:
+    """Collect the results of a study's cells, and make its tables and figures.
+
+    Args:
+        folder: Of the study, such as runs/NAME.
+    """
+    collect_and_report(StudyFolder(folder))
 
 
 def collect_and_report(folder: StudyFolder) -> None:

@@ -74,10 +74,14 @@ def run(run: Run, folder: Path | None = None, plan: bool = False, changed: bool 
     _plan_and_run(study, folder or Path("runs") / study.name, options, plan=plan, changed=changed)
 
 
-@for_folder(Running)
-def retry(run: Run) -> None:
-    """Run the failed cells of a study once more, from their beginning, and what needs them."""
-    folder = run.options.folder
+@for_folder(None, Running)
+def retry(run: Run, folder: Path) -> None:
+    """Run the failed cells of a study once more, from their beginning, and what needs them.
+
+    Args:
+        run: of the command.
+        folder: Of the study, such as runs/NAME.
+    """
     _plan_and_run(read_study(StudyFolder(folder).study), folder, run.options, again=True)
 
 
