@@ -108,7 +108,8 @@ def _sites_at_once(run: Run, trainer: pl.Trainer) -> int | None:
     check_range(least=1, sites_at_once=wanted)
     data.prepare_data()
     reader = data.reader
-    a_site = bytes_a_site(run.made.model, *reader.widths, data.batch_size * data.max_length)
+    d_x, d_y = reader.widths
+    a_site = bytes_a_site(run.made.model, d_x, d_y, data.batch_size * data.max_length)
     models = (reader.model_x.model, reader.model_y.model)
     weights = sum(model.get_memory_footprint(return_buffers=False) for model in models)
     free = free_memory(trainer.strategy.root_device) - weights
@@ -177,7 +178,8 @@ def fit_pairs(run: Run) -> None:
 def _check_memory(run: Run, trainer: pl.Trainer) -> None:
     """Raise if the bank would not fit in memory."""
     data, reader, pairs = run.made.data, run.made.data.reader, len(run.made.data.numbers)
-    a_site = bytes_a_site(run.made.model, *reader.widths, most_rows(data.rows, data.batch_size, data.max_length))
+    d_x, d_y = reader.widths
+    a_site = bytes_a_site(run.made.model, d_x, d_y, most_rows(data.rows, data.batch_size, data.max_length))
     free = free_memory(trainer.strategy.root_device)
     sites = len(reader.sites) // pairs
     most = pairs_within(free, sites, a_site, 0)  # the models are loaded
