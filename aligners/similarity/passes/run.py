@@ -175,7 +175,7 @@ class PassRun:
         """Rows, with attention folded to the words that all models have."""
         words, folded = batch.text[:0], {}
         if self.settings.attention and attention is not None:
-            counts, places = cast(Tensor, batch.word_count), cast(tuple[Tensor, ...], batch.words)
+            counts, places = cast(Tensor, batch.texts.word_count), cast(tuple[Tensor, ...], batch.texts.words)
             some = counts > 0
             words = counts[some]
             for m in self.this.models if len(words) else ():
