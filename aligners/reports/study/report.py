@@ -12,10 +12,11 @@ import pandas as pd
 from aligners.errors import UserError
 from aligners.files.whole import whole_file, write_text
 from aligners.reports.publishing import csv_text
+from aligners.reports.study.contents import Table
 from aligners.reports.study.drawing import Palette, draw
-from aligners.reports.study.frames import Frames, Table
+from aligners.reports.study.frames import Frames
 from aligners.reports.study.registry import ReportContents, check_names, make
-from aligners.reports.study.writing import latex, markdown, numbers, page, plain_rows, provenance_of
+from aligners.reports.study.writing import latex, markdown, numbers, page, plain_rows, provenance
 from aligners.reports.tracking import start_run
 
 FOLDER = "report"
@@ -50,9 +51,11 @@ def report(folder: Path, frames: Mapping[str, pd.DataFrame], spec: Any) -> list[
     made, place = make(Frames(frames), names), folder / FOLDER
     palette = Palette(made.figures)
     images = _write_figures(place / "figures", made, palette)
-    findings = (f"## {found.title}\n\n" + "".join(f"- {said}\n" for said in found.said) for found in made.findings())
+    findings = (
+        f"## {found.title}\n\n" + "".join(f"- {said}\n" for said in found.findings) for found in made.findings()
+    )
     texts = {
-        "report.html": page(name, made, provenance_of(folder, frames), images, palette),
+        "report.html": page(name, made, provenance(folder), images, palette),
         "findings.md": "\n".join(findings),
         "missing.json": json.dumps(made.missing, indent=1),
     }
@@ -98,5 +101,5 @@ def _log(folder: Path, name: str, group: str, made: ReportContents, images: dict
         logged[f"tables/{table.name}"] = wandb.Table(columns=headings, data=plain_rows(table))
     logged["report"] = wandb.Html(page, inject=False)
     run.log(logged)
-    run.summary["findings"] = [said for found in made.findings() for said in found.said]
+    run.summary["findings"] = [said for found in made.findings() for said in found.findings]
     run.finish()

@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from aligners.reports.study.frames import Figure, Frames, HeatPanel, Table
+from aligners.reports.study.contents import Figure, HeatPanel, Table
+from aligners.reports.study.frames import Frames
 from aligners.reports.study.papers.phang import two_clusters
 from aligners.reports.study.registry import CONTENTS, ReportContents, make
 from aligners.reports.study.statistics import Estimate

@@ -8,7 +8,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from aligners.reports.study.frames import Figure, Frames, LinePanel, Table
+from aligners.reports.study.contents import Figure, LinePanel, Table
+from aligners.reports.study.frames import Frames
 from aligners.reports.study.registry import make
 from aligners.reports.study.statistics import Estimate
 

@@ -17,12 +17,13 @@ import pandas as pd
 import pytest
 
 from aligners.reports.study import drawing
+from aligners.reports.study.contents import Column, Table
 from aligners.reports.study.drawing import Palette
-from aligners.reports.study.frames import Column, Frames, Table
+from aligners.reports.study.frames import Frames
 from aligners.reports.study.registry import make
 from aligners.reports.study.report import report
 from aligners.reports.study.statistics import RANGE_OF_PAIRS, Estimate
-from aligners.reports.study.writing import latex, markdown, plain_cell, provenance_of
+from aligners.reports.study.writing import latex, markdown, plain_cell, provenance
 from tests.aligners.reports.study.rows import MODELS, collected
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -62,7 +63,7 @@ def study(tmp_path_factory: pytest.TempPathFactory, frames: dict[str, pd.DataFra
         "versions": {"torch": "2.13.0"}, "device": "cpu (x86_64)", "ranks": 1,
     }  # fmt: skip
     for name in ("one", "two", "gone"):
-        result = {"kind": "inject", "seconds": 1800, "meta": meta, "rows": []}
+        result = {"kind": "inject", "seconds": 1800, "versions": {}, "meta": meta, "rows": []}
         (folder / "cells" / name / "result.json").write_text(json.dumps(result))
     for name in ("three", "failed-and-gone"):
         (folder / "cells" / name / "error.txt").write_text("Traceback ...\nValueError: <no head>\n")
@@ -263,5 +264,8 @@ def test_boxes_stand_above_their_names_and_beside_each_other_only_where_a_name_h
 
 def test_short_studies_are_counted_in_minutes(tmp_path: Path) -> None:
     (tmp_path / "cells" / "one").mkdir(parents=True)
-    (tmp_path / "cells" / "one" / "result.json").write_text(json.dumps({"kind": "fit", "seconds": 66}))
-    assert provenance_of(tmp_path, {}).said() == "1 cell, 1 minute of computing in all."
+    (tmp_path / "cells" / "one" / "result.json").write_text(
+        json.dumps({"kind": "fit", "seconds": 66, "versions": {}, "meta": {}})
+    )
+    (tmp_path / "plan.json").write_text(json.dumps(["one"]))
+    assert provenance(tmp_path)["about"] == "1 cell, 1 minute of computing in all."

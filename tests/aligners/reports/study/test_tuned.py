@@ -11,7 +11,8 @@ import pandas as pd
 import pytest
 
 from aligners.reports.drawing import short
-from aligners.reports.study.frames import Figure, Frames, HeatPanel, LinePanel
+from aligners.reports.study.contents import Figure, HeatPanel, LinePanel
+from aligners.reports.study.frames import Frames
 from aligners.reports.study.registry import make
 
 TASKS = ("mnli", "sst2")
