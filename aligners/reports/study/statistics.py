@@ -122,7 +122,7 @@ def sign_test(differences: pd.Series, seed: int = 0) -> Difference | None:
 
     References:
         Tukey 1958, "Bias and confidence in not quite large samples". The rate of false alarms under effects of models
-        is measured in `tests/aligners/reports/study/test_differences.py`.
+        is measured in `tests/aligners/reports/study/test_statistics.py`.
     """
     known = differences.dropna()
     models = list(dict.fromkeys(model for pair in known.index for model in pair))

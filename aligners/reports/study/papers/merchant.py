@@ -13,7 +13,6 @@ from aligners.reports.study.papers.shared import figure, paper_value, plain, tab
 from aligners.reports.study.statistics import Estimate
 
 BASE, TUNED = "pretrained", "finetuned"
-PAPERS_TASKS = ("mnli", "squad")  # on which it fine-tunes, where we can
 PLACE = ("task", "base", "probed")
 
 
@@ -104,9 +103,8 @@ def _compared(line: pd.DataFrame) -> Row:
 def _printed(name: str, own: pd.DataFrame, place: Row) -> Row:
     """The paper's F1 of the same model, probed on the same corpus, and its change by the same fine-tuning."""
     corpus = str(own["corpus"].iloc[0]).rpartition("/")[2].partition("-")[0]  # en_ewt of data/en_ewt-ud-train.conllu
-    where, task = {"model": place["base"], "probed": place["probed"], "corpus": corpus}, plain(place["task"])
-    before = paper_value(name, "before", **where)
-    change = paper_value(name, task, **where) if task in PAPERS_TASKS else None
+    where = {"model": place["base"], "probed": place["probed"], "corpus": corpus}
+    before, change = (paper_value(name, quantity, **where) for quantity in ("before", plain(place["task"])))
     return {"paper_before": before and before.mean, "paper_change": change and change.mean}
 
 

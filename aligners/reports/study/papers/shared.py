@@ -77,7 +77,9 @@ def paper_value(table: str, quantity: str, present: Collection[str] = (), **wher
     """
     for entry in _read("numbers.yaml")[table]["values"]:
         if all(_agrees(entry[key], value, present) for key, value in where.items()):
-            printed = entry[quantity]
+            printed = entry.get(quantity)
+            if printed is None:
+                return None
             return Estimate(*printed) if isinstance(printed, list) else Estimate(printed)
     return None
 

@@ -14,7 +14,6 @@ from aligners.reports.study.contents import Figure, HeatPanel, Meaning, Table, l
 from aligners.reports.study.frames import STAGES, Frames, Missing, by, in_order, place_words, stage_words
 from aligners.reports.study.papers import shared
 
-TASKS = ("sst2", "mnli", "qnli", "qqp")
 BASES = re.compile(r"(?:^|/)(bert|xlnet)-base(?:-|$)")  # the paper's two models, and no RoBERTa
 TUNING = ("pretrained", "finetuned")
 MOST_LINES = 8  # models with a line each; of more, groups have one
@@ -105,9 +104,8 @@ def freezing(frames: Frames, name: str) -> Table:
     rows = []
     for place, own in by(frame, "base", "variant", "task"):
         scores, family = 100 * own["score"].dropna(), BASES.search(str(place["base"]).lower())
-        task, printed = shared.plain(place["task"] or ""), None
-        if family and task in TASKS:  # the same model, variant and task
-            printed = shared.paper_value(name, task, model=family[1], variant=place["variant"])
+        same = {"model": family and family[1], "variant": place["variant"]}
+        printed = shared.paper_value(name, shared.plain(place["task"] or ""), **same)
         cells = {"score": scores.mean(), "sd": scores.std() if len(scores) > 1 else None, "seeds": len(scores)}
         frozen_layers = {"variant": place["variant"] if frozen else None}
         rows.append({**place, **frozen_layers, **cells, "paper": printed and printed.mean})
@@ -147,16 +145,12 @@ def _of_one_base(frames: Frames, measure: str) -> pd.DataFrame:
     frame = frame.assign(base=bases[0])[bases[0] == bases[1]]
     if not (frame["stage_x"] != frame["stage_y"]).any():
         raise Missing(f"no {measure} between a model and its fine-tunings: `similarity.across_stages` compares them")
-    ends = {side: zip(*(frame[f"{key}_{side}"] for key in ("model", "stage", "tuned")), strict=True) for side in "xy"}
-    named = {f"model_{side}": [_tuned_name(*end) for end in each] for side, each in ends.items()}
+    named = {}
+    for side in "xy":
+        number = frame[f"model_{side}"].str.extract("(#.*)", expand=False).fillna("")  # of a further fine-tuning
+        tuned = frame[f"tuned_{side}"].fillna("fine-tuned").astype(str) + number
+        named[f"model_{side}"] = tuned.where(frame[f"stage_{side}"] == "finetuned", "base")
     return frame.assign(**named, stage_x=None, stage_y=None)
-
-
-def _tuned_name(model: str, stage: str, task: str | None) -> str:
-    """`base`, or the task, with the number of a further fine-tuning."""
-    if stage == "pretrained":
-        return "base"
-    return f"{'fine-tuned' if pd.isna(task) else task}{''.join(model.partition('#')[1:])}"
 
 
 # ---------------------------------------------------------------------- a block for each pair of models

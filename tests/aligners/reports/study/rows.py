@@ -1,4 +1,4 @@
-"""Rows of a study as `collect` gives them, of four models A to D in two groups, whose effects are known."""
+"""Rows of a study as `collect` gives them, of models in two groups, whose effects are known, and what they make."""
 
 from __future__ import annotations
 
@@ -9,13 +9,25 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from aligners.reports.study.frames import Frames
+from aligners.reports.study.registry import make
+
 MODELS = ("a:0", "a:1", "a:2", "a:3", "b:0", "b:1", "b:2", "b:3")
 METHODS = {"identity": ("floor", 4.0), "linear": ("method", 2.0), "mlp": ("method", 0.9), "inn": ("method", 1.0)}
-LAYERS = (0, 1, 2, 3, 4)
+LAYERS = (0, 1, 2, 3)
 STAGES = ("pretrained", "finetuned")
 
 
-def collected(tasks: Sequence[str] = ("sst2",), models: Sequence[str] = MODELS) -> dict[str, pd.DataFrame]:
+Collected = dict[str, pd.DataFrame]
+
+
+def items(frames: Collected, *names: str) -> dict[str, Any]:
+    """Tables and figures by their names; those that are missing are left out."""
+    made = make(Frames(frames), names)
+    return {item.name: item for item in (*made.tables, *made.figures)}
+
+
+def collected(tasks: Sequence[str] = ("sst2",), models: Sequence[str] = MODELS) -> Collected:
     """Kind -> rows, every kind that there is."""
     makers = {"inject": inject, "similarity": similarity, "stitching": stitching, "recover": recover}
     frames = {kind: pd.DataFrame(maker(tasks, models)) for kind, maker in makers.items()}
@@ -59,22 +71,21 @@ def inject(tasks: Sequence[str], models: Sequence[str]) -> Iterator[dict[str, An
                                    "fvu_fit": 0.8 * mse, "fvu_inverse": None}  # fmt: skip
 
 
-def similarity(tasks: Sequence[str], models: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """CKA falls with the distance of layers; models of one group are more alike, and layers 3 and 4 a cluster."""
-    directions = {
-        "cka": ("both",),
-        "minibatch_cka": ("both",),
-        "svcca": ("both",),
-        "neuronsim": ("forward", "backward"),
-    }
+def similarity(
+    tasks: Sequence[str],
+    models: Sequence[str],
+    measures: Sequence[str] = ("cka", "minibatch_cka", "svcca", "neuronsim"),
+    stages: Sequence[str] = STAGES,
+) -> Iterator[dict[str, Any]]:
+    """CKA falls with the distance of layers; models of one group are more alike, and layers 2 and 3 a cluster."""
     for task in tasks:
-        for stage in STAGES:
+        for stage in stages:
             for x, y in [*combinations(models, 2), *((model, model) for model in models)]:
-                for measure, ways in directions.items():
-                    for way in ways:
+                for measure in measures:
+                    for way in ("forward", "backward") if measure == "neuronsim" else ("both",):
                         for a in LAYERS:
                             for b in LAYERS:
-                                value = 1 - 0.02 * abs(a - b) - 0.5 * ((a > 2) != (b > 2))
+                                value = 1 - 0.02 * abs(a - b) - 0.5 * ((a > 1) != (b > 1))
                                 value -= 0 if x == y else 0.1 if x[0] == y[0] else 0.25
                                 yield {**keys("similarity", task, stage, x, y), "measure": measure, "direction": way,
                                        "label": measure, "features": "raw", "layer_x": a, "layer_y": b,

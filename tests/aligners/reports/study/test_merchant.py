@@ -8,10 +8,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from aligners.reports.study.contents import Figure, LinePanel, Table
 from aligners.reports.study.frames import Frames
 from aligners.reports.study.registry import make
-from aligners.reports.study.statistics import Estimate
+from tests.aligners.reports.study.rows import items
 
 BERT = "google-bert/bert-base-uncased"
 
@@ -33,23 +32,14 @@ def rows(model: str = BERT, task: str = "mnli", corpus: str = "en_ewt-ud-train.c
         yield {**mix, "source": "majority", "score": 0.1}
 
 
-def made(*models: dict[str, str]) -> dict[str, Table | Figure]:
-    frame = pd.DataFrame([row for each in models or ({},) for row in rows(**each)])
-    content = make(Frames({"probing": frame}))
-    items: list[Table | Figure] = [*content.tables, *content.figures]
-    return {item.name: item for item in items}
-
-
-def table(name: str, *models: dict[str, str]) -> Table:
-    found = made(*models)[name]
-    assert isinstance(found, Table)
-    return found
+def made(*models: dict[str, str]) -> dict[str, Any]:
+    frame = pd.DataFrame([row for model in models or ({},) for row in rows(**model)])
+    return items({"probing": frame}, "merchant_table_1", "merchant_layers", "merchant_figure_1")
 
 
 def test_the_mix_stands_beside_the_papers() -> None:
-    found = table("merchant_table_1")
+    found = made()["merchant_table_1"]
     (row,) = found.rows
-    assert isinstance(row["after"], Estimate)
     assert row["base"] == "bert-base-uncased"
     assert row["before"] == pytest.approx(90)
     assert (row["after"].mean, row["after"].sd) == (pytest.approx(88), pytest.approx(2**0.5))
@@ -61,19 +51,19 @@ def test_the_mix_stands_beside_the_papers() -> None:
 
 @pytest.mark.parametrize("other", [{"model": "roberta-base"}, {"corpus": "grammar"}])
 def test_the_paper_is_not_beside_another_model_or_corpus(other: dict[str, str]) -> None:
-    found = table("merchant_table_1", other)
+    found = made(other)["merchant_table_1"]
     assert found.rows[0]["paper_before"] is None
     assert not any(column.key.startswith("paper") for column in found.columns)
     assert not any("Merchant" in note for note in found.notes)
 
 
 def test_a_fine_tuning_that_the_paper_lacks_has_no_change_of_its() -> None:
-    (row,) = table("merchant_table_1", {"task": "sst2"}).rows
+    (row,) = made({"task": "sst2"})["merchant_table_1"].rows
     assert (row["paper_before"], row["paper_change"]) == (95.5, None)
 
 
 def test_every_layer_before_and_after() -> None:
-    layers = table("merchant_layers")
+    layers = made()["merchant_layers"]
     found = layers.rows
     assert "Of depth, fine-tuning on mnli changes most at layer" in layers.findings[1]
     assert layers.findings[1].endswith(": -2.0 points.")
@@ -87,11 +77,8 @@ def test_every_layer_before_and_after() -> None:
 
 def test_lines_of_one_model_and_of_several() -> None:
     one, several = made()["merchant_figure_1"], made({}, {"model": "b"})["merchant_figure_1"]
-    assert isinstance(one, Figure)
-    assert isinstance(several, Figure)
     assert [panel.title for panel in one.panels] == ["mnli, dependencies", "mnli, depth"]
     first = one.panels[0]
-    assert isinstance(first, LinePanel)
     assert [series.name for series in first.series] == ["untrained", "pretrained", "fine-tuned"]
     assert [list(value) for value in first.series[1].values] == [pytest.approx([value]) for value in (60, 70, 80)]
     assert list(first.series[1].low) == pytest.approx([58, 68, 78])  # over sentences
@@ -107,7 +94,5 @@ def test_models_that_are_not_fine_tuned_have_no_such_table() -> None:
 
 def test_names_say_the_rank_where_there_are_several() -> None:
     frame = pd.DataFrame([*rows(), *(row | {"rank": 8} for row in rows() if row["rank"])])
-    tables = {item.name: item for item in make(Frames({"probing": frame})).tables}
-    assert {row["probed"] for row in tables["merchant_layers"].rows} == {
-        "dependencies", "depth, rank 8", "depth, rank 64"
-    }  # fmt: skip
+    (table,) = items({"probing": frame}, "merchant_layers").values()
+    assert {row["probed"] for row in table.rows} == {"dependencies", "depth, rank 8", "depth, rank 64"}

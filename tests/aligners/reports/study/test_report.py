@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import re
@@ -11,7 +10,6 @@ import subprocess
 import tempfile
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -19,12 +17,10 @@ import pytest
 from aligners.reports.study import drawing
 from aligners.reports.study.contents import Column, Table
 from aligners.reports.study.drawing import Palette
-from aligners.reports.study.frames import Frames
-from aligners.reports.study.registry import make
 from aligners.reports.study.report import report
 from aligners.reports.study.statistics import RANGE_OF_PAIRS, Estimate
 from aligners.reports.study.writing import latex, markdown, plain_cell, provenance
-from tests.aligners.reports.study.rows import MODELS, collected
+from tests.aligners.reports.study.rows import MODELS, Collected, collected, items
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 NAMES = ["ren_table_4", "ren_table_5", "ren_figure_2", "wu_figure_1", "wu_figure_3", "ren_table_3", "ren_figure_4"]
@@ -48,12 +44,12 @@ document.title = JSON.stringify({least, most, sorted: heads[place].getAttribute(
 
 
 @pytest.fixture(scope="module")
-def frames() -> dict[str, pd.DataFrame]:
+def frames() -> Collected:
     return collected(models=MODELS[:5])
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory, frames: dict[str, pd.DataFrame]) -> Path:
+def study(tmp_path_factory: pytest.TempPathFactory, frames: Collected) -> Path:
     """The folder of a study with a report: two cells that finished, one that failed, two that are no longer in it."""
     folder = tmp_path_factory.mktemp("study")
     for name in ("one", "two", "three", "gone", "failed-and-gone"):
@@ -91,9 +87,8 @@ class Elements(HTMLParser):
 def test_the_page_needs_nothing_else_and_can_be_heard(study: Path) -> None:
     text = (study / "report" / "report.html").read_text()
     page = Elements(text)
-    assert not [
-        each for tag in ("script", "link", "img") for each in page.named(tag) if each.get("src") or each.get("href")
-    ]
+    loading = [each for tag in ("script", "link", "img") for each in page.named(tag)]
+    assert not [each for each in loading if each.get("src") or each.get("href")]
     assert len(page.named("caption")) == len(page.named("table"))
     plots = [each for each in page.named("div") if each.get("class") == "plot"]
     assert len(plots) == 3
@@ -137,10 +132,10 @@ def test_a_reader_sorts_and_filters_in_a_real_browser_without_network(study: Pat
 
 
 def test_without_plotly_the_page_holds_images(
-    tmp_path: Path, frames: dict[str, pd.DataFrame], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, frames: Collected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drawing, "PLOTLY", False)
-    (page, *_) = report(tmp_path, frames, SimpleNamespace(name="plain", report="wu_figure_3"))
+    page = report(tmp_path, frames, {"name": "plain", "report": ["wu_figure_3"]})
     (image,) = Elements(page.read_text()).named("img")
     assert str(image["src"]).startswith("data:image/png;base64,iVBOR")
     assert image["alt"]
@@ -148,18 +143,14 @@ def test_without_plotly_the_page_holds_images(
 
 
 def test_tables_are_files_of_every_kind(study: Path) -> None:
-    tables = study / "report" / "tables"
-    assert {path.name for path in tables.iterdir()} == {
-        f"ren_table_{n}.{end}" for n in (3, 4, 5) for end in ("md", "tex", "csv")
-    }
-    with (tables / "ren_table_4.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert float(rows[0]["mse_low"]) < float(rows[0]["mse"]) < float(rows[0]["mse_high"])
-    assert rows[0]["mse_interval"] == "95 % interval over models"
-    figures = {path.name for path in (study / "report" / "figures").iterdir()}
-    assert figures == {
-        f"{name}.{end}" for name in ("ren_figure_2", "wu_figure_1", "wu_figure_3") for end in ("png", "csv")
-    }
+    tables, figures = study / "report" / "tables", study / "report" / "figures"
+    names = {f"ren_table_{number}.{end}" for number in (3, 4, 5) for end in ("md", "tex", "csv")}
+    assert {path.name for path in tables.iterdir()} == names
+    row = pd.read_csv(tables / "ren_table_4.csv").iloc[0]
+    assert row["mse_low"] < row["mse"] < row["mse_high"]
+    assert row["mse_interval"] == "95 % interval over models"
+    names = {f"{name}.{end}" for name in ("ren_figure_2", "wu_figure_1", "wu_figure_3") for end in ("png", "csv")}
+    assert {path.name for path in figures.iterdir()} == names
 
 
 def test_the_report_is_one_run_of_the_studys_group(study: Path) -> None:
@@ -171,7 +162,7 @@ def test_the_report_is_one_run_of_the_studys_group(study: Path) -> None:
     assert b"study report" in logged
 
 
-def test_nothing_collected_and_unknown_names_are_refused(tmp_path: Path, frames: dict[str, pd.DataFrame]) -> None:
+def test_nothing_collected_and_unknown_names_are_refused(tmp_path: Path, frames: Collected) -> None:
     with pytest.raises(ValueError, match="no cell has finished"):
         report(tmp_path, {"inject": pd.DataFrame()}, {"name": "empty", "report": None})
     with pytest.raises(ValueError, match="ren_table_9"):
@@ -231,8 +222,8 @@ def test_a_mere_range_stands_in_braces() -> None:
     assert plain_cell(few, Column("v", "v", ".1f", 100)) == "50.0 ± 10.0 {40.0, 60.0}"
 
 
-def test_a_colour_has_one_meaning_in_all_figures(frames: dict[str, pd.DataFrame]) -> None:
-    figures = make(Frames(frames), ["ren_figure_2", "wu_figure_3", "brown_figure_2_cka"]).figures
+def test_a_colour_has_one_meaning_in_all_figures(frames: Collected) -> None:
+    figures = items(frames, "ren_figure_2", "wu_figure_3", "brown_figure_2_cka").values()
     palette = Palette(figures)
     meanings = {series.meaning for item in figures for panel in item.panels for series in getattr(panel, "series", ())}
     assert {("stage", "pretrained"), ("stage", "finetuned"), ("group", "a and b")} <= meanings
@@ -240,9 +231,9 @@ def test_a_colour_has_one_meaning_in_all_figures(frames: dict[str, pd.DataFrame]
     assert len(set(looks)) == len(looks)
 
 
-def test_models_of_one_family_have_its_colour_and_lines_of_their_own(frames: dict[str, pd.DataFrame]) -> None:
-    (found,) = make(Frames(frames), ["wu_figure_3"]).figures
-    series = [each for each in found.panels[0].series if each.meaning == ("group", "a")]  # type: ignore[union-attr]
+def test_models_of_one_family_have_its_colour_and_lines_of_their_own(frames: Collected) -> None:
+    (found,) = items(frames, "wu_figure_3").values()
+    series = [each for each in found.panels[0].series if each.meaning == ("group", "a")]
     looks = [Palette([found]).look(each.meaning, each.number) for each in series]
     assert len(series) == 4
     assert len({look.colour for look in looks}) == 1
@@ -251,11 +242,10 @@ def test_models_of_one_family_have_its_colour_and_lines_of_their_own(frames: dic
 
 @pytest.mark.skipif(not drawing.PLOTLY, reason="no plotly: install the extra `report`")
 def test_boxes_stand_above_their_names_and_beside_each_other_only_where_a_name_has_several(
-    frames: dict[str, pd.DataFrame],
+    frames: Collected,
 ) -> None:
-    figures = {figure.name: figure for figure in make(Frames(frames), ["ren_figure_2", "brown_figure_8"]).figures}
-    palette = Palette(figures.values())
-    of_stages, of_groups = (drawing.fragment(figures[name], palette)[0] for name in figures)
+    figures = items(frames, "ren_figure_2", "brown_figure_8").values()
+    of_stages, of_groups = (drawing.fragment(figure, Palette(figures))[0] for figure in figures)
     assert '"boxmode":"group"' in of_stages
     assert '"boxmode":"overlay"' in of_groups
     assert '"showlegend":true' in of_stages
