@@ -36,35 +36,32 @@ def similarity(frames: Frames, name: str) -> Table:
 def recovery(frames: Frames, name: str) -> Table:
     """Table 3: how exactly each map recovers a random invertible network of real states."""
     frame = frames.of("recover", "mse").assign(model_y=lambda rows: rows["model_x"])
-    present, quantities = frame["method"].unique(), ("mse", "mse_fit", "mse_reduced", "relative_error", "fvu")
-    rows = [
-        {**place, **shared.map_cells(place["method"], own), **shared.estimates(own, quantities)}
-        | {"paper": shared.paper_value(name, "mse", present, method=place["method"])}
-        for place, own in by(frame, "strength", "method")
-    ]
-    findings = closest_maps(rows, "strength")
-    return shared.table(name, rows, findings, held_out=shared.HELD_OUT[True], untrained=shared.untrained_said(frame))
+    row = partial(_map_row, name, frame, ("mse", "mse_fit", "mse_reduced", "relative_error", "fvu"), paper="mse")
+    rows = [row(place, own) for place, own in by(frame, "strength", "method")]
+    return shared.table(name, rows, closest_maps(rows, "strength"), **shared.about_maps(frame))
 
 
 def alignment(frames: Frames, name: str) -> Table:
     """Table 4: errors of every map, on fitting and on held-out rows."""
     errors = shared.between_models(frames.errors())
-    present, errors = errors["method"].unique(), shared.blocks(errors)
     quantities = ("mse", "mse_fit", "mse_reduced", "relative_error", "fvu_fit", "fvu", "fvu_inverse")
-    rows = []
-    for place, own in by(errors, "task", "stage", "rows", "method"):
-        printed = {
-            f"paper_{end}": shared.paper_value(name, end, present, task=place["task"], method=place["method"])
-            for end in ("train", "test")
-        }
-        rows.append(
-            {**place, "role": own["role"].iloc[0], **shared.map_cells(place["method"], own)}
-            | shared.estimates(own, quantities)
-            | printed
-        )
-    findings = closest_maps(rows, "task", "stage", "rows")
-    about = {"held_out": shared.held_out(errors), "untrained": shared.untrained_said(errors)}
-    return shared.table(name, rows, findings, **about)
+    row = partial(_map_row, name, errors, quantities, paper_train="train", paper_test="test")
+    errors = shared.blocks(errors)
+    rows = [row(place, own) for place, own in by(errors, "task", "stage", "rows", "method")]
+    return shared.table(name, rows, closest_maps(rows, "task", "stage", "rows"), **shared.about_maps(errors))
+
+
+def _map_row(
+    name: str, frame: pd.DataFrame, quantities: Sequence[str], place: Row, own: pd.DataFrame, **printed: str
+) -> Row:
+    """A map's place and role, means of quantities, and the paper's numbers: column -> what the paper calls it."""
+    where = {key: place[key] for key in ("task", "method") if key in place}
+    numbers = {
+        column: shared.paper_value(name, quantity, frame["method"].unique(), **where)
+        for column, quantity in printed.items()
+    }
+    role = {"role": own["role"].iloc[0]} if "role" in own else {}
+    return {**place, **role, **shared.map_cells(place["method"], own), **shared.estimates(own, quantities), **numbers}
 
 
 def alignment_tests(frames: Frames, name: str) -> Table:
@@ -89,14 +86,12 @@ def injection(frames: Frames, name: str) -> Table:
     """Table 5: the task's score after injection, between all ceilings and floors."""
     frame = shared.between_models(frames.of("inject", "score"))
     injected = frame[frame["score"].notna() | (frame["overflow"].astype(bool) & frame["n_units"].notna())]
-    present, rows = frame["method"].unique(), list[Row]()
+    rows = []
     for place, own in by(injected, "task", "stage", "method"):
         last = shared.estimates(own[shared.is_last(own)], ("score", "agreement", "penalty"))
-        printed = shared.paper_value(name, "score", present, task=place["task"], method=place["method"])
-        cells = {"role": own["role"].iloc[0], "everywhere": over_models(shared.blocks(own), "score"), "paper": printed}
-        rows.append({**place, **shared.map_cells(place["method"], own), **last, **cells})
-    about = {"held_out": shared.HELD_OUT[True], "untrained": shared.untrained_said(frame)}
-    return shared.table(name, rows, kept_scores(rows), **about)
+        everywhere = over_models(shared.blocks(own), "score")
+        rows.append({**_map_row(name, frame, (), place, own, paper="score"), **last, "everywhere": everywhere})
+    return shared.table(name, rows, kept_scores(rows), **shared.about_maps(frame))
 
 
 # ---------------------------------------------------------------------- figures
@@ -141,7 +136,7 @@ def errors_by_layer(
         what=WORDS[column], said=said, paper=paper, pairs=len(pair_means(errors, column)),
         stages=" and ".join(stage_words(at["stage"]) for at, _ in by(errors, "stage") if at["stage"]),
         left_out=", ".join(method for method in methods if method not in drawn),
-        held_out=shared.held_out(errors), untrained=shared.untrained_said(errors),
+        **shared.about_maps(errors),
     )  # fmt: skip
 
 
@@ -177,8 +172,8 @@ def layer_maps(frames: Frames, name: str, *, within: bool) -> Figure:
             title = place_words(place["task"], place["stage"], kind_words(place["rows"]), marked)
             panels.append(heat_panel(title, means, "layer of X", "layer of Y"))
             values += [{"panel": title, "layer_x": x, "layer_y": y, "fvu": value} for (x, y), value in means.items()]
-    about = {"held_out": shared.held_out(errors), "untrained": shared.untrained_said(errors)}
-    return shared.figure(name, panels, values, within=within, whom=whom, models=shared.models_in(errors), **about)
+    about = {"models": shared.models_in(errors), **shared.about_maps(errors)}
+    return shared.figure(name, panels, values, within=within, whom=whom, **about)
 
 
 def nuclear_norms(frames: Frames, name: str) -> Figure:

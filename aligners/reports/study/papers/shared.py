@@ -207,9 +207,10 @@ def untrained_said(frame: pd.DataFrame) -> str:
     return f"{said}{counted}." if counted else ""
 
 
-def held_out(errors: pd.DataFrame) -> str:
-    """Whether errors are on held-out texts, in words."""
-    return HELD_OUT[bool(errors["held_out"].all())]
+def about_maps(errors: pd.DataFrame) -> dict[str, str]:
+    """Whether errors are on held-out texts, and which maps are not trained, in words."""
+    held_out = "held_out" not in errors or bool(errors["held_out"].all())
+    return {"held_out": HELD_OUT[held_out], "untrained": untrained_said(errors)}
 
 
 # ---------------------------------------------------------------------- rows that are made
@@ -230,5 +231,5 @@ def estimates(rows: pd.DataFrame, quantities: Iterable[str], groups: Mapping[str
         groups: model -> group, of pairs between two groups.
     """
     means = {name: over_models(rows, name, groups) for name in quantities if name in rows}
-    first = next(iter(means.values()))
+    first = next(iter(means.values()), None)
     return {**means, "pairs": first.pairs if first else 0, "models": first.models if first else 0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pandas as pd
@@ -17,17 +18,16 @@ BERT = "google-bert/bert-base-uncased"
 
 def rows(model: str = BERT, task: str = "mnli", corpus: str = "en_ewt-ud-train.conllu") -> Iterator[dict[str, Any]]:
     """A site more is .1 more, two fine-tunings take .01 and .03 from it; a twin reads .3; the mix .9, then .88."""
-    about = {"kind": "probe", "task": task, "corpus": corpus}
     stages = [("pretrained", model, 0.0), ("finetuned", model, 0.01), ("finetuned", f"{model}#2", 0.03)]
+    probes = [("dependencies", "edge", None), ("depth", "depth", 64)]
     for stage, name, loss in stages:
-        own = {**about, "stage": stage, "model": name, "tuned": task if stage == "finetuned" else None}
-        for probed, probe in (("dependencies", "edge"), ("depth", "depth")):
-            for site in (0, 1, 2):
-                each = {**own, "probed": probed, "probe": probe, "site": site, "rank": 64 if probe == "depth" else None}
-                score = 0.6 + 0.1 * site - loss
-                yield {**each, "source": "model", "score": score, "score_low": score - 0.02, "score_high": score + 0.02}
-                yield {**each, "source": "untrained", "score": 0.3, "score_low": 0.3, "score_high": 0.3}
-        mix = {**own, "probed": "dependencies", "probe": "edge", "site": None, "rank": None, "source": "model"}
+        own = {"task": task, "corpus": corpus, "stage": stage, "model": name, "source": "model"}
+        own["tuned"] = task if stage == "finetuned" else None
+        for (probed, probe, rank), site in product(probes, (0, 1, 2)):
+            each, score = {**own, "probed": probed, "probe": probe, "site": site, "rank": rank}, 0.6 + 0.1 * site - loss
+            yield {**each, "score": score, "score_low": score - 0.02, "score_high": score + 0.02}
+            yield {**each, "source": "untrained", "score": 0.3, "score_low": 0.3, "score_high": 0.3}
+        mix = {**own, "probed": "dependencies", "probe": "edge", "site": None, "rank": None}
         yield {**mix, "score": 0.9 - loss, "score_low": 0.8, "score_high": 0.9}
         yield {**mix, "source": "majority", "score": 0.1}
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import combinations_with_replacement
+from collections.abc import Iterator, Sequence
+from itertools import combinations_with_replacement, product
 from typing import Any
 
 import numpy as np
@@ -16,40 +16,34 @@ from aligners.reports.study.registry import make
 
 TASKS = ("mnli", "sst2")
 DEPTH = 3
+SITES = range(DEPTH + 1)
 
 
-def surgery() -> Iterator[dict[str, Any]]:
+def surgery(models: Sequence[str] = ("bert", "bert#2")) -> Iterator[dict[str, Any]]:
     """Two fine-tunings of one model: the score is .5 + .1 a layer, .02 more in the second; a block less costs .1."""
-    for task in TASKS:
-        for copy, model in enumerate(("bert", "bert#2")):
-            base = {"kind": "surgery", "task": task, "stage": "finetuned", "model": model, "majority_score": 0.4}
-            none = {"site": None, "first": None, "last": None}
-            for condition in ("untuned", "tuned"):
-                for site in range(DEPTH + 1):
-                    score = 0.5 + 0.1 * site + 0.02 * copy
-                    yield {**base, **none, "condition": condition, "site": site, "score": score,
-                           "score_low": score - 0.05, "score_high": score + 0.05}  # fmt: skip
-            yield {**base, **none, "condition": "native", "score": 0.8 + 0.02 * copy}
-            for first in range(1, DEPTH + 1):
-                for last in range(first, DEPTH + 1):
-                    span = {"site": None, "first": first, "last": last, "score": 0.8 - 0.1 * (last - first + 1)}
-                    yield {**base, **span, "condition": "skip"}
-        yield {**base, **none, "model": "mean of the models", "stage": None, "condition": "untuned", "site": 1,
-               "score": 9.0}  # fmt: skip
+    none = dict.fromkeys(("site", "first", "last"))
+    for task, (copy, model) in product(TASKS, enumerate(models)):
+        base = {**none, "task": task, "stage": "finetuned", "model": model, "majority_score": 0.4}
+        for condition, site in product(("untuned", "tuned"), SITES):
+            score = 0.5 + 0.1 * site + 0.02 * copy
+            ends = {"score": score, "score_low": score - 0.05, "score_high": score + 0.05}
+            yield {**base, "condition": condition, "site": site, **ends}
+        yield {**base, "condition": "native", "score": 0.8 + 0.02 * copy}
+        for first, last in combinations_with_replacement(SITES[1:], 2):
+            span = {"first": first, "last": last, "score": 0.8 - 0.1 * (last - first + 1)}
+            yield {**base, **span, "condition": "skip"}
+        yield {**base, "model": "mean of the models", "stage": None, "condition": "untuned", "site": 1, "score": 9.0}
 
 
 def similarity() -> Iterator[dict[str, Any]]:
     """A model and its fine-tunings on both tasks: 1 less .1 for every task by which two differ."""
     models = [("pretrained", None), *(("finetuned", task) for task in TASKS)]
-    for task in TASKS:
-        for (stage_x, tuned_x), (stage_y, tuned_y) in combinations_with_replacement(models, 2):
-            for a in range(DEPTH + 1):
-                for b in range(DEPTH + 1):
-                    apart = (tuned_x != tuned_y) * 0.1 * (1 + (tuned_x is not None)) + 0.01 * abs(a - b)
-                    yield {"kind": "similarity", "task": task, "stage": stage_x if stage_x == stage_y else None,
-                           "stage_x": stage_x, "stage_y": stage_y, "tuned_x": tuned_x, "tuned_y": tuned_y,
-                           "model_x": "bert", "model_y": "bert", "measure": "cka", "direction": "both",
-                           "features": "raw", "layer_x": a, "layer_y": b, "value": 1 - apart}  # fmt: skip
+    about = {"model_x": "bert", "model_y": "bert", "measure": "cka", "direction": "both", "features": "raw"}
+    for task, (x, y), a, b in product(TASKS, combinations_with_replacement(models, 2), SITES, SITES):
+        stages = {"stage": x[0] if x[0] == y[0] else None, "stage_x": x[0], "stage_y": y[0]}
+        apart = (x[1] != y[1]) * 0.1 * (1 + (x[1] is not None)) + 0.01 * abs(a - b)
+        place = {"task": task, **stages, "tuned_x": x[1], "tuned_y": y[1], "layer_x": a, "layer_y": b}
+        yield {**about, **place, "value": 1 - apart}
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +64,7 @@ def test_truncation_is_the_mean_of_a_models_fine_tunings_with_their_range(frames
     assert [value[0] for value in untuned.values] == pytest.approx([51, 61, 71, 81])
     assert (untuned.low[0], untuned.high[0]) == (pytest.approx(50), pytest.approx(52))
     assert majority.values == [[40.0]] * 4
-    one = Frames({"surgery": pd.DataFrame(row for row in surgery() if row["model"] == "bert")})
+    one = Frames({"surgery": pd.DataFrame(surgery(["bert"]))})
     untuned = panels(one, "phang_figure_3")[0].series[1]
     assert untuned.low[0] == pytest.approx(45)  # of a single one, over texts
 
