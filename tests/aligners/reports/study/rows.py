@@ -16,6 +16,9 @@ MODELS = ("a:0", "a:1", "a:2", "a:3", "b:0", "b:1", "b:2", "b:3")
 METHODS = {"identity": ("floor", 4.0), "linear": ("method", 2.0), "mlp": ("method", 0.9), "inn": ("method", 1.0)}
 LAYERS = (0, 1, 2, 3)
 STAGES = ("pretrained", "finetuned")
+TASKS, DEPTH = ("mnli", "sst2"), 3
+SITES = range(DEPTH + 1)
+BERT = "google-bert/bert-base-uncased"
 MEASURES = ("cka", "minibatch_cka", "svcca", "neuronsim")
 Names = Sequence[str]
 Rows = Iterator[dict[str, Any]]
@@ -32,7 +35,8 @@ def collected(tasks: Names = ("sst2",), models: Names = MODELS) -> Collected:
     """Kind -> rows, every kind that there is."""
     kinds = {"inject": inject, "similarity": similarity, "stitching": stitching, "recover": recover}
     kinds |= {"similarity_layers": norms, "finetune": finetune}
-    return {kind: pd.DataFrame(rows(tasks, models)) for kind, rows in kinds.items()}
+    frames = {kind: pd.DataFrame(rows(tasks, models)) for kind, rows in kinds.items()}
+    return {**frames, "surgery": pd.DataFrame(surgery()), "probing": pd.DataFrame(probing())}
 
 
 def pairs(kind: str, tasks: Names, models: Names, stages: Names = STAGES) -> Rows:
@@ -100,3 +104,49 @@ def finetune(tasks: Names, models: Names) -> Rows:
     for task, (variant, score), seed in product(tasks, (("none", 0.92), ("bottom-4", 0.93)), (0, 1)):
         place = {"task": task, "stage": None, "base": "bert-base", "variant": variant, "seed": seed}
         yield {**place, "score": score + seed / 100}
+
+
+# ---------------------------------------------------------------------- what is made of fine-tuned models alone
+
+
+def surgery(models: Names = ("bert", "bert#2")) -> Rows:
+    """Two fine-tunings of one model: the score is .5 + .1 a layer, .02 more in the second; a block less costs .1."""
+    none = dict.fromkeys(("site", "first", "last"))
+    for task, (copy, model) in product(TASKS, enumerate(models)):
+        base = {**none, "task": task, "stage": "finetuned", "model": model, "majority_score": 0.4}
+        for condition, site in product(("untuned", "tuned"), SITES):
+            score = 0.5 + 0.1 * site + 0.02 * copy
+            ends = {"score": score, "score_low": score - 0.05, "score_high": score + 0.05}
+            yield {**base, "condition": condition, "site": site, **ends}
+        yield {**base, "condition": "native", "score": 0.8 + 0.02 * copy}
+        for first, last in combinations_with_replacement(SITES[1:], 2):
+            span = {"first": first, "last": last, "score": 0.8 - 0.1 * (last - first + 1)}
+            yield {**base, **span, "condition": "skip"}
+        yield {**base, "model": "mean of the models", "stage": None, "condition": "untuned", "site": 1, "score": 9.0}
+
+
+def across_tasks() -> Rows:
+    """A model and its fine-tunings on both tasks: 1 less .1 for every task by which two differ."""
+    models = [("pretrained", None), *(("finetuned", task) for task in TASKS)]
+    about = {"model_x": "bert", "model_y": "bert", "measure": "cka", "direction": "both", "features": "raw"}
+    for task, (x, y), a, b in product(TASKS, combinations_with_replacement(models, 2), SITES, SITES):
+        stages = {"stage": x[0] if x[0] == y[0] else None, "stage_x": x[0], "stage_y": y[0]}
+        apart = (x[1] != y[1]) * 0.1 * (1 + (x[1] is not None)) + 0.01 * abs(a - b)
+        place = {"task": task, **stages, "tuned_x": x[1], "tuned_y": y[1], "layer_x": a, "layer_y": b}
+        yield {**about, **place, "value": 1 - apart}
+
+
+def probing(model: str = BERT, task: str = "mnli", corpus: str = "en_ewt-ud-train.conllu") -> Rows:
+    """A site more is .1 more, two fine-tunings take .01 and .03 from it; a twin reads .3; the mix .9, then .88."""
+    stages = [("pretrained", model, 0.0), ("finetuned", model, 0.01), ("finetuned", f"{model}#2", 0.03)]
+    probes = [("dependencies", "edge", None), ("depth", "depth", 64)]
+    for stage, name, loss in stages:
+        own = {"task": task, "corpus": corpus, "stage": stage, "model": name, "source": "model"}
+        own["tuned"] = task if stage == "finetuned" else None
+        for (probed, probe, rank), site in product(probes, (0, 1, 2)):
+            each, score = {**own, "probed": probed, "probe": probe, "site": site, "rank": rank}, 0.6 + 0.1 * site - loss
+            yield {**each, "score": score, "score_low": score - 0.02, "score_high": score + 0.02}
+            yield {**each, "source": "untrained", "score": 0.3, "score_low": 0.3, "score_high": 0.3}
+        mix = {**own, "probed": "dependencies", "probe": "edge", "site": None, "rank": None}
+        yield {**mix, "score": 0.9 - loss, "score_low": 0.8, "score_high": 0.9}
+        yield {**mix, "source": "majority", "score": 0.1}

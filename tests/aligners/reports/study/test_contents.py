@@ -14,7 +14,19 @@ from aligners.reports.study.contents import HeatPanel, LinePanel
 from aligners.reports.study.frames import Frames
 from aligners.reports.study.papers.phang import two_clusters
 from aligners.reports.study.registry import CONTENTS, ReportContents, make
-from tests.aligners.reports.study.rows import LAYERS, MODELS, Collected, collected, items, similarity
+from tests.aligners.reports.study.rows import (
+    DEPTH,
+    LAYERS,
+    MODELS,
+    TASKS,
+    Collected,
+    across_tasks,
+    collected,
+    items,
+    probing,
+    similarity,
+    surgery,
+)
 from tests.processes import ROOT
 
 
@@ -40,9 +52,7 @@ def row(table: Any, **where: object) -> Any:
 
 def test_everything_is_made_but_what_the_rows_do_not_hold(report: ReportContents, made: dict[str, Any]) -> None:
     attention, across = {"ren_figure_4", "wu_figure_4", "wu_figure_6"}, {"wu_figure_5"}
-    elsewhere = {"phang_figure_3", "phang_figure_4"}  # test_tuned.py
-    probed = {"merchant_table_1", "merchant_layers", "merchant_figure_1"}  # test_merchant.py
-    assert set(report.missing) == attention | across | elsewhere | probed
+    assert set(report.missing) == attention | across
     assert set(made) == set(CONTENTS) - set(report.missing)
     missing = "the study has no errors of maps between attention weights (kind `attention`)"
     assert report.missing["ren_figure_4"] == missing
@@ -266,6 +276,34 @@ def test_the_papers_accuracy_stands_beside_its_own_models_alone(
     assert "variant" not in {column.key for column in table.columns}
 
 
+def test_a_model_stands_beside_its_fine_tunings_on_all_tasks() -> None:
+    report = make(Frames({"similarity": pd.DataFrame(across_tasks())}), ["wu_figure_5", "wu_figure_6"])
+    first: Any = report.figures[0].panels[0]
+    assert first.title == "bert, texts of mnli"
+    assert [name for name, _ in first.row_blocks] == ["base", "mnli", "sst2"]
+    assert first.values[0, DEPTH + 1] == pytest.approx(0.9)
+    assert first.values[DEPTH + 1, 2 * (DEPTH + 1)] == pytest.approx(0.8)
+    assert set(report.missing) == {"wu_figure_6"}  # no attention was compared
+
+
+def test_without_stages_compared_it_says_what_is_missing() -> None:
+    rows = pd.DataFrame(row for row in across_tasks() if row["stage"] is not None)
+    missing = make(Frames({"similarity": rows}), ["wu_figure_5"]).missing
+    assert "`similarity.across_stages`" in missing["wu_figure_5"]
+
+
+def test_everything_else_is_of_models_tuned_on_the_task_of_the_texts() -> None:
+    frames = Frames({"similarity": pd.DataFrame(across_tasks())})
+    assert len(frames.of("similarity", other_tasks=True)) == 2 * 6 * (DEPTH + 1) ** 2
+    kept = frames.of("similarity")
+    assert set(zip(kept["task"], kept["tuned_x"].fillna(""), kept["tuned_y"].fillna(""), strict=True)) == {
+        (task, *ends) for task in TASKS for ends in (("", ""), ("", task), (task, task))
+    }
+    (figure,) = make(frames, ["phang_figure_1"]).figures
+    titles = [panel.title for panel in figure.panels]
+    assert titles == [f"{task}, {which}" for task in TASKS for which in ("ORIG–ORIG", "FT–ORIG", "FT–FT")]
+
+
 # ---------------------------------------------------------------------- Phang et al.
 
 
@@ -302,6 +340,25 @@ def test_fine_tunings_of_one_model_and_of_two_are_not_mixed(frames: Collected) -
     assert (between.title, between.up, between.across) == ends
 
 
+def test_truncation_is_the_mean_of_a_models_fine_tunings_with_their_range(made: dict[str, Any]) -> None:
+    first, second = made["phang_figure_3"].panels
+    assert (first.title, second.title) == ("mnli, bert", "sst2, bert")
+    assert [series.name for series in first.series] == ["majority class", "untuned", "tuned"]  # no base model here
+    majority, untuned, _ = first.series
+    assert [value[0] for value in untuned.values] == pytest.approx([51, 61, 71, 81])
+    assert (untuned.low[0], untuned.high[0]) == (pytest.approx(50), pytest.approx(52))
+    assert majority.values == [[40.0]] * 4
+    (one,) = items({"surgery": pd.DataFrame(surgery(["bert"]))}, "phang_figure_3").values()
+    assert one.panels[0].series[1].low[0] == pytest.approx(45)  # of a single one, over texts
+
+
+def test_skipping_is_a_map_of_first_and_last_block(made: dict[str, Any]) -> None:
+    panel = made["phang_figure_4"].panels[0]
+    assert panel.title == "mnli, bert (whole: 81.0)"
+    assert panel.values[0].tolist() == pytest.approx([70, 60, 50])
+    assert np.isnan(panel.values[1, 0])  # the last block is not before the first
+
+
 # ---------------------------------------------------------------------- Brown et al.
 
 
@@ -321,3 +378,68 @@ def test_groups_that_mean_nothing_are_not_told_apart(frames: Collected) -> None:
     mixed = mixed.astype({"group_x": str, "group_y": str})
     (table,) = items({"similarity": mixed}, "brown_angular_distance").values()
     assert "models of different groups are not told apart from models of one group: " in table.findings[0]
+
+
+# ---------------------------------------------------------------------- Merchant et al.
+
+
+def test_the_mix_stands_beside_the_papers(made: dict[str, Any]) -> None:
+    found = made["merchant_table_1"]
+    (entry,) = found.rows
+    assert entry["base"] == "bert-base-uncased"
+    assert entry["before"] == pytest.approx(90)
+    assert (entry["after"].mean, entry["after"].sd) == (pytest.approx(88), pytest.approx(2**0.5))
+    assert (entry["change"], entry["lexical"], entry["untrained"]) == tuple(map(pytest.approx, (-2, 60, 30)))
+    assert (entry["paper_before"], entry["paper_change"]) == (95.5, -0.5)
+    assert "Merchant et al. 2020, Table 1" in found.notes[-1]
+    assert found.findings == ["Fine-tuning on mnli changes what edge probes read of dependencies by -2.0 points."]
+
+
+@pytest.mark.parametrize("other", [{"model": "roberta-base"}, {"corpus": "grammar"}])
+def test_the_paper_is_not_beside_another_model_or_corpus(other: dict[str, str]) -> None:
+    (found,) = items({"probing": pd.DataFrame(probing(**other))}, "merchant_table_1").values()
+    assert found.rows[0]["paper_before"] is None
+    assert not any(column.key.startswith("paper") for column in found.columns)
+    assert not any("Merchant" in note for note in found.notes)
+
+
+def test_a_fine_tuning_that_the_paper_lacks_has_no_change_of_its() -> None:
+    (found,) = items({"probing": pd.DataFrame(probing(task="sst2"))}, "merchant_table_1").values()
+    assert [(row["paper_before"], row["paper_change"]) for row in found.rows] == [(95.5, None)]
+
+
+def test_every_layer_before_and_after(made: dict[str, Any]) -> None:
+    layers = made["merchant_layers"]
+    found = layers.rows
+    assert "Of depth, fine-tuning on mnli changes most at layer" in layers.findings[1]
+    assert layers.findings[1].endswith(": -2.0 points.")
+    assert [(row["probed"], row["site"]) for row in found] == [
+        (probed, site) for probed in ("dependencies", "depth") for site in (0, 1, 2)
+    ]
+    assert [row["before"] for row in found] == pytest.approx(2 * [60, 70, 80])
+    assert [row["change"] for row in found] == pytest.approx(6 * [-2])
+    assert [row["untrained"] for row in found] == pytest.approx(6 * [30])
+
+
+def test_lines_of_one_model_and_of_several(made: dict[str, Any]) -> None:
+    two = pd.DataFrame([*probing(), *probing("b")])
+    one, several = made["merchant_figure_1"], items({"probing": two}, "merchant_figure_1")["merchant_figure_1"]
+    assert [panel.title for panel in one.panels] == ["mnli, dependencies", "mnli, depth"]
+    first = one.panels[0]
+    assert [series.name for series in first.series] == ["untrained", "pretrained", "fine-tuned"]
+    assert [list(value) for value in first.series[1].values] == [pytest.approx([value]) for value in (60, 70, 80)]
+    assert list(first.series[1].low) == pytest.approx([58, 68, 78])  # over sentences
+    assert list(first.series[2].low) == pytest.approx([57, 67, 77])  # over fine-tunings
+    assert "Mean over 2 models" in several.caption
+
+
+def test_models_that_are_not_fine_tuned_have_no_such_table() -> None:
+    frame = pd.DataFrame([row for row in probing() if row["stage"] == "pretrained"])
+    missing = make(Frames({"probing": frame})).missing
+    assert "no model was probed both before and after" in missing["merchant_table_1"]
+
+
+def test_names_say_the_rank_where_there_are_several() -> None:
+    frame = pd.DataFrame([*probing(), *(row | {"rank": 8} for row in probing() if row["rank"])])
+    (table,) = items({"probing": frame}, "merchant_layers").values()
+    assert {row["probed"] for row in table.rows} == {"dependencies", "depth, rank 8", "depth, rank 64"}

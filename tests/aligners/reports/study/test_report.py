@@ -14,6 +14,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from aligners.reports.drawing import short
 from aligners.reports.study import drawing
 from aligners.reports.study.contents import Column, Table
 from aligners.reports.study.drawing import Palette
@@ -259,3 +260,8 @@ def test_short_studies_are_counted_in_minutes(tmp_path: Path) -> None:
     )
     (tmp_path / "plan.json").write_text(json.dumps(["one"]))
     assert provenance(tmp_path)["about"] == "1 cell, 1 minute of computing in all."
+
+
+def test_values_are_written_as_they_are() -> None:
+    shown = [short(value) for value in (0.48, 0.999, 50.0, 100.0, 5e3, -0.5)]
+    assert shown == [".48", "1.0", "50.0", "100", "5e+03", "-.50"]
