@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -20,6 +20,7 @@ from aligners.reports.report import Row, number
 
 Look = dict[str, Any]
 Cells = Sequence[Row | None]
+Level = tuple[str | None, Look, float]  # name, look and height of what has no site
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
@@ -54,9 +55,7 @@ def panels(
     *,
     boxed: bool = False,
     font: float = 9,
-    width_ratios: Sequence[float] | None = None,
-    sharex: bool = False,
-    sharey: bool | Literal["row"] = False,
+    **options: Any,
 ) -> tuple[Figure, list[Axes]]:
     """Make a figure of `count` panels, filled row by row.
 
@@ -67,16 +66,14 @@ def panels(
         margins: width and height in inches of what surrounds the panels.
         boxed: whether a panel has a frame on all four sides.
         font: its size in points.
-        width_ratios: relative widths of the columns.
-        sharex: whether all panels share the horizontal scale.
-        sharey: whether all panels share the vertical scale, or those of a row do.
+        options: of `Figure.subplots`, such as `sharey`.
     """
     across = min(abreast, count)
     down = -(-count // across)
     with mpl.rc_context({"axes.spines.top": boxed, "axes.spines.right": boxed, "font.size": font}):
         width, height = size[0] * across + margins[0], size[1] * down + margins[1]
         figure = Figure(figsize=(width, height), layout="constrained")
-        grid = figure.subplots(down, across, squeeze=False, sharex=sharex, sharey=sharey, width_ratios=width_ratios)
+        grid = figure.subplots(down, across, squeeze=False, **options)
     axes = list(grid.flat)
     for axis in axes[count:]:
         axis.set_axis_off()
@@ -172,19 +169,46 @@ def heat_map(
     return image
 
 
+def heat_maps(
+    axes: Sequence[Axes],
+    titles: Iterable[str],
+    grids: Iterable[NDArray[np.float64]],
+    rows: Sequence[object],
+    columns: Sequence[object],
+    *ends: float,
+    **bar: Any,
+) -> None:
+    """Draw heat maps of the same layers with one colour scale, and its bar beside them.
+
+    Args:
+        axes: the panels.
+        titles: of the panels.
+        grids: the values of each.
+        rows: see `heat_map`.
+        columns: likewise.
+        ends: of the scale, likewise.
+        bar: options of `Figure.colorbar`.
+    """
+    for axis, title, grid in zip(axes, titles, grids, strict=True):
+        image = heat_map(axis, grid, rows, columns, *ends)
+        axis.set_title(title, fontsize=9)
+    axes[0].figure.colorbar(image, ax=axes, **bar)
+
+
 def layer_grid(
-    cells: Iterable[tuple[Any, Any, float | None]], rows: Sequence[Any], columns: Sequence[Any]
+    cells: Iterable[Row], columns: tuple[str, str, str], up: Sequence[Any], across: Sequence[Any]
 ) -> NDArray[np.float64]:
     """Arrange values by layer for `heat_map`; NaN where there is none.
 
     Args:
-        cells: (layer of the row, layer of the column, value).
-        rows: the layers of the vertical axis.
-        columns: the layers of the horizontal axis.
+        cells: rows.
+        columns: those of the layer of the vertical axis, of the layer of the horizontal axis, and of the value.
+        up: the layers of the vertical axis.
+        across: the layers of the horizontal axis.
     """
-    grid = np.full((len(rows), len(columns)), np.nan)
-    for i, j, value in cells:
-        grid[rows.index(i), columns.index(j)] = number(value)
+    grid = np.full((len(up), len(across)), np.nan)
+    for i, j, value in ([row[column] for column in columns] for row in cells):
+        grid[up.index(i), across.index(j)] = number(value)
     return grid
 
 
@@ -223,7 +247,7 @@ class SitePanel(NamedTuple):
     title: str
     pairs: Sequence[tuple[int, int]]
     lines: Sequence[tuple[str, Look, Cells]]
-    levels: Sequence[tuple[str | None, Look, float]] = ()
+    levels: Sequence[Level] = ()
 
 
 def site_figure(
@@ -298,11 +322,10 @@ def dress(figure: Figure, axes: Sequence[Axes], across: str, up: str, note: str 
     else:
         figure.supxlabel(across, fontsize=9)
     figure.supylabel(up, fontsize=9)
-    look: Look = {"frameon": False, "fontsize": 8, "title": note or None, "title_fontsize": 7.5}
+    place: Look = {"loc": "outside right center"}
     if below:
-        figure.legend(handles, names, loc="outside lower center", ncols=_legend_below(figure, names), **look)
-    else:
-        figure.legend(handles, names, loc="outside right center", **look)
+        place = {"loc": "outside lower center", "ncols": _legend_below(figure, names)}
+    figure.legend(handles, names, frameon=False, fontsize=8, title=note or None, title_fontsize=7.5, **place)
 
 
 def _legend_below(figure: Figure, names: Sequence[str]) -> int:

@@ -72,6 +72,11 @@ class FinishedRun(NamedTuple):
     config: str
 
     @property
+    def options(self) -> dict[str, Any]:
+        """The run's options; none where there is no `config`."""
+        return yaml.safe_load(self.config) or {}
+
+    @property
     def figures(self) -> list[Path]:
         """The images of the report's figures that are there."""
         return [path for name in self.report.figures if (path := self.folder / f"{name}.png").is_file()]

@@ -39,10 +39,15 @@ def sentences(template: str, **values: Any) -> list[str]:
         template: name of its file, without the ending.
         values: of the template.
     """
+    items = ITEM.split(words(template, **values))[1:]
+    return [BEFORE_PUNCTUATION.sub("", " ".join(item.split())) for item in items]
+
+
+def words(template: str, **values: Any) -> str:
+    """Render a template of `findings/` as it is; see `sentences`."""
     environment = Environment(loader=FileSystemLoader(HERE / "findings"), undefined=StrictUndefined)
     environment.filters |= {"form": format, "listed": listed, "span": _span}
-    text = environment.get_template(f"{template}.j2").render(**values)
-    return [BEFORE_PUNCTUATION.sub("", " ".join(item.split())) for item in ITEM.split(text)[1:]]
+    return environment.get_template(f"{template}.j2").render(**values)
 
 
 def _span(rows: Any, column: str, form: str) -> str:

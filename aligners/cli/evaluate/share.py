@@ -17,8 +17,7 @@ from aligners.cli.options import bare_parser
 from aligners.errors import UserError
 from aligners.files.shared import is_hub_name
 from aligners.files.whole import check_new_folder
-from aligners.reports.sharing.pretrained import Shared
-from aligners.reports.sharing.run import shared_from_run
+from aligners.reports.sharing.pretrained import Shared, shared_from_run
 
 
 @dataclass

@@ -98,7 +98,7 @@ def skipping_figure(rows: Sequence[Row], majority: float) -> Figure:
     figure, axes = panels(len(models), ABREAST, (size + 0.5, size + 0.7), (1.2, 0.4), boxed=True, font=8)
     for axis, (model, own) in zip(axes, models, strict=True):
         blocks = range(1, max(row["last"] for row in own) + 1)
-        grid = layer_grid(((row["first"], row["last"], row["score"]) for row in own), blocks, blocks)
+        grid = layer_grid(own, ("first", "last", "score"), blocks, blocks)
         image = heat_map(axis, grid, blocks, blocks, *ends)
         whole = "" if native[model] is None else f"\nwhole: {native[model]:.3f}"
         axis.set_title(f"{model}{whole}", fontsize=8)

@@ -95,6 +95,10 @@ def test_the_callback_hands_tables_and_options_to_the_report(tmp_path: Path, mon
     assert (got["meta"]["seed"], got["meta"]["ranks"]) == (3, 1)
     assert (got["curves"], got["groups"]) == ([{"step": 1}], ["a"])
     assert json.loads((tmp_path / "surgery.json").read_text())["rows"] == ROWS
+    other = trainer()
+    other.is_global_zero = False
+    WriteReport("surgery", tmp_path / "other").on_test_end(other, module)
+    assert not (tmp_path / "other").exists()
 
 
 def test_every_kind_can_be_made() -> None:

@@ -12,8 +12,7 @@ from huggingface_hub import ModelCard
 
 from aligners.cli.table import evaluate
 from aligners.reports.finished import finished_run
-from aligners.reports.sharing.card import limits, measured_on
-from aligners.reports.sharing.run import shared_from_run
+from aligners.reports.sharing.pretrained import shared_from_run
 from tests.world import TEST_TEXTS, World
 
 
@@ -44,24 +43,23 @@ def test_a_card_without_a_report_says_so(run: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "report.json").exists()
 
 
-def test_validation_figures_are_not_called_held_out() -> None:
-    meta = {"text": {"source": "texts.csv", "n_texts": {"test": 9}}}
-    assert "Not held out" in measured_on("fit", meta)
-    assert measured_on("injection", meta).startswith("On 9 held-out texts")
-    dropped = {"text": {**meta["text"], "left_out": {"texts": 3}}}
-    assert "Another 3 were dropped" in measured_on("injection", dropped)
-
-
-def test_what_a_map_is_not_good_for_is_read_from_its_numbers(run: Path) -> None:
-    report = finished_run(run).report
+def test_what_a_card_says_of_its_numbers(run: Path) -> None:
+    shared, finished = shared_from_run(run), finished_run(run)
+    shared.write_card(finished._replace(kind="fit"))
+    assert "Not held out" in shared.card
     rows = [
         {"role": "method", "method": "words", "fvu": 0.3, "fvu_seen": 0.2, "fvu_unseen": 0.5, "training": None},
         {"role": "method", "method": "poor", "fvu": 1.2, "fvu_seen": 1.2, "fvu_unseen": 1.3, "training": None},
     ]
-    said = limits(replace(report, rows=rows, meta={"not_injected": {"backward": "it has no head"}}))
-    assert [line.split(":")[0] for line in said[-3:]] == ["words", "poor", "Not injected, backward"]
-    assert "partly a vocabulary" in said[-3]
-    assert "no better than the mean" in said[-2]
+    text = {**finished.report.meta["text"], "left_out": {"texts": 3}}
+    meta = {"not_injected": {"backward": "it has no head"}, "text": text}
+    shared.write_card(finished._replace(report=replace(finished.report, rows=rows, meta=meta)))
+    assert "none of which was fitted on. Another 3 were dropped" in shared.card
+    assert "\n- words: partly a vocabulary: on words" in shared.card
+    assert "\n- poor: at some site no better than the mean" in shared.card
+    assert "\n- Not injected, backward: it has no head.\n" in shared.card
+    assert "words: at some site" not in shared.card
+    assert "poor: partly" not in shared.card
 
 
 def test_a_report_on_other_models_is_refused(run: Path, tmp_path: Path) -> None:

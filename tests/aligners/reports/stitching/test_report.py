@@ -6,29 +6,19 @@ import json
 from functools import partial
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from matplotlib import image
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.lines import Line2D
 from rich.console import Console
 
-from aligners.injection.stitching.measuring import StitchingEvaluation
 from aligners.reports.drawing import METHODS, MOST_LINES, method_looks
 from aligners.reports.finished import make_report
-from aligners.reports.publishing import WriteReport, write
-from aligners.reports.runs.stitching.figures import (
-    accuracy_figure,
-    curve_figure,
-    matching_pairs,
-    penalty_figure,
-    penalty_map,
-)
-from aligners.reports.runs.stitching.report import findings, stitching_tables
+from aligners.reports.publishing import write
+from aligners.reports.runs.stitching import Routes
 from tests.aligners.reports.stitching.stitched_rows import Row, curves, stitched
 
 report = partial(make_report, "stitching")
@@ -43,9 +33,21 @@ def changed(rows: list[Row], *, where: dict[str, Any], **changes: Any) -> list[R
     return [row | changes if all(row[key] == value for key, value in where.items()) else row for row in rows]
 
 
+def figure_of(rows: list[Row], name: str = "penalty", **tables: Any) -> Any:
+    return report({}, rows, **tables).figures[name]()
+
+
+def curve_figure(curves: list[Row]) -> Any:
+    return figure_of(stitched(), "curves", curves=[row for row in curves if row["method"] == curves[0]["method"]])
+
+
+def findings(rows: list[Row], groups: dict[str, list[str]] | None = None) -> list[str]:
+    return list(report({}, rows, groups=groups).sentences)
+
+
 def screen(rows: list[Row], groups: dict[str, list[str]] | None = None, width: int = 120) -> str:
     shown = io.StringIO()
-    for table in stitching_tables(rows, groups):
+    for table in report({}, rows, groups=groups).screen:
         Console(width=width, file=shown).print(table)
     return shown.getvalue()
 
@@ -99,7 +101,7 @@ def drawn(axis: Any) -> dict[str, list[float]]:
 
 def test_lines_are_routes_with_their_targets_colours_and_dashed_baselines() -> None:
     rows = stitched()
-    figure = penalty_figure(rows)
+    figure = figure_of(rows)
     assert [axis.get_title() for axis in figure.axes] == ["affine_norm", "linear", "identity"]
     for axis in figure.axes:
         expected: dict[str, list[float]] = {}
@@ -116,7 +118,7 @@ def test_lines_are_routes_with_their_targets_colours_and_dashed_baselines() -> N
 
 def test_no_panel_has_more_than_six_lines_and_none_is_lost() -> None:
     rows = stitched(("a", "b", "c"))
-    figure = penalty_figure(rows)
+    figure = figure_of(rows)
     found: dict[str, list[str]] = {}
     for axis in (axis for axis in figure.axes if axis.containers):
         assert len(drawn(axis)) <= MOST_LINES
@@ -130,12 +132,12 @@ def test_no_panel_has_more_than_six_lines_and_none_is_lost() -> None:
 
 def test_no_colour_of_a_model_is_that_of_a_method() -> None:
     looks = method_looks(METHODS)
-    colours = {bars[0].get_color() for axis in penalty_figure(stitched()).axes for bars in axis.containers}
+    colours = {bars[0].get_color() for axis in figure_of(stitched()).axes for bars in axis.containers}
     assert not colours & {look["color"] for look in looks.values()}
 
 
 def test_a_single_site_stays_in_the_middle() -> None:
-    (axis, *_) = penalty_figure(stitched(sites=(1,))).axes
+    (axis, *_) = figure_of(stitched(sites=(1,))).axes
     low, high = axis.get_xlim()
     places = [float(x) for bars in axis.containers for x in bars[0].get_xdata()]
     assert max(places) - min(places) < 0.2 * (high - low)
@@ -143,7 +145,7 @@ def test_a_single_site_stays_in_the_middle() -> None:
 
 @pytest.mark.parametrize("models", [("gelu", "solu"), ("embedded-gpt:0", "embedded-gpt:1:activation=solu")])
 def test_the_legend_is_in_the_picture_and_on_nothing_else(models: tuple[str, str]) -> None:
-    figure = penalty_figure(stitched(models))
+    figure = figure_of(stitched(models))
     FigureCanvasAgg(figure).draw()
     (legend,) = figure.legends
     box = legend.get_window_extent()
@@ -157,23 +159,23 @@ def test_the_legend_is_in_the_picture_and_on_nothing_else(models: tuple[str, str
 def test_every_penalty_is_in_view_whatever_its_panel() -> None:
     rows = [row for row in stitched() if row["method"] in ("affine_norm", "identity")]
     most = max(row["penalty_high"] for row in rows)
-    assert penalty_figure(rows).axes[0].get_ylim()[1] > most
+    assert figure_of(rows).axes[0].get_ylim()[1] > most
     along = changed(curves(rows), where={"site_x": 3}, penalty=100.0)
     assert curve_figure(along).axes[0].get_ylim()[1] > 100
 
 
 def test_accuracy_stands_below_each_targets_own() -> None:
     rows = changed(stitched(), where={"method": "native", "model_y": "solu"}, score=0.9)
-    for axis in accuracy_figure(rows).axes:
+    for axis in figure_of(rows, "accuracy").axes:
         across = [points[0][1] for points in map(path, axis.lines) if len(points) == 2]
         assert sorted(across) == [80, 90]
-    assert drawn(accuracy_figure(rows).axes[0])["gelu → solu"][0] == pytest.approx(79.4)
+    assert drawn(figure_of(rows, "accuracy").axes[0])["gelu → solu"][0] == pytest.approx(79.4)
 
 
 def test_what_overflows_is_not_drawn_and_hides_nothing_else() -> None:
     gone = dict.fromkeys(("penalty", "penalty_low", "penalty_high", "accuracy"))
     rows = changed(stitched(), where={"method": "linear", "model_x": "gelu", "model_y": "solu", "site_x": 2}, **gone)
-    (heights,) = (drawn(axis)["gelu → solu"] for axis in penalty_figure(rows).axes if axis.get_title() == "linear")
+    (heights,) = (drawn(axis)["gelu → solu"] for axis in figure_of(rows).axes if axis.get_title() == "linear")
     assert [str(height) for height in heights] == ["0.12", "nan", "0.207846"]
     assert "overflow" in screen(rows)
     assert "linear: the stitched model gives no finite loss at 1 of 12 places (4 routes)." in findings(rows)
@@ -199,7 +201,7 @@ def test_curves_of_many_models_are_means_even_where_routes_end_at_different_step
 
 def test_maps_show_each_penalty_at_its_sites() -> None:
     rows = stitched(sites=GRID)
-    figure = penalty_map(rows)
+    figure = figure_of(rows, "map")
     assert figure is not None
     panels = [axis for axis in figure.axes if axis.images]
     assert [axis.get_title() for axis in panels[:4]] == ["gelu → solu", "solu → gelu", "gelu → gelu", "solu → solu"]
@@ -217,8 +219,8 @@ def test_maps_show_each_penalty_at_its_sites() -> None:
 
 def test_sites_of_unequal_models_and_of_grids_come_in_order_of_depth() -> None:
     uneven = [row | {"site_y": row["site_x"] and min(row["site_x"], 2)} for row in stitched()]
-    assert matching_pairs(uneven) == [(1, 1), (2, 2), (3, 2)]
-    assert matching_pairs(stitched(sites=GRID)) == [(1, 1), (2, 2), (3, 3)]
+    assert Routes(uneven).pairs == [(1, 1), (2, 2), (3, 2)]
+    assert Routes(stitched(sites=GRID)).pairs == [(1, 1), (2, 2), (3, 3)]
 
 
 # --------------------------------------------------------------------- tables
@@ -307,29 +309,6 @@ def test_groups_are_compared_with_their_own_routes() -> None:
     few = {"good": EIGHT[:2], "poor": EIGHT[2:4]}
     four = [row for row in rows if {row["model_x"], row["model_y"]} <= set(EIGHT[:4])]
     assert "intervals over models" not in "\n".join(findings(four, few))
-
-
-# ------------------------------------------------------------------- callback
-
-
-def test_the_report_is_written_and_shown_when_the_evaluation_ends(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    module = StitchingEvaluation()
-    module.rows, module.meta = stitched(sites=(1,)), {"task": "causal"}
-    module.report_tables = {"curves": curves(module.rows)}
-    strategy = SimpleNamespace(root_device=torch.device("cpu"))
-    trainer: Any = SimpleNamespace(is_global_zero=True, loggers=[], strategy=strategy, world_size=2)
-    WriteReport("stitching", tmp_path).on_test_end(trainer, module)
-    meta = json.loads((tmp_path / "stitching.json").read_text())["meta"]
-    assert (meta["task"], meta["ranks"]) == ("causal", 2)
-    said = capsys.readouterr().out
-    assert "solu → gelu" in said
-    assert "±: half of the 95 % interval over texts" in said
-    assert "identity: between different models the penalty is" in said
-    trainer.is_global_zero = False
-    WriteReport("stitching", tmp_path / "other").on_test_end(trainer, module)
-    assert not (tmp_path / "other").exists()
 
 
 def test_a_layer_that_is_not_trained_is_marked_and_no_finding_speaks_of_it() -> None:
