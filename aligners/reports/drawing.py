@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
+import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
@@ -27,12 +29,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 # Tol's muted scheme, likewise: of models, groups and variants, so that no colour of a method means one of them.
 MODEL_COLOURS = ("#332288", "#CC6677", "#117733", "#999933", "#AA4499", "#44AA99", "#882255", "#88CCEE")
 MARKERS = "osD^vPX*h"  # one more than there are colours, so that pairs of both repeat late
-METHODS = (  # each has one colour and marker in all figures
-    "permutation", "procrustes", "cca", "linear", "mlp_paper", "mlp", "inn_paper", "inn",
-    "svcca", "inn_one_way", "free_form", "gcca", "pwcca", "ridge",
-)  # fmt: skip
-METHOD_COLOURS = (*COLOURS, "#6A3D9A", "#B2182B", "#66A61E", "#17BECF", "#BCBD22", "#00441B")  # one for each of them
-FLOORS = {"mean": "0.75", "identity": "0.35", "random_embedding": "0.55"}  # greys
+LOOKS = yaml.safe_load(Path(__file__).with_name("looks.yaml").read_text(encoding="utf-8"))
+METHODS, FLOORS = list(LOOKS["methods"]), LOOKS["floors"]  # each has one look in all figures
 ABREAST, PANEL = 4, (3.6, 2.9)  # of figures by site: most panels in a row, and their size in inches
 LINEAR_UP_TO = 0.01  # nats: what stitching a model to itself costs at most
 LIGHT_FROM = 0.6  # share of the colour scale above which dark letters are easier to read
@@ -100,7 +98,7 @@ def method_looks(names: Iterable[str]) -> dict[str, Look]:
             looks[name] = {**line_look(0, list(FLOORS).index(name) + 6, ":"), "color": FLOORS[name]}
         elif name in METHODS:
             place = METHODS.index(name)
-            looks[name] = line_look(place, place, "-", METHOD_COLOURS)
+            looks[name] = line_look(place, place, "-", list(LOOKS["methods"].values()))
         else:
             looks[name] = line_look(others, others + others // len(COLOURS) + 3, "-.")
             others += 1

@@ -36,14 +36,6 @@ FVU_LABELS = {
     "fvu_unseen": "FVU on types that no map saw",
     "fvu_other": "FVU on the other text",
 }
-LEVELS: dict[str, drawing.Look] = {
-    "native_y": {"color": "0.1", "linestyle": "-"},
-    "native_x": {"color": "0.1", "linestyle": "--"},
-    "random_classifier": {"color": "0.5", "linestyle": "-."},
-    "random_label": {"color": "0.5", "linestyle": (0, (1, 3))},
-    "constant_label": {"color": "0.5", "linestyle": (0, (6, 3))},
-    "unigram": {"color": "0.5", "linestyle": (0, (6, 3))},
-}
 
 
 def price_of_bijectivity(rows: Sequence[Row]) -> list[Row]:
@@ -267,10 +259,10 @@ def accuracy_figure(rows: Sequence[Row]) -> Figure:
 def _by_site(shown: Sequence[list[Row]], roles: Sequence[str], column: str, up: str, scale: float = 1) -> Figure:
     """Draw a column against site; rows without a site are levels if they have one of `roles`."""
     styles = _styles([row for panel in shown for row in panel])
-    each = []
+    looks, each = drawing.LOOKS["levels"], []
     for panel in shown:
         without = [row for row in panel if row["site_x"] is None and row["role"] in roles and row[column] is not None]
-        levels = [(row["method"], {"linewidth": 1, **LEVELS[row["method"]]}, row[column]) for row in without]
+        levels = [(row["method"], {"linewidth": 1, **looks[row["method"]]}, row[column]) for row in without]
         each += [part._replace(levels=levels) for part in _parts(panel, styles)]
     return drawing.site_figure(each, column, up, scale)
 
@@ -279,18 +271,17 @@ def _parts(panel: list[Row], styles: dict[str, drawing.Look]) -> list[drawing.Si
     """Draw a panel's lines in as few panels as can be read: closed forms, trained maps and floors."""
     methods = grouped(panel, "method")
     lines = {name: (name, style, methods[name]) for name, style in styles.items() if name in methods}
-    kinds: dict[str, list[str]] = {kind: [] for kind in KINDS}
-    for name, style, line in lines.values():
-        kinds[FLOORS if line[0]["role"] == "floor" else CLOSED if style["linestyle"] == "--" else OTHERS].append(name)
-    shares = drawing.shared_out(kinds.values())
+    kinds = {name: FLOORS if line[0]["role"] == "floor" else CLOSED if style["linestyle"] == "--" else OTHERS
+             for name, style, line in lines.values()}  # fmt: skip
+    shares = drawing.shared_out([name for name in lines if kinds[name] == kind] for kind in KINDS)
     title, pairs = panel_title(panel), site_pairs(panel)
     if len(shares) == 1:
         return [drawing.SitePanel(title, pairs, list(lines.values()))]
-    said = (" and ".join(kind for kind in KINDS if set(kinds[kind]) & set(share)) for share in shares)
-    return [
-        drawing.SitePanel(f"{title}\n{kind}", pairs, [lines[name] for name in share])
-        for kind, share in zip(said, shares, strict=True)
-    ]
+    parts = []
+    for share in shares:
+        held = " and ".join(kind for kind in KINDS if kind in [kinds[name] for name in share])
+        parts.append(drawing.SitePanel(f"{title}\n{held}", pairs, [lines[name] for name in share]))
+    return parts
 
 
 def _styles(rows: Sequence[Row]) -> dict[str, drawing.Look]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,7 +12,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from rich.table import Table
 
-from aligners.reports.drawing import heat_map, heat_maps, label, layer_grid, name_sites, panels, shown_lines
+from aligners.reports import drawing
 from aligners.reports.names import file_names, site_name, with_short_names
 from aligners.reports.report import Report, Row, distinct, grouped, is_known, models_in, number, where
 from aligners.reports.screen import site_table
@@ -22,17 +21,10 @@ from aligners.similarity.controls import matching_layers
 
 MOST_PAIRS = 12  # of different models, each of which has figures and a table of its own by default
 SHOWN = {"value": "", "held_out": "other texts", "null": "null", "untrained": "untrained"}
-PANELS_ABREAST = 5
+ABREAST = 5
 LARGEST = 14  # inches
 CELL, SMALL_CELL = 0.42, 0.27  # inches, with a number in letters of either size
-LINES: dict[str, dict[str, Any]] = {
-    "value": {"label": "value", "color": "#0072B2", "marker": "o", "lw": 1.6},
-    "held_out": {"label": "fitted on other texts", "color": "#D55E00", "marker": "s", "lw": 1.3, "ls": "--"},
-    "standardised": {"label": "features standardised", "color": "#009E73", "marker": "D", "lw": 1.3, "ls": "-."},
-    "untrained": {"label": "untrained twins", "color": "#E69F00", "marker": "^", "lw": 1.1},
-    "null": {"label": "null: texts permuted", "color": "0.5", "marker": "x", "lw": 1.1, "ls": ":"},
-    "ceiling": {"label": "same model", "color": "0.75", "lw": 1.0},
-}
+LINES: dict[str, drawing.Look] = drawing.LOOKS["similarity"]
 
 
 def report(
@@ -123,10 +115,11 @@ def pair_map(rows: Sequence[Row]) -> Figure:
     measures, layers = grouped(rows, "label"), _layers(rows)
     cell = CELL if max(map(len, layers)) <= 8 else SMALL_CELL
     height, width = (max(1.9, cell * len(own)) for own in layers)
-    figure, axes = panels(len(measures), PANELS_ABREAST, (width + 0.55, height + 0.75), (1.1, 0.5), boxed=True, font=8)
-    grids = [layer_grid(own, ("layer_x", "layer_y", "value"), *layers) for own in measures.values()]
-    heat_maps(axes, measures, grids, *layers, shrink=0.6, pad=0.01, label="similarity")
-    label(figure, f"layer of {rows[0]['model_y']}", f"layer of {rows[0]['model_x']}")
+    size = width + 0.55, height + 0.75
+    figure, axes = drawing.panels(len(measures), ABREAST, size, (1.1, 0.5), boxed=True, font=8)
+    grids = [drawing.layer_grid(own, ("layer_x", "layer_y", "value"), *layers) for own in measures.values()]
+    drawing.heat_maps(axes, measures, grids, *layers, shrink=0.6, pad=0.01, label="similarity")
+    drawing.label(figure, f"layer of {rows[0]['model_y']}", f"layer of {rows[0]['model_x']}")
     return figure
 
 
@@ -143,9 +136,9 @@ def block_map(rows: Sequence[Row]) -> Figure:
     blocks = Counter(model for model, _ in places)
     room = 0.3 * len(places)
     size = min(max(3.5, room), LARGEST)
-    figure, (axis,) = panels(1, 1, (size, size), (1.6, 1.0), boxed=True, font=8)
+    figure, (axis,) = drawing.panels(1, 1, (size, size), (1.6, 1.0), boxed=True, font=8)
     numbers = [layer for _, layer in places]
-    image = heat_map(axis, _both_directions(rows, places), numbers, numbers)
+    image = drawing.heat_map(axis, _both_directions(rows, places), numbers, numbers)
     crowded = room > LARGEST
     if crowded:  # there is no room for the numbers of layers
         axis.set(xticks=[], yticks=[])
@@ -162,7 +155,7 @@ def _both_directions(rows: Sequence[Row], places: Sequence[tuple[str, int]]) -> 
         x, y = ((row[f"model_{side}"], row[f"layer_{side}"]) for side in "xy")
         ends = {"forward": [(x, y)], "backward": [(y, x)]}.get(row["direction"], [(x, y), (y, x)])
         cells += [{"from": a, "to": b, "value": row["value"]} for a, b in ends]
-    return layer_grid(cells, ("from", "to", "value"), places, places)
+    return drawing.layer_grid(cells, ("from", "to", "value"), places, places)
 
 
 def _name_blocks(axis: Axes, blocks: Mapping[str, int], crowded: bool) -> None:
@@ -188,16 +181,16 @@ def layer_lines(rows: Sequence[Row]) -> Figure:
     """
     measures = distinct(_raw(rows), "label")
     pairs = matching_layers(*_layers(rows))
-    figure, axes = panels(len(measures), PANELS_ABREAST, (2.5, 2.1), (1.6, 0.4), font=8, sharex=True, sharey=True)
+    figure, axes = drawing.panels(len(measures), ABREAST, (2.5, 2.1), (1.6, 0.4), font=8, sharex=True, sharey=True)
     for axis, measure in zip(axes, measures, strict=True):
         _draw(axis, _line(rows, measure, pairs))
-        name_sites(axis, measure, pairs)
+        drawing.name_sites(axis, measure, pairs)
         axis.axhline(0, color="0.85", linewidth=0.8, zorder=0)
-    handles, names = shown_lines(axes)
+    handles, names = drawing.shown_lines(axes)
     interval = ", 95 % interval" * is_known(rows, "low")
     names = [name + interval * (name == LINES["value"]["label"]) for name in names]
     figure.legend(handles, names, loc="outside right center", frameon=False)
-    label(figure, "layer", "similarity", f"{rows[0]['model_x']} and {rows[0]['model_y']}")
+    drawing.label(figure, "layer", "similarity", f"{rows[0]['model_x']} and {rows[0]['model_y']}")
     return figure
 
 
@@ -217,7 +210,7 @@ def pair_lines(panels_of_pairs: Sequence[Sequence[Row]]) -> Figure:
         for measure in distinct(_raw(rows), "label"):
             lines.setdefault(measure, []).append(_line(rows, measure, pairs)["value"])
     most = max(len(names) for names in named)
-    figure, axes = panels(len(lines), PANELS_ABREAST, (2.5, 2.1), (0.6, 0.4), font=8, sharex=True, sharey=True)
+    figure, axes = drawing.panels(len(lines), ABREAST, (2.5, 2.1), (0.6, 0.4), font=8, sharex=True, sharey=True)
     for axis, (measure, each) in zip(axes, lines.items(), strict=True):
         stretched = np.array([np.interp(np.linspace(0, 1, most), np.linspace(0, 1, len(one)), one) for one in each])
         axis.plot(stretched.T, color="0.6", linewidth=0.5, alpha=0.5)
@@ -227,7 +220,7 @@ def pair_lines(panels_of_pairs: Sequence[Sequence[Row]]) -> Figure:
         if len(named) == 1:
             axis.set_xticks(range(most), next(iter(named)))
     across = "layer" if len(named) == 1 else "layer of the deepest pair; the others stretched"
-    label(figure, across, "similarity", f"{len(panels_of_pairs)} pairs of models, and their median")
+    drawing.label(figure, across, "similarity", f"{len(panels_of_pairs)} pairs of models, and their median")
     return figure
 
 

@@ -142,15 +142,11 @@ class Routes:
     def looks(self) -> dict[str, drawing.Look]:
         """Targets have colours, sources markers, groups both; models stitched to themselves are dashed."""
         targets, sources = ([*dict.fromkeys(line[place] for line in self.lines)] for place in (2, 1))
-        return {
-            line.name: drawing.line_look(
-                targets.index(line.model_y),
-                sources.index(line.model_x),
-                "--" if line.same else "-",
-                drawing.MODEL_COLOURS,
-            )
-            for line in self.lines
-        }
+        looks = {}
+        for name, x, y, same, _ in self.lines:
+            places = targets.index(y), sources.index(x)
+            looks[name] = drawing.line_look(*places, "--" if same else "-", drawing.MODEL_COLOURS)
+        return looks
 
     def shares(self) -> list[tuple[str, list[Line]]]:
         """Lines shared out to panels; with each share, what its panel's title says of it besides."""

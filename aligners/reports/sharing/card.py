@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from huggingface_hub import ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -25,20 +26,8 @@ TAGS = {"maps": "model-alignment", "universe": "model-alignment", "stitching": "
 PLACE = "FOLDER-OR-NAME"  # until it is uploaded
 VOCABULARY = 2.0  # FVU on unseen types over that on seen ones from which a map is called partly a vocabulary
 MOST_ROWS = 80
-LABELS = ("route", "task", "method", "role", "source", "site", "rank")
-VALUES = {
-    "parameters": "parameters",
-    "fvu": "FVU",
-    "fvu_seen": "FVU, seen types",
-    "fvu_unseen": "FVU, unseen types",
-    "fvu_inverse": "FVU of the inverse",
-    "penalty": "penalty, nats",
-    "score": "score",
-    "control": "control task",
-    "selectivity": "selectivity",
-    "uuas": "UUAS",
-    "cycle": "cycle error",
-}
+COLUMNS = yaml.safe_load((HERE / "card.yaml").read_text(encoding="utf-8"))
+LABELS, VALUES = COLUMNS["labels"], COLUMNS["values"]
 
 
 def card_text(

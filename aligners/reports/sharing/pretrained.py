@@ -57,7 +57,7 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
     kind: ClassVar[str]
     file: ClassVar[str]
 
-    def __init__(self, models: Sequence[Identity], data: Mapping[str, Any]) -> None:
+    def __init__(self, models: Sequence[Mapping[str, Any]], data: Mapping[str, Any]) -> None:
         self.models, self.data = [dict(model) for model in models], for_others(data)
         self.fitted_on_models: list[Identity] = []
         self.card = ""
@@ -244,8 +244,7 @@ class _SharedBank(Shared):
     def __init__(self, bank: StoredBank) -> None:
         if bank.command != self.command:
             raise UserError(f"Expected {self.kind} of `train.py {self.command}`, but got those of `{bank.command}`.")
-        models = bank.data["models"]
-        super().__init__(list(models.values()) if isinstance(models, dict) else models, bank.data_config)
+        super().__init__(models_of(bank.data), bank.data_config)
         self.bank = replace(bank, data_config=self.data)
 
     def about(self) -> dict[str, Any]:
