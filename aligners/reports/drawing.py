@@ -173,7 +173,8 @@ def heat_maps(
     grids: Iterable[NDArray[np.float64]],
     rows: Sequence[object],
     columns: Sequence[object],
-    *ends: float,
+    low: float = 0,
+    high: float = 1,
     **bar: Any,
 ) -> None:
     """Draw heat maps of the same layers with one colour scale, and its bar beside them.
@@ -184,11 +185,12 @@ def heat_maps(
         grids: the values of each.
         rows: see `heat_map`.
         columns: likewise.
-        ends: of the scale, likewise.
+        low: likewise.
+        high: likewise.
         bar: options of `Figure.colorbar`.
     """
     for axis, title, grid in zip(axes, titles, grids, strict=True):
-        image = heat_map(axis, grid, rows, columns, *ends)
+        image = heat_map(axis, grid, rows, columns, low, high)
         axis.set_title(title, fontsize=9)
     axes[0].figure.colorbar(image, ax=axes, **bar)
 

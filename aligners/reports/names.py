@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import yaml
 
 from aligners.fitting.outcomes import mark
 from aligners.reports.report import MODELS, Row, models_in
 
-SCORES = {  # name -> in words, and as a heading
-    "accuracy": ("accuracy in %", "acc. %"), "mcc": ("Matthews correlation × 100", "MCC × 100"),
-    "f1": ("F1 × 100", "F1 × 100"), "pearson": ("Pearson correlation × 100", "r × 100"),
-    "spearman": ("Spearman correlation × 100", "ρ × 100"),
-}  # fmt: skip
+WORDS: dict[str, Row] = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
 MOST_LETTERS = 40  # two such names fit in a title of 120 columns
 
 
@@ -87,12 +86,12 @@ def score_name(rows: Sequence[Row]) -> str:
 
 def score_words(rows: Sequence[Row]) -> str:
     """Name the score for an axis or a title, such as "accuracy in %" or "Matthews correlation × 100"."""
-    return SCORES[score_name(rows)][0]
+    return WORDS["scores"][score_name(rows)][0]
 
 
 def score_heading(rows: Sequence[Row]) -> str:
     """Name the score for the heading of a column, such as "acc. %"."""
-    return SCORES[score_name(rows)][1]
+    return WORDS["scores"][score_name(rows)][1]
 
 
 def floor_words(rows: Sequence[Row]) -> str:

@@ -11,23 +11,14 @@ from matplotlib.figure import Figure
 
 from aligners.fitting.outcomes import is_trained, mark, what_did_not_train, worst_of
 from aligners.reports.drawing import PANEL, Look, dress, hollow_where_untrained, log_scale, method_looks, panels
-from aligners.reports.names import with_short_names
+from aligners.reports.names import WORDS, with_short_names
 from aligners.reports.report import Report, Row, distinct, grouped, largest, mean, where
 from aligners.reports.screen import TitledTable, site_table
 from aligners.reports.templates import sentences
 
 FREE, FLOOR = "mlp", "floor"
 DIRECTIONS = ("X to Y", "Y to X")
-WORDS = {
-    "linear": "linear",
-    "inn_paper": "couplings, one way",
-    "inn_one_way": "INN, one way",
-    "inn": "INN, both ways",
-    "mlp": "MLP each way",
-    "free_form": "two tied MLPs",
-    "floor": "floor",
-}
-ELSEWHERE = {"rows of unseen token types": "fvu_unseen", "the other text": "fvu_other"}
+NAMES = WORDS["bijection"]
 LARGEST = 2.0  # FVU; a map that is worse is off the scale
 
 
@@ -45,7 +36,7 @@ def report(meta: Row, rows: Sequence[Row]) -> Report:
 
 def _name(row: Row) -> str:
     """A map with the size, steps and seed of its training."""
-    return f"{WORDS[row['method']]} ({row['size']:,} parameters, {row['steps']:,} steps, seed {row['seed']})"
+    return f"{NAMES[row['method']]} ({row['size']:,} parameters, {row['steps']:,} steps, seed {row['seed']})"
 
 
 def _of(rows: Iterable[Row], size: int, **wanted: object) -> list[Row]:
@@ -81,8 +72,8 @@ def _prices(rows: Sequence[Row], size: int) -> dict[str, list[float]]:
 
 
 def _methods(rows: Iterable[Row]) -> list[str]:
-    """Those of the report, in the order of `WORDS`."""
-    return sorted(distinct(rows, "method"), key=list(WORDS).index)
+    """Those of the report, in the order of `words.yaml`."""
+    return sorted(distinct(rows, "method"), key=list(NAMES).index)
 
 
 def _table(rows: Sequence[Row], size: int) -> TitledTable:
@@ -93,7 +84,7 @@ def _table(rows: Sequence[Row], size: int) -> TitledTable:
     table = site_table(title, ["map", "direction"], columns, {})
     for method, prices in _prices(rows, size).items():
         for direction, price in zip(DIRECTIONS, prices, strict=True):
-            table.add_row(WORDS[method], direction, *_cells(_last(rows, size, method, direction), price))
+            table.add_row(NAMES[method], direction, *_cells(_last(rows, size, method, direction), price))
     return table
 
 
@@ -140,7 +131,7 @@ def _curves(axis: Axes, rows: Sequence[Row], across: str) -> None:
         at = dict(sorted(grouped(where(rows, method=method), across).items()))
         values = [_by_seed(own, "fvu") for own in at.values()]
         if method == "linear":
-            axis.axhline(float(np.mean(values)), label=WORDS[method], color=_look(method)["color"], linestyle=":")
+            axis.axhline(float(np.mean(values)), label=NAMES[method], color=_look(method)["color"], linestyle=":")
         elif method == FLOOR:
             least, said = min(np.mean(each) for each in values), "below the floor of maps\nthat are good both ways"
             axis.axhspan(1e-6, float(least), color="0.9", zorder=0, label=said)
@@ -157,10 +148,10 @@ def _curve(axis: Axes, method: str, at: dict[int, list[Row]], values: Sequence[S
     middle = np.array([np.mean(each) for each in values])
     bars = [middle - [min(each) for each in values], [max(each) for each in values] - middle]
     shown = np.where(middle <= LARGEST, middle, np.nan)
-    axis.errorbar(list(at), shown, bars, label=WORDS[method], elinewidth=0.8, **_look(method))
+    axis.errorbar(list(at), shown, bars, label=NAMES[method], elinewidth=0.8, **_look(method))
     hollow_where_untrained(axis, list(at), list(shown), [worst_of(own) for own in at.values()], _look(method))
     if np.isnan(shown).all():
-        said, color = f"{WORDS[method]}: off the scale ({middle[-1]:.0e})", _look(method)["color"]
+        said, color = f"{NAMES[method]}: off the scale ({middle[-1]:.0e})", _look(method)["color"]
         axis.annotate(said, (0.03, 0.97), xycoords="axes fraction", color=color, fontsize=7, va="top")
 
 
@@ -201,10 +192,10 @@ def _said(rows: Sequence[Row], size: int) -> list[str]:
     """Say what each bijection costs, whether the floor explains it, and how much of it is a vocabulary."""
     prices = _prices(rows, size)
     elsewhere = {
-        place: {WORDS[name]: price for name in prices if name not in (FREE, FLOOR)
+        place: {NAMES[name]: price for name in prices if name not in (FREE, FLOOR)
                 if not np.isnan(price := _price(rows, size, name, DIRECTIONS[0], column))}
-        for place, column in ELSEWHERE.items()
+        for place, column in WORDS["elsewhere"].items()
     }  # fmt: skip
     known = {name: both for name, both in prices.items() if not np.isnan(both).any()}
-    inns = {WORDS[name]: both for name, both in known.items() if name.startswith("inn")}
+    inns = {NAMES[name]: both for name, both in known.items() if name.startswith("inn")}
     return sentences("bijection", inns=inns, floor=known.get(FLOOR), elsewhere=elsewhere)

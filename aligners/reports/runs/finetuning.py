@@ -11,17 +11,13 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from aligners.reports.drawing import MODEL_COLOURS, panels
-from aligners.reports.names import floor_words, score_heading, score_words
+from aligners.reports.names import WORDS, floor_words, score_heading, score_words
 from aligners.reports.report import Report, Row, distinct, grouped, where
 from aligners.reports.screen import site_table
 
 CURVE_FROM = 3  # numbers of blocks; fewer stand side by side
 UNFROZEN = -1  # where Merchant et al. put the model with nothing frozen
-ACROSS = {
-    "bottom": "bottom blocks frozen (-1: nothing)",
-    "top": "top blocks frozen",
-    "layers": "blocks that are left",
-}
+ACROSS = WORDS["finetuning"]
 
 
 def report(meta: Row, rows: Sequence[Row]) -> Report:

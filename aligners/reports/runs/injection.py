@@ -14,7 +14,7 @@ from rich.table import Table
 from aligners.fitting.outcomes import is_trained, mark, no_better_than_the_mean, trained_methods, what_did_not_train
 from aligners.injection.methods import BOTH_WAYS, TRAINED
 from aligners.reports import drawing
-from aligners.reports.names import score_heading, score_words, site_name, with_short_names
+from aligners.reports.names import WORDS, score_heading, score_words, site_name, with_short_names
 from aligners.reports.report import Report, Row, by_sites, grouped, is_known, number, site_pairs, where
 from aligners.reports.screen import ROLE_STYLES, site_table
 from aligners.reports.templates import sentences
@@ -24,18 +24,10 @@ KEPT = 0.015  # an accuracy that loses no more than this counts as kept
 VOCABULARY = 2.0  # a map whose FVU is this many times higher on unseen types is called partly a vocabulary
 PLAIN = ("linear", "ridge")  # baselines, of which the closer is named
 ALL_TOKENS = "tokens"
-COLUMN_GROUPS = {  # column -> its heading; for the score see score_heading
-    "penalty": "penalty", "fvu": "FVU", "fvu_unseen": "unseen", "fvu_other": "other", "fvu_inverse": "inverse",
-    "score": "",
-}  # fmt: skip
+COLUMN_GROUPS, FVU_LABELS = WORDS["injection"], WORDS["fvu"]  # for the score see score_heading
 MOST_NUMBERS_ABREAST = 12
 KINDS = CLOSED, OTHERS, FLOORS = "closed forms", "trained maps", "floors"
 FVU_TOP = 10.0  # an inverse can be arbitrarily worse than the mean, and would squeeze the lines below 1
-FVU_LABELS = {
-    "fvu": "FVU: share of variance left unexplained",
-    "fvu_unseen": "FVU on types that no map saw",
-    "fvu_other": "FVU on the other text",
-}
 
 
 def price_of_bijectivity(rows: Sequence[Row]) -> list[Row]:

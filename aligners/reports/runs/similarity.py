@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from aligners.reports import drawing
-from aligners.reports.names import file_names, site_name, with_short_names
+from aligners.reports.names import WORDS, file_names, site_name, with_short_names
 from aligners.reports.report import Report, Row, distinct, grouped, is_known, models_in, number, where
 from aligners.reports.screen import site_table
 from aligners.reports.templates import sentences
 from aligners.similarity.controls import matching_layers
 
 MOST_PAIRS = 12  # of different models, each of which has figures and a table of its own by default
-SHOWN = {"value": "", "held_out": "other texts", "null": "null", "untrained": "untrained"}
 ABREAST = 5
 LARGEST = 14  # inches
 CELL, SMALL_CELL = 0.42, 0.27  # inches, with a number in letters of either size
@@ -57,7 +56,7 @@ def _figures(rows: Sequence[Row], alone: bool) -> dict[str, Callable[[], Figure]
     """List the figures: two for each pair of models, or one for all; of more than two models, one for each measure."""
     figures: dict[str, Callable[[], Figure]] = {}
     names = file_names(models_in(rows))
-    for (model_x, model_y), panel in _pairs(rows).items() if alone else ():
+    for (model_x, model_y), panel in grouped(rows, "model_x", "model_y").items() if alone else ():
         pair = f"{names[model_x]}_{names[model_y]}"
         figures[f"layers_{pair}"] = partial(pair_map, _raw(panel))
         if model_x != model_y:
@@ -75,18 +74,14 @@ def similarity_tables(rows: Sequence[Row]) -> list[Table]:
     return [_table(_raw(panel)) for panel in _different(rows)]
 
 
-def _pairs(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
-    return grouped(rows, "model_x", "model_y")
-
-
 def _different(rows: Sequence[Row]) -> list[list[Row]]:
     """The rows of each pair of different models."""
-    return [panel for (x, y), panel in _pairs(rows).items() if x != y]
+    return [panel for (x, y), panel in grouped(rows, "model_x", "model_y").items() if x != y]
 
 
-def _layers(rows: Sequence[Row]) -> list[list[int]]:
+def _layers(rows: Sequence[Row]) -> tuple[list[int], list[int]]:
     """The layers of X and of Y, in order."""
-    return [sorted(distinct(rows, f"layer_{side}")) for side in "xy"]
+    return sorted(distinct(rows, "layer_x")), sorted(distinct(rows, "layer_y"))
 
 
 def _raw(rows: Sequence[Row]) -> list[Row]:
@@ -98,7 +93,7 @@ def _table(rows: Sequence[Row]) -> Table:
     title = f"{rows[0]['model_x']} and {rows[0]['model_y']}, matching layers"
     table = site_table(title, ["measure", ""], [], {"": [site_name(pair) for pair in pairs]})
     for measure, own in grouped(rows, "label").items():
-        for column, said in SHOWN.items():
+        for column, said in WORDS["similarity"].items():
             cells = {(r["layer_x"], r["layer_y"]): f"{r[column]:.3f}" for r in own if r[column] is not None}
             values = [cells.get(pair, "") for pair in pairs]
             if any(values):

@@ -210,7 +210,7 @@ def _curve_figure(curves: Sequence[Row], groups: Groups) -> Figure:
 def _penalty_map(routes: Routes) -> Figure:
     """Draw penalty over all site pairs: a row of panels with one scale for each method, a column for each line."""
     lines, methods, pairs = routes.lines, routes.methods, site_pairs(routes.rows)
-    layers = [sorted(set(sites)) for sites in zip(*pairs, strict=True)]
+    layers = sorted({x for x, _ in pairs}), sorted({y for _, y in pairs})
     height, width = (max(1.9, 0.42 * len(own)) for own in layers)
     count, size = len(lines), (width + 0.45, height + 0.7)
     figure, axes = drawing.panels(len(methods) * count, count, size, (1.3, 0.4), boxed=True, font=8)

@@ -17,25 +17,22 @@ from aligners.errors import UserError
 from aligners.files.shared import CONFIG, FORMAT, LIBRARY, MODEL, fetch, is_hub_name, is_shared, read_config, sha256
 from aligners.files.whole import check_new_folder, whole_folder
 from aligners.fitting.bank import StoredBank, for_others, load_bank, save_bank
+from aligners.models.embedded.recipes import Recipe
 from aligners.models.model import FrozenModel
 from aligners.probing.bank import Bank
 from aligners.probing.storing import PROBES, load_banks, save_banks
 from aligners.reports.finished import FinishedRun, finished_run, has_report
 from aligners.reports.page.run import models_of
 from aligners.reports.sharing.card import PLACE, card_text, with_notice
-from aligners.reports.sharing.models import (
-    Identity,
-    identities,
-    last_parts,
-    listed,
-    public_names,
-    refuse_others,
-    renamed,
-)
+from aligners.reports.sharing.models import last_parts, public_names, renamed
+from datamodules.layers import LayerActivations
+from datamodules.text.sources import TextSource
 
 logger = getLogger(__name__)
 CARD, REPORT, FIGURES = "README.md", "report.json", "figures"
 Named = Sequence[str | FrozenModel]
+
+Identity = dict[str, Any]  # name, revision, fingerprint
 
 
 class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
@@ -216,7 +213,7 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
             return refuse_others(self.models, present, what)
         if len(present) != len(self.models):
             raise UserError(f"Expected {len(self.models)} `models`, as {what} belongs to, but got {len(present)}.")
-        if [model["fingerprint"] for model in present] == [model["fingerprint"] for model in self.models]:
+        if fingerprints(present) == fingerprints(self.models):
             return None
         self.fitted_on_models = self.fitted_on_models or self.models
         self.rename({a["name"]: b["name"] for a, b in zip(self.models, present, strict=True)})
@@ -352,6 +349,50 @@ def _in_name(name: str, names: Mapping[str, str]) -> str:
 
 KINDS: tuple[type[Shared], ...] = (SharedUniverse, SharedStitching, SharedMaps, SharedProbes)
 KEPT = {kind.file: kind for kind in KINDS}  # by the file that a run keeps
+
+
+def identities(models: Sequence[str | FrozenModel], data: Mapping[str, Any]) -> list[Identity]:
+    """Name, revision and fingerprint of models.
+
+    Args:
+        models: loaded ones, or names, which are loaded now.
+        data: options of a data module, of which those that decide what a name means are taken: the precision, and the
+            texts and sizes of embedded models.
+    """
+    return [(model if isinstance(model, FrozenModel) else _loaded(model, data)).identity() for model in models]
+
+
+def _loaded(name: str, data: Mapping[str, Any]) -> FrozenModel:
+    options: dict[str, Any] = {"max_length": 2, "dtype": data.get("dtype", "float32")}  # nothing is read
+    for part, kind in (("text", TextSource), ("recipe", Recipe)):
+        if part in data:
+            options[part] = kind(**data[part])
+    return LayerActivations([name], **options).frozen[0]
+
+
+def refuse_others(belongs: Sequence[Identity], present: Sequence[Identity], what: str) -> None:
+    """Raise unless models are those that something belongs to, in the same order.
+
+    Raises:
+        ValueError: says which differ, and how to use it all the same.
+    """
+    if fingerprints(belongs) == fingerprints(present):
+        return
+    raise UserError(
+        f"Expected `models` to be those that {what} belongs to, {listed(belongs)}, but got {listed(present)}. Name "
+        "them in this order, or say `other_models=True` to use it with others all the same: every number in its card "
+        "is then about other models."
+    )
+
+
+def fingerprints(models: Sequence[Identity]) -> list[str]:
+    """Those of models, in their order."""
+    return [model["fingerprint"] for model in models]
+
+
+def listed(models: Sequence[Identity]) -> str:
+    """Names and the beginnings of fingerprints."""
+    return ", ".join(f"{model['name']} (fingerprint {model['fingerprint'][:12]})" for model in models) or "none"
 
 
 def shared_from_run(

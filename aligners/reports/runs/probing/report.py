@@ -23,17 +23,13 @@ from aligners.reports.drawing import (
     lines_by_site,
     panels,
 )
-from aligners.reports.names import short_names, with_interval, with_short_names
+from aligners.reports.names import WORDS, short_names, with_interval, with_short_names
 from aligners.reports.report import Report, Row, distinct, grouped, largest, mean, number, where
 from aligners.reports.screen import TitledTable, site_table
 from aligners.reports.templates import sentences
 
 BASELINES = ("majority", "word order")
-MEASURES = {  # probe -> column of its scores -> what it is called
-    "edge": {"score": "F1"},
-    "distance": {"score": "Spearman", "uuas": "UUAS"},
-    "depth": {"score": "Spearman", "root_accuracy": "root"},
-}
+MEASURES = WORDS["probing"]  # probe -> column of its scores -> what it is called
 CODES = {  # what is sent by a code -> source, and whether it is the control task
     "model": {"source": "model", "control": False},
     "untrained": {"source": "untrained", "control": False},
