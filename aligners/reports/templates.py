@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from aligners.reports.names import held_out_name, listed, value_range
+from aligners.reports.names import held_out_name, listed, site_name, value_range
 
 HERE = Path(__file__).parent
 PAGES = HERE / "page"
@@ -48,7 +48,7 @@ def words(template: str, **values: Any) -> str:
     """Render a template of `findings/` as it is; see `sentences`."""
     environment = Environment(loader=FileSystemLoader(HERE / "findings"), undefined=StrictUndefined)
     environment.filters |= {"form": format, "held_out_name": held_out_name, "last_part": _last_part}
-    environment.filters |= {"listed": listed, "span": _span}
+    environment.filters |= {"listed": listed, "site_name": site_name, "span": _span}
     return environment.get_template(f"{template}.j2").render(**values)
 
 

@@ -192,10 +192,7 @@ def _said(rows: Sequence[Row], size: int) -> list[str]:
     """Say what each bijection costs, whether the floor explains it, and how much of it is a vocabulary."""
     prices = _prices(rows, size)
     elsewhere = {
-        place: {NAMES[name]: price for name in prices if name not in (FREE, FLOOR)
-                if not np.isnan(price := _price(rows, size, name, DIRECTIONS[0], column))}
+        place: {name: _price(rows, size, name, DIRECTIONS[0], column) for name in prices if name not in (FREE, FLOOR)}
         for place, column in WORDS["elsewhere"].items()
-    }  # fmt: skip
-    known = {name: both for name, both in prices.items() if not np.isnan(both).any()}
-    inns = {NAMES[name]: both for name, both in known.items() if name.startswith("inn")}
-    return sentences("bijection", inns=inns, floor=known.get(FLOOR), elsewhere=elsewhere)
+    }
+    return sentences("bijection", names=NAMES, prices=prices, elsewhere=elsewhere)

@@ -289,28 +289,27 @@ def _findings(routes: Routes) -> list[str]:
     """
     trained = {name: list(filter(is_trained, where(routes.rows, method=name))) for name in routes.methods}
     methods = [_facts(name, own, routes) for name, own in trained.items() if own]
-    return sentences("stitching", methods=methods, small=SMALL, score=score_words(routes.rows))
+    about = {"names": short_names(models_in(routes.rows)), "places": _places, "score": score_words(routes.rows)}
+    return sentences("stitching", methods=methods, small=SMALL, **about)
 
 
 def _facts(name: str, rows: Sequence[Row], routes: Routes) -> Row:
     """What the sentences on a method are made of."""
-    sound = [row for row in rows if row["penalty"] is not None]
-    others, floor = where(sound, same_model=False), rows[0]["role"] == "floor"
+    sound, floor = [row for row in rows if row["penalty"] is not None], rows[0]["role"] == "floor"
     return {
         "name": name,
+        "floor": floor,
+        "rows": rows,
         "overflowed": len(rows) - len(sound),
-        "places": _places(rows),
-        "cost": others if floor else [],
+        "different": where(sound, same_model=False),
         "directions": [] if floor or routes.averaged else list(_directions(sound)),
-        **(_accuracy(others) if others and not floor else {"kept": None}),
-        **(_baselines(sound) if not floor else {"same": []}),
+        **_baselines(sound),
         "groups": [] if routes.groups is None else list(_between_groups(Routes(rows, routes.groups))),
     }
 
 
 def _directions(rows: Sequence[Row]) -> Iterator[Row]:
     """Of each pair of models which direction costs more, comparing X's site l into Y's m with Y's m into X's l."""
-    names = short_names(models_in(rows))
     cells = {(row["model_x"], row["model_y"], row["site_x"], row["site_y"]): row for row in rows}
     pairs: dict[tuple[str, str], list[tuple[Row, Row]]] = {}
     for (x, y, i, j), row in cells.items():
@@ -321,8 +320,8 @@ def _directions(rows: Sequence[Row]) -> Iterator[Row]:
         if _dearer(both) < _dearer([(b, a) for a, b in both]):
             x, y, both = y, x, [(b, a) for a, b in both]
         yield {
-            "x": names[x],
-            "y": names[y],
+            "x": x,
+            "y": y,
             "dearer": _dearer(both),
             "places": len(both),
             "pairs": any(row["site_x"] != row["site_y"] for row, _ in both),
@@ -339,27 +338,9 @@ def _baselines(rows: Sequence[Row]) -> Row:
     """What stitching a model to itself costs, and where different models cost more."""
     same = [row for row in where(rows, same_model=True) if row["site_x"] == row["site_y"]]
     base = {(row["model_y"], row["site_y"]): row["penalty_high"] for row in same}
-    others = [row for row in where(rows, same_model=False) if (row["model_y"], row["site_y"]) in base]
-    return {
-        "same": same,
-        "above": sum(row["penalty"] > SMALL for row in same),
-        "same_places": _places(same),
-        "compared": len(others),
-        "compared_places": _places(others),
-        "dearer": sum(row["penalty_low"] > base[row["model_y"], row["site_y"]] for row in others),
-    }
-
-
-def _accuracy(others: Sequence[Row]) -> Row:
-    """Where a different model keeps the target's score, and where most of it is lost."""
-    names, worst = short_names(models_in(others)), max(others, key=lambda row: row["score_penalty"])
-    return {
-        "kept": sum(row["score_penalty"] <= SMALL for row in others),
-        "other_places": _places(others),
-        "lost": worst["score_penalty"],
-        "route": f"{names[worst['model_x']]} to {names[worst['model_y']]}",
-        "site": site_name((worst["site_x"], worst["site_y"])),
-    }
+    compared = [row for row in where(rows, same_model=False) if (row["model_y"], row["site_y"]) in base]
+    dearer = sum(row["penalty_low"] > base[row["model_y"], row["site_y"]] for row in compared)
+    return {"same": same, "compared": compared, "dearer": dearer}
 
 
 def _between_groups(routes: Routes) -> Iterator[Row]:

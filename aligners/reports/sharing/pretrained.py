@@ -185,17 +185,13 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
             )
         found = cls.read_weights(folder, config)
         found.fitted_on_models = list(config.get("fitted_on_models") or [])
-        found._read_further(folder)
+        if (folder / CARD).is_file():
+            found.card = (folder / CARD).read_text(encoding="utf-8")
+        for path in filter(Path.is_file, [folder / REPORT, *sorted((folder / FIGURES).glob("*.png"))]):
+            found.files[path.relative_to(folder).as_posix()] = path.read_bytes()
         if models is not None:
             found.use_with(models, str(pretrained_model_name_or_path), other_models=other_models)
         return found
-
-    def _read_further(self, folder: Path) -> None:
-        if (folder / CARD).is_file():
-            self.card = (folder / CARD).read_text(encoding="utf-8")
-        for path in [folder / REPORT, *sorted((folder / FIGURES).glob("*.png"))]:
-            if path.is_file():
-                self.files[path.relative_to(folder).as_posix()] = path.read_bytes()
 
     def use_with(self, models: Named, what: str = "it", *, other_models: bool = False) -> None:
         """Check that it belongs to some models, or declare it for them.
@@ -209,12 +205,16 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
             ValueError: they are others.
         """
         present = identities(models, self.data)
+        if [model["fingerprint"] for model in present] == [model["fingerprint"] for model in self.models]:
+            return
         if not other_models:
-            return refuse_others(self.models, present, what)
+            raise UserError(
+                f"Expected `models` to be those that {what} belongs to, {listed(self.models)}, but got "
+                f"{listed(present)}. Name them in this order, or say `other_models=True` to use it with others all the "
+                "same: every number in its card is then about other models."
+            )
         if len(present) != len(self.models):
             raise UserError(f"Expected {len(self.models)} `models`, as {what} belongs to, but got {len(present)}.")
-        if fingerprints(present) == fingerprints(self.models):
-            return None
         self.fitted_on_models = self.fitted_on_models or self.models
         self.rename({a["name"]: b["name"] for a, b in zip(self.models, present, strict=True)})
         self.declare(present)
@@ -222,7 +222,6 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
         notice = f"Declared for {others}, but trained on {own}."
         self.card = with_notice(self.card, f"{notice} All that follows is about the latter.") if self.card else ""
         logger.warning("%s: %s Every number in its card is about the latter.", what, notice)
-        return None
 
     def declare(self, models: Sequence[Identity]) -> None:
         """Say that it belongs to some models."""
@@ -368,26 +367,6 @@ def _loaded(name: str, data: Mapping[str, Any]) -> FrozenModel:
         if part in data:
             options[part] = kind(**data[part])
     return LayerActivations([name], **options).frozen[0]
-
-
-def refuse_others(belongs: Sequence[Identity], present: Sequence[Identity], what: str) -> None:
-    """Raise unless models are those that something belongs to, in the same order.
-
-    Raises:
-        ValueError: says which differ, and how to use it all the same.
-    """
-    if fingerprints(belongs) == fingerprints(present):
-        return
-    raise UserError(
-        f"Expected `models` to be those that {what} belongs to, {listed(belongs)}, but got {listed(present)}. Name "
-        "them in this order, or say `other_models=True` to use it with others all the same: every number in its card "
-        "is then about other models."
-    )
-
-
-def fingerprints(models: Sequence[Identity]) -> list[str]:
-    """Those of models, in their order."""
-    return [model["fingerprint"] for model in models]
 
 
 def listed(models: Sequence[Identity]) -> str:
