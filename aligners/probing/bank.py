@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from inspect import signature
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,29 +16,17 @@ from aligners.probing.words import Place, Source, Words
 AT_ONCE = 128  # sentences that are read together
 
 
-class Annotations(Protocol):
-    """The labels or trees of some sentences."""
-
-    @property
-    def sentences(self) -> list[int]:
-        """Numbers of the sentences that have any, ascending."""
-        ...
-
-    def part(self, words: Words, sentences: Sequence[int]) -> Any:
-        """Those of some sentences, whose rows are counted from 0, one sentence after the other."""
-        ...
-
-
 class Examples:
     """Words with their annotations.
 
     Args:
         words: with their states.
-        annotations: labels or trees.
+        annotations: labels or trees. They have `sentences`, the numbers of those that have any, ascending; and
+            `part`: those of some sentences, whose rows are counted from 0, one sentence after the other.
         sentences: numbers of those that are taken; default: all that are annotated.
     """
 
-    def __init__(self, words: Words, annotations: Annotations, sentences: list[int] | None = None) -> None:
+    def __init__(self, words: Words, annotations: Any, sentences: list[int] | None = None) -> None:
         self.words, self.annotations = words, annotations
         self.sentences = annotations.sentences if sentences is None else sentences
 

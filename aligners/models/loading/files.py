@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from aligners.errors import UserError
 from aligners.models.architectures import register_solu
-
-# What transformers and the readers of files raise for a model that is missing, incomplete or damaged, or that needs a
-# package which is not installed.
-_UNREADABLE = (
-    OSError,
-    ValueError,
-    RuntimeError,
-    KeyError,
-    EOFError,
-    ImportError,
-    SafetensorError,
-    pickle.UnpicklingError,
-)
 
 
 def dtype_of(dtype: str | torch.dtype) -> torch.dtype:
@@ -60,7 +45,7 @@ def read_config(name: str, source: dict[str, Any]) -> PreTrainedConfig:
         )
     try:
         return AutoConfig.from_pretrained(name, **source)
-    except _UNREADABLE as error:
+    except Exception as error:  # a damaged file, or a package that is missing, can raise anything
         raise UserError(
             "Expected `name` to be a local model folder or a model on the Hub that can be reached, but got "
             f"{name!r}. {_reason(error)}"
@@ -81,7 +66,7 @@ def read_weights(name: str, loader: Any, options: dict[str, Any]) -> tuple[PreTr
     try:
         # Weights of another shape pass here, and are then refused by name together with the missing ones.
         model, found = loader.from_pretrained(name, output_loading_info=True, ignore_mismatched_sizes=True, **options)
-    except _UNREADABLE as error:
+    except Exception as error:  # likewise
         raise UserError(
             f"The model {name!r} cannot be loaded {_reason(error)}. If a file of it is missing, damaged or "
             "incomplete, download or save the model again."
@@ -102,7 +87,7 @@ def read_tokenizer(name: str, source: dict[str, Any], config: PreTrainedConfig) 
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, **source)
-    except _UNREADABLE as error:
+    except Exception as error:  # likewise
         raise UserError(
             f"Expected a tokenizer beside the model {name!r}, but got none that can be read. Save one, "
             f"or pass `tokenizer=False` to work on token ids. {_reason(error)}"
@@ -134,29 +119,19 @@ def listed(names: Sequence[str], most: int = 4) -> str:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Silence transformers' progress bars and loading report; callers raise what matters in them."""
-    verbosity = logging.get_verbosity()
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
-    try:
-        with _without_bars():
-            yield
-    finally:
-        logging.set_verbosity(verbosity)
-
-
-@contextmanager
-def _without_bars() -> Iterator[None]:
-    """Silence transformers' progress bars alone."""
-    shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         yield
     finally:
-        if shown:
+        logging.set_verbosity(verbosity)
+        if bars:
             logging.enable_progress_bar()
 
 
 def save_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Write a model and its tokenizer into a folder, as `load_frozen` reads them."""
-    with _without_bars():  # a few small files need none
+    with quiet():
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)

@@ -12,7 +12,6 @@ import torch
 import transformers
 from filelock import FileLock
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from aligners.errors import UserError
@@ -89,7 +88,7 @@ def _folder_of(name: str, source: Mapping[str, Any]) -> Path | None:
         return Path(name)
     try:
         return Path(snapshot_download(name, revision=source.get("revision"), allow_patterns=["config.json"]))
-    except (OSError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError):
+    except (OSError, ValueError):  # it is not on this machine, or its name is none
         return None
 
 
@@ -127,8 +126,7 @@ class SleepingModel(FrozenModel):
         read: Callable[[], PreTrainedModel],
     ) -> None:
         super().__init__(skeleton, tokenizer, name=name, revision=revision)
-        self._dtype, self._place, self._read = skeleton.dtype, torch.device("cpu"), read
-        self.fingerprint = fingerprint
+        self._place, self._read, self.fingerprint = torch.device("cpu"), read, fingerprint
         for part in WITH_WEIGHTS:
             del self.__dict__[part]
 
@@ -152,16 +150,6 @@ class SleepingModel(FrozenModel):
     def device(self) -> torch.device:
         """The device of the inputs, where the weights are or will be."""
         return super().device if self.awake else self._place
-
-    @property
-    def sharded(self) -> bool:
-        """Never."""
-        return False
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Data type of the weights."""
-        return self._dtype
 
     def to(self, device: torch.device | str) -> Self:
         """Move the weights, now or when they are read."""

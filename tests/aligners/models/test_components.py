@@ -217,7 +217,7 @@ def test_a_component_that_nobody_located_is_refused(monkeypatch: pytest.MonkeyPa
 def test_a_path_that_leads_nowhere_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     other = Architecture("encoder.layer", attention=architecture_of("gpt2").attention)
     monkeypatch.setattr("aligners.models.architectures._ARCHITECTURES", {"bert": other})
-    with pytest.raises(ValueError, match=r"`path` 'attn.c_proj' of every block, but got block 1, a BertLayer"):
+    with pytest.raises(ValueError, match=r"`path` 'attn.c_proj' of every block, but not every BertLayer has one"):
         tiny_frozen().front(tokenised(), [1], "attention")
 
 

@@ -242,8 +242,10 @@ def test_rows_have_intervals_selectivity_and_the_centre_of_gravity() -> None:
     words = made_words((6,) * 30)
     arms = [Arm("model", 0), Arm("model", None), Arm("model", 0, control=True), Arm("model", None, control=True)]
     task = EdgeTask("kind", words, made_words((6,) * 10, seed=70), arms, 0, SIZES)
-    banks = [task.train(HOW, seed) for seed in range(2)]
-    least, single, mixed = task.rows(banks, made_words((6,) * 40, seed=100))
+    for seed in range(2):
+        task.train(HOW, seed)
+    banks = task.banks
+    least, single, mixed = task.rows(made_words((6,) * 40, seed=100))
     held = made_words((6,) * 40, seed=100)
     by_seed = [f1(counts(bank, Examples(held, targets_of(task.labels, held))).sum(1)) for bank in banks]
     assert least["source"] == "majority"

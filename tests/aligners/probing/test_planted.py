@@ -66,7 +66,7 @@ def trained(kind: type[DistanceProbes | DepthProbes], words: Words, watched: Wor
 
 def scores(bank: Bank, held: Words, *, rounded: bool) -> TreeScores:
     trees = Trees.of(held)
-    found = predictions(bank, held, trees)
+    found = predictions(bank, Examples(held, trees))
     if rounded:
         found = ((number, values.round()) for number, values in found)
     probe = "distance" if isinstance(bank.probes, DistanceProbes) else "depth"

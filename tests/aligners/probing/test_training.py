@@ -80,7 +80,7 @@ def test_probes_that_an_earlier_version_has_saved_are_read(tmp_path: Path) -> No
     words = made_words()
     bank = fresh_bank(DepthProbes, ARMS, words, 0)
     bank.readings.mean += 3
-    save_banks(tmp_path / "new", {"depth": bank})
+    save_banks(tmp_path / "new", {"depth": (bank, {})})
     with safe_open(tmp_path / "new", "pt") as file:
         described = json.loads(file.metadata()[ENTRY])
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (no mapping)

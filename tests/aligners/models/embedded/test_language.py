@@ -113,7 +113,7 @@ def test_a_solu_gpt_is_read_and_injected_exactly(cache: Path) -> None:
 def test_the_tokenizer_follows_from_the_texts() -> None:
     made = [byte_pairs(TEXTS, 300, 16).get_vocab() for _ in range(3)]
     assert made[0] == made[1] == made[2]
-    with pytest.raises(ValueError, match=r"`vocabulary` of at least 257.*got 256"):
+    with pytest.raises(ValueError, match=r"`vocabulary` to be at least 257.*got 256"):
         byte_pairs(TEXTS, 256, 16)
 
 
@@ -166,7 +166,7 @@ def test_screen_says_what_is_made_and_nothing_else(tmp_path: Path, capfd: pytest
     recipe = replace(GPT, layers=1, steps=2)
     folder = embedded_model(4, TEXTS, recipe=recipe, cache=tmp_path)
     out, err = capfd.readouterr()
-    assert "seed 4 (GPT-2 with gelu_new, 1 blocks, 16 wide, on 2 batches of 8 x 16 tokens)" in out
+    assert "seed 4 (gpt2-gelu_new, 1 blocks, 16 wide, 2 batches of 8 x 16 tokens)" in out
     assert str(folder) in out
     for noise in ("attention_mask", "loss_type", "GPU", "num_workers", "longer than"):
         assert noise not in out + err

@@ -196,7 +196,7 @@ def test_bad_input_is_refused(tmp_path: Path, texts: list[str], labels: list[int
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("embedded:0:layers=0", "`layers` of an embedded model to be at least 1, but got 0"),
+        ("embedded:0:layers=0", "`layers` to be at least 1, but got 0"),
         ("embedded:0:epochs=0", "`epochs` .* at least 1"),
         ("embedded-gpt:0:steps=0", "`steps` .* at least 1"),
         ("embedded:0:width=7", "`width` .* multiple of its `heads`, 2, but got 7"),

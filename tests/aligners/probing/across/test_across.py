@@ -147,14 +147,14 @@ def test_every_map_is_read_at_every_site_pair(found: ProbesAcrossMaps) -> None:
 def test_the_score_is_that_of_ys_probe_on_mapped_words(found: ProbesAcrossMaps, stored: StoredBank) -> None:
     held: PairedWords = found.held
     _, y = found.fitted[0]
-    targets = targets_of(y.task.labels, held.y, y.task.seed)
+    targets = targets_of(y.labels, held.y, y.seed)
     linear = stored.maps["0_1"]["linear"]
     for s, (i, j) in enumerate(PAIRS):
         source = held.x.read([place for place in held.x.places if place.layer == i], range(len(held.x.sentences)))
         mapped = linear(source.expand(len(PAIRS), -1, -1))[s]
         words = made_words(held.y.sentences, *[mapped] * (j + 1))
-        arm = [arm.layer for arm in y.bank.arms].index(j)
-        expected = f1(counts(y.bank.only([arm]), Examples(words, targets)).sum(1)).item()
+        arm = [arm.layer for arm in y.arms].index(j)
+        expected = f1(counts(y.banks[0].only([arm]), Examples(words, targets)).sum(1)).item()
         (row,) = of(found.rows, task="pos", method="linear", site_x=i, site_y=j)
         (own,) = of(found.rows, task="pos", method="native_y", site_x=i, site_y=j)
         (least,) = of(found.rows, task="pos", method="mean", site_x=i, site_y=j)
@@ -275,9 +275,9 @@ def test_no_share_is_kept_of_what_ys_own_probe_does_not_read() -> None:
 def test_a_baseline_stands_beside_every_probe_and_is_not_beaten_by_itself(found: ProbesAcrossMaps) -> None:
     held = found.held.y
     for _, y in found.fitted:
-        least = y.task.measures(None, held, 0)
+        least = y.measures(None, held, 0)
         for name, each in least.items():
-            for row in of(found.rows, task=y.task.name, measure=name, method="baseline"):
+            for row in of(found.rows, task=y.name, measure=name, method="baseline"):
                 assert row["score"] == pytest.approx(float(each[0, 0]))
                 place = {key: row[key] for key in ("task", "measure", "site_x", "site_y")}
                 (own,), (floor,) = (of(found.rows, **place, method=method) for method in ("native_y", "mean"))
