@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from inspect import signature
 from typing import Any, ClassVar, NamedTuple
 
@@ -40,8 +39,11 @@ class Examples:
             yield self.batch(places, self.sentences[first : first + AT_ONCE])
 
 
-class Probes(nn.Module, ABC):
+class Probes(nn.Module):
     """The networks of a bank, one for each arm. Every parameter has the arms on its first axis.
+
+    A subclass has `forward`, from what is read, (A, n, d), and the annotations of some sentences to answers, (A, ...);
+    and `losses`, likewise to the loss of each arm on each of the n targets or sentences, (A, n).
 
     Args:
         arms: A of them.
@@ -52,18 +54,11 @@ class Probes(nn.Module, ABC):
     """
 
     centred: ClassVar[bool] = True
+    losses: Callable[[Tensor, Any], Tensor]
 
     def __init__(self, arms: Sequence[Arm], width: int) -> None:
         super().__init__()
         self.arms, self.width = tuple(arms), width
-
-    @abstractmethod
-    def forward(self, read: Tensor, part: Any) -> Tensor:
-        """Answers: (A, n, d) and the annotations of some sentences -> (A, ...)."""
-
-    @abstractmethod
-    def losses(self, read: Tensor, part: Any) -> Tensor:
-        """Loss of each arm on each of the n targets or sentences, (A, n)."""
 
     def options(self) -> dict[str, Any]:
         """The constructor's arguments after arms and width, as plain values; attributes have their names."""

@@ -217,18 +217,18 @@ class Targets:
         Args:
             chosen: (T,) bool.
         """
-        kept = chosen.nonzero()[:, 0]
-        return Targets(self.spans[kept], self.labels[:, kept], self.sentence[kept], self.unknown[kept], self.count)
+        return self._at(chosen.nonzero()[:, 0])
 
     def part(self, words: Words, sentences: Sequence[int]) -> Targets:
         """The targets of some sentences, whose rows are counted from 0, on the device of the states."""
-        chosen, device = numbers_within(self.first, sentences), words.states.device
         starts = words.starts(sentences).repeat_interleave(self.first.diff()[list(sentences)])
-        spans, labels = self.spans[chosen] + starts[:, None, None], self.labels[:, chosen]
-        return replace(
-            self, spans=spans.to(device), labels=labels.to(device), sentence=self.sentence[chosen],
-            unknown=self.unknown[chosen],
-        )  # fmt: skip
+        some, device = self._at(numbers_within(self.first, sentences)), words.states.device
+        spans = some.spans + starts[:, None, None]
+        return replace(some, spans=spans.to(device), labels=some.labels.to(device))
+
+    def _at(self, index: Tensor) -> Targets:
+        sentence, unknown = self.sentence[index], self.unknown[index]
+        return Targets(self.spans[index], self.labels[:, index], sentence, unknown, self.count)
 
 
 def tasks_of(sentences: Sequence[Sentence]) -> list[str]:

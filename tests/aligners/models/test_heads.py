@@ -48,9 +48,8 @@ def test_logits_are_what_the_plain_model_computes_in_the_layout_of_the_caller(fr
     assert torch.equal(real(frozen.logits(turned), turned), real(expected, inputs))
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_self_test_passes_and_replaced_states_are_used(frozen: FrozenModel, side: str) -> None:
-    inputs = tokenised(side=side)
+def test_self_test_passes_and_replaced_states_are_used(frozen: FrozenModel) -> None:
+    inputs = tokenised(side="left")
     frozen.self_test(inputs)
     native = frozen.logits(inputs)
     for site in SITES:
@@ -99,13 +98,6 @@ def test_a_causal_classifier_without_a_padding_token_is_refused() -> None:
     with pytest.raises(ValueError, match=r"`pad_token_id` in the config of tiny-gpt2.*Set it to the padding token"):
         tiny_frozen("gpt2", pad_token_id=None)
     tiny_frozen("gpt2", task="causal", pad_token_id=None).self_test(tokenised())
-
-
-@pytest.mark.parametrize("architecture", ["gpt2", "openai-gpt"])
-def test_token_types_are_not_looked_up_among_the_words(architecture: str) -> None:
-    frozen, inputs = tiny_frozen(architecture), tokenised()
-    with_types = inputs | {"token_type_ids": torch.ones_like(inputs["input_ids"])}
-    assert torch.equal(frozen.logits(with_types), frozen.logits(inputs))
 
 
 @pytest.fixture
@@ -199,13 +191,6 @@ def test_a_next_token_head_on_blocks_that_see_the_next_token_is_none(kind: type)
     assert FrozenModel(kind(config), name="sees").task is None
 
 
-def test_low_precision_and_autocast() -> None:
-    for architecture, task in LANGUAGE_HEADS:
-        FrozenModel(tiny_model(architecture, task=task).bfloat16(), name="low").self_test(tokenised())
-    for architecture in ("xlnet", "albert"):
-        FrozenModel(tiny_model(architecture).bfloat16(), name="low").self_test(tokenised(side="left"))
-
-
 @pytest.mark.parametrize("architecture", ["albert", "bert", "xlnet"])  # no final norm: all above the states is head
 def test_another_head_stands_in_and_leaves(architecture: str) -> None:
     frozen, other = (tiny_frozen(architecture, seed=seed) for seed in (0, 1))
@@ -213,14 +198,11 @@ def test_another_head_stands_in_and_leaves(architecture: str) -> None:
     with with_head(frozen.model, head_parts(other.model)):
         assert torch.equal(frozen.tail(tokenised(), 3, states), other.tail(tokenised(), 3, states))
         assert not torch.equal(frozen.logits(tokenised()), own)
-    assert torch.equal(frozen.logits(tokenised()), own)
-
-
-def test_the_own_head_comes_back_after_an_error() -> None:
-    model, other = (tiny_model("bert", seed=seed) for seed in (0, 1))
-    own = model.classifier
-    with pytest.raises(AttributeError), with_head(model, {**head_parts(other), "no.such": own}):
+    with (
+        pytest.raises(AttributeError),
+        with_head(frozen.model, {**head_parts(other.model), "no.such": nn.Linear(1, 1)}),
+    ):
         pass
-    with pytest.raises(RuntimeError), with_head(model, head_parts(other)):
+    with pytest.raises(RuntimeError), with_head(frozen.model, head_parts(other.model)):
         raise RuntimeError
-    assert model.classifier is own
+    assert torch.equal(frozen.logits(tokenised()), own)
