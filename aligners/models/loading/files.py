@@ -43,13 +43,9 @@ def read_config(name: str, source: dict[str, Any]) -> PreTrainedConfig:
             f"Expected a model folder as `save_pretrained` writes it, but got {name!r}, which has no "
             "config.json: it is no model, or is incomplete. Name another one, or save it again."
         )
-    try:
+    expected = "Expected `name` to be a local model folder or a model on the Hub that can be reached, but got"
+    with _refusing(f"{expected} {name!r}"):
         return AutoConfig.from_pretrained(name, **source)
-    except Exception as error:  # a damaged file, or a package that is missing, can raise anything
-        raise UserError(
-            "Expected `name` to be a local model folder or a model on the Hub that can be reached, but got "
-            f"{name!r}. {_reason(error)}"
-        ) from error
 
 
 def read_weights(name: str, loader: Any, options: dict[str, Any]) -> tuple[PreTrainedModel, list[str]]:
@@ -63,14 +59,10 @@ def read_weights(name: str, loader: Any, options: dict[str, Any]) -> tuple[PreTr
     Raises:
         ValueError: the files cannot be read.
     """
-    try:
+    advice = "If a file of it is missing, damaged or incomplete, download or save the model again."
+    with _refusing(f"The model {name!r} cannot be loaded", advice):
         # Weights of another shape pass here, and are then refused by name together with the missing ones.
         model, found = loader.from_pretrained(name, output_loading_info=True, ignore_mismatched_sizes=True, **options)
-    except Exception as error:  # likewise
-        raise UserError(
-            f"The model {name!r} cannot be loaded {_reason(error)}. If a file of it is missing, damaged or "
-            "incomplete, download or save the model again."
-        ) from error
     return model, sorted({*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])})
 
 
@@ -85,19 +77,13 @@ def read_tokenizer(name: str, source: dict[str, Any], config: PreTrainedConfig) 
     Raises:
         ValueError: there is no tokenizer, it has no vocabulary, or a larger one than the model's.
     """
-    try:
+    expected = f"Expected a tokenizer beside the model {name!r}, but got"
+    advice = "Save one, or pass `tokenizer=False` to work on token ids."
+    with _refusing(f"{expected} none that can be read", advice):
         tokenizer = AutoTokenizer.from_pretrained(name, **source)
-    except Exception as error:  # likewise
-        raise UserError(
-            f"Expected a tokenizer beside the model {name!r}, but got none that can be read. Save one, "
-            f"or pass `tokenizer=False` to work on token ids. {_reason(error)}"
-        ) from error
     # Without any vocabulary file transformers makes one up out of the special tokens.
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
-        raise UserError(
-            f"Expected a tokenizer beside the model {name!r}, but got one without a vocabulary. Save one, "
-            "or pass `tokenizer=False` to work on token ids."
-        )
+        raise UserError(f"{expected} one without a vocabulary. {advice}")
     if len(tokenizer) > config.vocab_size:
         raise UserError(
             f"Expected a tokenizer of at most {config.vocab_size} tokens, the vocabulary of {name!r}, "
@@ -106,9 +92,14 @@ def read_tokenizer(name: str, source: dict[str, Any], config: PreTrainedConfig) 
     return tokenizer
 
 
-def _reason(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"({type(error).__name__}: {lines[0] if lines else 'no message'})"
+@contextmanager
+def _refusing(what: str, advice: str = "") -> Iterator[None]:
+    """Say what is wrong, and the first line of whatever transformers raises of damaged files or missing packages."""
+    try:
+        yield
+    except Exception as error:
+        reason = next(iter(str(error).strip().splitlines()), "no message")
+        raise UserError(f"{what} ({type(error).__name__}: {reason}). {advice}".strip()) from error
 
 
 def listed(names: Sequence[str], most: int = 4) -> str:

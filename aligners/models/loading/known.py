@@ -12,7 +12,7 @@ import torch
 import transformers
 from filelock import FileLock
 from huggingface_hub import snapshot_download
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from aligners.errors import UserError
 from aligners.files.whole import write_text
@@ -107,25 +107,14 @@ class SleepingModel(FrozenModel):
     Where all states come from a store that is never.
 
     Args:
-        skeleton: the model without weights, on the meta device.
-        tokenizer: its tokenizer, if there is one.
-        name: Hub id or folder.
-        revision: revision on the Hub.
+        model: as for `FrozenModel`: the model without weights, on the meta device, and its tokenizer.
         fingerprint: of the weights, which must be theirs once they are read.
         read: reads the model.
+        named: `name` and `revision`, as for `FrozenModel`.
     """
 
-    def __init__(
-        self,
-        skeleton: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase | None,
-        *,
-        name: str,
-        revision: str | None,
-        fingerprint: str,
-        read: Callable[[], PreTrainedModel],
-    ) -> None:
-        super().__init__(skeleton, tokenizer, name=name, revision=revision)
+    def __init__(self, *model: Any, fingerprint: str, read: Callable[[], PreTrainedModel], **named: Any) -> None:
+        super().__init__(*model, **named)
         self._place, self._read, self.fingerprint = torch.device("cpu"), read, fingerprint
         for part in WITH_WEIGHTS:
             del self.__dict__[part]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -244,14 +244,11 @@ def test_fingerprint_is_of_the_weights() -> None:
     weight.detach().view(torch.int32)[0, 0] ^= 1
     assert first.fingerprint == second.fingerprint
     assert len({first.fingerprint, FrozenModel(other, name="other").fingerprint, lower.fingerprint}) == 3
+    for reading in (lambda w: w.view(torch.float16), lambda w: w.reshape(w.shape[::-1])):  # the same bytes
+        half = tiny_model("bert").bfloat16()
+        half.bert.embeddings.word_embeddings.weight.data = reading(half.bert.embeddings.word_embeddings.weight.data)
+        assert FrozenModel(half, name="read otherwise").fingerprint != lower.fingerprint
     assert first.identity() == {"name": "tiny-bert", "revision": None, "fingerprint": second.fingerprint}
-
-
-@pytest.mark.parametrize("reading", [lambda w: w.view(torch.float16), lambda w: w.reshape(w.shape[::-1])])
-def test_fingerprint_tells_the_same_bytes_read_otherwise(reading: Callable[[Tensor], Tensor]) -> None:
-    plain, other = tiny_model("bert").bfloat16(), tiny_model("bert").bfloat16()
-    other.bert.embeddings.word_embeddings.weight.data = reading(other.bert.embeddings.word_embeddings.weight.data)
-    assert FrozenModel(plain, name="a").fingerprint != FrozenModel(other, name="a").fingerprint
 
 
 def test_fresh_head_is_drawn_from_its_seed_and_goes_away(varied: FrozenModel) -> None:
@@ -293,26 +290,18 @@ def test_a_bare_encoder_is_read_but_has_no_logits(architecture: str) -> None:
             call()
 
 
-@pytest.mark.parametrize("site", [-1, 4])
-def test_a_site_outside_the_model_is_refused(site: int) -> None:
+def test_sites_states_and_inputs_that_there_are_not_are_refused() -> None:
     frozen, inputs = tiny_frozen(), tokenised()
     states = frozen.front(inputs, [0])[0]
-    with pytest.raises(ValueError, match=rf"`here` between 0 and 3, but got {site}.*L = 3"):
-        frozen.check_site(site, "here")
-    with pytest.raises(ValueError, match="`sites`"):
-        frozen.front(inputs, [0, site])
-    with pytest.raises(ValueError, match="`site`"):
-        frozen.tail(inputs, site, states)
-
-
-def test_states_of_another_shape_are_refused() -> None:
-    frozen, inputs = tiny_frozen(), tokenised()
+    for site in (-1, 4):
+        with pytest.raises(ValueError, match=rf"`here` between 0 and 3, but got {site}.*L = 3"):
+            frozen.check_site(site, "here")
+        with pytest.raises(ValueError, match="`sites`"):
+            frozen.front(inputs, [0, site])
+        with pytest.raises(ValueError, match="`site`"):
+            frozen.tail(inputs, site, states)
     with pytest.raises(ValueError, match=r"`states` of shape \(B, T, d\) = \(5, 14, 16\).*\(5, 13, 16\)"):
         frozen.tail(inputs, 1, torch.zeros(5, 13, 16))
-
-
-def test_unknown_inputs_are_refused() -> None:
-    frozen, inputs = tiny_frozen(), tokenised()
     with pytest.raises(ValueError, match="labels"):
         frozen.logits(inputs | {"labels": torch.zeros(5)})
     with pytest.raises(ValueError, match="input_ids"):

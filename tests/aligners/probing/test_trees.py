@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from scipy.sparse.csgraph import shortest_path
 from scipy.stats import spearmanr
 
 from aligners.probing.bank import Arm, Bank, Examples, fresh_bank
@@ -23,7 +23,6 @@ from aligners.probing.trees import (
     predictions,
     punctuation,
     spanning_edges,
-    tree_distances,
     tree_edges,
     tree_scores,
 )
@@ -37,18 +36,24 @@ HOW = ProbeTraining(max_epochs=3, batch=2, learning_rate=1e-2, least_steps=4)
 
 def bank_of(kind: type[StructuralProbes]) -> Bank:
     bank = fresh_bank(kind, ARMS, made_words(), 0)
+    assert bool(bank.readings.mean.any()) is kind.centred is (kind is DistanceProbes)
     with torch.no_grad():
         bank.probes.weight += torch.randn(bank.probes.weight.shape, generator=torch.Generator().manual_seed(1))
     return bank
 
 
-def test_depths_and_distances_are_those_of_paths() -> None:
-    for own in made_words((9, 12, 2)).sentences:
-        edges = np.zeros((len(own.heads),) * 2)
-        for first, last in tree_edges(own.heads):
-            edges[first, last] = 1
-        paths = shortest_path(edges, directed=False)
-        assert np.array_equal(tree_distances(own.heads).numpy(), paths)
+def above(heads: Sequence[int], word: int) -> set[int]:
+    """A word, its head, and so on up to the root."""
+    return {word} | (above(heads, heads[word] - 1) if heads[word] else set())
+
+
+def test_distances_and_depths_are_numbers_of_edges() -> None:
+    words = made_words((9, 12, 2))
+    trees = Trees.of(words)
+    for b, own in enumerate(words.sentences):
+        paths = [above(own.heads, word) for word in range(len(own.words))]
+        assert trees.distances[b].tolist() == [[len(one ^ other) for other in paths] for one in paths]
+        assert trees.depths[b].tolist() == [len(path) - 1 for path in paths]
 
 
 @pytest.mark.parametrize("kind", [DistanceProbes, DepthProbes])
@@ -115,6 +120,10 @@ def test_rank_correlations_are_scipys_averaged_by_word_sentence_and_length() -> 
     assert by_length(found.spearman, found.lengths, twice)[0, 0].item() == pytest.approx(
         by_length(found.spearman[:, drawn], found.lengths[drawn])[0].item()
     )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        constant = tree_scores("distance", iter([(0, np.zeros((1, 3, 3)))]), words.sentences, trees)
+    assert constant.spearman.isnan().all()
     depth = tree_scores("depth", predictions(bank_of(DepthProbes), Examples(words, trees)), words.sentences, trees)
     _, first = next(predictions(bank_of(DepthProbes), Examples(words, trees)))
     assert depth.spearman[1, 0].item() == pytest.approx(spearmanr(first[1], trees.depths[0]).statistic)
