@@ -9,11 +9,11 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from aligners.errors import UserError, check_range
+from aligners.errors import UserError, check_known, check_range
 from aligners.maps.base import Aligner, BankLinear, Scaled
 from aligners.maps.linear import NULL, Affine, deviations, least_squares, procrustes_rotation
 from aligners.maps.solving import batch_inverse, batch_solve
-from aligners.similarity.algebra.moments import Moments
+from aligners.similarity.algebra.moments import Moments, squares
 
 # How far from zero, in standard deviations, a start puts what the LayerNorm normalises. At 0 the layer starts by giving
 # all rows the same length: that costs most where lengths vary, and nothing where a LayerNorm made the states. The
@@ -36,13 +36,11 @@ class Started(Scaled):
 
     def __init__(self, sites: int, d_x: int, d_y: int, start: Start, ridge: float = 0.0) -> None:
         super().__init__(sites, d_x, d_y)
-        name = type(self).__name__
-        if start not in self.starts:
-            raise UserError(f"{name} expects `start` to be one of {', '.join(self.starts)}, but got {start!r}.")
+        check_known(self.starts, start=start)
         if start == "identity" and d_x != d_y:
             raise UserError(
-                f"{name} can start at the identity only between equal widths, but `d_x` is {d_x} and `d_y` is {d_y}. "
-                'Set `start` to "linear", "procrustes" or "random".'
+                f"{type(self).__name__} can start at the identity only between equal widths, but `d_x` is {d_x} and "
+                f'`d_y` is {d_y}. Set `start` to "linear", "procrustes" or "random".'
             )
         check_range(least=0, ridge=ridge)
         self.start, self.ridge = start, ridge
@@ -203,11 +201,7 @@ class LowRank(Started):
         self, sites: int, d_x: int, d_y: int, *, start: Start = "linear", ridge: float = 1e-6, rank: int
     ) -> None:
         super().__init__(sites, d_x, d_y, start, ridge)
-        if not 1 <= rank <= min(d_x, d_y):
-            raise UserError(
-                f"Expected `rank` to be at least 1 and at most {min(d_x, d_y)}, the smaller width, but got {rank}. "
-                "A map of full rank is an AffineLayer."
-            )
+        check_range(least=1, most=min(d_x, d_y), rank=rank)
         self.rank = rank
         self.down = BankLinear(sites, d_x, rank).weight
         self.up = BankLinear(sites, rank, d_y)
@@ -316,7 +310,7 @@ def _pattern(moments: Moments) -> tuple[Tensor, Tensor]:
         Deviations and pattern, each (S, 1, d_y); the pattern has mean zero and mean square one.
     """
     d = moments.yy.shape[-1]
-    variance = moments.yy.diagonal(dim1=-2, dim2=-1) / moments.n
+    variance = squares(moments.yy) / moments.n
     # a feature that hardly varies must not be divided by its deviation
     deviation = variance.clamp(min=_SMALLEST_VARIANCE * variance.mean(-1, keepdim=True)).sqrt()[:, None]
     correlation = moments.yy / moments.n / (deviation * deviation.mT)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aligners.errors import UserError, check_range
 from aligners.maps.base import Aligner
-from aligners.similarity.algebra.moments import Moments
+from aligners.similarity.algebra.moments import Moments, squares
 
 # A neuron whose deviation is below this share of its mean's size is constant but for rounding; a residual below this
 # share of all squares is zero but for rounding.
@@ -28,7 +28,7 @@ def least_squares(moments: Moments, ridge: float) -> Tensor:
         ValueError: the system cannot be solved (constant or non-finite states).
     """
     d = moments.xx.shape[-1]
-    weight = ridge * moments.xx.diagonal(dim1=-2, dim2=-1).mean(-1)
+    weight = ridge * squares(moments.xx).mean(-1)
     system = moments.xx + weight[:, None, None] * torch.eye(d, dtype=torch.float64, device=weight.device)
     factor, failed = torch.linalg.cholesky_ex(system)
     if failed.any():
@@ -75,7 +75,7 @@ def ridge_regression(
         error = _validation_error(moments, validation, vectors, projected, kept / values)
     else:
         explained = projected.square().sum(-1) / values
-        total = moments.yy.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True)
+        total = squares(moments.yy).sum(-1, keepdim=True)
         outside = total - explained.sum(-1, keepdim=True)
         outside = torch.where(outside > ROUNDING * total, outside, 0.0)  # fewer rows than directions explain everything
         residual = outside + (explained * lost.square()).sum(-1, keepdim=True)
@@ -157,7 +157,7 @@ def deviations(moments: Moments, *, constant_neurons: bool = False) -> tuple[Ten
     """
     found = []
     for name, mean, scatter in (("X", moments.mean_x, moments.xx), ("Y", moments.mean_y, moments.yy)):
-        deviation = (scatter.diagonal(dim1=-2, dim2=-1) / moments.n).sqrt()
+        deviation = (squares(scatter) / moments.n).sqrt()
         constant = ~(deviation > ROUNDING * mean.abs())  # also true of NaN
         bad = (constant.all(-1) | ~deviation.isfinite().all(-1)) if constant_neurons else constant.any(-1)
         if bad.any():
@@ -326,7 +326,7 @@ class Procrustes(Affine):
         rotation, singular = procrustes_rotation(moments)
         factor = torch.ones_like(singular[:, 0])
         if self.scale:
-            factor = singular.sum(-1) / moments.xx.diagonal(dim1=-2, dim2=-1).sum(-1)
+            factor = singular.sum(-1) / squares(moments.xx).sum(-1)
         factor = factor[:, None, None]
         self.set_map(moments, rotation * factor, rotation.mT / factor)
 

@@ -100,6 +100,11 @@ class GridMoments(NamedTuple):
         return GridMoments(self.n, self.mean_y, self.mean_x, self.yy, self.xx, xy, self.q_yy, self.q_xx, self.q_xy.T)
 
 
+def squares(scatter: Tensor) -> Tensor:
+    """The sum of squares of each feature, (..., d), of centred rows with this scatter, (..., d, d)."""
+    return scatter.diagonal(dim1=-2, dim2=-1)
+
+
 def by_tile(moments: GridMoments, compute: Callable[[int, slice, Tensor], Tensor]) -> Tensor:
     """A function of layer pairs, for all of them.
 

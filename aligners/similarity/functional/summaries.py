@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from aligners.errors import UserError
-from aligners.similarity.algebra.checks import converged
+from aligners.similarity.algebra.checks import decomposed
 
 
 def nuclear_norm(scatter: Tensor) -> Tensor:
@@ -26,11 +26,9 @@ def nuclear_norm(scatter: Tensor) -> Tensor:
     Raises:
         ValueError: a scatter that is not finite, or a decomposition that does not converge.
     """
-    if not scatter.diagonal(dim1=-2, dim2=-1).isfinite().all():
-        raise UserError("A nuclear norm expects finite rows, but `scatter` holds NaN or infinite values.")
     norms = []
     for layer in scatter:  # one at a time, for the memory
-        values = converged("eigendecomposition", "a nuclear norm", torch.linalg.eigvalsh, layer)
+        values = decomposed("eigendecomposition behind a nuclear norm", torch.linalg.eigvalsh, layer)
         rounding = layer.shape[-1] * torch.finfo(layer.dtype).eps * values[..., -1:]
         norms.append(torch.where(values > rounding, values, 0).sqrt().sum(-1))
     return torch.stack(norms)

@@ -48,7 +48,7 @@ def trained(aligner: Aligner, x: Tensor, y: Tensor, steps: int, rate: float = 3e
 def test_a_start_is_the_closed_form_of_its_name(start: Any, like: type[Aligner], kind: type[Any]) -> None:
     x, y = rows()
     if kind is Orthogonal and start == "linear":
-        with pytest.raises(ValueError, match=r"Orthogonal expects `start`.*identity, procrustes, random.*'linear'"):
+        with pytest.raises(ValueError, match=r"Expected `start`.*identity, procrustes, random.*'linear'"):
             kind(SITES, WIDTH, WIDTH, start=start)
         return
     layer = started(kind(SITES, WIDTH, WIDTH, start=start), x, y)
@@ -279,7 +279,7 @@ def test_what_cannot_be_taken_over_is_refused() -> None:
 
 def test_impossible_options_are_refused() -> None:
     for make, says in (
-        (lambda: AffineLayer(1, 4, 4, start="pca"), r"AffineLayer expects `start`.*identity, linear.*'pca'"),  # type: ignore[arg-type]
+        (lambda: AffineLayer(1, 4, 4, start="pca"), r"Expected `start`.*identity, linear.*'pca'"),  # type: ignore[arg-type]
         (lambda: AffineLayer(1, 4, 5, start="identity"), r"`d_x` is 4 and `d_y` is 5.*Set `start` to \"linear\""),
         (lambda: LowRank(1, 4, 5, rank=2, start="identity"), r"LowRank can start at the identity only.*equal widths"),
         (lambda: AffineLayer(1, 4, 4, ridge=-1.0), r"`ridge`.*-1"),

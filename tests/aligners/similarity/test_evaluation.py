@@ -15,7 +15,7 @@ from aligners.similarity.functional.cka import linear_cka, unbiased_cka
 from aligners.similarity.functional.kernels import rsa
 from aligners.similarity.functional.regression import neuronsim, r2, r2_held_out
 from aligners.similarity.functional.summaries import nuclear_norm
-from aligners.similarity.passes.streams import Rows
+from aligners.similarity.passes.sums import Rows
 from datamodules.layers import LayerActivations
 from datamodules.text.sources import TextSource
 from tests.runs import quiet_trainer
@@ -93,10 +93,10 @@ def test_every_figure_is_the_measure_of_all_rows(world: World, models: list[str]
         torch.testing.assert_close(grid(found, label), value, rtol=1e-9, atol=1e-9, msg=label)
     assert {row["n_rows"] for row in found.rows} == {x.shape[1]}
     assert all(row["null"] is row["low"] is row["held_out"] is None for row in found.rows)
-    norms = [row["nuclear_norm"] for row in found.layers if row["model"] == models[1]]
+    norms = [row["nuclear_norm"] for row in found.report_tables["layers"] if row["model"] == models[1]]
     assert norms == pytest.approx(nuclear_norm(grid_moments(y, y).xx).tolist())
     assert found.refusals == {}
-    assert found.distances == []  # of unequal depths
+    assert found.report_tables["distances"] == []  # of unequal depths
 
 
 def test_batches_change_nothing_but_what_is_defined_by_them(world: World, models: list[str]) -> None:
@@ -169,11 +169,9 @@ def test_the_null_of_attention_sets_different_texts_against_each_other() -> None
     weights[:, :, 2:] = 1 / 3  # texts 2 and 3 spread evenly, 0 and 1 look at themselves
     words, text = torch.full((4,), 3), torch.arange(4).repeat_interleave(3)
     states = torch.zeros(1, 12, 2)
-    token = torch.arange(3).repeat(4)
-    null = Rows(text, token, lambda m, side: states, lambda m, side: weights, words).rolled(0.5)
-    assert null.weights is not None
-    assert torch.equal(null.weights(0, "x"), weights)
-    torch.testing.assert_close(null.weights(1, "y"), weights[:, :, [2, 3, 0, 1]])
+    null = Rows(text, torch.arange(3).repeat(4), words, lambda m, side: (states, weights)).rolled(0.5)
+    torch.testing.assert_close(null.of(0, "x")[1], weights)
+    torch.testing.assert_close(null.of(1, "y")[1], weights[:, :, [2, 3, 0, 1]])
 
 
 def test_a_model_is_its_own_ceiling(world: World, models: list[str]) -> None:
@@ -185,14 +183,14 @@ def test_a_model_is_its_own_ceiling(world: World, models: list[str]) -> None:
 
 def test_models_of_one_depth_have_an_angular_distance(world: World) -> None:
     found = evaluated(stream(world, [world.model_x, world.model_y]), measures=["cka", "neuronsim", "svcca"])
-    (distance,) = found.distances
+    (distance,) = found.report_tables["distances"]
     diagonal = [row["value"] for row in found.rows if row["label"] == "cka" and row["layer_x"] == row["layer_y"]]
     expected = torch.tensor(diagonal).arccos().square().sum().sqrt()
     assert distance["angular_distance"] == pytest.approx(expected.item(), rel=1e-5)
     for place, (name, side) in enumerate(((world.model_x, "of X"), (world.model_y, "of Y"))):
         layers = grid(found, f"neuronsim {side}", square=True), grid(found, "svcca", square=True)
         expected = (layers[0] - layers[1]).mean(1 - place)  # over the other model's layers
-        scores = [row["localization"] for row in found.layers if row["model"] == name]
+        scores = [row["localization"] for row in found.report_tables["layers"] if row["model"] == name]
         assert scores == pytest.approx(expected.tolist())
 
 

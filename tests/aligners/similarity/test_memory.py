@@ -47,12 +47,8 @@ def test_moments_take_the_place_of_their_sums() -> None:
     (cka,) = (measure for measure in MEASURES if measure.name == "cka")
     content, expected = content_of(*paired(), MEASURES), grid_moments(*paired())
     found = content.of(cka).moments
-    x, y, tile = (
-        content._x.moments["moments"][0],
-        content._y.moments["moments"][0],
-        content._tile.crosses["moments", 0, None],
-    )
-    for name, sums in (("xx", x.xx), ("yy", y.xx), ("xy", tile.xy)):
+    x, y, cross = content.grids["moments", 0, None]
+    for name, sums in (("xx", x.xx), ("yy", y.xx), ("xy", cross.xy)):
         assert getattr(found, name).data_ptr() == sums.data_ptr()
         torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=0, atol=1e-12)
 
@@ -61,7 +57,7 @@ def test_a_sample_is_not_kept_twice() -> None:
     (rsa,) = (measure for measure in MEASURES if measure.name == "rsa")
     content = content_of(*paired(), MEASURES)
     sample = content.of(rsa)
-    assert sample.x.data_ptr() == content._x.samples[rsa.budget].data_ptr()
+    assert sample.x.data_ptr() == content.x.samples[rsa.budget].data_ptr()
     assert sample.x.shape[1] == 90
     rows = CentredRows(sample.x)
     with torch.profiler.profile(profile_memory=True) as profile:

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from aligners.similarity import sample
-from aligners.similarity.sample import Draw, Sample
+from aligners.similarity import controls
+from aligners.similarity.controls import Draw, Sample
 from datamodules.rows.policies import row_keys
 from tests.runs import related_rows
 
@@ -37,7 +37,7 @@ class Kept(Draw):
         """What all ranks have kept."""
         ranks = (self, *others)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sample, "collected", lambda own: [(rank.key, rank.text) for rank in ranks])
+            patch.setattr(controls, "collected", lambda own: [(rank.key, rank.text) for rank in ranks])
             self.end(groups=1)
         x, y = (torch.cat(parts, 1) for parts in ([rank.x for rank in ranks], [rank.y for rank in ranks]))
         return Sample(x[:, self.order], y[:, self.order], self.text)

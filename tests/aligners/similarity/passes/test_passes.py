@@ -63,7 +63,7 @@ def compared(
 
 
 def tables(found: SimilarityEvaluation) -> list[dict[str, Any]]:
-    return [*found.rows, *found.layers, *found.distances]
+    return [*found.rows, *found.report_tables["layers"], *found.report_tables["distances"]]
 
 
 def same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
