@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -180,8 +180,12 @@ class Affine(Aligner):
         sites: S, the number of site pairs.
         d_x: width of X's states.
         d_y: width of Y's states.
+
+    Attributes:
+        figures: what a fit leaves behind besides the map: buffers by name, of this shape at each site, NaN before.
     """
 
+    figures: ClassVar[Mapping[str, tuple[int, ...]]] = {}
     closed_form = True
     mean_x: Tensor
     mean_y: Tensor
@@ -194,6 +198,8 @@ class Affine(Aligner):
         self.register_buffer("mean_y", torch.zeros(sites, 1, d_y))
         self.register_buffer("weight", torch.zeros(sites, d_x, d_y))
         self.register_buffer("weight_back", torch.zeros(sites, d_y, d_x))
+        for name, shape in self.figures.items():
+            self.register_buffer(name, torch.full((sites, *shape), torch.nan))
 
     def forward(self, x: Tensor) -> Tensor:
         """(S, N, d_x) -> (S, N, d_y)."""
@@ -231,6 +237,7 @@ class Linear(Affine):
         condition: (S,) largest over smallest singular value of W.
     """
 
+    figures: ClassVar = {"condition": ()}
     condition: Tensor
 
     def __init__(self, sites: int, d_x: int, d_y: int, *, ridge: float = 1e-6, inverse_tolerance: float = 1e-6) -> None:
@@ -238,7 +245,6 @@ class Linear(Affine):
         check_range(least=0, ridge=ridge)
         self.ridge, self.inverse_tolerance = ridge, inverse_tolerance
         self.invertible = d_x == d_y
-        self.register_buffer("condition", torch.full((sites,), float("nan")))
 
     @property
     def rows_needed(self) -> int:
@@ -274,13 +280,9 @@ class Ridge(Affine):
         validation_rows: (S,) the number of rows that chose it; 0: generalised cross-validation.
     """
 
+    figures: ClassVar = {"ridge": (), "validation_rows": ()}
     ridge: Tensor
     validation_rows: Tensor
-
-    def __init__(self, sites: int, d_x: int, d_y: int) -> None:
-        super().__init__(sites, d_x, d_y)
-        self.register_buffer("ridge", torch.full((sites,), float("nan")))
-        self.register_buffer("validation_rows", torch.zeros(sites))
 
     def fit(self, moments: Moments, validation: Moments | None = None) -> None:
         """Solve from the moments of the fitting rows, and of validation rows if there are any, in float64.

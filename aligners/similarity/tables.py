@@ -127,8 +127,8 @@ def rows_of(
     """
     rows = []
     for direction, grid in values.items():
-        value = _numbers(grid, grid)
-        beside = {name: _numbers(controls.get(name, {}).get(direction), grid) for name in CONTROLS}
+        grids = {"value": grid, **{name: controls.get(name, {}).get(direction) for name in CONTROLS}}
+        columns = {name: _numbers(figure, grid) for name, figure in grids.items()}
         for (a, layer_x), (b, layer_y) in product(*(enumerate(numbers) for numbers in layers)):
             rows.append(
                 {
@@ -138,8 +138,7 @@ def rows_of(
                     "features": features,
                     "layer_x": layer_x,
                     "layer_y": layer_y,
-                    "value": value[a][b],
-                    **{name: numbers[a][b] for name, numbers in beside.items()},
+                    **{name: numbers[a][b] for name, numbers in columns.items()},
                 }
             )
     return rows
