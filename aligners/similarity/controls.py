@@ -145,7 +145,7 @@ class Draw:
             Places of the sample and numbers of the rows that belong there, (K,) each.
         """
         budget, offered = len(self.key), row_keys(self.seed, text, token)
-        _, order = _smallest(torch.cat([self.key, offered]), budget)
+        order = _smallest(torch.cat([self.key, offered]), budget)
         rows = order[order >= budget] - budget
         free = torch.ones_like(self.key, dtype=torch.bool)
         free[order[order < budget]] = False
@@ -160,7 +160,7 @@ class Draw:
         """
         every = collected((self.key.cpu(), self.text.cpu()))
         key, text = (torch.cat(parts).to(self.key.device) for parts in zip(*every, strict=True))
-        _, order = _smallest(key, len(self.key))
+        order = _smallest(key, len(self.key))
         self.order = order[(text[order] % groups).argsort(stable=True)]
         self.text = text[self.order]
 
@@ -175,9 +175,9 @@ class Draw:
         return rows[:, : len(self.order)]
 
 
-def _smallest(key: Tensor, budget: int) -> tuple[Tensor, Tensor]:
-    """The `budget` smallest keys, each once, in order, and their places; fewer where fewer are taken."""
+def _smallest(key: Tensor, budget: int) -> Tensor:
+    """The places of the `budget` smallest keys, each once, in order; fewer where fewer are taken."""
     key, order = key.sort(stable=True)
     first = key < FREE
     first[1:] &= key[1:] != key[:-1]  # a row may come twice, from two ranks or from a sampler that evens them out
-    return key[first][:budget], order[first][:budget]
+    return order[first][:budget]

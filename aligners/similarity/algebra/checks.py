@@ -70,19 +70,6 @@ def check_moments(
             refuse_layers(constant.all(-1), name, f"states that vary for {measure}", "has only constant features in")
 
 
-def check_pair(fitted: GridMoments, held_out: GridMoments) -> None:
-    """Raise if held-out moments have other layers or widths than those of the fitting rows.
-
-    Raises:
-        ValueError: the two shapes.
-    """
-    if fitted.xy.shape != held_out.xy.shape:
-        raise UserError(
-            "Expected `held_out` of the layers and widths that `fitted` has, (L_x, L_y, d_x, d_y) = "
-            f"{tuple(fitted.xy.shape)}, but got {tuple(held_out.xy.shape)}."
-        )
-
-
 def constant_features(variance: Tensor, mean: Tensor) -> Tensor:
     """Which features do not vary, a boolean (..., d), by the variance and mean (..., d) of each.
 

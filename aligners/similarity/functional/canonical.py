@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from aligners.errors import UserError, check_range
+from aligners.errors import check_range
 from aligners.similarity.algebra.checks import decomposed
-from aligners.similarity.algebra.moments import GridMoments, squares
+from aligners.similarity.algebra.moments import GridMoments
 
 MOST_BY_CHANCE = 0.1  # ten rows a direction; above it values of fitted measures carry a caution
 SVD = "SVD behind canonical correlations"
@@ -70,21 +70,14 @@ def whitening(scatter: Tensor, *, share: float = 1.0, tolerance: float = 1e-10) 
         tolerance: smallest eigenvalue kept, relative to the largest.
 
     Raises:
-        ValueError: `share` or `tolerance` is out of range; the scatter is not finite or has no variance; with
-            `share` 1, a feature without variance; the decomposition does not converge.
+        ValueError: `share` or `tolerance` is out of range; the scatter is not finite; with `share` 1, a feature has no
+            variance; the decomposition does not converge.
     """
     check_range(above=0, most=1, share=share)
     check_range(above=0, below=1, tolerance=tolerance)  # relative to the largest eigenvalue
-    variance = squares(scatter)
-    flat = variance <= 0 if share == 1 else (variance <= 0).all(-1, keepdim=True)
-    if flat.any():
-        raise UserError(
-            f"Whitening expects features that vary, but `scatter` has {int(flat.sum())} without variance. "
-            "Leave constant features or layers out."
-        )
     d = scatter.shape[-1]
     weight = torch.empty_like(scatter, memory_format=torch.contiguous_format)
-    rank = torch.empty(variance.shape[:-1], dtype=torch.int64, device=scatter.device)
+    rank = torch.empty(scatter.shape[:-2], dtype=torch.int64, device=scatter.device)
     each = zip(scatter.reshape(-1, d, d), weight.view(-1, d, d), rank.view(-1), strict=True)
     for one, into, count in each:  # one at a time, for the memory
         found, kept = _whitened(one, share, tolerance)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from aligners.errors import UserError
-from aligners.similarity.algebra.checks import Varying, check_moments, check_pair
+from aligners.similarity.algebra.checks import Varying, check_moments
 from aligners.similarity.algebra.grid import of_moments
 from aligners.similarity.algebra.moments import GridMoments, by_tile
 from aligners.similarity.functional.canonical import Canonical, Whitening, canonical, whitening
@@ -191,8 +191,7 @@ def cca_held_out(fitted: GridMoments, held_out: GridMoments) -> Tensor:
     of the bias of `cca`; a correlation may be negative and is not clamped.
 
     Raises:
-        ValueError: as `cca` for `fitted`; fewer than 3 held-out rows, other layers, or a canonical variable that is
-            constant on them.
+        ValueError: as `cca` for `fitted`; fewer than 3 held-out rows, or a canonical variable that is constant on them.
     """
     return _correlations(fitted, held_out, share=1.0, measure="CCA").mean()
 
@@ -202,7 +201,6 @@ def _correlations(
 ) -> Correlations:
     """Correlations, of the rows or of held-out ones, and weights on the rows that the directions were fitted on."""
     if held_out is not None:
-        check_pair(moments, held_out)
         check_moments(held_out, f"Held-out {measure}", 3)
     found = _decomposed(*_whitened(moments, measure, share), moments, held_out)
     if held_out is None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from aligners.errors import UserError
-from aligners.similarity.algebra.checks import check_moments, check_pair
+from aligners.similarity.algebra.checks import check_moments
 from aligners.similarity.algebra.grid import of_moments
 from aligners.similarity.algebra.moments import GridMoments, by_tile, squares
 from aligners.similarity.functional.canonical import whitening
@@ -78,11 +78,10 @@ def r2_held_out(fitted: GridMoments, held_out: GridMoments) -> Tensor:
     Free of the bias of `r2`; negative where the regression does worse than the mean.
 
     Raises:
-        ValueError: as `r2` for `fitted`; no held-out rows, other layers, or a layer of X in which no
+        ValueError: as `r2` for `fitted`; no held-out rows, or a layer of X in which no
             held-out row differs from the mean.
     """
     check_moments(fitted, "R²", 3, x="layers", y="features")
-    check_pair(fitted, held_out)
     check_moments(held_out, "Held-out R²", 1)
     basis = _basis(fitted, "R²")
     shift_x, shift_y = held_out.mean_x - fitted.mean_x, held_out.mean_y - fitted.mean_y
@@ -112,11 +111,10 @@ def mixedsim_held_out(fitted: GridMoments, held_out: GridMoments) -> Tensor:
     rows this is `mixedsim`; on others a correlation may be negative, and is not clamped.
 
     Raises:
-        ValueError: as `mixedsim` for `fitted`; fewer than 3 held-out rows, other layers, or neurons or
+        ValueError: as `mixedsim` for `fitted`; fewer than 3 held-out rows, or neurons or
             predictions that are constant on them.
     """
     check_moments(fitted, "Mixed similarity", 3, x="features", y="features")
-    check_pair(fitted, held_out)
     check_moments(held_out, "Held-out mixed similarity", 3, x="features")
     basis = _basis(fitted, "Mixed similarity")
     scatter = basis.mT @ held_out.yy @ basis
