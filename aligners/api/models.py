@@ -233,33 +233,21 @@ def _batches(
     Raises:
         ValueError: there are no texts or a string instead, no tokenizer, not one label for each, or `size` is 0.
     """
-    tokenizer = _checked(frozen, texts, labels, size)
-    columns: dict[str, list[Any]] = {"text": list(texts), "id": list(range(len(texts)))}
-    columns |= {} if labels is None else {"label": [int(label) for label in labels]}
-    with _no_bars():
-        split = tokenise(datasets.Dataset.from_dict(columns), tokenizer, min(longest, frozen.max_length or longest))
-    tokens = TokenisedTexts([split], [tokenizer])
-    return (tokens[range(first, min(first + size, len(tokens)))] for first in range(0, len(tokens), size))
-
-
-def _checked(
-    frozen: FrozenModel, texts: Sequence[str], labels: Sequence[int] | None, size: int
-) -> PreTrainedTokenizerBase:
     if isinstance(texts, str) or not len(texts) or not all(isinstance(text, str) for text in texts):
-        raise UserError(f"Expected `texts` as a list of one or more strings, but got {_said(texts)}.")
+        kinds = "a single string" if isinstance(texts, str) else ", ".join({type(text).__name__ for text in texts})
+        raise UserError(f"Expected `texts` as a list of one or more strings, but got {kinds or 'none'}.")
     if labels is not None and len(labels) != len(texts):
         raise UserError(f"Expected one of `labels` for each of {len(texts)} texts, but got {len(labels)}.")
     check_range(least=1, batch_size=size)
     if frozen.tokenizer is None:
         raise UserError(f"Expected a model with its tokenizer, but {frozen.name} has none. Give (model, tokenizer).")
-    return frozen.tokenizer
-
-
-def _said(texts: Sequence[str]) -> str:
-    if isinstance(texts, str):
-        return "a single string"
-    other = next((type(text).__name__ for text in texts if not isinstance(text, str)), None)
-    return "none" if other is None else f"one that holds a {other}"
+    columns: dict[str, list[Any]] = {"text": list(texts), "id": list(range(len(texts)))}
+    columns |= {} if labels is None else {"label": [int(label) for label in labels]}
+    with _no_bars():
+        length = min(longest, frozen.max_length or longest)
+        split = tokenise(datasets.Dataset.from_dict(columns), frozen.tokenizer, length)
+    tokens = TokenisedTexts([split], [frozen.tokenizer])
+    return (tokens[range(first, min(first + size, len(tokens)))] for first in range(0, len(tokens), size))
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from aligners.cli.study import store as command
+from aligners.cli.table import study
 from datamodules.store.keeping import kept_in, remove_down_to
 from tests.runs import activations
 from tests.store_kills import everything
@@ -37,7 +37,7 @@ def _order(world: World, manifest: object) -> tuple[bool, bool]:
 
 
 def say(folder: Path, *words: str) -> None:
-    command.run(command.parser(), ["--folder", str(folder), *words])
+    study(["store", "--folder", str(folder), *words])
 
 
 def test_it_lists_what_is_there(world: World, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
