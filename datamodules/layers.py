@@ -58,6 +58,7 @@ class LayerBatch:
         return self.rows[0].place
 
 
+@dataclass(eq=False)
 class LayerReader:
     """Reads the same rows of M frozen models at all wanted layers, each model's blocks run once.
 
@@ -72,19 +73,16 @@ class LayerReader:
         ValueError: a model does not have a layer.
     """
 
-    def __init__(
-        self,
-        models: Sequence[FrozenModel],
-        layers: Sequence[Sequence[int]],
-        kind: RowKind,
-        attention: bool = False,
-        component: Component = "residual",
-    ) -> None:
-        for model, wanted in zip(models, layers, strict=True):
+    models: Sequence[FrozenModel]
+    layers: Sequence[Sequence[int]]
+    kind: RowKind
+    attention: bool = False
+    component: Component = "residual"
+
+    def __post_init__(self) -> None:
+        for model, wanted in zip(self.models, self.layers, strict=True):
             for layer in wanted:
-                model.check_site(layer, "layers", component)
-        self.models, self.layers = list(models), [list(wanted) for wanted in layers]
-        self.kind, self.attention, self.component = kind, attention, component
+                model.check_site(layer, "layers", self.component)
         self.check = FiniteCheck()
 
     def prepare(self, texts: TextBatch) -> Prepared:

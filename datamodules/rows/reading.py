@@ -178,6 +178,7 @@ class Link(NamedTuple):
     about: Mapping[str, Any] = MappingProxyType({})
 
 
+@dataclass(eq=False)
 class PairReader:
     """Reads linked columns of frozen models, each model's blocks run once a batch and no further up.
 
@@ -198,29 +199,25 @@ class PairReader:
         ValueError: a model lacks a site, or the widths of the links differ.
     """
 
-    def __init__(
-        self,
-        models: Sequence[FrozenModel],
-        links: Sequence[Link],
-        kind: RowKind,
-        component: Component = "residual",
-        *,
-        token_pairs: TokenPairs | None = None,
-        transform: Callable[[PairedBatch], PairedBatch] | None = None,
-    ) -> None:
-        self.models, self.links, self.kind, self.component = list(models), list(links), kind, component
-        self.token_pairs, self.transform = token_pairs, transform
-        self.sites = [(link.site_x, link.site_y) for link in links]
-        x = [(self.models.index(self.models[link.x]), link.site_x) for link in links]
-        y = [(self.models.index(self.models[link.y]), link.site_y) for link in links]
+    models: Sequence[FrozenModel]
+    links: Sequence[Link]
+    kind: RowKind
+    component: Component = "residual"
+    token_pairs: TokenPairs | None = None
+    transform: Callable[[PairedBatch], PairedBatch] | None = None
+
+    def __post_init__(self) -> None:
+        self.sites = [(link.site_x, link.site_y) for link in self.links]
+        x = [(self.models.index(self.models[link.x]), link.site_x) for link in self.links]
+        y = [(self.models.index(self.models[link.y]), link.site_y) for link in self.links]
         self._columns = [x, y]
         self._read_at: dict[int, list[int]] = {}
         for m, site in dict.fromkeys(x + y):
-            models[m].check_site(site, "sites", component)
+            self.models[m].check_site(site, "sites", self.component)
             self._read_at.setdefault(m, []).append(site)
-        self.widths = self._widths(links[0])
+        self.widths = self._widths(self.links[0])
         first = self.places()[0]
-        for place, widths in zip(self.places(), map(self._widths, links), strict=True):
+        for place, widths in zip(self.places(), map(self._widths, self.links), strict=True):
             if widths != self.widths:
                 raise UserError(
                     f"Expected pairs of equal widths, as one bank holds, but {first.model_x} and {first.model_y} have "

@@ -26,38 +26,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Packed:
-    """A split in sequences of one length, and what went into them.
-
-    Attributes:
-        sequences: the columns input_ids, special_tokens_mask (1 at end-of-text tokens), length and id (0, 1, ...), as
-            `tokenise` gives them, in the order of the documents.
-        documents: number of texts.
-        tokens: of all documents, an end-of-text token after each counted.
-        bytes: of all documents in UTF-8.
-        dropped: tokens at the end that do not fill a sequence.
-        end_of_text: the token after each document.
-    """
-
-    sequences: datasets.Dataset
-    documents: int
-    tokens: int
-    bytes: int
-    dropped: int
-    end_of_text: str
-
-    @property
-    def bytes_per_token(self) -> float:
-        """Bytes of the documents per token, with end-of-text tokens and dropped tokens counted."""
-        return self.bytes / self.tokens
-
-    def describe(self) -> dict[str, Any]:
-        """Describe the packing for a report, as plain values."""
-        numbers = {name: getattr(self, name) for name in ("documents", "tokens", "bytes", "dropped", "end_of_text")}
-        return {"sequences": len(self.sequences), **numbers}
-
-
 def end_of_text(tokenizer: PreTrainedTokenizerBase) -> tuple[str, int]:
     """Find the token that ends a document, and its number: the tokenizer's eos token, or else its sep token.
 
@@ -74,7 +42,9 @@ def end_of_text(tokenizer: PreTrainedTokenizerBase) -> tuple[str, int]:
     )
 
 
-def pack(split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, length: int, *, name: str = "given") -> Packed:
+def pack(
+    split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, length: int, *, name: str = "given"
+) -> tuple[datasets.Dataset, dict[str, Any]]:
     """Lay the texts of a split end to end and cut them into sequences of `length` tokens.
 
     Texts are tokenised whole and without special tokens, through the cache of `datasets`. After each stands the
@@ -86,6 +56,12 @@ def pack(split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, length: in
         tokenizer: of the models.
         length: tokens of a sequence.
         name: of the split, for messages.
+
+    Returns:
+        The sequences, with the columns input_ids, special_tokens_mask (1 at end-of-text tokens), length and id (0, 1,
+        ...), as `tokenise` gives them, in the order of the documents. And for a report what went into them:
+        `documents`, `tokens` of all documents with an end-of-text token after each, their `bytes` in UTF-8, tokens
+        `dropped` at the end, and the `end_of_text` token.
 
     Raises:
         ValueError: there are sentence pairs, no end-of-text token, or too few tokens for one sequence.
@@ -110,7 +86,8 @@ def pack(split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, length: in
         "The %d %s texts are packed, %r after each, into %d sequences of %d tokens; the last %d of %d tokens do not "
         "fill one and are dropped.", len(split), name, token, count, length, dropped, tokens,
     )  # fmt: skip
-    return Packed(_sequences(documents, sizes, length), len(split), tokens, size, dropped, token)
+    numbers = {"sequences": count, "documents": len(split), "tokens": tokens, "bytes": size, "dropped": dropped}
+    return _sequences(documents, sizes, length), {**numbers, "end_of_text": token}
 
 
 def _documents(split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, end: int) -> datasets.Dataset:
@@ -181,7 +158,7 @@ class TokenisedSplits:
 
     def __post_init__(self) -> None:
         self._made: dict[Split, TokenisedTexts] = {}
-        self._packed: dict[Split, Packed] = {}
+        self._packed: dict[Split, dict[str, Any]] = {}
 
     def __getitem__(self, name: Split) -> TokenisedTexts:
         if name not in self._made:
@@ -206,8 +183,8 @@ class TokenisedSplits:
             )
         if not self.packed:
             return tokenise(texts, tokenizer, self.max_length, words=self.words)
-        self._packed[name] = pack(texts, tokenizer, self.max_length, name=name)
-        return self._packed[name].sequences
+        sequences, self._packed[name] = pack(texts, tokenizer, self.max_length, name=name)
+        return sequences
 
     def describe(self) -> dict[str, Any]:
         """Describe the splits read so far: how many words all models have in full, and what was packed."""
@@ -218,7 +195,7 @@ class TokenisedSplits:
         }
         return {
             **({"words": coverage} if self.words else {}),
-            **({"packed": {name: made.describe() for name, made in self._packed.items()}} if self.packed else {}),
+            **({"packed": dict(self._packed)} if self.packed else {}),
         }
 
     def bytes_per_token(self, name: Split) -> float:
@@ -230,7 +207,7 @@ class TokenisedSplits:
         """
         data = self[name]
         if self.packed:
-            return self._packed[name].bytes_per_token
+            return self._packed[name]["bytes"] / self._packed[name]["tokens"]
         return bytes_per_token(getattr(self.texts, name), data.tables[-1], self.tokenizers[-1], self.max_length)
 
 

@@ -74,6 +74,7 @@ def test_a_sharded_model_is_read_like_a_whole_one(world: World, monkeypatch: pyt
         if options["device_map"] is not None:  # one device only would need no hooks: have them all the same
             parts = {"bert.embeddings": "cpu", "bert.encoder": "cpu", "bert.pooler": "cpu", "classifier": "cpu"}
             dispatch_model(frozen.model, parts, force_hooks=True)
+            frozen.sharded = True
         return frozen
 
     monkeypatch.setattr(frozen_models, "load_frozen", sharded)

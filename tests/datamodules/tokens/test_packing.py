@@ -39,11 +39,10 @@ def plain_ids(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> list[int]
 def test_sequences_are_the_documents_end_to_end(length: int) -> None:
     tokenizer = tiny_tokenizer()
     expected = plain_ids(tokenizer, TEXTS)
-    packed = pack(split_of(TEXTS, label=[0] * 5), tokenizer, length)
-    table = packed.sequences
-    assert len(expected) == packed.tokens == 21
-    assert packed.dropped == 21 % length
-    assert list(chain(*table["input_ids"][:])) == expected[: 21 - packed.dropped]
+    table, packed = pack(split_of(TEXTS, label=[0] * 5), tokenizer, length)
+    assert len(expected) == packed["tokens"] == 21
+    assert packed["dropped"] == 21 % length
+    assert list(chain(*table["input_ids"][:])) == expected[: 21 - packed["dropped"]]
     assert all(len(row["input_ids"]) == len(row["special_tokens_mask"]) == row["length"] == length for row in table)
     marks = torch.tensor(table["special_tokens_mask"][:]).flatten()
     assert (marks == (torch.tensor(table["input_ids"][:]).flatten() == END)).all()
@@ -54,14 +53,12 @@ def test_sequences_are_the_documents_end_to_end(length: int) -> None:
 def test_long_texts_are_whole_and_their_bytes_are_counted() -> None:
     tokenizer = byte_level()
     texts = ["the film, naïve and good " * 20, "日本語"]
-    packed = pack(split_of(texts), tokenizer, 16)
-    assert packed.bytes == len("".join(texts).encode())
-    assert packed.tokens == len(plain_ids(tokenizer, texts))
-    assert packed.bytes_per_token == packed.bytes / packed.tokens
-    assert list(chain(*packed.sequences["input_ids"][:])) == plain_ids(tokenizer, texts)[: -packed.dropped]
-    assert packed.describe() == {
-        "sequences": packed.tokens // 16, "documents": 2, "tokens": packed.tokens, "bytes": packed.bytes,
-        "dropped": packed.tokens % 16, "end_of_text": "</s>",
+    table, packed = pack(split_of(texts), tokenizer, 16)
+    expected = plain_ids(tokenizer, texts)
+    assert list(chain(*table["input_ids"][:])) == expected[: 16 * len(table)]
+    assert packed == {
+        "sequences": len(expected) // 16, "documents": 2, "tokens": len(expected),
+        "bytes": len("".join(texts).encode()), "dropped": len(expected) % 16, "end_of_text": "</s>",
     }  # fmt: skip
 
 
@@ -71,11 +68,11 @@ def test_documents_are_tokenised_once_for_all_lengths(monkeypatch: pytest.Monkey
     folder.mkdir(parents=True, exist_ok=True)
     texts.to_parquet(folder / "texts.parquet")
     texts = datasets.load_dataset("parquet", data_files=str(folder / "texts.parquet"), split="train")
-    first = pack(texts, tiny_tokenizer(), 8)
+    first, packed = pack(texts, tiny_tokenizer(), 8)
     monkeypatch.setattr("datamodules.tokens.splits._whole_texts", None)
-    again, longer = pack(texts, tiny_tokenizer(), 8), pack(texts, tiny_tokenizer(), 13)
-    assert again.sequences["input_ids"][:] == first.sequences["input_ids"][:]
-    assert longer.tokens == first.tokens
+    again, (_, longer) = pack(texts, tiny_tokenizer(), 8)[0], pack(texts, tiny_tokenizer(), 13)
+    assert again["input_ids"][:] == first["input_ids"][:]
+    assert longer["tokens"] == packed["tokens"]
 
 
 def test_end_of_text_is_eos_else_sep() -> None:
