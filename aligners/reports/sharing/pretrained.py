@@ -318,8 +318,7 @@ class SharedProbes(Shared):
 
     def write_weights(self, path: Path) -> None:
         """Write the file of weights, as `train.py probe` writes it."""
-        banks = {name: bank for name, (bank, _) in self.banks.items()}
-        save_banks(path, banks, {name: about for name, (_, about) in self.banks.items()})
+        save_banks(path, self.banks)
 
     @classmethod
     def read_weights(cls, folder: Path, config: Mapping[str, Any]) -> Self:

@@ -220,7 +220,7 @@ def test_probes_are_shared_with_their_models(world: World, tmp_path: Path) -> No
     assert list(load_banks(tmp_path / "probes")) == [name]
     with pytest.raises(ValueError, match=r"to be those that .* belongs to, x"):
         SharedProbes.from_pretrained(tmp_path / "probes", models=[world.model_y])
-    save_banks(tmp_path / "run" / "probes.safetensors", {name: bank})
+    save_banks(tmp_path / "run" / "probes.safetensors", {name: (bank, {})})
     with pytest.raises(ValueError, match="is that of a run"):
         load_banks(tmp_path / "run")
 
