@@ -136,6 +136,11 @@ class TextModule(pl.LightningDataModule):
 
     # ------------------------------------------------------------------ what it holds
 
+    @property
+    def stored(self) -> list[Path]:
+        """Folders of the stored states that were read so far, which `aligners.cli.lineage` names at W&B."""
+        return [] if self._stores is None else self._stores.opened
+
     def named(self) -> Sequence[tuple[str, str | None]]:
         """Name and revision of each model, as the user wrote them."""
         return self.frozen_models.named

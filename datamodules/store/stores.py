@@ -161,6 +161,11 @@ class Stores:
         self.rings: list[Ring] = []
         self._opened: dict[tuple[FrozenModel, str, str], StoredStates] = {}
 
+    @property
+    def opened(self) -> list[Path]:
+        """The folder of each store that was opened."""
+        return [states.folder for states in self._opened.values()]
+
     def complete(
         self,
         models: FrozenModels,

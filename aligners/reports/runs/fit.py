@@ -10,7 +10,7 @@ from rich.table import Table
 
 from aligners.fitting.outcomes import mark, no_better_than_the_mean, what_did_not_train, worst_of
 from aligners.reports.names import site_name, with_short_names
-from aligners.reports.report import Report, Row, distinct, grouped
+from aligners.reports.report import Report, Row, distinct, grouped, is_known
 from aligners.reports.runs.injection import fvu_figure
 from aligners.reports.screen import site_table
 
@@ -28,7 +28,7 @@ def report(meta: Row, rows: Sequence[Row], measured: str = "on the validation te
         measured: on what, in words.
     """
     shown, tables = with_short_names(rows), {"fvu": measured, "fvu_unseen": UNSEEN}
-    known = [_table(shown, name, on) for name, on in tables.items() if any(row[name] is not None for row in shown)]
+    known = [_table(shown, name, on) for name, on in tables.items() if is_known(shown, name)]
     figures = {"fvu": partial(fvu_figure, _few_panels(shown))}
     said = [*no_better_than_the_mean(rows), *what_did_not_train(shown)]
     return Report("summary", meta, rows, figures=figures, screen=known, sentences=said, files="Figures of the fit")
