@@ -74,6 +74,7 @@ def over_models(frame: pd.DataFrame, column: str, groups: Mapping[str, str] | No
     kinds = {model: groups[model] if groups else "" for model in models}
     ends = interval_over_models(values[None], pairs, kinds)
     low, high = (float(end) for end in ends or (values.min(), values.max()))
+    spread: tuple[float | None, float | None, float | None]
     spread = (float(values.std()), low, high) if len(pairs) > 1 else (None, None, None)
     interval = RANGE_OF_PAIRS if ends is None else OVER_MODELS
     return Estimate(float(values.mean()), *spread, interval, len(pairs), len(models), len(means) - len(known))

@@ -45,7 +45,7 @@ def block_map(frames: Frames, name: str, measures: Sequence[str], stages: Sequen
             values += [{**place, **row} for row in block_values(part)]
     families, measured = (", ".join(dict.fromkeys(names)) for names in (frames.groups.values(), frame["measure"]))
     about = {"models": shared.models_in(frame), "most_models": MOST_MODELS, "families": families, "measured": measured}
-    return shared.figure(name, panels, values, _families_said(values, frames.groups), **about)
+    return shared.figure(name, panels, values, alike=_families(values, frames.groups), **about)
 
 
 def untrained_map(frames: Frames, name: str) -> Figure:
@@ -121,19 +121,14 @@ def _of_stages(frames: Frames, measures: Sequence[str], stages: Sequence[str]) -
     return frame.sort_values("measure", key=lambda names: names.map(list(measures).index), kind="stable")
 
 
-def _families_said(values: Sequence[Row], groups: dict[str, str]) -> list[str]:
-    """Compare models of one family with those of different families."""
+def _families(values: Sequence[Row], groups: dict[str, str]) -> list[Row]:
+    """The mean of each measure within and between families, where there are both."""
     frame = pd.DataFrame(values)
     families = [frame[f"model_{side}"].map(groups) for side in "ab"]
     other = (frame["model_a"] != frame["model_b"]) & (frame["stage_a"] == frame["stage_b"])
     pairs = frame.assign(alike=families[0] == families[1])[other & families[0].notna() & families[1].notna()]
-    said = []
-    for place, own in by(pairs, "measure"):
-        means = own.groupby("alike")["value"].mean().dropna()
-        if len(means) == 2:
-            within = f"{place['measure']}: {means[True]:.3f} between models of one family"
-            said.append(f"{within}, {means[False]:.3f} between families.")
-    return said
+    means = [(place, own.groupby("alike")["value"].mean().dropna()) for place, own in by(pairs, "measure")]
+    return [{**place, "within": mean[True], "between": mean[False]} for place, mean in means if len(mean) == 2]
 
 
 def _of_one_base(frames: Frames, measure: str) -> pd.DataFrame:
