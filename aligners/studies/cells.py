@@ -159,7 +159,6 @@ class _Expansion:
     def __init__(self, study: Study, commands: Commands) -> None:
         self.study, self.commands = study, commands
         self.found: dict[str, Cell] = {}
-        self._resolved: dict[str, Options] = {}
         self._made: dict[tuple[Model, Stage, str], Instance] = {}
 
     def cells(self) -> list[Cell]:
@@ -335,14 +334,10 @@ class _Expansion:
         return self.commands.accepts(kind, f"data.{name}")
 
     def _resolve(self, kind: str, options: Options) -> Options:
-        """The options that decide the result, models apart; asked for once, whichever models they are for."""
-        shared = KINDS[kind].unnamed(options)
-        key = json.dumps([kind, shared], sort_keys=True, default=str)
-        if key not in self._resolved:
-            names = [f"data.{name}" for name in KINDS[kind].names]
-            found = self.commands.resolve(kind, shared)
-            self._resolved[key] = {name: value for name, value in found.items() if name not in names}
-        return self._resolved[key]
+        """The options that decide the result, models apart, which are the same whichever models they are for."""
+        names = [f"data.{name}" for name in KINDS[kind].names]
+        found = self.commands.resolve(kind, KINDS[kind].unnamed(options))
+        return {name: value for name, value in found.items() if name not in names}
 
     def _check_data(self) -> None:
         """Raise if a data option is one that no command of the study has."""

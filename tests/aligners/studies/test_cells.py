@@ -138,12 +138,6 @@ def test_several_pairs_share_a_cell_and_each_has_maps_of_its_own() -> None:
     assert files["m2", "m3"] == f"{second.id}/run/pairs/m2--m3/aligners.ckpt"
 
 
-def test_options_are_asked_for_once() -> None:
-    commands = NoCommands()
-    expand(study_of(models={"names": "m{seed}", "seeds": 25}), commands)
-    assert commands.asked == ["fit", "inject"]
-
-
 @pytest.mark.parametrize("place", [{"data": {"wrong": 1}}, {"tasks": {"t": {"wrong": 1}}}])
 def test_a_data_option_that_no_command_has_is_refused(place: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"data options of fit, inject, but none of them has wrong"):

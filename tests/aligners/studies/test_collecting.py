@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from aligners.cli.study.status import failures, status_table
+from aligners.cli.study.folder import failures, status_table
 from aligners.studies.cells import Cell
 from aligners.studies.collecting import collect, tables
 from aligners.studies.folder import StudyFolder
