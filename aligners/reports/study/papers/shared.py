@@ -17,16 +17,12 @@ from aligners.reports.names import listed
 from aligners.reports.report import Row
 from aligners.reports.study.contents import Column, Figure, Panel, Table
 from aligners.reports.study.frames import LEAST_SITE, Frames, Missing, counted, kind_words, place_words, stage_words
-from aligners.reports.study.statistics import WHAT_INTERVALS_ARE, Estimate, over_models
+from aligners.reports.study.statistics import Estimate, over_models
 from aligners.similarity.controls import matching_layers
 
 TEMPLATES = Environment(undefined=StrictUndefined)
 TEMPLATES.globals |= {"place_words": place_words, "kind_words": kind_words, "counted": counted}
 TEMPLATES.filters |= {"form": format, "listed": listed}
-HELD_OUT = {
-    True: "Held out: yes, on test texts that no map was fitted on.",
-    False: "Held out: no. These are the validation texts that chose each map's best step; `inject` measures on others.",
-}
 COPY = r"#\d+$"  # ends the name of a further fine-tuning of a model
 
 
@@ -98,7 +94,7 @@ def _texts(name: str, words: dict[str, Any]) -> dict[str, Any]:
     numbers = _read("numbers.yaml").get(words.get("paper", name))
     note = f"Paper: {numbers['source']}: {numbers['setting']}." if numbers else ""
     fields = {key: value for key, value in described()[name].items() if key not in ("from", "with")}
-    words = {"intervals": WHAT_INTERVALS_ARE, "paper_note": note, **words}
+    words = {**_read("papers.yaml")["words"], "paper_note": note, **words}
     lines = [line for text in _filled(fields.pop("findings", []), words) for line in text.splitlines()]
     words["findings"] = [said for line in lines if (said := " ".join(line.split()))]
     return {**_filled(fields, words), "findings": words["findings"]}
@@ -207,10 +203,10 @@ def untrained_said(frame: pd.DataFrame) -> str:
     return f"{said}{counted}." if counted else ""
 
 
-def about_maps(errors: pd.DataFrame) -> dict[str, str]:
+def about_maps(errors: pd.DataFrame) -> dict[str, bool | str]:
     """Whether errors are on held-out texts, and which maps are not trained, in words."""
     held_out = "held_out" not in errors or bool(errors["held_out"].all())
-    return {"held_out": HELD_OUT[held_out], "untrained": untrained_said(errors)}
+    return {"held_out": held_out, "untrained": untrained_said(errors)}
 
 
 # ---------------------------------------------------------------------- rows that are made

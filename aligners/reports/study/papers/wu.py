@@ -210,24 +210,20 @@ def block_values(frame: pd.DataFrame) -> list[Row]:
 
 
 def _localizations(frames: Frames) -> pd.DataFrame:
-    """Task, stage, model, layer and localization score of every layer."""
+    """Model, layer, score, task and stage of each layer, over all layers that both measures compared it with."""
     frame = shared.of_one_stage(_of_stages(frames, ["neuronsim", "svcca"], STAGES))
-    scores = pd.concat(
-        [_localization(own).assign(**place) for place, own in by(frame, "task", "stage")], ignore_index=True
-    )
+    parts = []
+    for place, own in by(frame, "task", "stage"):
+        neurons, subspaces = (entries_of(own[own["measure"] == name]) for name in ("neuronsim", "svcca"))
+        both = neurons.merge(subspaces, on=[*A, *B], suffixes=("", "_svcca"))
+        both = both[(both["model_a"] != both["model_b"]) | (both["layer_a"] != both["layer_b"])]
+        scores = both.assign(localization=both["value"] - both["value_svcca"])
+        means = scores.groupby(["model_a", "layer_a"], sort=False, as_index=False)["localization"].mean()
+        parts.append(means.set_axis(["model", "layer", "localization"], axis=1).assign(**place))
+    scores = pd.concat(parts, ignore_index=True)
     if scores.empty:
         raise Missing("localization needs both `neuronsim` and `svcca` of the same pairs of models")
     return scores
-
-
-def _localization(frame: pd.DataFrame) -> pd.DataFrame:
-    """Model, layer and score of each layer, over all other layers that it was compared with by both measures."""
-    neurons, subspaces = (entries_of(frame[frame["measure"] == name]) for name in ("neuronsim", "svcca"))
-    both = neurons.merge(subspaces, on=[*A, *B], suffixes=("", "_svcca"))
-    both = both[(both["model_a"] != both["model_b"]) | (both["layer_a"] != both["layer_b"])]
-    scores = both.assign(localization=both["value"] - both["value_svcca"])
-    means = scores.groupby(["model_a", "layer_a"], sort=False, as_index=False)["localization"].mean()
-    return means.rename(columns={"model_a": "model", "layer_a": "layer"})
 
 
 def _look(groups: Mapping[str, str], name: str) -> tuple[str, Meaning]:
