@@ -71,7 +71,9 @@ class Frames:
         if kind not in self._collected:
             raise Missing(f"the study has no rows of kind `{kind}`")
         frame = self._collected[kind]
-        frame = frame if other_tasks else _of_their_task(frame)
+        for tuned in () if other_tasks else TUNED:
+            if tuned in frame.columns:
+                frame = frame[frame[tuned].isna() | (frame[tuned] == frame["task"])]
         lacking = [name for name in columns if name not in frame.columns or bool(frame[name].isna().all())]
         if lacking:
             raise Missing(f"the rows of kind `{kind}` have no {', '.join(f'`{name}`' for name in lacking)}")
@@ -146,11 +148,3 @@ def _with_keys(frame: pd.DataFrame) -> pd.DataFrame:
         turned = frame["fit"] == INVERSE_OF_ONE_WAY
         frame["method"] = frame["method"].where(~turned, frame["method"] + ", inverted")
     return frame.reset_index(drop=True)
-
-
-def _of_their_task(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows whose models, if they are fine-tuned, are so on the task of the row."""
-    for side in TUNED:
-        if side in frame.columns:
-            frame = frame[frame[side].isna() | (frame[side] == frame["task"])]
-    return frame

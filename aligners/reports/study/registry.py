@@ -42,8 +42,9 @@ class ReportContents(NamedTuple):
     def findings(self) -> list[Table | Figure]:
         """The tables and figures that say something, each with the sentences that none before it says."""
         before: set[str] = set()
-        found = []
-        for item in (*self.tables, *self.figures):
+        found: list[Table | Figure] = []
+        items: list[Table | Figure] = [*self.tables, *self.figures]
+        for item in items:
             said = [sentence for sentence in item.findings if sentence and sentence not in before]
             before.update(said)
             found += [replace(item, findings=said)] if said else []
@@ -82,6 +83,9 @@ def make(frames: Frames, names: Sequence[str] | None = None) -> ReportContents:
             item = CONTENTS[name](frames)
         except Missing as reason:
             made.missing[name] = str(reason)
+            continue
+        if isinstance(item, Table):
+            made.tables.append(item)
         else:
-            (made.tables if isinstance(item, Table) else made.figures).append(item)
+            made.figures.append(item)
     return made

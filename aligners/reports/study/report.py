@@ -43,7 +43,7 @@ def report(folder: Path, frames: Mapping[str, pd.DataFrame], study: Row) -> Path
     """
     if not any(len(frame) for frame in frames.values()):
         raise UserError(f"Expected collected rows of {folder}, but there are none: no cell has finished.")
-    made, place = make(Frames(frames), study["report"]), folder / FOLDER
+    made, place = make(Frames(frames), study.get("report")), folder / FOLDER
     palette, images = Palette(made.figures), dict[str, Path]()
     for kind in ("tables", "figures"):
         (place / kind).mkdir(parents=True, exist_ok=True)

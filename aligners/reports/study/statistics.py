@@ -15,11 +15,6 @@ from numpy.typing import NDArray
 from aligners.injection.scoring.pair_intervals import OVER_MODELS, interval_over_models
 
 RANGE_OF_PAIRS = "range of the pairs"
-WHAT_INTERVALS_ARE = (
-    "± is the standard deviation over pairs; brackets are the 95 % interval over models: a jackknife that leaves out "
-    "one model at a time with all of its pairs, as pairs share models. With fewer than four models they are the range "
-    "of the pairs instead, in braces."
-)
 MOST_EXACT = 10_000  # arrangements of the models up to which all are counted
 DRAWS = 9_999
 Numbers = NDArray[np.float64]
@@ -74,9 +69,11 @@ def over_models(frame: pd.DataFrame, column: str, groups: Mapping[str, str] | No
     kinds = {model: groups[model] if groups else "" for model in models}
     ends = interval_over_models(values[None], pairs, kinds)
     low, high = (float(end) for end in ends or (values.min(), values.max()))
-    spread = (float(values.std()), low, high) if len(pairs) > 1 else (None, None, None)
-    interval = RANGE_OF_PAIRS if ends is None else OVER_MODELS
-    return Estimate(float(values.mean()), *spread, interval, len(pairs), len(models), len(means) - len(known))
+    mean, interval = float(values.mean()), RANGE_OF_PAIRS if ends is None else OVER_MODELS
+    counts = {"pairs": len(pairs), "models": len(models), "lost": len(means) - len(known)}
+    if len(pairs) == 1:
+        return Estimate(mean, interval=interval, **counts)
+    return Estimate(mean, float(values.std()), low, high, interval, **counts)
 
 
 def pair_means(frame: pd.DataFrame, column: str) -> pd.Series:

@@ -175,11 +175,10 @@ def numbers(table: Table) -> list[Row]:
     for cells in table.rows:
         row: Row = {}
         for key in (column.key for column in table.columns):
-            row[key] = cell = cells.get(key)
+            cell = cells.get(key)
+            row[key] = cell.mean if isinstance(cell, Estimate) else None if key in estimated else cell
             if key in estimated:
-                mean = cell if isinstance(cell, Estimate) else None
-                row[key] = mean and mean.mean
-                row |= {f"{key}_{part}": mean and getattr(mean, part) for part in PARTS}
+                row |= {f"{key}_{part}": getattr(cell, part, None) for part in PARTS}
         rows.append(row)
     return rows
 

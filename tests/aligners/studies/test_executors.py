@@ -50,11 +50,9 @@ def test_a_killed_process_costs_its_own_cell(processes: Processes, tmp_path: Pat
     other = processes.submit(wait_for, str(pipe))
     lost = processes.submit(killed)
     assert isinstance(lost.exception(), BrokenExecutor)
+    assert processes.submit(pid).result() != os.getpid()  # a new one has taken its place: the other is still waiting
     pipe.write_text("still here")
     assert other.result() == "still here"
-    found = {processes.submit(pid).result() for _ in range(4)}  # a new one has taken its place
-    assert len(found) == 2
-    assert os.getpid() not in found
     assert processes.submit(threads).result() == str(max(1, len(os.sched_getaffinity(0)) // 2))
 
 

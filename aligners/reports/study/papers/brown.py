@@ -12,12 +12,11 @@ from aligners.reports.report import Row
 from aligners.reports.study.contents import Figure, Meaning, Table, box_panel, line_panels
 from aligners.reports.study.frames import Frames, Missing, by, place_words
 from aligners.reports.study.papers import shared
-from aligners.reports.study.statistics import Difference, group_test, over_models, pair_means
+from aligners.reports.study.statistics import group_test, over_models, pair_means
 from aligners.similarity.functional.summaries import angular_distance
 
 CKAS = ("minibatch_cka", "cka")  # the paper's, or what there is
 ALL = "all pairs"
-LEVEL = 0.05  # of p, from which on groups are not told apart
 
 
 def cka_by_layer(frames: Frames, name: str) -> Figure:
@@ -62,36 +61,26 @@ def angles(frames: Frames, name: str) -> Figure:
         box_panel(place_words(*place.values()), own, "groups", "groups", list(dict.fromkeys(own["groups"])), _look)
         for place, own in by(distances.assign(value=distances["distance"]), "task", "stage")
     ]
-    return shared.figure(name, panels, distances.to_dict("records"), _angles(frames)[1])
+    return shared.figure(name, panels, distances.to_dict("records"), tests=_angles(frames)[1])
 
 
 def angles_table(frames: Frames, name: str) -> Table:
     """Angular distances within and between groups, and whether the groups differ (Figure 8 and eq. 2)."""
-    return shared.table(name, *_angles(frames))
+    rows, tests = _angles(frames)
+    return shared.table(name, rows, tests=tests)
 
 
-def _angles(frames: Frames) -> tuple[list[Row], list[str]]:
-    """Rows of the table of angular distances, and what they say."""
-    rows, said = list[Row](), list[str]()
+def _angles(frames: Frames) -> tuple[list[Row], list[Row]]:
+    """Rows of the table of angular distances, and the tests of each task and stage."""
+    rows, tests = list[Row](), list[Row]()
     for place, own in by(_distances(frames), "task", "stage"):
         test = group_test(pair_means(own, "distance"), frames.groups) if own["grouped"].all() else None
         tested = {"difference": test.difference, "p": test.p, "least": test.least} if test else {}
-        said += [_apart(test, place_words(*place.values()))] if test else []
+        tests += [{**place, **test._asdict()}] if test else []
         for pair, line in by(own, "groups"):
             means = shared.estimates(line, ["distance"], _kinds(line, frames.groups))
             rows.append({**place, **pair, **means, **tested})
-    return rows, said
-
-
-def _apart(test: Difference, where: str) -> str:
-    further = "further apart" if test.difference >= 0 else "closer together"
-    found = f"{abs(test.difference):.3f} radians {further} than models of one group"
-    if test.p >= LEVEL:
-        found = f"not told apart from models of one group: {test.difference:+z.3f} radians"
-    return (
-        f"{where + ': ' if where else ''}models of different groups are {found} (p = {test.p:.3g} by permutation of "
-        f"{test.models} models, of which no p is below {test.least:.3g})."
-    )
+    return rows, tests
 
 
 def _cka(frames: Frames, measures: Sequence[str]) -> tuple[pd.DataFrame, str]:

@@ -28,13 +28,9 @@ def mixed_layers(frames: Frames, name: str) -> Table:
         twins = base[base["source"] == "untrained"].groupby("site")["score"].mean()
         beside = {"lexical": _known(lexical), "untrained": _known(twins.max())}
         rows.append({**place, **_compared(own[own["site"].isna()]), **beside, **_printed(name, own, place)})
-    said = []
-    for place, own in _changed(rows):
-        changes = own["change"]
-        mean = f"Fine-tuning on {place['task']} changes what edge probes read of {place['probed']} by "
-        ends = f", {changes.min():+z.1f} to {changes.max():+z.1f} over {len(changes)} models"
-        said.append(f"{mean}{changes.mean():+z.1f} points{ends if len(changes) > 1 else ''}.")
-    return table(name, rows, said)
+    ends = ["mean", "min", "max"]
+    changes = [{**place, **own["change"].agg(ends), "models": len(own)} for place, own in _changed(rows)]
+    return table(name, rows, changes=changes)
 
 
 def scores_by_site(frames: Frames, name: str) -> Table:
@@ -44,14 +40,12 @@ def scores_by_site(frames: Frames, name: str) -> Table:
         for site, line in own[own["site"].notna() & (own["source"] == "model")].groupby("site"):
             twin = own[(own["source"] == "untrained") & (own["stage"] == BASE) & (own["site"] == site)]["score"].mean()
             rows.append({**place, **_compared(line), "site": int(site), "untrained": _known(twin)})
-    said = []
+    changes = []
     for place, own in _changed(rows):
         means = own.groupby("site")["change"].mean()
-        site, task = means.abs().idxmax(), place["task"]
-        said.append(
-            f"Of {place['probed']}, fine-tuning on {task} changes most at layer {site}: {means[site]:+z.1f} points."
-        )
-    return table(name, rows, said, models=0)
+        site = means.abs().idxmax()
+        changes.append({**place, "site": site, "change": means[site]})
+    return table(name, rows, changes=changes, models=0)
 
 
 def scores_by_layer(frames: Frames, name: str) -> Figure:

@@ -24,7 +24,6 @@ MAJORITY = "majority class"
 # The paper's comparisons, of models before (ORIG) and after fine-tuning (FT): layers of the first go up.
 COMPARISONS = _, FT_ORIG, FT, _ = ("ORIG–ORIG", "FT–ORIG", "FT–FT", "FT[1]–FT[2]")
 TWO_BASES = "FT of two bases"
-SENTENCE = "{panel}: layers {clusters}, CKA {within:.2f} within the clusters and {between:.2f} between them."
 Grid = NDArray[np.float64]
 
 
@@ -32,7 +31,7 @@ def layer_maps(frames: Frames, name: str) -> Figure:
     """Figures 1, 2, 5 and 6: CKA of all layers, before and after fine-tuning, task by task."""
     maps = _maps(frames)
     values = [{**row, "models": models} for _, panel, models in maps for row in _values(panel)]
-    return figure(name, [panel for _, panel, _ in maps], values, _clusters(maps)[1])
+    return figure(name, [panel for _, panel, _ in maps], values, clusters=_clusters(maps))
 
 
 def between_bases(frames: Frames, name: str) -> Figure:
@@ -51,10 +50,10 @@ def between_bases(frames: Frames, name: str) -> Figure:
 
 def clusters(frames: Frames, name: str) -> Table:
     """§3: where the layers fall into two clusters, and how distinct these are."""
-    rows, said = _clusters(_maps(frames))
+    rows = _clusters(_maps(frames))
     if not rows:
         raise Missing(f"no map of at least {LEAST_LAYERS} layers against themselves")
-    return table(name, rows, said)
+    return table(name, rows, clusters=rows)
 
 
 def truncation(frames: Frames, name: str) -> Figure:
@@ -176,9 +175,9 @@ def _labels(grid: Grid) -> NDArray[np.int64]:
     return np.asarray(fcluster(linkage(squareform(distance, checks=False), "average"), 2, "maxclust"))
 
 
-def _clusters(maps: list[tuple[str, HeatPanel, int]]) -> tuple[list[Row], list[str]]:
-    """The clusters of each map of layers against themselves, CKA within and between them; and what is said of it."""
-    rows, said = list[Row](), list[str]()
+def _clusters(maps: list[tuple[str, HeatPanel, int]]) -> list[Row]:
+    """The clusters of each map of layers against themselves, and CKA within and between them."""
+    rows = []
     for comparison, panel, models in maps:
         if comparison != FT_ORIG and len(panel.rows) >= LEAST_LAYERS:
             grid, labels = panel.values, _labels(panel.values)
@@ -187,9 +186,9 @@ def _clusters(maps: list[tuple[str, HeatPanel, int]]) -> tuple[list[Row], list[s
             layers = np.array(panel.rows, dtype=int)
             parts = " | ".join(_part(layers[labels == label].tolist()) for label in dict.fromkeys(labels))
             means = {"within": within, "between": between, "contrast": within - between}
-            rows.append({"panel": panel.title, "clusters": parts, **means, "models": models})
-            said += [SENTENCE.format(**rows[-1])] if comparison == FT else []
-    return rows, said
+            tuned = comparison == FT
+            rows.append({"panel": panel.title, "clusters": parts, **means, "models": models, "tuned": tuned})
+    return rows
 
 
 def _part(layers: list[int]) -> str:

@@ -8,10 +8,10 @@ from functools import partial
 import pandas as pd
 
 from aligners.fitting.outcomes import MARK
-from aligners.reports.names import listed, site_name
+from aligners.reports.names import site_name
 from aligners.reports.report import Row, grouped
 from aligners.reports.study.contents import Figure, Table, box_panel, heat_panel, line_panels, look_of_stage
-from aligners.reports.study.frames import STATES, Frames, Missing, by, counted, kind_words, place_words, stage_words
+from aligners.reports.study.frames import STATES, Frames, Missing, by, kind_words, place_words, stage_words
 from aligners.reports.study.papers import shared
 from aligners.reports.study.statistics import holm, over_models, pair_means, sign_test
 
@@ -38,7 +38,7 @@ def recovery(frames: Frames, name: str) -> Table:
     frame = frames.of("recover", "mse").assign(model_y=lambda rows: rows["model_x"])
     row = partial(_map_row, name, frame, ("mse", "mse_fit", "mse_reduced", "relative_error", "fvu"), paper="mse")
     rows = [row(place, own) for place, own in by(frame, "strength", "method")]
-    return shared.table(name, rows, closest_maps(rows, "strength"), **shared.about_maps(frame))
+    return shared.table(name, rows, closest=closest_maps(rows, "strength"), **shared.about_maps(frame))
 
 
 def alignment(frames: Frames, name: str) -> Table:
@@ -48,7 +48,8 @@ def alignment(frames: Frames, name: str) -> Table:
     row = partial(_map_row, name, errors, quantities, paper_train="train", paper_test="test")
     errors = shared.blocks(errors)
     rows = [row(place, own) for place, own in by(errors, "task", "stage", "rows", "method")]
-    return shared.table(name, rows, closest_maps(rows, "task", "stage", "rows"), **shared.about_maps(errors))
+    closest = closest_maps(rows, "task", "stage", "rows")
+    return shared.table(name, rows, closest=closest, **shared.about_maps(errors))
 
 
 def _map_row(
@@ -78,8 +79,8 @@ def alignment_tests(frames: Frames, name: str) -> Table:
     if not rows:
         raise Missing("no two maps were measured on pairs of at least three models")
     for row, p in zip(rows, holm([row["p"] for row in rows]), strict=True):
-        row["holm"] = p
-    return shared.table(name, rows, [differences_said(rows)], tests=len(rows))
+        row |= {"holm": p, "named": f"{row['method']} ({place_words(row['task'], row['stage'])})"}
+    return shared.table(name, rows, tests=len(rows))
 
 
 def injection(frames: Frames, name: str) -> Table:
@@ -91,7 +92,7 @@ def injection(frames: Frames, name: str) -> Table:
         last = shared.estimates(own[shared.is_last(own)], ("score", "agreement", "penalty"))
         everywhere = over_models(shared.blocks(own), "score")
         rows.append({**_map_row(name, frame, (), place, own, paper="score"), **last, "everywhere": everywhere})
-    return shared.table(name, rows, kept_scores(rows), **shared.about_maps(frame))
+    return shared.table(name, rows, kept=kept_scores(rows), **shared.about_maps(frame))
 
 
 # ---------------------------------------------------------------------- figures
@@ -129,11 +130,11 @@ def errors_by_layer(
             panels.append(box_panel(title, frame, "stage", "layer", layers))
     if not panels:
         raise Missing("no map was fitted between models at the same site")
-    said, drawn = _trend(values, column), {row["method"].rstrip(MARK) for row in values}
+    drawn = {row["method"].rstrip(MARK) for row in values}
     methods = dict.fromkeys(errors.loc[errors["role"] == "method", "method"])
     return shared.figure(
-        name, panels, values, [said] if said else [],
-        what=WORDS[column], said=said, paper=paper, pairs=len(pair_means(errors, column)),
+        name, panels, values,
+        what=WORDS[column], trend=_trend(values), paper=paper, pairs=len(pair_means(errors, column)),
         stages=" and ".join(stage_words(at["stage"]) for at, _ in by(errors, "stage") if at["stage"]),
         left_out=", ".join(method for method in methods if method not in drawn),
         **shared.about_maps(errors),
@@ -172,7 +173,7 @@ def layer_maps(frames: Frames, name: str, *, within: bool) -> Figure:
             title = place_words(place["task"], place["stage"], kind_words(place["rows"]), marked)
             panels.append(heat_panel(title, means, "layer of X", "layer of Y"))
             values += [{"panel": title, "layer_x": x, "layer_y": y, "fvu": value} for (x, y), value in means.items()]
-    about = {"models": shared.models_in(errors), **shared.about_maps(errors)}
+    about: Row = {"models": shared.models_in(errors), **shared.about_maps(errors)}
     return shared.figure(name, panels, values, within=within, whom=whom, **about)
 
 
@@ -191,72 +192,38 @@ def nuclear_norms(frames: Frames, name: str) -> Figure:
     return shared.figure(name, panels, values, models=frame["model"].nunique(), depths=depths)
 
 
-# ---------------------------------------------------------------------- sentences
+# ---------------------------------------------------------------------- findings
 
 
-def _at(*place: str | None) -> str:
-    """Where a finding holds, to begin its sentence with."""
-    where = place_words(*place)
-    return f"{where}: " if where else ""
-
-
-def _trend(values: Sequence[Row], column: str) -> str:
-    """Say of the first map that is trained how its error goes from the first layer to the last, stage by stage."""
+def _trend(values: Sequence[Row]) -> Row | None:
+    """Of the first map that is trained, the errors at the first and the last layer, stage by stage."""
     known = [row for row in values if row["compared"]]
     if not known:
-        return ""
+        return None
     place, of_map = by(pd.DataFrame(known), "task", "rows", "method")[0]
-    ends = []
-    for at, line in by(of_map, "stage"):
-        first, last = line.iloc[0], line.iloc[-1]
-        between = f"{first['mean']:.3g} at layer {first['layer']} to {last['mean']:.3g} at layer {last['layer']}"
-        ends.append(f"{stage_words(at['stage'])} {between}".strip())
-    where = (f" on {place['task']}" if place["task"] else "") + (
-        f", {kind_words(place['rows'])}" if place["rows"] else ""
-    )
-    return f"The {WORDS[column]} of {place['method']}{where}, mean over pairs: {'; '.join(ends)}."
+    lines = [(at["stage"], *line.iloc[[0, -1]].to_dict("records")) for at, line in by(of_map, "stage")]
+    return {**place, "lines": lines}
 
 
-def closest_maps(rows: Sequence[Row], *keys: str) -> list[str]:
-    """Say at each place which map is closest of those that are trained, and where linear stands."""
+def closest_maps(rows: Sequence[Row], *keys: str) -> list[Row]:
+    """At each place the closest map of those that are trained, and the mse of `linear` if that is another."""
     maps = [row | row["mse"]._asdict() for row in rows if row["compared"] and row["mse"] and row.get("role") != "floor"]
-    said = []
+    found = []
     for place, here in by(pd.DataFrame(maps), *keys) if maps else ():
-        closest, linear = here.loc[here["mean"].idxmin()], here.loc[here["method"] == "linear", "mean"]
-        beside = f"; linear {linear.iloc[0]:.4f}" if len(linear) and closest["method"] != "linear" else ""
-        over = counted(closest["models"], "model")
-        if "strength" in place:
-            where = f"strength {place['strength']}: "
-        else:
-            where = _at(place["task"], place["stage"], kind_words(place["rows"]))
-            over = f"{counted(closest['pairs'], 'pair')} of {over}"
-        said.append(
-            f"{where}the closest map is {closest['method']}, with an mse of {closest['mean']:.4f} over {over}{beside}."
-        )
-    return said
+        closest = here.loc[here["mean"].idxmin()]
+        linear = here.loc[(here["method"] == "linear") & (closest["method"] != "linear"), "mean"]
+        found.append({**closest, **place, "linear": None if linear.empty else linear.iloc[0]})
+    return found
 
 
-def differences_said(rows: Sequence[Row]) -> str:
-    """Say which maps differ in error, and how small a p the number of models allows."""
-    clear = [f"{row['method']} ({place_words(row['task'], row['stage'])})" for row in rows if row["holm"] < 0.05]
-    if clear:
-        return f"{len(clear)} of {len(rows)} differences between maps are significant at .05: {listed(clear)}."
-    least = min(row["least"] for row in rows)
-    few = f", and {rows[0]['models']} models allow no p below {least:.3g}" if least >= 0.05 / len(rows) else ""
-    return f"None of {len(rows)} differences between maps is significant at .05{few}."
-
-
-def kept_scores(rows: Sequence[Row]) -> list[str]:
-    """Say for each task which trained map keeps the most of Y's score."""
-    said = []
-    for place, here in grouped(rows, "task", "stage").items():
+def kept_scores(rows: Sequence[Row]) -> list[Row]:
+    """For each task the trained map that keeps the most of Y's score, beside Y itself and X without a map."""
+    found = []
+    for (task, stage), here in grouped(rows, "task", "stage").items():
         means = {row["method"]: 100 * row["score"].mean for row in here if row["score"]}
         maps = [row["method"] for row in here if row["role"] == "method" and row["compared"] and row["score"]]
         if maps and "native_y" in means:
             best = max(maps, key=means.__getitem__)
-            bare = f", {means['identity']:.1f} without a map" if "identity" in means else ""
-            said.append(
-                f"{_at(*place)}Y by itself scores {means['native_y']:.1f}; "
-                f"with X's states at the last site {means[best]:.1f}, mapped by {best}{bare}."
-            )
-    return said
+            scores = {"native": means["native_y"], "score": means[best], "bare": means.get("identity")}
+            found.append({"task": task, "stage": stage, "best": best, **scores})
+    return found

@@ -13,17 +13,16 @@ import yaml
 from jinja2 import Environment, StrictUndefined
 
 from aligners.fitting.outcomes import MARK, is_trained
+from aligners.reports.names import listed
 from aligners.reports.report import Row
 from aligners.reports.study.contents import Column, Figure, Panel, Table
-from aligners.reports.study.frames import LEAST_SITE, Frames, Missing, stage_words
-from aligners.reports.study.statistics import WHAT_INTERVALS_ARE, Estimate, over_models
+from aligners.reports.study.frames import LEAST_SITE, Frames, Missing, counted, kind_words, place_words, stage_words
+from aligners.reports.study.statistics import Estimate, over_models
 from aligners.similarity.controls import matching_layers
 
 TEMPLATES = Environment(undefined=StrictUndefined)
-HELD_OUT = {
-    True: "Held out: yes, on test texts that no map was fitted on.",
-    False: "Held out: no. These are the validation texts that chose each map's best step; `inject` measures on others.",
-}
+TEMPLATES.globals |= {"place_words": place_words, "kind_words": kind_words, "counted": counted}
+TEMPLATES.filters |= {"form": format, "listed": listed}
 COPY = r"#\d+$"  # ends the name of a further fine-tuning of a model
 
 
@@ -33,37 +32,32 @@ def described() -> dict[str, dict[str, Any]]:
     return _read("papers.yaml")
 
 
-def table(name: str, rows: Sequence[Row], findings: Sequence[str] = (), **words: Any) -> Table:
+def table(name: str, rows: Sequence[Row], **words: Any) -> Table:
     """Make a table as it is described, with the columns that have a value in some row, and stages in words.
 
     Args:
         name: of its description.
         rows: column's key -> cell.
-        findings: what it says, in words.
-        words: what the description's templates ask for, besides `known`, the keys of the columns.
+        words: what the description's templates ask for, besides `rows` and `known`, the keys of the columns.
     """
-    rows = [{**row, "stage": stage_words(row["stage"])} if "stage" in row else row for row in rows]
     known = {key for row in rows for key, cell in row.items() if cell is not None}
-    texts = _texts(name, {**words, "known": known, "findings": findings})
+    texts = _texts(name, {**words, "known": known, "rows": rows})
+    rows = [{**row, "stage": stage_words(row["stage"])} if "stage" in row else row for row in rows]
     about = {key: [said] if isinstance(said, str) else said for key, said in texts.pop("columns").items()}
     columns = [Column(key, *said) for key, said in about.items() if key in known]
-    return Table(name=name, columns=columns, rows=rows, findings=findings, **texts)
+    return Table(name=name, columns=columns, rows=rows, **texts)
 
 
-def figure(
-    name: str, panels: Sequence[Panel], values: Sequence[Row] = (), findings: Sequence[str] = (), **words: Any
-) -> Figure:
+def figure(name: str, panels: Sequence[Panel], values: Sequence[Row] = (), **words: Any) -> Figure:
     """Make a figure as it is described.
 
     Args:
         name: of its description.
         panels: all of one kind.
         values: the values as rows of a table.
-        findings: what it says, in words.
         words: what the description's templates ask for.
     """
-    texts = _texts(name, {**words, "findings": findings})
-    return Figure(name=name, panels=panels, values=values, findings=findings, **texts)
+    return Figure(name=name, panels=panels, values=values, **_texts(name, words))
 
 
 def paper_value(table: str, quantity: str, present: Collection[str] = (), **where: str | None) -> Estimate | None:
@@ -100,8 +94,10 @@ def _texts(name: str, words: dict[str, Any]) -> dict[str, Any]:
     numbers = _read("numbers.yaml").get(words.get("paper", name))
     note = f"Paper: {numbers['source']}: {numbers['setting']}." if numbers else ""
     fields = {key: value for key, value in described()[name].items() if key not in ("from", "with")}
-    filled: dict[str, Any] = _filled(fields, {"intervals": WHAT_INTERVALS_ARE, "paper_note": note, **words})
-    return filled
+    words = {**_read("papers.yaml")["words"], "paper_note": note, **words}
+    lines = [line for text in _filled(fields.pop("findings", []), words) for line in text.splitlines()]
+    words["findings"] = [said for line in lines if (said := " ".join(line.split()))]
+    return {**_filled(fields, words), "findings": words["findings"]}
 
 
 def _filled(field: Any, words: dict[str, Any]) -> Any:
@@ -207,10 +203,10 @@ def untrained_said(frame: pd.DataFrame) -> str:
     return f"{said}{counted}." if counted else ""
 
 
-def about_maps(errors: pd.DataFrame) -> dict[str, str]:
+def about_maps(errors: pd.DataFrame) -> dict[str, bool | str]:
     """Whether errors are on held-out texts, and which maps are not trained, in words."""
     held_out = "held_out" not in errors or bool(errors["held_out"].all())
-    return {"held_out": HELD_OUT[held_out], "untrained": untrained_said(errors)}
+    return {"held_out": held_out, "untrained": untrained_said(errors)}
 
 
 # ---------------------------------------------------------------------- rows that are made

@@ -45,7 +45,7 @@ def block_map(frames: Frames, name: str, measures: Sequence[str], stages: Sequen
             values += [{**place, **row} for row in block_values(part)]
     families, measured = (", ".join(dict.fromkeys(names)) for names in (frames.groups.values(), frame["measure"]))
     about = {"models": shared.models_in(frame), "most_models": MOST_MODELS, "families": families, "measured": measured}
-    return shared.figure(name, panels, values, _families_said(values, frames.groups), **about)
+    return shared.figure(name, panels, values, alike=_families(values, frames.groups), **about)
 
 
 def untrained_map(frames: Frames, name: str) -> Figure:
@@ -121,19 +121,14 @@ def _of_stages(frames: Frames, measures: Sequence[str], stages: Sequence[str]) -
     return frame.sort_values("measure", key=lambda names: names.map(list(measures).index), kind="stable")
 
 
-def _families_said(values: Sequence[Row], groups: dict[str, str]) -> list[str]:
-    """Compare models of one family with those of different families."""
+def _families(values: Sequence[Row], groups: dict[str, str]) -> list[Row]:
+    """The mean of each measure within and between families, where there are both."""
     frame = pd.DataFrame(values)
     families = [frame[f"model_{side}"].map(groups) for side in "ab"]
     other = (frame["model_a"] != frame["model_b"]) & (frame["stage_a"] == frame["stage_b"])
     pairs = frame.assign(alike=families[0] == families[1])[other & families[0].notna() & families[1].notna()]
-    said = []
-    for place, own in by(pairs, "measure"):
-        means = own.groupby("alike")["value"].mean().dropna()
-        if len(means) == 2:
-            within = f"{place['measure']}: {means[True]:.3f} between models of one family"
-            said.append(f"{within}, {means[False]:.3f} between families.")
-    return said
+    means = [(place, own.groupby("alike")["value"].mean().dropna()) for place, own in by(pairs, "measure")]
+    return [{**place, "within": mean[True], "between": mean[False]} for place, mean in means if len(mean) == 2]
 
 
 def _of_one_base(frames: Frames, measure: str) -> pd.DataFrame:
@@ -215,24 +210,20 @@ def block_values(frame: pd.DataFrame) -> list[Row]:
 
 
 def _localizations(frames: Frames) -> pd.DataFrame:
-    """Task, stage, model, layer and localization score of every layer."""
+    """Model, layer, score, task and stage of each layer, over all layers that both measures compared it with."""
     frame = shared.of_one_stage(_of_stages(frames, ["neuronsim", "svcca"], STAGES))
-    scores = pd.concat(
-        [_localization(own).assign(**place) for place, own in by(frame, "task", "stage")], ignore_index=True
-    )
+    parts = []
+    for place, own in by(frame, "task", "stage"):
+        neurons, subspaces = (entries_of(own[own["measure"] == name]) for name in ("neuronsim", "svcca"))
+        both = neurons.merge(subspaces, on=[*A, *B], suffixes=("", "_svcca"))
+        both = both[(both["model_a"] != both["model_b"]) | (both["layer_a"] != both["layer_b"])]
+        scores = both.assign(localization=both["value"] - both["value_svcca"])
+        means = scores.groupby(["model_a", "layer_a"], sort=False, as_index=False)["localization"].mean()
+        parts.append(means.set_axis(["model", "layer", "localization"], axis=1).assign(**place))
+    scores = pd.concat(parts, ignore_index=True)
     if scores.empty:
         raise Missing("localization needs both `neuronsim` and `svcca` of the same pairs of models")
     return scores
-
-
-def _localization(frame: pd.DataFrame) -> pd.DataFrame:
-    """Model, layer and score of each layer, over all other layers that it was compared with by both measures."""
-    neurons, subspaces = (entries_of(frame[frame["measure"] == name]) for name in ("neuronsim", "svcca"))
-    both = neurons.merge(subspaces, on=[*A, *B], suffixes=("", "_svcca"))
-    both = both[(both["model_a"] != both["model_b"]) | (both["layer_a"] != both["layer_b"])]
-    scores = both.assign(localization=both["value"] - both["value_svcca"])
-    means = scores.groupby(["model_a", "layer_a"], sort=False, as_index=False)["localization"].mean()
-    return means.rename(columns={"model_a": "model", "layer_a": "layer"})
 
 
 def _look(groups: Mapping[str, str], name: str) -> tuple[str, Meaning]:

@@ -14,25 +14,14 @@ from aligners.reports.study.contents import HeatPanel, LinePanel
 from aligners.reports.study.frames import Frames
 from aligners.reports.study.papers.phang import two_clusters
 from aligners.reports.study.registry import CONTENTS, ReportContents, make
-from tests.aligners.reports.study.rows import (
-    DEPTH,
-    LAYERS,
-    MODELS,
-    TASKS,
-    Collected,
-    across_tasks,
-    collected,
-    items,
-    probing,
-    similarity,
-    surgery,
-)
+from tests.aligners.reports.study import rows as given
+from tests.aligners.reports.study.rows import Collected, items
 from tests.processes import ROOT
 
 
 @pytest.fixture(scope="module")
 def frames() -> Collected:
-    return collected()
+    return given.collected()
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +82,9 @@ def test_alignment_is_the_mean_over_blocks_and_pairs_beside_the_papers_number(
 
 
 def test_the_papers_numbers_stand_beside_the_same_task_only() -> None:
-    other, same = (items(collected([task], MODELS[:3]), "ren_table_4") for task in ("rotten_tomatoes", "SST-2"))
+    other, same = (
+        items(given.collected([task], given.MODELS[:3]), "ren_table_4") for task in ("rotten_tomatoes", "SST-2")
+    )
     assert "paper_test" not in [column.key for column in other["ren_table_4"].columns]
     assert row(same["ren_table_4"], stage="pretrained", method="linear")["paper_test"].mean == 0.0896
 
@@ -139,7 +130,7 @@ def test_maps_that_are_not_trained_are_marked_and_in_no_finding_and_no_test(fram
 
 def test_a_pair_that_is_not_trained_is_left_out_of_the_tests_alone(made: dict[str, Any], frames: Collected) -> None:
     one = not_trained(frames, lambda rows: (rows["model_x"] == "a:0") & (rows.get("model_y") == "b:3"))
-    tested, whole = items(one, "ren_table_4_tests")["ren_table_4_tests"].rows[0], made["ren_table_4_tests"].rows[0]
+    tested, whole = (table["ren_table_4_tests"].rows[0] for table in (items(one, "ren_table_4_tests"), made))
     assert tested["method"] == whole["method"] == "linear − inn"
     assert tested["difference"] != whole["difference"]
 
@@ -186,7 +177,7 @@ def test_boxes_hold_every_pair_at_every_block(made: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", ["ren_figure_3", "ren_figure_6"])
 def test_layer_maps_are_brightest_on_the_diagonal(made: dict[str, Any], name: str) -> None:
     values = made[name].panels[0].values
-    assert values.argmin(1).tolist() == list(LAYERS)
+    assert values.argmin(1).tolist() == list(given.LAYERS)
 
 
 def test_recovery_is_shown_by_strength_and_over_models(made: dict[str, Any]) -> None:
@@ -241,7 +232,7 @@ def test_a_block_map_groups_families_and_reads_both_directions(frames: Collected
 
 def test_the_blocks_of_many_models_are_those_of_their_families() -> None:
     models = [f"{family}:{n}" for family in "ab" for n in range(9)]
-    rows = pd.DataFrame(similarity(["sst2"], models, ["cka"], ["pretrained"]))
+    rows = pd.DataFrame(given.similarity(["sst2"], models, ["cka"], ["pretrained"]))
     panel = items({"similarity": rows}, "wu_figure_1")["wu_figure_1"].panels[0]
     assert list(panel.row_blocks) == [("a", 4), ("b", 4)]
     assert panel.values[0, 0] == pytest.approx(0.9)  # of two models: a model with itself would be 1
@@ -277,31 +268,31 @@ def test_the_papers_accuracy_stands_beside_its_own_models_alone(
 
 
 def test_a_model_stands_beside_its_fine_tunings_on_all_tasks() -> None:
-    report = make(Frames({"similarity": pd.DataFrame(across_tasks())}), ["wu_figure_5", "wu_figure_6"])
+    report = make(Frames({"similarity": pd.DataFrame(given.across_tasks())}), ["wu_figure_5", "wu_figure_6"])
     first: Any = report.figures[0].panels[0]
     assert first.title == "bert, texts of mnli"
     assert [name for name, _ in first.row_blocks] == ["base", "mnli", "sst2"]
-    assert first.values[0, DEPTH + 1] == pytest.approx(0.9)
-    assert first.values[DEPTH + 1, 2 * (DEPTH + 1)] == pytest.approx(0.8)
+    assert first.values[0, given.DEPTH + 1] == pytest.approx(0.9)
+    assert first.values[given.DEPTH + 1, 2 * (given.DEPTH + 1)] == pytest.approx(0.8)
     assert set(report.missing) == {"wu_figure_6"}  # no attention was compared
 
 
 def test_without_stages_compared_it_says_what_is_missing() -> None:
-    rows = pd.DataFrame(row for row in across_tasks() if row["stage"] is not None)
+    rows = pd.DataFrame(row for row in given.across_tasks() if row["stage"] is not None)
     missing = make(Frames({"similarity": rows}), ["wu_figure_5"]).missing
     assert "`similarity.across_stages`" in missing["wu_figure_5"]
 
 
 def test_everything_else_is_of_models_tuned_on_the_task_of_the_texts() -> None:
-    frames = Frames({"similarity": pd.DataFrame(across_tasks())})
-    assert len(frames.of("similarity", other_tasks=True)) == 2 * 6 * (DEPTH + 1) ** 2
+    frames = Frames({"similarity": pd.DataFrame(given.across_tasks())})
+    assert len(frames.of("similarity", other_tasks=True)) == 2 * 6 * (given.DEPTH + 1) ** 2
     kept = frames.of("similarity")
     assert set(zip(kept["task"], kept["tuned_x"].fillna(""), kept["tuned_y"].fillna(""), strict=True)) == {
-        (task, *ends) for task in TASKS for ends in (("", ""), ("", task), (task, task))
+        (task, *ends) for task in given.TASKS for ends in (("", ""), ("", task), (task, task))
     }
     (figure,) = make(frames, ["phang_figure_1"]).figures
     titles = [panel.title for panel in figure.panels]
-    assert titles == [f"{task}, {which}" for task in TASKS for which in ("ORIG–ORIG", "FT–ORIG", "FT–FT")]
+    assert titles == [f"{task}, {which}" for task in given.TASKS for which in ("ORIG–ORIG", "FT–ORIG", "FT–FT")]
 
 
 # ---------------------------------------------------------------------- Phang et al.
@@ -322,7 +313,7 @@ def test_fine_tuned_layers_go_up_where_the_original_goes_across(frames: Collecte
     own = own.assign(value=own["layer_x"] / 10)  # x is the original here
     (panel,) = items({"similarity": own}, "phang_figure_1")["phang_figure_1"].panels
     assert panel.title == "sst2, FT–ORIG"
-    assert panel.values[0].tolist() == [layer / 10 for layer in LAYERS]
+    assert panel.values[0].tolist() == [layer / 10 for layer in given.LAYERS]
 
 
 def test_fine_tunings_of_one_model_and_of_two_are_not_mixed(frames: Collected) -> None:
@@ -348,7 +339,7 @@ def test_truncation_is_the_mean_of_a_models_fine_tunings_with_their_range(made: 
     assert [value[0] for value in untuned.values] == pytest.approx([51, 61, 71, 81])
     assert (untuned.low[0], untuned.high[0]) == (pytest.approx(50), pytest.approx(52))
     assert majority.values == [[40.0]] * 4
-    (one,) = items({"surgery": pd.DataFrame(surgery(["bert"]))}, "phang_figure_3").values()
+    (one,) = items({"surgery": pd.DataFrame(given.surgery(["bert"]))}, "phang_figure_3").values()
     assert one.panels[0].series[1].low[0] == pytest.approx(45)  # of a single one, over texts
 
 
@@ -397,14 +388,14 @@ def test_the_mix_stands_beside_the_papers(made: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("other", [{"model": "roberta-base"}, {"corpus": "grammar"}])
 def test_the_paper_is_not_beside_another_model_or_corpus(other: dict[str, str]) -> None:
-    (found,) = items({"probing": pd.DataFrame(probing(**other))}, "merchant_table_1").values()
+    (found,) = items({"probing": pd.DataFrame(given.probing(**other))}, "merchant_table_1").values()
     assert found.rows[0]["paper_before"] is None
     assert not any(column.key.startswith("paper") for column in found.columns)
     assert not any("Merchant" in note for note in found.notes)
 
 
 def test_a_fine_tuning_that_the_paper_lacks_has_no_change_of_its() -> None:
-    (found,) = items({"probing": pd.DataFrame(probing(task="sst2"))}, "merchant_table_1").values()
+    (found,) = items({"probing": pd.DataFrame(given.probing(task="sst2"))}, "merchant_table_1").values()
     assert [(row["paper_before"], row["paper_change"]) for row in found.rows] == [(95.5, None)]
 
 
@@ -422,7 +413,7 @@ def test_every_layer_before_and_after(made: dict[str, Any]) -> None:
 
 
 def test_lines_of_one_model_and_of_several(made: dict[str, Any]) -> None:
-    two = pd.DataFrame([*probing(), *probing("b")])
+    two = pd.DataFrame([*given.probing(), *given.probing("b")])
     one, several = made["merchant_figure_1"], items({"probing": two}, "merchant_figure_1")["merchant_figure_1"]
     assert [panel.title for panel in one.panels] == ["mnli, dependencies", "mnli, depth"]
     first = one.panels[0]
@@ -434,12 +425,12 @@ def test_lines_of_one_model_and_of_several(made: dict[str, Any]) -> None:
 
 
 def test_models_that_are_not_fine_tuned_have_no_such_table() -> None:
-    frame = pd.DataFrame([row for row in probing() if row["stage"] == "pretrained"])
+    frame = pd.DataFrame([row for row in given.probing() if row["stage"] == "pretrained"])
     missing = make(Frames({"probing": frame})).missing
     assert "no model was probed both before and after" in missing["merchant_table_1"]
 
 
 def test_names_say_the_rank_where_there_are_several() -> None:
-    frame = pd.DataFrame([*probing(), *(row | {"rank": 8} for row in probing() if row["rank"])])
+    frame = pd.DataFrame([*given.probing(), *(row | {"rank": 8} for row in given.probing() if row["rank"])])
     (table,) = items({"probing": frame}, "merchant_layers").values()
     assert {row["probed"] for row in table.rows} == {"dependencies", "depth, rank 8", "depth, rank 64"}
