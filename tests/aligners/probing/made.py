@@ -9,9 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from aligners.probing.bank import Arm, Bank, fresh_bank
+from aligners.probing.bank import Arm, Bank, Place, Words, fresh_bank
 from aligners.probing.edges import EdgeProbes, Labels
-from aligners.probing.words import Place, Words
 from datamodules.text.annotated.sentence import Sentence, Target
 from tests.tiny import WORDS
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from aligners.probing.bank import Arm, Bank, Examples, answers
+from aligners.probing.bank import Arm, Bank, Examples, Place, Words, answers
 from aligners.probing.edges import (
     EdgeProbes,
     EdgeTask,
@@ -21,7 +21,6 @@ from aligners.probing.edges import (
     targets_of,
 )
 from aligners.probing.training import ProbeTraining, train_bank
-from aligners.probing.words import Place, Words
 from datamodules.text.annotated.sentence import Sentence, Target
 from tests.aligners.probing.made import FORMS, PLACES, drawn_words, edge_bank
 

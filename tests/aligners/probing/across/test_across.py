@@ -15,8 +15,7 @@ from aligners.fitting.alignment import Alignment
 from aligners.fitting.bank import StoredBank, load_bank
 from aligners.injection.behaviour import BEHAVIOUR, Behaviour
 from aligners.maps.linear import Identity, Linear
-from aligners.probing.across.comparing import PairedWords, columns
-from aligners.probing.across.evaluation import ProbesAcrossMaps
+from aligners.probing.across.evaluation import PairedWords, ProbesAcrossMaps, columns
 from aligners.probing.across.twin import Twin, principal_subspaces, random_subspaces, read_subspaces, swapped
 from aligners.probing.bank import Arm, Examples, answers, fresh_bank
 from aligners.probing.edges import Labels, counts, f1, targets_of
