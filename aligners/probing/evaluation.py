@@ -134,7 +134,8 @@ class ProbeExperiment(pl.LightningModule):
         """Keep the states of a batch's words."""
         split = list(SPLITS)[dataloader_idx]
         for m, states in enumerate(batch.states):
-            twins = [self._data.reader.states(self._twins[m].to(states.device), batch, m)] if self.controls else []
+            read = self._data.reader.read_model
+            twins = [read(self._twins[m].to(states.device), batch, m)[0]] if self.controls else []
             words = torch.cat([states, *twins])
             self._reading[m, split].add(batch.texts.text_numbers, batch.rows[m].counts, words)
 

@@ -26,7 +26,7 @@ from aligners.probing.trees import (
     tree_edges,
     tree_scores,
 )
-from aligners.reports.runs.probing.figures import trees_figure
+from aligners.reports.runs.probing.report import trees_figure
 from datamodules.text.annotated.sentence import Target
 from tests.aligners.probing.made import drawn_words
 
