@@ -19,11 +19,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
 from aligners.models import FrozenModel
-from aligners.probing.bank import Arm
+from aligners.probing.bank import Arm, Place, Words
 from aligners.probing.edges import EdgeTask
 from aligners.probing.training import ProbeTraining
 from aligners.probing.trees import TreeTask
-from aligners.probing.words import Place, Words
 from benchmarks.harness import Figures, interleaved, parser_with_sizes, ratio
 from benchmarks.stitched_forward import build
 from datamodules.text.annotated.grammar import sentences

@@ -30,9 +30,9 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
+from aligners.probing.bank import Words
 from aligners.probing.codes import portion_ends
 from aligners.probing.evaluation import ProbeExperiment
-from aligners.probing.words import Words
 from benchmarks.harness import Figures, parser
 from datamodules.layers import LayerActivations
 from datamodules.text.sources import TextSource

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,23 +15,6 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel, Pr
 from aligners.errors import UserError
 from aligners.models.architectures import Architecture, architecture_of
 from aligners.models.loading.files import dtype_of, listed, quiet, read_config, read_tokenizer, read_weights
-from aligners.models.loading.placement import place_like
-
-
-def untrained(model: PreTrainedModel, seed: int, options: Mapping[str, Any]) -> PreTrainedModel:
-    """Make a model of the same config, with weights drawn from `seed` on the CPU, so that they are equal everywhere.
-
-    No other random number is affected. It has the data type of `model` and is placed like it.
-
-    Args:
-        model: the model whose config, data type and placement are taken.
-        seed: of the weights.
-        options: further arguments of the model's class.
-    """
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.default_generator.manual_seed(seed)
-        fresh: Any = type(model)(copy.deepcopy(model.config), **options)
-    return place_like(fresh.to(model.dtype), model)
 
 
 def drawn(model: PreTrainedModel, names: Iterable[str], seed: int) -> dict[str, nn.Module]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,9 +16,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from aligners.errors import UserError
 from aligners.models.architectures import Component, Task, architecture_of, first_site
 from aligners.models.calling import Caller, Layout
-from aligners.models.classifiers import drawn, outside, untrained, with_head
+from aligners.models.classifiers import drawn, outside, with_head
 from aligners.models.hooks import Places, blocks_of, inject, read
-from aligners.models.loading.placement import check_placement, is_sharded
+from aligners.models.loading.placement import check_placement, is_sharded, place_like
 
 
 class FrozenModel:
@@ -216,8 +217,11 @@ class FrozenModel:
         """
         # A bare encoder was loaded without the modules above its last site: leave them out here too.
         options = self.architecture.bare if self.model.base_model is self.model else {}
-        name = f"{self.name} (untrained, seed {seed})"
-        return FrozenModel(untrained(self.model, seed, options), self.tokenizer, name=name, revision=self.revision)
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            torch.default_generator.manual_seed(seed)
+            fresh: Any = type(self.model)(copy.deepcopy(self.config), **options)
+        placed, name = place_like(fresh.to(self.dtype), self.model), f"{self.name} (untrained, seed {seed})"
+        return FrozenModel(placed, self.tokenizer, name=name, revision=self.revision)
 
     def tail(
         self, inputs: Mapping[str, Tensor], site: int, states: Tensor, component: Component = "residual"

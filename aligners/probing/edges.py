@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 from aligners.errors import UserError
 from aligners.maps.base import BankLinear
-from aligners.probing.bank import Arm, Bank, Examples, Probes, answers, fresh_bank
+from aligners.probing.bank import Arm, Bank, Examples, Probes, Words, answers, fresh_bank, numbers_within
 from aligners.probing.tasks import Row, Task, score_columns
-from aligners.probing.words import Words, numbers_within
 from datamodules.text.annotated.sentence import Sentence, Target
 
 

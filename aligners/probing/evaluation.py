@@ -12,7 +12,7 @@ import torch
 
 from aligners.errors import UserError, check_range
 from aligners.models.model import FrozenModel
-from aligners.probing.bank import Arm
+from aligners.probing.bank import Arm, Place, Source, Words, WordsBeingRead
 from aligners.probing.codes import PORTIONS, code_rows, portion_ends, portion_rows, send
 from aligners.probing.edges import EdgeTask
 from aligners.probing.reading import SPLITS, check_annotated, check_room, make_task
@@ -20,7 +20,6 @@ from aligners.probing.storing import save_banks
 from aligners.probing.tasks import Row
 from aligners.probing.training import ProbeTraining, ended
 from aligners.probing.trees import STRUCTURAL, TreeTask, drawn_trees
-from aligners.probing.words import Place, Source, Words, WordsBeingRead
 from aligners.progress import track
 from datamodules.layers import LayerActivations, LayerBatch
 from datamodules.module import stream_of

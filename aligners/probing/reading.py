@@ -8,10 +8,9 @@ import torch
 
 from aligners.errors import UserError
 from aligners.files.room import free_memory, in_words
-from aligners.probing.bank import Arm
+from aligners.probing.bank import Arm, Words
 from aligners.probing.edges import EdgeTask, Labels, tasks_of
 from aligners.probing.trees import LEAST, STRUCTURAL, TreeTask
-from aligners.probing.words import Words
 from datamodules.layers import LayerActivations
 from datamodules.module import TextModule
 from datamodules.rows.policies import policy_of

@@ -14,10 +14,9 @@ from torch import Tensor
 from aligners.errors import UserError
 from aligners.files.shared import shared_file
 from aligners.files.whole import whole_file
-from aligners.probing.bank import Arm, Bank, Probes
+from aligners.probing.bank import Arm, Bank, Place, Probes
 from aligners.probing.edges import EdgeProbes
 from aligners.probing.trees import DepthProbes, DistanceProbes
-from aligners.probing.words import Place
 
 PROBES = "probes.safetensors"
 ENTRY = "banks"

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from aligners.injection.scoring.scores import percentile_interval, resampled_counts
-from aligners.probing.bank import Arm, Bank, Examples
+from aligners.probing.bank import Arm, Bank, Examples, Words
 from aligners.probing.training import ProbeTraining, train_bank
-from aligners.probing.words import Words
 
 
 @dataclass

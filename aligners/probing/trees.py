@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from aligners.errors import UserError
-from aligners.probing.bank import Arm, Bank, Examples, Probes, answers, fresh_bank
+from aligners.probing.bank import Arm, Bank, Examples, Probes, Words, answers, fresh_bank
 from aligners.probing.tasks import Row, Task, pooled_ratio, score_columns
-from aligners.probing.words import Words
 from datamodules.text.annotated.sentence import Sentence, check_tree
 
 LEAST = 2  # words of a tree: one word has no distances

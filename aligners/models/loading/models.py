@@ -94,14 +94,14 @@ def load_frozen(
             than the model, or the device map splits a block or leaves weights where they are not used.
     """
     source = {"revision": revision, "trust_remote_code": trust_remote_code}
-    options = {
+    options: dict[str, Any] = {
         "trust_remote_code": trust_remote_code, "dtype": dtype_of(dtype), "attn_implementation": attn_implementation,
     }  # fmt: skip
     named: dict[str, Any] = {"name": known_as or str(name), "revision": revision}
     with quiet():
         config = read_config(str(name), source)
         architecture = architecture_of(config.model_type)
-        task = next(filter(None, map(architecture.task, config.architectures or ())), None)
+        task = next((task for task in map(architecture.task, config.architectures or ()) if task), None)
         if device_map is not None:
             empty = _skeleton(config, task, architecture, options)
             check_device_map(device_map, empty, blocks_of(empty))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple, cast
 
@@ -35,6 +35,22 @@ class Part(NamedTuple):
 
     name: str
     subspaces: Sequence[Tensor | None]
+
+
+def parts_of(read: Mapping[str, Tensor], states: Tensor, draws: int, seed: int) -> list[Part]:
+    """What is swapped: what probes read, as many random and principal dimensions, and everything.
+
+    Args:
+        read: name of a task -> subspaces (S, d, k).
+        states: (S, N, d) of Y, at its sites.
+        draws: of random dimensions.
+        seed: of the first draw.
+    """
+    parts = [Part(name, [subspaces]) for name, subspaces in read.items()]
+    for like in {subspaces.shape: subspaces for subspaces in read.values()}.values():
+        parts.append(Part(RANDOM, [random_subspaces(like, seed + draw) for draw in range(draws)]))
+        parts.append(Part(PRINCIPAL, [principal_subspaces(states, like.shape[-1])]))
+    return [*parts, Part(WHOLE, [None])]
 
 
 class Twin(nn.Module):

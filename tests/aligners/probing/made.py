@@ -1,4 +1,4 @@
-"""Words with states that are made up, so that it is known what can be read off them."""
+"""Words with states that are made up: drawn anew for each, or such that it is known what can be read off them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,47 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from aligners.probing.bank import Arm, Bank, fresh_bank
+from aligners.probing.bank import Arm, Bank, Place, Words, fresh_bank
 from aligners.probing.edges import EdgeProbes, Labels
-from aligners.probing.words import Place, Words
 from datamodules.text.annotated.sentence import Sentence, Target
 from tests.tiny import WORDS
+
+PLACES = (Place("model", 0), Place("model", 1), Place("untrained", 0), Place("untrained", 1))
+FORMS = ("ba", "do", "fe", "gu", "ka", "lo", "me")
+
+
+def random_heads(n: int, draw: random.Random) -> tuple[int, ...]:
+    """The heads of a random tree."""
+    order, heads = draw.sample(range(n), n), [0] * n
+    for place, word in enumerate(order[1:], start=1):
+        heads[word] = order[draw.randrange(place)] + 1
+    return tuple(heads)
+
+
+def sentence(n: int, seed: int) -> Sentence:
+    """A sentence with a random tree: `kind` goes by the word, `flags` are drawn, `arc` is of a word and its head."""
+    draw = random.Random(seed)
+    words, heads = tuple(draw.choice(FORMS) for _ in range(n)), random_heads(n, draw)
+    targets = [Target("kind", (w, w + 1), labels=(words[w][0],)) for w in range(n)]
+    flags = [tuple("xyz"[: draw.randrange(4)]) if w else () for w in range(n)]
+    targets += [Target("flags", (w, min(n, w + 2)), labels=flags[w]) for w in range(n)]
+    for w, h in enumerate(heads):
+        if h:
+            targets.append(Target("arc", (w, w + 1), (min(h - 1, w), max(h - 1, w) + 1), (side(w, h - 1),)))
+    return Sentence(words, heads, tuple(targets))
+
+
+def side(word: int, head: int) -> str:
+    """Where the head of a word is."""
+    return "left" if head < word else "right"
+
+
+def drawn_words(lengths: tuple[int, ...] = (3, 1, 6, 5, 2, 7), width: int = 6, seed: int = 0) -> Words:
+    """Words of such sentences, with states that are drawn anew for each."""
+    sentences = [sentence(n, seed + b) for b, n in enumerate(lengths)]
+    states = torch.randn(len(PLACES), sum(lengths), width, generator=torch.Generator().manual_seed(seed))
+    scales = torch.tensor([1.0, 5.0, 0.1, 1.0])[:, None, None]
+    return Words(scales * states + 3, PLACES, sentences, torch.tensor([0, *lengths]).cumsum(0))
 
 
 def made_words(sentences: Sequence[Sentence], *states: Tensor) -> Words:
@@ -55,12 +91,8 @@ def sentences_of_words(count: int, seed: int) -> list[Sentence]:
     draw = random.Random(seed)
     found = []
     for _ in range(count):
-        n = draw.randint(5, 8)
-        order = draw.sample(range(n), n)
-        heads = [0] * n
-        for place, word in enumerate(order[1:], start=1):
-            heads[word] = order[draw.randrange(place)] + 1
-        found.append(Sentence(tuple(draw.choices(WORDS, k=n)), tuple(heads)))
+        heads = random_heads(draw.randint(5, 8), draw)
+        found.append(Sentence(tuple(draw.choices(WORDS, k=len(heads))), heads))
     return found
 
 
@@ -70,7 +102,8 @@ def write_treebank(path: Path, sentences: Sequence[Sentence]) -> str:
     for sentence in sentences:
         for number, (word, head) in enumerate(zip(sentence.words, sentence.heads, strict=True), start=1):
             pos = ("NOUN", "VERB", "ADJ")[WORDS.index(word) % 3]
-            lines.append("\t".join([str(number), word, "_", pos, "_", "_", str(head), "dep", "_", "_"]))
+            relation = side(number, head) if head else "root"
+            lines.append("\t".join([str(number), word, "_", pos, "_", "_", str(head), relation, "_", "_"]))
         lines.append("")
     path.write_text("\n".join([*lines, ""]))
     return str(path)

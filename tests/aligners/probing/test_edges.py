@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from aligners.probing.bank import Arm, Bank, Examples, answers
+from aligners.probing.bank import Arm, Bank, Examples, Place, Words, answers
 from aligners.probing.edges import (
     EdgeProbes,
     EdgeTask,
@@ -21,10 +21,8 @@ from aligners.probing.edges import (
     targets_of,
 )
 from aligners.probing.training import ProbeTraining, train_bank
-from aligners.probing.words import Place, Words
 from datamodules.text.annotated.sentence import Sentence, Target
-from tests.aligners.probing.made import edge_bank
-from tests.aligners.probing.worlds import FORMS, PLACES, made_words
+from tests.aligners.probing.made import FORMS, PLACES, drawn_words, edge_bank
 
 ARMS = [Arm(*PLACES[1]), Arm("untrained", 0), Arm("model", None), Arm("model", None, control=True)]
 SIZES = {"projection": 5, "hidden": 4}
@@ -61,7 +59,7 @@ def plain_logits(bank: Bank, arm: int, states: Tensor, spans: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("task", ["kind", "flags", "arc"])
 def test_answers_are_those_of_plain_layers(task: str) -> None:
-    words = made_words()
+    words = drawn_words()
     bank, targets = bank_of(task, words)
     found = torch.cat([logits for _, logits in answers(bank, Examples(words, targets))], 1)
     scaled = [(own - own.mean(0)) / (own - own.mean(0)).square().mean().sqrt() for own in words.states]
@@ -82,7 +80,7 @@ def test_answers_are_those_of_plain_layers(task: str) -> None:
 
 
 def test_scores_and_codes_are_those_of_plain_counting() -> None:
-    words = made_words()
+    words = drawn_words()
     bank, targets = bank_of("flags", words)
     logits = torch.cat([each for _, each in answers(bank, Examples(words, targets))], 1)
     found, bits = counts(bank, Examples(words, targets)).sum(1), codelengths(bank, Examples(words, targets))
@@ -103,7 +101,7 @@ def test_scores_and_codes_are_those_of_plain_counting() -> None:
 
 
 def test_f1_of_single_labels_is_accuracy_and_a_probe_of_nothing_needs_log_k_bits() -> None:
-    words = made_words()
+    words = drawn_words()
     bank, targets = bank_of("kind", words)
     found = counts(bank, Examples(words, targets)).sum(1)
     assert torch.equal(f1(found), accuracy(found, len(targets)))
@@ -116,9 +114,9 @@ def test_f1_of_single_labels_is_accuracy_and_a_probe_of_nothing_needs_log_k_bits
 
 
 def test_a_bank_is_its_probes_one_after_another() -> None:
-    words = made_words()
+    words = drawn_words()
     labels = Labels.of("arc", words.sentences)
-    targets, other = targets_of(labels, words), made_words(seed=50)
+    targets, other = targets_of(labels, words), drawn_words(seed=50)
     asked = Examples(words, targets), Examples(other, targets_of(labels, other))
     together = edge_bank(ARMS, words, labels, 0, **SIZES)
     train_bank(together, *asked, HOW, 0)
@@ -137,7 +135,7 @@ def test_a_bank_is_its_probes_one_after_another() -> None:
 
 
 def test_training_lowers_the_loss_and_starts_differ_by_seed() -> None:
-    words = made_words((5,) * 20)
+    words = drawn_words((5,) * 20)
     labels = Labels.of("kind", words.sentences)
     targets, before, after = targets_of(labels, words), [], []
     asked = Examples(words, targets), Examples(words, targets)
@@ -151,7 +149,7 @@ def test_training_lowers_the_loss_and_starts_differ_by_seed() -> None:
 
 
 def test_some_targets_alone_are_asked() -> None:
-    words = made_words()
+    words = drawn_words()
     bank, targets = bank_of("arc", words)
     chosen = torch.tensor([0, 3, 7])
     some = targets.only(torch.isin(torch.arange(len(targets)), chosen))
@@ -166,7 +164,7 @@ def test_some_targets_alone_are_asked() -> None:
 
 
 def test_the_control_task_goes_by_the_word_alone() -> None:
-    words, other = made_words(), made_words(seed=50)
+    words, other = drawn_words(), drawn_words(seed=50)
     labels = Labels.of("kind", words.sentences)
     given: dict[str, set[tuple[bool, ...]]] = {}
     for own in (words, other):
@@ -182,7 +180,7 @@ def test_the_control_task_goes_by_the_word_alone() -> None:
 
 
 def test_a_label_that_fitting_has_not_seen_is_counted_and_never_right() -> None:
-    words = made_words()
+    words = drawn_words()
     bank, _ = bank_of("kind", words)
     labels = Labels.of("kind", words.sentences)
     new = [replace(s, targets=(Target("kind", (0, 1), labels=("new",)), *s.targets)) for s in words.sentences]
@@ -209,7 +207,7 @@ def test_a_label_that_fitting_has_not_seen_is_counted_and_never_right() -> None:
     ],
 )
 def test_spans_that_are_none_are_refused(changes: dict[str, tuple[int, int]], said: str) -> None:
-    words = made_words()
+    words = drawn_words()
     first = words.sentences[0]
     wrong = replace(first, targets=tuple(replace(target, **changes) for target in first.targets))
     with pytest.raises(ValueError, match=said):
@@ -217,7 +215,7 @@ def test_spans_that_are_none_are_refused(changes: dict[str, tuple[int, int]], sa
 
 
 def test_tasks_and_arms_that_there_are_not_are_refused() -> None:
-    words = made_words()
+    words = drawn_words()
     with pytest.raises(ValueError, match="got 'ner'; there are: kind, flags, arc"):
         Labels.of("ner", words.sentences)
     both = [Sentence(("a",), targets=(Target("t", (0, 1), span2, ("x",)),)) for span2 in ((), (0, 1))]
@@ -233,14 +231,14 @@ def test_tasks_and_arms_that_there_are_not_are_refused() -> None:
 
 
 def test_rows_have_intervals_selectivity_and_the_centre_of_gravity() -> None:
-    words = made_words((6,) * 30)
+    words = drawn_words((6,) * 30)
     arms = [Arm("model", 0), Arm("model", None), Arm("model", 0, control=True), Arm("model", None, control=True)]
-    task = EdgeTask("kind", words, made_words((6,) * 10, seed=70), arms, 0, SIZES)
+    task = EdgeTask("kind", words, drawn_words((6,) * 10, seed=70), arms, 0, SIZES)
     for seed in range(2):
         task.train(HOW, seed)
     banks = task.banks
-    least, single, mixed = task.rows(made_words((6,) * 40, seed=100))
-    held = made_words((6,) * 40, seed=100)
+    least, single, mixed = task.rows(drawn_words((6,) * 40, seed=100))
+    held = drawn_words((6,) * 40, seed=100)
     by_seed = [f1(counts(bank, Examples(held, targets_of(task.labels, held))).sum(1)) for bank in banks]
     assert least["source"] == "majority"
     assert single["score"] == pytest.approx(float(by_seed[0][0] + by_seed[1][0]) / 2)

@@ -20,6 +20,7 @@ from datamodules import layers
 from datamodules.layers import LayerActivations
 from datamodules.text.annotated.sentence import Sentence
 from datamodules.text.sources import TextSource
+from tests.aligners.probing.made import write_treebank
 from tests.runs import quiet_trainer
 from tests.tiny import WORDS, tiny_folder
 from tests.world import write_texts
@@ -27,27 +28,22 @@ from tests.world import write_texts
 LONG = 12  # words of the longest sentences
 
 
-def write_treebank(path: Path, count: int = 120) -> str:
-    """A treebank of known words, whose parts of speech are their first letters; each hangs on a neighbour."""
-    draw, lines = random.Random(0), list[str]()
+def chains(count: int) -> list[Sentence]:
+    """Sentences of known words, each of which hangs on a neighbour."""
+    draw, found = random.Random(0), []
     for _ in range(count):
         words = draw.choices(WORDS, k=draw.randint(5, LONG))
         root = draw.randint(1, len(words))
-        for place, word in enumerate(words, start=1):
-            head = 0 if place == root else place + (1 if place < root else -1)
-            pos = "PUNCT" if word == "and" else word[0].upper()
-            relation = ("left" if head < place else "right") if head else "root"
-            lines.append("\t".join(map(str, (place, word, "_", pos, "_", "_", head, relation, "_", "_"))))
-        lines.append("")
-    path.write_text("\n".join(lines) + "\n")
-    return str(path)
+        heads = [0 if n == root else n + (1 if n < root else -1) for n in range(1, len(words) + 1)]
+        found.append(Sentence(tuple(words), tuple(heads)))
+    return found
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("probing")
     models = {f"model_{seed}": str(tiny_folder(folder / f"m{seed}", seed=seed)) for seed in range(2)}
-    return {**models, "trees": write_treebank(folder / "trees.conllu")}
+    return {**models, "trees": write_treebank(folder / "trees.conllu", chains(120))}
 
 
 def data_of(world: dict[str, str], models: tuple[str, ...] = ("model_0",), **options: Any) -> LayerActivations:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.stats import rankdata, spearmanr
 
-from aligners.probing.bank import Arm, Bank, Examples, fresh_bank
+from aligners.probing.bank import Arm, Bank, Examples, Words, fresh_bank
 from aligners.probing.training import ProbeTraining, train_bank
 from aligners.probing.trees import (
     DepthProbes,
@@ -18,7 +18,6 @@ from aligners.probing.trees import (
     predictions,
     tree_scores,
 )
-from aligners.probing.words import Words
 from datamodules.text.annotated.grammar import sentences
 from datamodules.text.annotated.sentence import Sentence
 from tests.aligners.probing.made import made_words

@@ -15,7 +15,7 @@ from aligners.probing.bank import Arm, Examples, fresh_bank, losses
 from aligners.probing.storing import ENTRY, load_banks, save_banks
 from aligners.probing.training import ProbeTraining, Progress, ended, train_bank
 from aligners.probing.trees import DepthProbes, DistanceProbes, StructuralProbes, Trees
-from tests.aligners.probing.worlds import made_words
+from tests.aligners.probing.made import drawn_words
 
 ARMS = [Arm("model", 0), Arm("model", 1)]
 
@@ -38,7 +38,7 @@ def test_each_arm_has_its_own_rate_end_and_weights() -> None:
 @pytest.mark.parametrize("width", [6, 384])
 @pytest.mark.parametrize("kind", [DistanceProbes, DepthProbes])
 def test_the_rate_of_a_structural_probe_does_not_fall_with_the_width(kind: type[StructuralProbes], width: int) -> None:
-    words = made_words(width=width)
+    words = drawn_words(width=width)
     asked = Examples(words, Trees.of(words))
     banks = [fresh_bank(kind, ARMS, words, 0) for _ in range(2)]
     train_bank(banks[0], asked, asked, ProbeTraining(max_epochs=1, learning_rate=1e-6, least_steps=1), 0)
@@ -47,7 +47,7 @@ def test_the_rate_of_a_structural_probe_does_not_fall_with_the_width(kind: type[
 
 
 def test_training_ends_when_nothing_is_left_to_learn_and_the_limit_is_said() -> None:
-    words, other = made_words(), made_words(seed=50)
+    words, other = drawn_words(), drawn_words(seed=50)
     fitting, watched = (Examples(own, Trees.of(own)) for own in (words, other))
     for most, unfinished in ((1, ARMS), (200, [])):
         bank = fresh_bank(DistanceProbes, ARMS, words, 0)
@@ -61,7 +61,7 @@ def test_training_ends_when_nothing_is_left_to_learn_and_the_limit_is_said() -> 
 
 def test_probes_that_an_earlier_version_has_saved_are_read(tmp_path: Path) -> None:
     """They were of the states' width where no rank was given, and centred for depths, too."""
-    words = made_words()
+    words = drawn_words()
     bank = fresh_bank(DepthProbes, ARMS, words, 0)
     bank.readings.mean += 3
     save_banks(tmp_path / "new", {"depth": (bank, {})})

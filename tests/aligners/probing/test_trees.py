@@ -28,14 +28,14 @@ from aligners.probing.trees import (
 )
 from aligners.reports.runs.probing.report import trees_figure
 from datamodules.text.annotated.sentence import Target
-from tests.aligners.probing.worlds import made_words
+from tests.aligners.probing.made import drawn_words
 
 ARMS = [Arm("model", 0, rank=2), Arm("model", 1), Arm("untrained", 1, rank=4)]
 HOW = ProbeTraining(max_epochs=3, batch=2, learning_rate=1e-2, least_steps=4)
 
 
 def bank_of(kind: type[StructuralProbes]) -> Bank:
-    bank = fresh_bank(kind, ARMS, made_words(), 0)
+    bank = fresh_bank(kind, ARMS, drawn_words(), 0)
     assert bool(bank.readings.mean.any()) is kind.centred is (kind is DistanceProbes)
     with torch.no_grad():
         bank.probes.weight += torch.randn(bank.probes.weight.shape, generator=torch.Generator().manual_seed(1))
@@ -48,7 +48,7 @@ def above(heads: Sequence[int], word: int) -> set[int]:
 
 
 def test_distances_and_depths_are_numbers_of_edges() -> None:
-    words = made_words((9, 12, 2))
+    words = drawn_words((9, 12, 2))
     trees = Trees.of(words)
     for b, own in enumerate(words.sentences):
         paths = [above(own.heads, word) for word in range(len(own.words))]
@@ -58,7 +58,7 @@ def test_distances_and_depths_are_numbers_of_edges() -> None:
 
 @pytest.mark.parametrize("kind", [DistanceProbes, DepthProbes])
 def test_predictions_and_losses_are_those_of_the_paper(kind: type[StructuralProbes]) -> None:
-    words, bank = made_words(), bank_of(kind)
+    words, bank = drawn_words(), bank_of(kind)
     trees = Trees.of(words)
     found = dict(predictions(bank, Examples(words, trees)))
     losses = torch.zeros(len(ARMS))
@@ -82,8 +82,8 @@ def test_predictions_and_losses_are_those_of_the_paper(kind: type[StructuralProb
 
 
 def test_a_bank_over_sites_and_ranks_is_its_probes_one_after_another() -> None:
-    words = made_words()
-    trees, other = Trees.of(words), made_words(seed=50)
+    words = drawn_words()
+    trees, other = Trees.of(words), drawn_words(seed=50)
     asked = Examples(words, trees), Examples(other, Trees.of(other))
     together = fresh_bank(DistanceProbes, ARMS, words, 0)
     train_bank(together, *asked, HOW, 0)
@@ -102,7 +102,7 @@ def test_a_bank_over_sites_and_ranks_is_its_probes_one_after_another() -> None:
 
 
 def test_rank_correlations_are_scipys_averaged_by_word_sentence_and_length() -> None:
-    words, bank = made_words((3, 5, 5, 6, 7, 7, 7)), bank_of(DistanceProbes)
+    words, bank = drawn_words((3, 5, 5, 6, 7, 7, 7)), bank_of(DistanceProbes)
     trees = Trees.of(words)
     found = tree_scores("distance", predictions(bank, Examples(words, trees)), words.sentences, trees)
     by_sentence = []
@@ -131,7 +131,7 @@ def test_rank_correlations_are_scipys_averaged_by_word_sentence_and_length() -> 
 
 
 def test_true_distances_give_the_tree_and_punctuation_does_not_count() -> None:
-    words = made_words((8, 11))
+    words = drawn_words((8, 11))
     trees = Trees.of(words)
     for b, own in enumerate(words.sentences):
         true = trees.distances[b].double().numpy()
@@ -149,7 +149,7 @@ def test_true_distances_give_the_tree_and_punctuation_does_not_count() -> None:
 
 
 def test_the_caption_of_a_drawn_tree_counts_the_edges_that_uuas_counts() -> None:
-    words = made_words((8,))
+    words = drawn_words((8,))
     own = words.sentences[0]
     leaf = next(w for w in range(8) if w + 1 not in own.heads)
     marked = replace(own, targets=(Target("pos", (leaf, leaf + 1), labels=("PUNCT",)),))
@@ -162,17 +162,17 @@ def test_the_caption_of_a_drawn_tree_counts_the_edges_that_uuas_counts() -> None
 
 
 def test_a_chain_is_the_order_of_the_words() -> None:
-    trees = Trees.of(made_words((4,)))
+    trees = Trees.of(drawn_words((4,)))
     assert next(chain(trees, "depth"))[1].tolist() == [[0, 1, 2, 3]]
     assert next(chain(trees, "distance"))[1][0, 1].tolist() == [1, 0, 1, 2]
 
 
 def test_rows_of_a_structural_probe() -> None:
-    words = made_words((6,) * 20)
-    task = TreeTask("distance", words, made_words((6,) * 5, seed=60), ARMS, seed=0)
+    words = drawn_words((6,) * 20)
+    task = TreeTask("distance", words, drawn_words((6,) * 5, seed=60), ARMS, seed=0)
     for seed in range(2):
         task.train(HOW, seed)
-    least, *found = task.rows(made_words((7, 8) * 15, seed=30))
+    least, *found = task.rows(drawn_words((7, 8) * 15, seed=30))
     assert least["source"] == "word order"
     assert [(row["site"], row["rank"], row["parameters"]) for row in found] == [(0, 2, 12), (1, None, 36), (1, 4, 24)]
     for row in found:
@@ -182,7 +182,7 @@ def test_rows_of_a_structural_probe() -> None:
 
 
 def test_sentences_without_trees_cycles_and_ranks_that_there_are_not_are_refused() -> None:
-    words = made_words()
+    words = drawn_words()
     bare = [replace(own, heads=()) for own in words.sentences]
     with pytest.raises(ValueError, match="all heads are missing"):
         Trees.of(replace(words, sentences=bare))

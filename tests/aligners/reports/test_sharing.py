@@ -18,10 +18,9 @@ from aligners.cli.table import evaluate
 from aligners.files.shared import sha256
 from aligners.fitting.bank import load_bank
 from aligners.models.loading.models import load_frozen
-from aligners.probing.bank import Arm, Bank
+from aligners.probing.bank import Arm, Bank, Place
 from aligners.probing.edges import EdgeProbes
 from aligners.probing.storing import load_banks, save_banks
-from aligners.probing.words import Place
 from aligners.reports.finished import finished_run
 from aligners.reports.sharing.pretrained import shared_from_run
 from tests.tiny import tiny_folder

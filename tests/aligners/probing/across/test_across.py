@@ -15,8 +15,7 @@ from aligners.fitting.alignment import Alignment
 from aligners.fitting.bank import StoredBank, load_bank
 from aligners.injection.behaviour import BEHAVIOUR, Behaviour
 from aligners.maps.linear import Identity, Linear
-from aligners.probing.across.comparing import PairedWords, columns
-from aligners.probing.across.evaluation import ProbesAcrossMaps
+from aligners.probing.across.evaluation import PairedWords, ProbesAcrossMaps, columns
 from aligners.probing.across.twin import Twin, principal_subspaces, random_subspaces, read_subspaces, swapped
 from aligners.probing.bank import Arm, Examples, answers, fresh_bank
 from aligners.probing.edges import Labels, counts, f1, targets_of
@@ -106,10 +105,9 @@ def fitted(world: World, folder: Path, text: TextSource, model_y: str, **options
 
 
 def across(world: World, stored: StoredBank, text: TextSource, **options: Any) -> ProbesAcrossMaps:
-    given = {name: options.pop(name) for name in ("tasks", "dimensions") if name in options}
-    found = ProbesAcrossMaps(
-        [stored], ["procrustes"], **{"tasks": TASKS, "dimensions": 2, "training": QUICK, "projection": 8} | given
-    )
+    given: Row = {"tasks": TASKS, "dimensions": 2, "draws": 1, "training": QUICK, "projection": 8}
+    given |= {name: options.pop(name) for name in given.keys() & options.keys()}
+    found = ProbesAcrossMaps([stored], ["procrustes"], **given)
     data = activations(world, text=text, **{"rows": "words"} | options)
     quiet_trainer().test(found, datamodule=data, verbose=False)
     found.train_probes()

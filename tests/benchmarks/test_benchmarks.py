@@ -1,0 +1,156 @@
+"""Benchmarks at sizes at which their times mean nothing, but their comparisons do."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import similarity, stitching
+from benchmarks.harness import Figures, interleaved, ratio
+from benchmarks.known_cases import CASES, CURVES, MEASURES, averaged, bias_figure, draw, known_cases_figure
+
+SCRIPTS = Path(__file__).parents[2] / "benchmarks"
+EVERY = {name: pair for group in CASES.values() for name, pair in group.items()}
+# Runs scripts one after the other where only torch, transformers and matplotlib are installed.
+ALONE = """
+import json, runpy, sys
+sys.modules.update(dict.fromkeys(["datasets", "lightning", "wandb", "torchmetrics"]))
+for sys.argv in json.loads(sys.argv[1]):
+    runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_scripts_run_from_anywhere_with_torch_alone(tmp_path: Path) -> None:
+    small = "--width 64 --layers 2 --batch 2 --tokens 8 --rounds 1 --threads 1 --device cpu --json forward.json"
+    few = "--seeds 1 --threads 1 --json cases.json --figure cases.png --bias-figure bias.png"
+    runs = [[str(SCRIPTS / "stitched_forward.py"), *small.split()], [str(SCRIPTS / "known_cases.py"), *few.split()]]
+    command = [sys.executable, "-c", ALONE, json.dumps(runs)]
+    said = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    figures = json.loads((tmp_path / "forward.json").read_text())["figures"]
+    assert figures["head + tail / full forward"]["bar"] == 1.15
+    found = json.loads((tmp_path / "cases.json").read_text())
+    assert list(found["known_cases"]) == list(MEASURES)
+    assert found["known_cases"]["cca"]["24 rows"] is None
+    assert found["refused"]["cca, 24 rows"] in said
+    assert sorted(path.name for path in tmp_path.glob("*.png")) == ["bias.png", "cases.png"]
+
+
+# ---------------------------------------------------------------------- the harness
+
+
+def test_alternatives_take_turns_and_ratios_are_taken_within_rounds() -> None:
+    order: list[str] = []
+    alternatives = {name: lambda name=name: order.append(name) for name in "abc"}
+    seconds = interleaved(alternatives, rounds=3, device="cpu", warmup=0)
+    assert "".join(order) == "abcbcacab"
+    assert {name: len(values) for name, values in seconds.items()} == {"a": 3, "b": 3, "c": 3}
+    assert ratio({"a": [2.0, 20.0, 3.0], "b": [1.0, 10.0, 1.0]}, "a", "b") == 2.0
+
+
+def test_figures_say_whether_a_bar_is_met(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    figures = Figures("cpu")
+    figures.add("cost", 1.2, bar=1.15)
+    figures.add("speed", 1.2, bar=1.15, sense=">=")
+    cost, speed = capsys.readouterr().out.splitlines()
+    assert cost.endswith("<= 1.15: MISSED")
+    assert speed.endswith(">= 1.15: met")
+    figures.write(tmp_path / "results" / "figures.json")
+    written = json.loads((tmp_path / "results" / "figures.json").read_text())
+    assert written["figures"]["cost"] == {"value": 1.2, "bar": 1.15, "sense": "<="}
+    assert written["machine"]["device"] == "cpu"
+    assert [path.name for path in (tmp_path / "results").iterdir()] == ["figures.json"]
+
+
+# ---------------------------------------------------------------------- known cases
+
+
+def test_rows_depend_on_the_seed_alone_and_have_the_spectrum_that_is_promised() -> None:
+    rows, again, other = (draw(20_000, 8, torch.Generator().manual_seed(seed)) for seed in (3, 3, 4))
+    assert torch.equal(rows, again)
+    assert not torch.allclose(rows, other)
+    found = torch.linalg.eigvalsh(rows.T @ rows / len(rows)).flip(0)
+    assert float(found.sum()) == pytest.approx(8, rel=0.05)
+    assert (found[0] / found).tolist() == pytest.approx(range(1, 9), rel=0.1)
+
+
+def test_what_is_one_by_counting_is_refused_with_its_reason() -> None:
+    table, refused = averaged(MEASURES, {"24 rows": EVERY["24 rows"]}, 1)
+    without = [measure for measure, line in table.items() if line["24 rows"] is None]
+    assert without == ["cca", "svcca", "pwcca", "r2", "mixedsim"]
+    assert list(refused) == [f"{measure}, 24 rows" for measure in without]
+    assert "23 correlations would be 1 whatever the data" in refused["cca, 24 rows"]
+
+
+def test_figures_say_what_the_tables_say() -> None:
+    table, _ = averaged({name: MEASURES[name] for name in ("cka", "cca")}, {"24 rows": EVERY["24 rows"]}, 1)
+    axis = known_cases_figure(table, {"few": ["24 rows"]}).axes[0]
+    assert [text.get_text() for text in axis.texts] == [f"{table['cka']['24 rows']:.2f}"[1:], "—", "few"]
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["cka", "cca"]
+    lines = {name: {"32": None, "128": 0.1 * place} for place, name in enumerate(CURVES)}
+    drawn = {line.get_label(): line.get_xydata() for line in bias_figure(lines).axes[0].lines[: len(CURVES)]}
+    points = {name: found.tolist() for name, found in drawn.items()}
+    assert points == {name: [[128, line["128"]]] for name, line in lines.items()}
+
+
+# ---------------------------------------------------------------------- comparisons
+
+
+def figures_of(benchmark: Any, options: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+    """What a benchmark writes."""
+    written = tmp_path / "figures.json"
+    monkeypatch.setattr(sys, "argv", ["benchmark.py", *options.split(), "--json", str(written)])
+    benchmark.main()
+    return json.loads(written.read_text())["figures"]
+
+
+def test_both_sides_of_every_comparison_of_similarities_agree(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = "--layers 2 --width 16 --batch 64 --rows 300 --rounds 1 --threads 1 --device cpu --parts minibatch pairs"
+    figures = figures_of(similarity, small, monkeypatch, tmp_path)
+    differences = {name: figure for name, figure in figures.items() if "difference" in name}
+    assert len(differences) >= 2
+    for name, figure in differences.items():
+        assert figure["value"] <= figure["bar"], name
+    capsys.readouterr()
+    similarity.stream(layers=2, width=8, rows=3000)
+    assert float(capsys.readouterr().out) > 10  # its peak memory
+
+
+def in_this_process(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Instead of `subprocess.run`: saves importing everything twice."""
+    said, given = io.StringIO(), sys.argv
+    sys.argv = command[1:]
+    try:
+        with redirect_stdout(said):
+            stitching.main()
+    finally:
+        sys.argv = given
+    return subprocess.CompletedProcess(command, 0, said.getvalue())
+
+
+def test_both_ways_of_stitching_find_the_same_gradients(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(stitching, "subprocess", SimpleNamespace(run=in_this_process))
+    small = "--layers 2 --width 64 --batch 4 --tokens 8 --rounds 1 --threads 1 --device cpu"
+    figures = figures_of(stitching, small, monkeypatch, tmp_path)
+    differences = [figure for name, figure in figures.items() if "difference" in name]
+    assert len(differences) == 2
+    assert all(figure["value"] <= figure["bar"] == 1e-5 for figure in differences)
+    assert {name: figure["bar"] for name, figure in figures.items() if figure["sense"] == ">="} == {
+        "plain hooks / stitched, one step": 1.5,
+        "one after another / bank": 1.3,
+    }
+    assert figures["peak memory, stitched, MB"]["value"] > 10
+    expected = [torch.tensor([1.0, -4.0]), torch.tensor([1e-3])]
+    for other, found in (([1.0, -4.0], [1.1e-3]), 0.1), (([2.0, -4.0], [1e-3]), 0.25):
+        gradients = [torch.tensor(part) for part in other]
+        assert stitching.largest_difference(gradients, expected) == pytest.approx(found)
