@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from aligners.fitting.alignment import train_on_rows
 from aligners.fitting.fits import seeded
-from aligners.fitting.in_memory import train_on_rows
 from aligners.fitting.universe.fitting import UniverseAlignment
 from aligners.fitting.universe.joint import paired_rows
 from aligners.fitting.universe.universe import NETWORK, Universe, fit_network

@@ -25,9 +25,8 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
-from aligners.fitting.alignment import Alignment
+from aligners.fitting.alignment import Alignment, train_on_rows
 from aligners.fitting.errors import MapErrors
-from aligners.fitting.in_memory import train_on_rows
 from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear

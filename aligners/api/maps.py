@@ -166,8 +166,7 @@ class TrainedMap(ArrayMap):
         return seeded(partial(self.aligner, **self.options), self.seed, 1, d_x, d_y)
 
     def _train(self, bank: Aligner, x: Tensor, y: Tensor) -> None:
-        from aligners.fitting.alignment import Alignment
-        from aligners.fitting.in_memory import train_on_rows
+        from aligners.fitting.alignment import Alignment, train_on_rows
 
         optimizer = partial(torch.optim.AdamW, lr=self.learning_rate, weight_decay=0.0, fused=True)
         like = Alignment(optimizer=optimizer)

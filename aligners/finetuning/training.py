@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -228,8 +227,3 @@ def measured_columns(score: Score, scores: Mapping[str, Tensor], labels: Tensor,
         "loss": scores["loss"].mean(0).mean(-1),
         "score": task_score(score, answers, labels).mean(0), "score_low": score_low, "score_high": score_high,
     }  # fmt: skip
-
-
-def finite(value: Tensor) -> float | None:
-    """A number that JSON can hold; None if the logits of some text were not finite."""
-    return float(value) if math.isfinite(float(value)) else None

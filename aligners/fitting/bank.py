@@ -27,13 +27,13 @@ from datamodules.text.texts import FittedTexts
 
 def describe_aligner(aligner: Aligner) -> dict[str, Any]:
     """Class, sizes and options of an aligner as plain values: `build_aligner` makes an equal one."""
-    return {
-        "class": type(aligner).__name__,
-        "sites": aligner.sites,
-        "d_x": aligner.d_x,
-        "d_y": aligner.d_y,
-        "options": aligner.options(),
-    }
+    size = {"sites": aligner.sites, "d_x": aligner.d_x, "d_y": aligner.d_y}
+    return {"class": type(aligner).__name__, **size, "options": aligner.options()}
+
+
+def kind_of(aligner: Aligner) -> dict[str, Any]:
+    """Class and options of an aligner of any size, as plain values."""
+    return {"class": type(aligner).__name__, "options": aligner.options()}
 
 
 def build_aligner(description: Mapping[str, Any]) -> Aligner:
@@ -58,6 +58,19 @@ def take_places(bank: Aligner, places: slice | list[int]) -> Aligner:
     taken = build_aligner({**describe_aligner(bank), "sites": len(torch.arange(bank.sites)[places])})
     taken.load_state_dict({name: value[places] for name, value in bank.state_dict().items()})
     return taken.requires_grad_(False).eval()
+
+
+def moments_at(moments: Moments | None, places: list[int]) -> Moments | None:
+    """Moments of some places of a bank, by their numbers."""
+    return None if moments is None else Moments(moments.n, *(value[places] for value in moments[1:]))
+
+
+def records_at(records: Mapping[str, Mapping[str, Any]], places: list[int]) -> dict[str, dict[str, Any]]:
+    """What training left at some places of banks: lists have an entry for each place."""
+    return {
+        key: {name: [value[s] for s in places] if isinstance(value, list) else value for name, value in record.items()}
+        for key, record in records.items()
+    }
 
 
 def check_names(names: Iterable[str], argument: str) -> None:
@@ -138,17 +151,10 @@ def refuse_other_bank(
 
 
 FORWARD, BACKWARD = "0_1", "1_0"  # the routes between the two models of a fit
-
-
+DIRECTIONS = {FORWARD: "forward", BACKWARD: "backward"}  # as reports and messages call them
 HEADER = "bank"  # the one entry of the file's metadata, as JSON
-
-
 PLAIN = ("command", "pairs", "data", "data_config", "training", "curves", "loss")  # attributes that JSON can hold
-
-
 ALIGNMENT, STITCHING = "alignment", "stitching"  # what each module adds to the checkpoint that a run goes on from
-
-
 # Options of the machine, and what they are where nothing was chosen. The first would run somebody else's code.
 OF_A_MACHINE: dict[str, Any] = {
     "trust_remote_code": False, "cache": None, "store": None, "devices": None, "device_map": None, "workers": 0,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Literal, Self, cast
 
 import lightning.pytorch as pl
 import torch
@@ -17,11 +17,12 @@ from aligners.models.calling import FiniteCheck
 from aligners.progress import track
 from aligners.similarity.algebra.moments import Moments
 from aligners.similarity.moments import MomentsMetric
-from datamodules.batches import LengthBatches
+from datamodules.batches import LengthBatches, TextBatch, limited
+from datamodules.rows.reading import PairedBatch
+from datamodules.states import States
 from datamodules.store.keeping import load_tensors, save_tensors
 from datamodules.store.reading import StoredLoader
-
-HOOK = "on_moments_batch_end"
+from datamodules.tokens.splits import Split
 
 
 @dataclass
@@ -93,20 +94,51 @@ def read_moments(
         device = trainer.strategy.root_device
         return {name: Moments(*(part.to(device) for part in moments)) for name, moments in _load(kept).items()}
     reading = Reading() if reading is None else reading
-    hooks = [callback.on_moments_batch_end for callback in _callbacks(trainer) if hasattr(callback, HOOK)]
+    watching = [callback for callback in cast(Any, trainer).callbacks if hasattr(callback, "on_moments_batch_end")]
     count, shown = min(len(loader), batches), trainer.is_global_zero and trainer.progress_bar_callback is not None
     left = max(count - reading.batches, 0)
     cast(LengthBatches, loader.sampler).skip(reading.batches)
     for batch in track(islice(loader, left), "Reading moments", left, transient=True, disable=not shown):
         reading.add(rows(batch))
-        for hook in hooks:
-            hook(trainer)
+        for callback in watching:
+            callback.on_moments_batch_end(trainer)
     check.flush()
     computed = {name: metric.compute() for name, metric in reading.metrics.items()}
     if kept is not None and trainer.is_global_zero:
         parts = {f"{bank}/{part}": v.cpu() for bank, each in computed.items() for part, v in each._asdict().items()}
         save_tensors(kept, parts)
     return computed
+
+
+def moments_of_states(
+    data: States,
+    rows: Callable[[PairedBatch], Mapping[str, tuple[Tensor, Tensor]]],
+    split: Split,
+    *,
+    stage: Literal["train", "test"] | None = None,
+    shuffle: bool = False,
+    reading: Reading | None = None,
+    **about: Any,
+) -> dict[str, Moments]:
+    """Return the moments of paired rows of a split, read in batches as the Trainer of the run would hand them on.
+
+    Args:
+        data: the data module of the run.
+        rows: chooses the rows of a batch for each bank; see `read_moments`.
+        split: whose texts are read.
+        stage: of the Trainer, whose limit of batches holds; default: all batches.
+        shuffle: read in the order of epoch 0 of a training.
+        reading: what was read before.
+        about: what decides the moments besides the data module's options and the split, as plain values.
+    """
+    trainer, loader = cast(pl.Trainer, data.trainer), data.loader(split, shuffle=shuffle)
+
+    def read(texts: TextBatch) -> Mapping[str, tuple[Tensor, Tensor]]:
+        return rows(trainer.strategy.batch_to_device(data.on_before_batch_transfer(texts, 0)))
+
+    batches = len(loader) if stage is None else limited(len(loader), trainer, stage)
+    about |= {"data": data.describe(), "config": data.config(), **({} if split == "fit" else {"split": split})}
+    return read_moments(trainer, loader, read, data.reader.check, batches, reading, about)
 
 
 def _load(path: Path) -> dict[str, Moments]:
@@ -120,7 +152,3 @@ def _load(path: Path) -> dict[str, Moments]:
         bank, _, part = name.rpartition("/")
         found.setdefault(bank, {})[part] = value
     return {bank: Moments(**parts) for bank, parts in found.items()}
-
-
-def _callbacks(trainer: pl.Trainer) -> list[Any]:
-    return cast(Any, trainer).callbacks

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import lightning.pytorch as pl
 from torch import Tensor, nn
 
 from aligners.errors import UserError
-from aligners.fitting.bank import FORWARD, StoredBank, refuse_other_bank
-from aligners.fitting.moments import read_moments
+from aligners.fitting.bank import DIRECTIONS, FORWARD, StoredBank, refuse_other_bank
+from aligners.fitting.moments import moments_of_states
 from aligners.fitting.outcomes import few_rows
 from aligners.injection.behaviour import OF_LABELS, OF_TOKENS, Behaviour, Natives, UnitAnswers
 from aligners.injection.forward import own_logits, read_all
@@ -25,14 +25,13 @@ from aligners.injection.methods import (
     stored_kind,
 )
 from aligners.injection.panels import Panel, PanelBatch
-from aligners.injection.routes import DIRECTIONS, InjectedTask, Route, paired_routes
+from aligners.injection.routes import InjectedTask, Route, paired_routes
 from aligners.injection.scoring.task_scores import ScoredTask
 from aligners.injection.scoring.tasks import matched_by_number
 from aligners.models.loading.models import check_precision
 from aligners.models.model import FrozenModel
 from aligners.similarity.algebra.moments import Moments
 from datamodules.asking import TaskBatch
-from datamodules.batches import TextBatch, limited
 from datamodules.module import TextModule, stream_of
 from datamodules.rows.policies import RowKind
 from datamodules.rows.reading import PairedBatch, Plan
@@ -51,6 +50,8 @@ class Evaluation(pl.LightningModule):
     nothing, bit for bit.
 
     Attributes:
+        kind: of the data module that it needs.
+        stream: that of the run.
         stored: the checkpoints whose maps are measured.
         panels: one for each route and kind of rows.
         rows: of the report, after the evaluation.
@@ -60,6 +61,7 @@ class Evaluation(pl.LightningModule):
         seed: of the random floors and of the resampling of texts.
     """
 
+    kind: type[TextModule]
     stored: Sequence[StoredBank] = ()
 
     def __init__(self, seed: int) -> None:
@@ -68,11 +70,6 @@ class Evaluation(pl.LightningModule):
         self.asked: ScoredTask | None = None
         self.rows: list[dict[str, Any]] = []
         self.meta: dict[str, Any] = {}
-
-    @property
-    @abstractmethod
-    def stream(self) -> TextModule:
-        """The data module of the run."""
 
     @abstractmethod
     def prepare_panels(self) -> None:
@@ -84,6 +81,7 @@ class Evaluation(pl.LightningModule):
 
     def setup(self, stage: str) -> None:
         """Start afresh, as an evaluation may run twice; texts that maps were fitted on are not held out."""
+        self.stream: Any = stream_of(self.trainer, self.kind)
         self.panels, self.rows = nn.ModuleList(), []
         self.stream.leave_out({str(bank.path): bank.fitted for bank in self.stored if bank.fitted is not None})
         self.n_texts = len(self.stream.split("test"))
@@ -114,7 +112,7 @@ class Evaluation(pl.LightningModule):
         """Run the self-test, on a few of the held-out texts."""
         few = self.stream.split("test")[list(range(min(8, self.n_texts)))].to(self.device)
         for target in self.injected_into():
-            target.self_test(few.inputs_x, self.stream.component)
+            target.self_test(few.inputs[self.stream.frozen.index(target)], self.stream.component)
 
     def on_test_epoch_end(self) -> None:
         """One row for every method and site, in each panel."""
@@ -149,6 +147,8 @@ class InjectionEvaluation(Evaluation):
             apart.
     """
 
+    kind = States
+
     def __init__(
         self,
         stored: Sequence[StoredBank],
@@ -168,11 +168,6 @@ class InjectionEvaluation(Evaluation):
         self.masked_share, self.fitting_errors = masked_share, fitting_errors
 
     # ------------------------------------------------------------------ before
-
-    @property
-    def stream(self) -> States:
-        """The data module of the run."""
-        return stream_of(self.trainer, States)
 
     def prepare_panels(self) -> None:
         """Check everything; collect the maps of each direction, and choose the rows that they are measured on."""
@@ -229,18 +224,13 @@ class InjectionEvaluation(Evaluation):
 
     def _moments(self, split: Split, kinds: Sequence[RowKind]) -> dict[str, Moments]:
         """The moments of some of the kinds of rows that are read, on the texts of a split."""
-        data, loader = self.stream, self.stream.loader(split)
-        fitting = split == "fit"
-        batches = limited(len(loader), self.trainer, "test") if fitting else len(loader)
-        about = {"data": data.describe(), "config": data.config(), "kinds": [str(kind) for kind in kinds]}
-        about |= {} if fitting else {"split": split}
 
-        def rows_of(texts: TextBatch) -> dict[str, tuple[Tensor, Tensor]]:
-            batch = self.trainer.strategy.batch_to_device(data.on_before_batch_transfer(texts, 0))
+        def rows_of(batch: PairedBatch) -> dict[str, tuple[Tensor, Tensor]]:
             each = zip(self.kinds, (batch, *batch.others), strict=True)
             return {str(kind): (rows.x, rows.y) for kind, rows in each if kind in kinds}
 
-        return read_moments(self.trainer, loader, rows_of, data.reader.check, batches, about=about)
+        stage: Literal["test"] | None = "test" if split == "fit" else None
+        return moments_of_states(self.stream, rows_of, split, stage=stage, kinds=[str(kind) for kind in kinds])
 
     def _panel(self, route: Route, kind: RowKind, moments: Moments, methods: Sequence[Method], injects: bool) -> Panel:
         moments = moments if route.key == FORWARD else moments.swap()

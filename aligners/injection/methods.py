@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import chain, count
 from typing import Any, NamedTuple, cast
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from aligners.errors import UserError, check_known
 from aligners.fitting.alignment import Alignment
@@ -35,14 +35,8 @@ CLOSED_FORMS: dict[str, Callable[[int, int, int], Aligner]] = {
     "svcca": SVCCA,
     "pwcca": PWCCA,
 }
-
-
 CLOSED, TRAINED, BOTH_WAYS = "closed form", "trained", "trained both ways"
-
-
 INVERSE_OF_ONE_WAY = "inverse of a map trained one way"
-
-
 FLOORS = ("mean", "identity", "random_embedding")
 
 
@@ -68,7 +62,7 @@ class ClosedForms(Alignment):
             try:
                 fit_map(fit.name, fit.aligner, *fit.moments(moments, validation))
             except ValueError:
-                del self._maps()[fit.direction][fit.name]
+                del cast(nn.ModuleDict, self.maps[fit.route])[fit.name]
 
 
 class Method(NamedTuple):

@@ -15,6 +15,7 @@ from aligners.injection.methods import Method
 from aligners.injection.routes import Route
 from aligners.injection.scoring.scores import TextScores, UnitMeans, bootstrap_interval, of_unseen, per_text_sums
 from aligners.maps.canonical import reduced_mse
+from aligners.numbers import finite
 from datamodules.asking import TaskBatch
 from datamodules.rows.policies import Rows
 
@@ -317,5 +318,4 @@ def _row(name: str, role: str, pair: Sequence[int | None], about: Mapping[str, A
 
 def _figures(columns: dict[str, Tensor], method: int, site: int) -> dict[str, Any]:
     """One row's figures; null where a figure does not apply or, as `overflow` then says, is not finite."""
-    values = {name: float(column[method, site]) for name, column in columns.items()}
-    return {name: value if math.isfinite(value) else None for name, value in values.items()}
+    return {name: finite(column[method, site]) for name, column in columns.items()}

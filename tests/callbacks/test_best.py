@@ -47,7 +47,7 @@ def validated(
 
 def kept(module: Alignment, name: str) -> list[float]:
     """The number of the validation whose parameters each site has."""
-    weights = [weight.flatten(1) for weight in module.forward_maps[name].parameters()]
+    weights = [weight.flatten(1) for weight in module.banks_of("0_1")[name].parameters()]
     found = torch.cat(weights, 1)
     assert (found == found[:, :1]).all()
     return found[:, 0].tolist()

@@ -13,7 +13,7 @@ from aligners.injection.injecting import InjectionEvaluation
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
 from callbacks.best import BestPerSite
-from callbacks.checkpoint import SaveAligners, SavePairs
+from callbacks.checkpoint import SaveAligners
 from datamodules.pairings import pairs_states
 from datamodules.states import States
 from datamodules.text.sources import TextSource
@@ -38,7 +38,7 @@ def fit(data: Any, saving: SaveAligners) -> Alignment:
 @pytest.fixture(scope="module")
 def files(world: World, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("many")
-    fit(many(world, held_out_types=0.1), SavePairs(folder))
+    fit(many(world, held_out_types=0.1), SaveAligners(folder))
     return [folder / "pairs" / pair / "aligners.ckpt" for pair in ("x--y", "y--x")]
 
 

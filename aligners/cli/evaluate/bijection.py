@@ -12,7 +12,7 @@ from jsonargparse import ArgumentParser
 
 from aligners.cli.options import add_data_and_trainer, command_parser, options_of
 from aligners.cli.run import instantiate, start
-from aligners.fitting.price import BijectionPrice, RowsInMemory
+from aligners.fitting.price import BijectionPrice
 from aligners.reports.publishing import write_report
 from datamodules.pairings import pair_states
 
@@ -33,7 +33,7 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     price = BijectionPrice(**options_of(BijectionPrice, made))
     price.check_widths(*made.data.frozen_models.widths())
     begun = start("bijection", parser, options, made)
-    trainer, reading = begun.trainer(inference_mode=False), RowsInMemory(price.most_rows, price.other_text)
-    trainer.test(reading, datamodule=made.data, verbose=False)
-    price.run(made.data, reading.rows, shown=trainer.progress_bar_callback is not None)
+    trainer = begun.trainer(inference_mode=False)
+    trainer.test(price, datamodule=made.data, verbose=False)
+    price.run()
     write_report(price, "bijection", begun.folder, trainer)

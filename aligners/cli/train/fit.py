@@ -28,7 +28,6 @@ def fit_parser(
     kind: str,
     description: str,
     data: Callable[..., States] = pair_states,
-    saving: type[pl.Callback] = SaveAligners,
     module: type[Alignment] = Alignment,
 ) -> ArgumentParser:
     """The options of a command that fits maps.
@@ -37,11 +36,10 @@ def fit_parser(
         kind: name of the command.
         description: shown above the list of options.
         data: makes the states.
-        saving: the callback that writes checkpoints.
         module: what is fitted.
     """
     made = command_parser(kind, description)
-    add_training(made, module, data, saving, num_sanity_val_steps=0)
+    add_training(made, module, data, SaveAligners, num_sanity_val_steps=0)
     return made
 
 

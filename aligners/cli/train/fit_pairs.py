@@ -13,7 +13,6 @@ from aligners.cli.train.fit import check_maps, fit_and_show, fit_options, fit_pa
 from aligners.errors import UserError
 from aligners.files.room import free_memory
 from aligners.fitting.parts import bytes_a_site, pairs_within
-from callbacks.checkpoint import SavePairs
 from callbacks.progress import FitSummary
 from datamodules.pairings import pairs_states
 from datamodules.rows.policies import most_rows
@@ -24,7 +23,6 @@ parser = partial(
     "Fit aligners of many pairs of models at once: one bank of pairs x sites, every model read once a batch. Each pair "
     "gets a file pairs/X--Y/aligners.ckpt, as `fit` would write it.",
     pairs_states,
-    SavePairs,
 )
 
 

@@ -15,9 +15,9 @@ from aligners.cli.train.universe import check_members
 from aligners.errors import UserError
 from aligners.fitting.bank import StoredBank, load_bank
 from aligners.fitting.universe.evaluation import UniverseEvaluation
-from aligners.fitting.universe.fitting import Joining
+from aligners.fitting.universe.fitting import Joining, UniverseAlignment
 from aligners.fitting.universe.universe import NETWORK, load_universe, universes_of
-from callbacks.checkpoint import SaveNewcomer, SaveUniverse, save_universe
+from callbacks.checkpoint import save_maps
 from datamodules.pairings import universe_states
 
 
@@ -27,7 +27,7 @@ def parser() -> ArgumentParser:
         "join",
         "Fit one more model, `--data.models '[NEW]'`, to the shared space of a universe that stays as it is: one fit "
         "for the maps from and to all its members, whose states on the same texts are read.",
-        universe_states, SaveNewcomer, Joining,
+        universe_states, Joining,
     )  # fmt: skip
     made.add_argument("--universe", type=Path | None, default=None, help="The file universe.ckpt to join.")
     made.add_argument(
@@ -52,10 +52,10 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     model.members = universes_of(stored)[NETWORK]
     trainer = fit_trainer(begun)
     fit_maps(begun, trainer)
-    evaluation = UniverseEvaluation(replace(model.joined(stored), path=begun.folder / SaveUniverse.final), against)
+    evaluation = UniverseEvaluation(replace(model.joined(stored), path=begun.folder / UniverseAlignment.final), against)
     begun.test(evaluation, "universe")
     if trainer.is_global_zero:
-        save_universe(evaluation.stored, data, evaluation.stored.path)
+        save_maps(evaluation.stored, data, evaluation.stored.path)
 
 
 def _with_members(options: Namespace, stored: StoredBank) -> Namespace:

@@ -13,7 +13,6 @@ from aligners.cli.train.fit import fit_maps, fit_options, fit_parser, fit_traine
 from aligners.fitting.bank import StoredBank, load_bank
 from aligners.fitting.universe.evaluation import UniverseEvaluation, between_members
 from aligners.fitting.universe.fitting import UniverseAlignment
-from callbacks.checkpoint import SaveUniverse
 from datamodules.pairings import check_widths, universe_states
 
 
@@ -24,7 +23,7 @@ def parser() -> ArgumentParser:
         "Fit k models of one width to one shared space: a bijection u_i for each model, so that the map from model i "
         "into model j is u_i followed by the inverse of u_j, for all pairs from k maps. Every map is measured on "
         "held-out text, and universe.ckpt and pairs/X--Y/aligners.ckpt are written, which `evaluate.py inject` takes.",
-        universe_states, SaveUniverse, UniverseAlignment,
+        universe_states, UniverseAlignment,
     )  # fmt: skip
     made.add_argument(
         "--against", type=list[Path], default=[],
@@ -42,7 +41,7 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     made.model.check(made.data.frozen_models.widths()[0])
     begun = start("universe", parser, options, made)
     fit_maps(begun, fit_trainer(begun))
-    universe = replace(made.model.stored().freeze(), path=begun.folder / SaveUniverse.final)
+    universe = replace(made.model.stored().freeze(), path=begun.folder / UniverseAlignment.final)
     begun.test(UniverseEvaluation(universe, against), "universe")
 
 

@@ -34,7 +34,6 @@ from aligners.probing.trees import STRUCTURAL
 from aligners.probing.words import Place, Words
 from aligners.progress import track
 from datamodules.asking import TaskBatch
-from datamodules.module import stream_of
 from datamodules.rows.policies import policy_of
 from datamodules.rows.reading import PairedBatch, Plan
 from datamodules.states import States
@@ -73,6 +72,8 @@ class ProbesAcrossMaps(Evaluation):
         ValueError: an option is out of its range, or no checkpoint holds moments.
     """
 
+    kind = States
+
     def __init__(
         self,
         stored: Sequence[StoredBank],
@@ -100,11 +101,6 @@ class ProbesAcrossMaps(Evaluation):
         self.report_tables: dict[str, list[Row]] = {}
 
     # ------------------------------------------------------------------ before
-
-    @property
-    def stream(self) -> States:
-        """The data module of the run."""
-        return stream_of(self.trainer, States)
 
     def prepare_panels(self) -> None:
         """Check everything, and collect the maps."""

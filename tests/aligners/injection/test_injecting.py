@@ -13,7 +13,7 @@ from tokenizers import normalizers
 from torch import Tensor
 
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.bank import StoredBank, load_bank
+from aligners.fitting.bank import DIRECTIONS, StoredBank, load_bank
 from aligners.injection.injecting import InjectionEvaluation
 from aligners.injection.methods import CLOSED_FORMS
 from aligners.maps.base import Aligner
@@ -161,7 +161,7 @@ def test_a_ridge_that_no_checkpoint_holds_is_the_one_that_a_fit_gives(world: Wor
     module = Alignment({"ridge": Ridge}, both_directions=True)
     quiet_trainer().fit(module, datamodule=activations(world, sites=SITES))
     for found in module.fits():
-        said = solved.meta["methods"][f"{found.direction}.ridge"]
+        said = solved.meta["methods"][f"{DIRECTIONS[found.route]}.ridge"]
         assert {name: said[name] for name in ("ridge", "ridge_chosen_by")} == found.aligner.findings()
         assert "validation rows" in said["ridge_chosen_by"]
         panel: Any = next(panel for panel in solved.panels if panel.route.key == found.route)  # type: ignore[union-attr]

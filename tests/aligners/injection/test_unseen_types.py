@@ -143,7 +143,7 @@ def test_validation_watches_unseen_types_beside_the_criterion(world: World) -> N
         expected = fvu(mapped.numpy(), target.numpy(), module.moments.mean_y[0].numpy())
         assert logged[f"validation/{fitted.name}/1-1/fvu_unseen"] == pytest.approx(expected, rel=1e-4)
         assert f"train/{fitted.name}/1-1/fvu_unseen" not in logged  # no such rows there
-    assert torch.equal(module.criteria()["forward.mlp"], module.validation_figures[module.trained()[0]]["fvu"])
+    assert torch.equal(module.criteria()["0_1.mlp"], module.validation_figures[module.trained()[0]]["fvu"])
 
 
 def test_intervals_do_not_need_a_row_in_every_resample() -> None:

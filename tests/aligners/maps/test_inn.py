@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aligners.fitting.alignment import Alignment
-from aligners.fitting.in_memory import train_on_rows
+from aligners.fitting.alignment import Alignment, train_on_rows
 from aligners.fitting.training import LEAST_RISE, make_optimizer
 from aligners.maps.inn import INN
 from aligners.maps.invertible import AffineCoupling

@@ -9,12 +9,10 @@ import torch
 from scipy.linalg import sqrtm
 
 from aligners.cli.table import evaluate
-from aligners.fitting.alignment import Alignment
-from aligners.fitting.in_memory import train_on_rows
+from aligners.fitting.alignment import Alignment, train_on_rows
 from aligners.fitting.price import (
     NAMES,
     BijectionPrice,
-    RowsInMemory,
     factory,
     floor,
     gelbrich,
@@ -137,9 +135,8 @@ def test_all_maps_have_the_size_that_is_asked_for(name: str) -> None:
 def run(data: States, *given: Any, **options: Any) -> BijectionPrice:
     """As the command does."""
     price = BijectionPrice(*given, **options)
-    reading = RowsInMemory(price.most_rows)
-    quiet_trainer(inference_mode=False).test(reading, datamodule=data, verbose=False)
-    price.run(data, reading.rows)
+    quiet_trainer(inference_mode=False).test(price, datamodule=data, verbose=False)
+    price.run()
     return price
 
 
@@ -260,7 +257,7 @@ def test_the_report_states_the_price(found: tuple[BijectionPrice, Any], tmp_path
 @pytest.mark.parametrize(
     ("option", "value", "said"),
     [
-        ("maps", ["mlp", "inns"], "`maps` from .* but got inns"),
+        ("maps", ["mlp", "inns"], "`maps` out of .* but got inns"),
         ("maps", ["inn"], "`maps` to include 'mlp'"),
         ("steps", [0, 10], "`steps`"),
         ("steps", [], "`steps`"),

@@ -65,7 +65,7 @@ def test_every_strength_target_and_site_has_its_rows(found: tuple[Any, Any, Erro
 
 def test_errors_are_those_of_held_out_and_of_fitting_rows(found: tuple[States, Alignment, Any]) -> None:
     data, module, evaluation = found
-    linear = module.forward_maps["linear"]
+    linear = module.banks_of("0_1")["linear"]
     rows = [row for row in evaluation.rows if row["method"] == "linear"]
     count = len(data.split("test"))
     for split, end in (("test", ""), ("fit", "_fit")):

@@ -23,7 +23,7 @@ from aligners.reports.finished import make_report
 from aligners.reports.publishing import write
 from aligners.similarity.algebra.moments import moments_of
 from callbacks.best import BestPerSite
-from callbacks.checkpoint import SaveUniverse
+from callbacks.checkpoint import SaveAligners
 from datamodules.pairings import universe_states
 from datamodules.states import States
 from datamodules.text.sources import TextSource
@@ -52,7 +52,7 @@ Found = tuple[States, UniverseAlignment, UniverseEvaluation, Path]
 def found(world: World, models: list[str], tmp_path_factory: pytest.TempPathFactory) -> Found:
     folder = tmp_path_factory.mktemp("universe")
     data, module = states(world, models), UniverseAlignment(SMALL)
-    saving = SaveUniverse(folder)
+    saving = SaveAligners(folder)
     trainer = quiet_trainer(max_epochs=3, callbacks=[BestPerSite(), saving])
     trainer.fit(module, datamodule=data)
     against = [load_bank(folder / "pairs" / "x--y" / "aligners.ckpt")]
@@ -133,7 +133,7 @@ def test_maps_compose(found: Found) -> None:
 
 def test_training_beats_the_start_and_the_space_keeps_scale_and_rank(found: Found) -> None:
     _, module, evaluation, _ = found
-    record = module.training_record["forward.universe"]
+    record = module.training_record["0_1.universe"]
     assert all(step > 0 for step in record["best_step"])
     assert len(set(record["best_step"][:2])) <= 2
     assert record["best_step"] == record["best_step"][:2] * 3  # the maps of a site are of one step

@@ -71,13 +71,9 @@ def same_end(folder: Path, expected: Path) -> None:
 @pytest.mark.parametrize(
     ("hook", "after", "steps"),
     [
-        ("on_train_batch_end", 2, 2),
         ("on_train_batch_end", INTERVAL, INTERVAL),  # before the validation
         ("on_train_batch_end", BATCHES, BATCHES),
-        ("on_train_batch_end", 7, 7),
         ("on_validation_batch_start", 1, INTERVAL),
-        ("on_validation_batch_end", 2, 2 * INTERVAL),
-        ("on_validation_end", 2, 2 * INTERVAL),
     ],
 )
 def test_a_run_interrupted_by_ctrl_c_ends_where_it_would_have(
@@ -96,13 +92,9 @@ def test_a_run_interrupted_by_ctrl_c_ends_where_it_would_have(
 @pytest.mark.parametrize(
     ("owner", "method", "call"),
     [
-        (Stitching, "training_step", 3),
         (Stitching, "training_step", 7),  # the first of an epoch
         (torch.optim.AdamW, "step", 2),
-        (torch.optim.AdamW, "step", INTERVAL),
         (torch.optim.lr_scheduler.LambdaLR, "step", 1 + 5),  # between a step and its learning rate
-        (Stitching, "_watch", 6),
-        (Stitching, "validation_step", 3),
         (Stitching, "on_validation_epoch_end", 2),
         (BestPerSite, "_compare", 6 + 4),
         (Stitching, "on_validation_epoch_start", 4),  # of the last validation
