@@ -25,7 +25,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
-from aligners.fitting.alignment import Alignment, train_on_rows
+from aligners.fitting.alignment import Alignment
 from aligners.fitting.errors import MapErrors
 from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
@@ -128,7 +128,7 @@ def train(
     aligner.fit(moments)
     start = held_out(aligner, rows, moments)
     began = time.perf_counter()
-    diverged = train_on_rows(aligner, rows.x, rows.y, steps, a_step, seed, Alignment(products=products))
+    diverged = Alignment(products=products).train_on_rows(aligner, rows.x, rows.y, steps, a_step, seed)
     seconds = (time.perf_counter() - began) / steps
     return Course(start, held_out(aligner, rows, moments), int(diverged), seconds)
 

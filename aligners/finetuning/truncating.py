@@ -22,7 +22,6 @@ from aligners.injection.scoring.tasks import (
     match_heads,
     one_after_another,
     unit_answers,
-    unit_scores,
 )
 from aligners.models.calling import FiniteCheck
 from aligners.models.classifiers import head_parts, with_head
@@ -164,8 +163,8 @@ class SurgeryEvaluation(Evaluation):
         """Add every head's accuracy on one batch, or its squared errors."""
         for place, means in enumerate(self._means):
             logits = self._answers(batch, place, self._states(batch, place))
-            found = unit_scores(logits, classification_targets(cast(Tensor, batch.labels)))
-            means.update(found["loss" if self.task.regression else "correct"])
+            found = unit_answers(logits, classification_targets(cast(Tensor, batch.labels)))
+            means.update(found.loss if self.task.regression else found.correct)
 
     def on_validation_epoch_end(self) -> None:
         """Log the means, which are already summed over ranks."""
@@ -196,9 +195,8 @@ class SurgeryEvaluation(Evaluation):
             states = self._states(batch, place)
             trained = self._answers(batch, place, states) if self.heads else None
             logits = torch.stack([self._answer(batch, place, condition, states, trained) for condition in wanted])
-            found = unit_scores(logits, classification_targets(cast(Tensor, batch.labels)))
-            found["answer"] = unit_answers(logits, regression=self.task.regression)
-            scores = {name: values[None] for name, values in found.items()}
+            found = unit_answers(logits, classification_targets(cast(Tensor, batch.labels)))
+            scores = {name: values[None] for name, values in found._asdict().items()}
             cast(TextScores, self.tables[place]).update(batch.text, scores)
 
     def _answer(

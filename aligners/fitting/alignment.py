@@ -20,6 +20,7 @@ from aligners.fitting.bank import (
     StoredBank,
     check_names,
     kind_of,
+    refuse_other_bank,
     refuse_other_models,
 )
 from aligners.fitting.errors import MapErrors
@@ -29,13 +30,10 @@ from aligners.fitting.outcomes import few_rows
 from aligners.fitting.training import (
     LEAST_RISE,
     BankTraining,
-    Divergence,
     Schedule,
     clip_per_site,
     describe_optimizer,
-    learning_rates,
     let_end,
-    make_optimizer,
     mean_count,
     mean_over_ranks,
 )
@@ -124,7 +122,11 @@ class Alignment(BankTraining):
         self.data, self.data_config = self.stream.describe(), self.stream.config()
         self.sites, self.places = reader.sites, reader.places()
         if self._adopted is not None:
-            self._take_over(self._adopted)
+            adopted, pairs = self._adopted, {FORWARD: self.sites}
+            refuse_other_bank(adopted, self.data["models"], self.data["component"], pairs)
+            for route, maps in self.maps.items():
+                cast(nn.ModuleDict, maps).update(adopted.maps.get(route, {}))
+            self.moments, self.training_record = adopted.moments, adopted.training
         elif not self.fits():
             self.build(len(reader.sites), *reader.widths)
         if stage == "fit" and self.trainer.world_size > 1 and not self.trained():
@@ -134,17 +136,6 @@ class Alignment(BankTraining):
     def adopt(self, stored: StoredBank) -> None:
         """Use the maps of a finished fit, with their moments and records, instead of new ones."""
         self._adopted = stored
-
-    def _take_over(self, stored: StoredBank) -> None:
-        refuse_other_models(stored.data["models"], self.data["models"], str(stored.path))
-        if stored.pairs[FORWARD] != list(self.sites):
-            raise UserError(
-                f"{stored.path} was fitted at site pairs {stored.pairs[FORWARD]}, but `data.sites` gives "
-                f"{list(self.sites)}. Give the `data.sites` of the fit."
-            )
-        for route, maps in self.maps.items():
-            cast(nn.ModuleDict, maps).update(stored.maps.get(route, {}))
-        self.moments, self.training_record = stored.moments, stored.training
 
     def build(self, sites: int, d_x: int, d_y: int) -> None:
         """Build all banks."""
@@ -181,18 +172,12 @@ class Alignment(BankTraining):
         """Read the moments of the fitting texts, or those that a checkpoint lacks."""
         self.unused = None
         if self.moments is None:
-            moments = moments_of_states(
-                self.stream, self.moment_rows, "fit", stage="train", shuffle=True, reading=self.reading
-            )["maps"]
-            self.fit_moments(moments, self._validation_moments())
+            read = partial(moments_of_states, self.stream, self.moment_rows)
+            moments = read("fit", stage="train", shuffle=True, reading=self.reading)["maps"]
+            chosen = any(isinstance(fit.aligner, Ridge) for fit in self.fits())  # their strength, on other rows
+            self.fit_moments(moments, read("validation")["maps"] if chosen else None)
             for caution in few_rows(moments) if self.trainer.is_global_zero else ():
                 logger.warning(caution)
-
-    def _validation_moments(self) -> Moments | None:
-        """Read the moments of the validation texts, if a map chooses its strength on them."""
-        if not any(isinstance(fit.aligner, Ridge) for fit in self.fits()):
-            return None
-        return moments_of_states(self.stream, self.moment_rows, "validation")["maps"]
 
     def moment_rows(self, batch: PairedBatch) -> dict[str, tuple[Tensor, Tensor]]:
         """The rows of a batch whose moments are read."""
@@ -379,37 +364,3 @@ def _by_route(kept: Any) -> Any:
         return kept
     parts = [(*key.partition("."), _by_route(value)) for key, value in kept.items()]
     return {RENAMED.get(first, first) + dot + rest: value for first, dot, rest, value in parts}
-
-
-def train_on_rows(
-    aligner: Aligner, x: Tensor, y: Tensor, steps: int, a_step: int, seed: int, like: Alignment
-) -> Tensor:
-    """Train a map that is ready to train on rows in memory, drawn with replacement, as a module trains its banks.
-
-    Args:
-        aligner: the map, already fitted to the moments.
-        x: (S, N, d_x).
-        y: (S, N, d_y).
-        steps: how many; the learning rate takes its whole course over them.
-        a_step: rows a step.
-        seed: of the rows that are drawn.
-        like: whose optimiser, schedule, clipping and precision of products are used.
-
-    Returns:
-        (S,) the step at which a site diverged; 0 where none did.
-    """
-    optimizer = make_optimizer(like.optimizer_factory, [aligner])
-    if optimizer is None:
-        return torch.zeros(aligner.sites, dtype=torch.long)
-    rate, divergence = learning_rates(optimizer, like.schedule, steps, like.warmup), Divergence()
-    draw = torch.Generator().manual_seed(seed)
-    for step in range(1, steps + 1):
-        chosen = torch.randint(x.shape[1], (a_step,), generator=draw).to(x.device)
-        optimizer.zero_grad(set_to_none=True)
-        with products_in(like.products):
-            loss = aligner.loss(x[:, chosen], y[:, chosen])
-            loss.sum().backward()
-        clip_per_site(aligner.parameters(), like.gradient_clip, partial(divergence.watch, "map", loss, step=step))
-        optimizer.step()
-        rate.step()
-    return divergence.step["map"]

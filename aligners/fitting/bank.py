@@ -227,19 +227,31 @@ def save_bank(bank: StoredBank, path: Path) -> None:
         "spread": bank.spread,
     }
     # Copies: safetensors refuses tensors that share memory, as tied weights do.
-    tensors = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in _flat(states)}
+    tensors = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in flat(states)}
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as unfinished:
         save_file(tensors, unfinished, {HEADER: json.dumps(described)})
 
 
-def _flat(tree: Mapping[str, Any], folder: str = "") -> Iterator[tuple[str, Tensor]]:
+def flat(tree: Mapping[str, Any], folder: str = "") -> Iterator[tuple[str, Tensor]]:
     """The tensors of nested dictionaries, by names such as maps/0_1/linear/weight."""
     for name, value in tree.items():
         if isinstance(value, Tensor):
             yield folder + name, value
         else:
-            yield from _flat(value, f"{folder}{name}/")
+            yield from flat(value, f"{folder}{name}/")
+
+
+def nested(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Nested dictionaries of tensors from their names: the inverse of `flat`."""
+    tree: dict[str, Any] = {}
+    for name, value in tensors.items():
+        *folders, last = name.split("/")
+        place = tree
+        for folder in folders:
+            place = place.setdefault(folder, {})
+        place[last] = value
+    return tree
 
 
 def load_bank(path: Path | str) -> StoredBank:
@@ -286,17 +298,11 @@ def _goes_on_with(path: Path) -> str | None:
 
 
 def _read(path: Path) -> StoredBank:
-    tensors: dict[str, Any] = {}
     with safe_open(path, framework="pt") as file:
         header = (file.metadata() or {}).get(HEADER)
         if header is None:
             raise UserError("it holds no maps")
-        for name in file.keys():  # noqa: SIM118
-            *folders, last = name.split("/")
-            place = tensors
-            for folder in folders:
-                place = place.setdefault(folder, {})
-            place[last] = file.get_tensor(name)
+        tensors = nested({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
     described = json.loads(header)
     maps: dict[str, dict[str, Aligner]] = {}
     for route, each in described["maps"].items():

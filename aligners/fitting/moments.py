@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
 from typing import Any, Literal, Self, cast
 
 import lightning.pytorch as pl
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from aligners.fitting.bank import flat, nested
 from aligners.models.calling import FiniteCheck
 from aligners.progress import track
 from aligners.similarity.algebra.moments import Moments
@@ -92,7 +92,8 @@ def read_moments(
         kept = loader.beside("moments", {"batches": batches, **about}).with_suffix(".safetensors")
     if kept is not None and trainer.strategy.broadcast(kept.is_file()):
         device = trainer.strategy.root_device
-        return {name: Moments(*(part.to(device) for part in moments)) for name, moments in _load(kept).items()}
+        found = nested({name: value.to(device) for name, value in load_tensors(kept).items()})
+        return {name: Moments(**parts) for name, parts in found.items()}
     reading = Reading() if reading is None else reading
     watching = [callback for callback in cast(Any, trainer).callbacks if hasattr(callback, "on_moments_batch_end")]
     count, shown = min(len(loader), batches), trainer.is_global_zero and trainer.progress_bar_callback is not None
@@ -105,8 +106,8 @@ def read_moments(
     check.flush()
     computed = {name: metric.compute() for name, metric in reading.metrics.items()}
     if kept is not None and trainer.is_global_zero:
-        parts = {f"{bank}/{part}": v.cpu() for bank, each in computed.items() for part, v in each._asdict().items()}
-        save_tensors(kept, parts)
+        parts = flat({name: moments._asdict() for name, moments in computed.items()})
+        save_tensors(kept, {name: value.cpu() for name, value in parts})
     return computed
 
 
@@ -139,16 +140,3 @@ def moments_of_states(
     batches = len(loader) if stage is None else limited(len(loader), trainer, stage)
     about |= {"data": data.describe(), "config": data.config(), **({} if split == "fit" else {"split": split})}
     return read_moments(trainer, loader, read, data.reader.check, batches, reading, about)
-
-
-def _load(path: Path) -> dict[str, Moments]:
-    """The moments of each bank that an earlier pass has kept.
-
-    Raises:
-        ValueError: the file is damaged.
-    """
-    found: dict[str, dict[str, Any]] = {}
-    for name, value in load_tensors(path).items():
-        bank, _, part = name.rpartition("/")
-        found.setdefault(bank, {})[part] = value
-    return {bank: Moments(**parts) for bank, parts in found.items()}

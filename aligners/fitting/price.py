@@ -13,7 +13,7 @@ from torch import Tensor
 
 from aligners.errors import UserError, check_known, check_range
 from aligners.files.room import free_memory, in_words
-from aligners.fitting.alignment import Alignment, train_on_rows
+from aligners.fitting.alignment import Alignment
 from aligners.fitting.errors import Way, columns_of, parameters_of, squared_errors
 from aligners.fitting.fits import AlignerFactory, fit_map, seeded
 from aligners.fitting.outcomes import TRAINED_WELL
@@ -312,8 +312,14 @@ class BijectionPrice(pl.LightningModule):
             )
         self.stream = stream_of(self.trainer, States)
         self.stream.plan(Plan(other=self.other_text))
-        reader = self.stream.reader
-        _check_room(self.most_rows, len(reader.sites), sum(reader.widths), self.trainer.strategy.root_device)
+        sites, widths = len(self.stream.reader.sites), sum(self.stream.reader.widths)
+        free = free_memory(self.trainer.strategy.root_device)
+        size = 3 * 4 * self.most_rows * sites * widths  # fitting rows, held-out rows, and the copy that joining takes
+        if size > free / 2:
+            raise UserError(
+                f"Expected `most_rows` rows at {sites} site pairs to fit in half of the free memory, "
+                f"{in_words(free / 2)}, but {self.most_rows:,} take {in_words(size)}. Give fewer, or fewer sites."
+            )
 
     def test_step(self, batch: PairedBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Keep the rows of a batch."""
@@ -358,7 +364,7 @@ class BijectionPrice(pl.LightningModule):
             x, y, _ = self.fitting.turned() if turned else self.fitting
             aligner = seeded(factory(name, size), seed, len(x), x.shape[-1], y.shape[-1]).to(x.device)
             fit_map(name, aligner, self.moments.swap() if turned else self.moments)
-            diverged = train_on_rows(aligner, x, y, steps, self.rows_a_step, seed, self.like).tolist()
+            diverged = self.like.train_on_rows(aligner, x, y, steps, self.rows_a_step, seed).tolist()
             aligner.requires_grad_(False).eval()
             about = {"size": size, "parameters": parameters_of(aligner), "steps": steps, "seed": seed}
             ways = {False: Way(aligner, aligner.inverse), True: Way(aligner.inverse, aligner)}
@@ -388,23 +394,3 @@ class BijectionPrice(pl.LightningModule):
                     "training": f"diverged at step {diverged[s]}" if diverged[s] else trained,
                     **{column: finite(figures[column][s]) if column in figures else None for column in MEASURED},
                 }
-
-
-def _check_room(rows: int, sites: int, widths: int, device: torch.device) -> None:
-    """Raise if fitting rows and held-out rows, and the copy that joining them takes, may not fit in memory.
-
-    Args:
-        rows: of each kind.
-        sites: S.
-        widths: d_x + d_y.
-        device: where they are kept.
-
-    Raises:
-        ValueError: they take more than half of what is free.
-    """
-    size, free = 3 * 4 * rows * sites * widths, free_memory(device)
-    if size > free / 2:
-        raise UserError(
-            f"Expected `most_rows` rows at {sites} site pairs to fit in half of the free memory, "
-            f"{in_words(free / 2)}, but {rows:,} take {in_words(size)}. Give fewer, or fewer `data.sites`."
-        )

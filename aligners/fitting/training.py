@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Literal, cast, get_args
 
 import lightning.pytorch as pl
@@ -16,6 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from aligners.errors import check_known, check_range
 from aligners.fitting.bank import StoredBank
 from aligners.maps.base import Aligner
+from aligners.maps.solving import Products, products_in
 
 
 def mean_over_ranks(trainer: pl.Trainer, values: Tensor) -> Tensor:
@@ -243,6 +245,7 @@ class BankTraining(pl.LightningModule, ABC):
 
     Attributes:
         final: name of the file that a finished run leaves; empty: it leaves none.
+        products: precision of matrix products in training.
         maps: route -> name -> bank.
         training_record: route.name -> how training went, site by site; written by `callbacks.best.BestPerSite`.
         training_steps: of the whole run, once training has begun.
@@ -250,6 +253,7 @@ class BankTraining(pl.LightningModule, ABC):
 
     automatic_optimization = False
     final = ""
+    products: Products = "float32"
 
     def __init__(
         self, optimizer: OptimizerCallable, schedule: Schedule, warmup: float, gradient_clip: float, seed: int
@@ -315,3 +319,33 @@ class BankTraining(pl.LightningModule, ABC):
     def logs_now(self) -> bool:
         """Whether Lightning writes what is logged in this step."""
         return self.global_step % self.trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
+
+    def train_on_rows(self, aligner: Aligner, x: Tensor, y: Tensor, steps: int, a_step: int, seed: int) -> Tensor:
+        """Train a map that is ready to train on rows in memory, drawn with replacement, as this module trains its own.
+
+        Args:
+            aligner: the map, already fitted to the moments.
+            x: (S, N, d_x).
+            y: (S, N, d_y).
+            steps: how many; the learning rate takes its whole course over them.
+            a_step: rows a step.
+            seed: of the rows that are drawn.
+
+        Returns:
+            (S,) the step at which a site diverged; 0 where none did.
+        """
+        optimizer = make_optimizer(self.optimizer_factory, [aligner])
+        if optimizer is None:
+            return torch.zeros(aligner.sites, dtype=torch.long)
+        rate, divergence = learning_rates(optimizer, self.schedule, steps, self.warmup), Divergence()
+        draw = torch.Generator().manual_seed(seed)
+        for step in range(1, steps + 1):
+            chosen = torch.randint(x.shape[1], (a_step,), generator=draw).to(x.device)
+            optimizer.zero_grad(set_to_none=True)
+            with products_in(self.products):
+                loss = aligner.loss(x[:, chosen], y[:, chosen])
+                loss.sum().backward()
+            clip_per_site(aligner.parameters(), self.gradient_clip, partial(divergence.watch, "map", loss, step=step))
+            optimizer.step()
+            rate.step()
+        return divergence.step["map"]

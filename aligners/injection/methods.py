@@ -26,14 +26,8 @@ from aligners.similarity.algebra.moments import Moments
 from datamodules.rows.policies import RowKind
 from datamodules.rows.types import SeenTypes
 
-CLOSED_FORMS: dict[str, Callable[[int, int, int], Aligner]] = {
-    "linear": Linear,
-    "ridge": Ridge,
-    "procrustes": Procrustes,
-    "permutation": Permutation,
-    "cca": CCA,
-    "svcca": SVCCA,
-    "pwcca": PWCCA,
+CLOSED_FORMS: dict[str, type[Aligner]] = {
+    kind.__name__.lower(): kind for kind in (Linear, Ridge, Procrustes, Permutation, CCA, SVCCA, PWCCA)
 }
 CLOSED, TRAINED, BOTH_WAYS = "closed form", "trained", "trained both ways"
 INVERSE_OF_ONE_WAY = "inverse of a map trained one way"

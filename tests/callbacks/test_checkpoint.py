@@ -10,7 +10,6 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.bank import ALIGNMENT, load_bank
@@ -142,15 +141,6 @@ def test_a_run_of_so_many_steps_is_completed_from_its_last_one(world: World, tmp
     same_end(tmp_path, tmp_path / "whole")
 
 
-def test_worker_processes_resume_too(world: World, whole: Path, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit):
-        run(world, tmp_path, Interrupt(BATCHES + 2))
-    run(world, tmp_path, resume=tmp_path / "last.ckpt", workers=1)
-    expected, found = (load_file(folder / "aligners.ckpt") for folder in (whole, tmp_path))
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6, msg=name)
-
-
 def test_what_was_read_of_the_moments_is_kept(
     world: World, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,8 +247,3 @@ def test_going_on_from_a_run_that_counted_moments_as_an_epoch_is_refused(
     torch.save(content, tmp_path / "last.ckpt")
     with pytest.raises(ValueError, match=r"a checkpoint of this version.*or fit anew"):
         run(world, tmp_path, resume=tmp_path / "last.ckpt")
-
-
-def test_the_file_is_renewed_after_an_epoch_at_least() -> None:
-    with pytest.raises(ValueError, match=r"`every_n_epochs`.*0"):
-        SaveAligners(every_n_epochs=0)

@@ -55,13 +55,13 @@ def seeded(world: World, **options: Any) -> TextSource:
         (lambda w: {"most_steps": 3}, r"`model\.most_steps` was 2000 and is 3"),
         (lambda w: {"optimizer": torch.optim.SGD}, r'`model\.optimizer\.class` was "AdamW" and is "SGD"'),
         (lambda w: {"schedule": "linear"}, r'`model\.schedule` was "one_cycle" and is "linear"'),
-        (lambda w: {"both_directions": True}, r"`model\.aligners\.backward\.linear` was null"),
+        (lambda w: {"both_directions": True}, r"`model\.aligners\.1_0\.linear` was null"),
         (lambda w: {"trainer": {"limit_train_batches": 3}}, r"`trainer\.limit_train_batches` was 1\.0 and is 3"),
         (lambda w: {"trainer": {"limit_train_batches": 1}}, r'limit_train_batches` was 1\.0 and is "1 batch"'),
-        (lambda w: {"maps": {"linear": Linear}}, r"`model\.aligners\.forward\.mlp` was .*and is null"),
+        (lambda w: {"maps": {"linear": Linear}}, r"`model\.aligners\.0_1\.mlp` was .*and is null"),
         (
             lambda w: {"maps": {**MAPS, "mlp": partial(MLP, hidden=[4])}},
-            r"`model\.aligners\.forward\.mlp\.options\.hidden` was \[8\] and is \[4\]",
+            r"`model\.aligners\.0_1\.mlp\.options\.hidden` was \[8\] and is \[4\]",
         ),
     ],
 )  # fmt: skip

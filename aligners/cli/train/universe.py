@@ -38,7 +38,7 @@ def run(parser: ArgumentParser, words: Sequence[str]) -> None:
     against = [load_bank(path) for path in options.against]
     made = instantiate(parser, options)
     check_members(made, against)
-    made.model.check(made.data.frozen_models.widths()[0])
+    made.model.network(1, made.data.frozen_models.widths()[0])
     begun = start("universe", parser, options, made)
     fit_maps(begun, fit_trainer(begun))
     universe = replace(made.model.stored().freeze(), path=begun.folder / UniverseAlignment.final)

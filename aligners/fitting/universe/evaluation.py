@@ -145,42 +145,32 @@ class UniverseEvaluation(pl.LightningModule):
         }
         self.meta = {**self.stream.describe(), "split": "test"}
 
-    def _rows(self) -> Iterator[dict[str, Any]]:
-        """A row for each map, ordered pair of models and site."""
+    def _measured(self) -> Iterator[tuple[str, str, Aligner, list[str | None], list[tuple[int, int, int]]]]:
+        """Every map: its key, method, bank and outcome of training, and source, target and site of its places."""
         sites = range(len(self.stored.data["sites"]))
         for name, universe in self._universes().items():
             trained = outcomes(self.stored.training.get(f"{FORWARD}.{name}"), universe.maps.sites)
-            trips = {
-                column: self._figures(key)["round_trip"]
-                for column, key in (("round_trip", f"{name}/trip"), ("cycle", f"{name}/cycle"))
-                if key in self.errors
-            }
             for shift in range(1, self.models):
                 ends = [((t + shift) % self.models, t, site) for t in range(self.models) for site in sites]
                 both = [(trained[i * len(sites) + site], trained[j * len(sites) + site]) for i, j, site in ends]
                 training = [worst_of({"training": end} for end in each)["training"] for each in both]
-                yield from self._rows_of(f"{name}/{shift}", name, universe.maps, training, ends, trips)
+                yield f"{name}/{shift}", name, universe.maps, training, ends
         for key, (route, name, bank), ends, _ in self._pair_ways():
             maps = bank.maps[route][name]
             training = outcomes(bank.training.get(f"{route}.{name}"), maps.sites)
-            yield from self._rows_of(key, f"pairwise_{name}", maps, training, [(*ends, site) for site in sites], {})
+            yield key, f"pairwise_{name}", maps, training, [(*ends, site) for site in sites]
 
-    def _rows_of(
-        self,
-        key: str,
-        method: str,
-        maps: Aligner,
-        training: Sequence[str | None],
-        ends: Sequence[tuple[int, int, int]],
-        trips: Mapping[str, Tensor],
-    ) -> list[dict[str, Any]]:
-        """The rows of a map at its places, by the numbers of their source, target and site."""
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        """A row for each map, ordered pair of models and site."""
         names, sites = [model["name"] for model in self.stored.data["models"]], self.stored.data["sites"]
-        places = [Place("", names[i], names[j], sites[s][0], sites[s][0]) for i, j, s in ends]
-        found, nothing = self._figures(key), [None] * len(ends)
-        figures = {figure: found[figure] for figure in FIGURES}
-        round_trips = {column: trips.get(column, nothing) for column in ("round_trip", "cycle")}
-        return error_rows(places, method, maps, training, {**figures, **round_trips})
+        for key, method, maps, training, ends in self._measured():
+            places = [Place("", names[i], names[j], sites[s][0], sites[s][0]) for i, j, s in ends]
+            found = self._figures(key)
+            figures: dict[str, Sequence[Any]] = {figure: found[figure] for figure in FIGURES}
+            for column, trip in (("round_trip", f"{method}/trip"), ("cycle", f"{method}/cycle")):
+                measured = trip in self.errors
+                figures[column] = self._figures(trip)["round_trip"] if measured else [None] * len(ends)
+            yield from error_rows(places, method, maps, training, figures)
 
     def _figures(self, key: str) -> dict[str, Tensor]:
         return cast(MapErrors, self.errors[key.replace(".", "_")]).compute()

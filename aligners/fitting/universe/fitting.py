@@ -54,27 +54,20 @@ class UniverseAlignment(Alignment):
         check_known(CLOSED_UNIVERSES, closed_form=closed_form)
         self.closed_form = list(closed_form)
 
-    @property
-    def _models(self) -> int:
-        return len(self.stream.models)
-
     def made(self, sites: int, d_x: int, d_y: int) -> Iterator[Fit]:
         """Build the universes for this many places, k times as many as sites, and keep none."""
-        models = self._models
-        yield Fit(NETWORK, FORWARD, Universe(self._network(sites, d_x), models, fit_network))
+        models = len(self.stream.models)
+        yield Fit(NETWORK, FORWARD, Universe(self.network(sites, d_x), models, fit_network))
         for name in self.closed_form:
             made, fit_maps = CLOSED_UNIVERSES[name]
             yield Fit(name, FORWARD, Universe(made(sites, d_x, d_y), models, fit_maps))
 
-    def check(self, width: int) -> None:
-        """Raise unless the network is a bijection at this width.
+    def network(self, places: int, width: int) -> Aligner:
+        """A bank of maps of the models, not yet fitted.
 
         Raises:
-            ValueError: it is none.
+            ValueError: the maps are no bijections at this width.
         """
-        self._network(1, width)
-
-    def _network(self, places: int, width: int) -> Aligner:
         maps = seeded(self.factories[NETWORK], self.seed, places, width, width)
         if not maps.bijective:
             raise UserError(f"A universe expects a bijective `network`, but {type(maps).__name__} is none. Use INN.")
@@ -82,7 +75,7 @@ class UniverseAlignment(Alignment):
 
     def moment_rows(self, batch: PairedBatch) -> dict[str, tuple[Tensor, Tensor]]:
         """The rows of all pairs of models."""
-        return {"maps": paired_rows(batch.x, self._models)}
+        return {"maps": paired_rows(batch.x, len(self.stream.models))}
 
     def training_step(self, batch: PairedBatch, batch_idx: int) -> None:
         """Take a step; who predicts a text changes from step to step."""

@@ -137,46 +137,6 @@ class LossWeights:
         check_range(above=0, **{"loss.temperature": self.temperature})
 
 
-@dataclass(frozen=True, eq=False)
-class RouteLoss:
-    """The loss of one route on one batch, site pair by site pair, as `bank_gradients` asks for it.
-
-    Args:
-        weights: of its parts.
-        route: from which model into which.
-        batch: on the device.
-        units: the units (texts or tokens) that the mean is over; under several ranks, those of a rank on average.
-        rows: the rows that the mean is over, likewise.
-        own: (U, C) answers of the target by itself, for distillation.
-        states: (S, N, d_y) states of the target itself, for the activation loss.
-        variance: (S,) variance of those over the fitting rows, summed over their features, on the CPU.
-    """
-
-    weights: LossWeights
-    route: Route
-    batch: TaskBatch
-    units: Tensor | float
-    rows: Tensor | float
-    own: Tensor | None = None
-    states: Tensor | None = None
-    variance: Tensor | None = None
-
-    def __call__(self, pair: int, mapped: Tensor) -> Tensor:
-        """The weighted sum for mapped rows (N, d_y) at the site pair of this number, a scalar."""
-        total = mapped.new_zeros(())
-        if self.weights.task or self.own is not None:
-            logits = pair_logits(self.route, pair, self.batch, mapped)
-            if self.weights.task:
-                total = total + self.weights.task * unit_losses(logits, self.batch.targets).sum() / self.units
-            if self.own is not None:
-                gap = divergence(logits, self.own, self.weights.temperature).sum() / self.units
-                total = total + self.weights.distillation * gap
-        if self.states is not None and self.variance is not None:
-            squares = (mapped - self.states[pair]).square().sum()
-            total = total + self.weights.activation * squares / (self.rows * float(self.variance[pair]))
-        return total
-
-
 def bank_gradients(mapped: Tensor, loss: Callable[[int, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
     """The loss of each site and its gradient with respect to the mapped rows, one site after another.
 
@@ -328,9 +288,8 @@ class Stitching(BankTraining):
         own = {target: own_logits(target, batch) for target in self._targets()} if distillation else {}
         surrogates, losses = [], {}
         for route in self.routes:
-            source = states.sources(route)
-            known = (states.targets(route), self.spread[route.key]["variance"]) if activation else (None, None)
-            loss = RouteLoss(self.weights, route, batch, units, rows, own.get(route.target), *known)
+            source, target = states.sources(route), states.targets(route) if activation else None
+            loss = partial(self._loss, route, batch, (units, rows), own.get(route.target), target)
             for name, layer in self.banks_of(route.key).items():
                 mapped = mapped_rows(layer, source)
                 losses[route, name], gradients = bank_gradients(mapped, loss)
@@ -340,6 +299,40 @@ class Stitching(BankTraining):
             clip_per_site(layer.parameters(), self.gradient_clip)
         self.step()
         self._watch(losses, batch_idx)
+
+    def _loss(
+        self,
+        route: Route,
+        batch: TaskBatch,
+        counts: tuple[Tensor | float, Tensor | float],
+        own: Tensor | None,
+        states: Tensor | None,
+        pair: int,
+        mapped: Tensor,
+    ) -> Tensor:
+        """The weighted sum of a route's losses for mapped rows (N, d_y) at the site pair of this number, a scalar.
+
+        Args:
+            route: from which model into which.
+            batch: on the device.
+            counts: the units (texts or tokens) and the rows that means are over; of several ranks, the mean.
+            own: (U, C) answers of the target by itself, for distillation.
+            states: (S, N, d_y) states of the target itself, for the activation loss.
+            pair: number of the site pair.
+            mapped: the rows.
+        """
+        (units, rows), total = counts, mapped.new_zeros(())
+        if self.weights.task or own is not None:
+            logits = pair_logits(route, pair, batch, mapped)
+            if self.weights.task:
+                total = total + self.weights.task * unit_losses(logits, batch.targets).sum() / units
+            if own is not None:
+                gap = divergence(logits, own, self.weights.temperature).sum() / units
+                total = total + self.weights.distillation * gap
+        if states is not None:
+            squares, variance = (mapped - states[pair]).square().sum(), float(self.spread[route.key]["variance"][pair])
+            total = total + self.weights.activation * squares / (rows * variance)
+        return total
 
     def _targets(self) -> list[FrozenModel]:
         """Each target once, in the same order on every rank: their sums are added over ranks in this order."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aligners.fitting.alignment import Alignment, train_on_rows
+from aligners.fitting.alignment import Alignment
 from aligners.fitting.training import LEAST_RISE, make_optimizer
 from aligners.maps.inn import INN
 from aligners.maps.invertible import AffineCoupling
@@ -210,7 +210,7 @@ def test_a_short_training_does_not_run_away_on_badly_scaled_states(seed: int) ->
     held_out = x[:, 1000:], y[:, 1000:]
     with torch.no_grad():
         start = aligner.loss(*held_out).item()
-    diverged = train_on_rows(aligner, x[:, :1000], y[:, :1000], 6, 256, seed, Alignment())
+    diverged = Alignment().train_on_rows(aligner, x[:, :1000], y[:, :1000], 6, 256, seed)
     with torch.no_grad():
         end = aligner.loss(*held_out).item()
     assert not diverged.any()

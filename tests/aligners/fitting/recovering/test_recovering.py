@@ -83,12 +83,3 @@ def test_the_report_says_which_map_is_closest(found: tuple[Any, Any, ErrorsEvalu
     made = report(found[2].meta, found[2].rows)
     assert made.sentences[0].startswith("Closest to the target, of its variance: at strength 0 linear leaves")
     assert [path.name for path in write(made, tmp_path)] == ["recover.png"]
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("strengths", []), ("strengths", [-1.0]), ("strengths", [1.0, 1.0]), ("targets", 0), ("couplings", 1)],
-)
-def test_options_out_of_range_are_refused(world: World, option: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=f"Expected `{option}` to be"):
-        targets(world, **{option: value})

@@ -59,11 +59,6 @@ def test_the_rate_rises_over_so_many_steps_at_least(schedule: Schedule) -> None:
     assert never(0) == 1
 
 
-def test_an_unknown_schedule_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"`schedule`.*constant, linear, cosine, one_cycle.*'step'"):
-        schedule_factor("step", 10, 0.1)  # type: ignore[arg-type]
-
-
 def test_each_site_is_clipped_by_its_own_norm() -> None:
     draw = torch.Generator().manual_seed(0)
     shapes = [(3, 4, 5), (3, 1, 5), (3, 2, 4, 4)]
@@ -88,7 +83,7 @@ def test_a_site_whose_gradient_broke_spoils_no_other() -> None:
     torch.testing.assert_close(weight.grad[1], torch.tensor([0.6, 0.0, 0.8]))
 
 
-@pytest.mark.parametrize("width", [16, 64, 128, 768])
+@pytest.mark.parametrize("width", [16, 768])
 def test_the_rate_of_a_matrix_follows_its_fan_in(width: int) -> None:
     aligner = MLP(1, width, 8, hidden=[32])
     optimizer = make_optimizer(partial(torch.optim.AdamW, lr=0.01), [aligner])
@@ -105,21 +100,6 @@ def test_sgd_keeps_its_rate_and_nothing_makes_no_optimizer() -> None:
     assert optimizer is not None
     assert {group["lr"] for group in optimizer.param_groups} == {1.0}
     assert make_optimizer(torch.optim.AdamW, [Linear(1, 8, 8)]) is None
-
-
-def test_a_step_moves_the_output_as_far_at_any_width() -> None:
-    moved = []
-    for width in (64, 1024):
-        torch.manual_seed(0)
-        aligner = MLP(1, width, 8, hidden=[32], skip=False)
-        x, y = torch.randn(1, 200, width), torch.randn(1, 200, 8)
-        before = aligner(x).detach()
-        optimizer = make_optimizer(partial(torch.optim.AdamW, lr=1e-2), [aligner])
-        assert optimizer is not None
-        aligner.loss(x, y).sum().backward()
-        optimizer.step()
-        moved.append((aligner(x) - before).norm().item())
-    assert moved[1] == pytest.approx(moved[0], rel=1.0)
 
 
 def test_only_sites_that_are_alive_keep_their_gradient() -> None:

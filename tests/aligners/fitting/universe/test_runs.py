@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,8 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from aligners.cli.table import train
-from aligners.fitting.bank import FORWARD, load_bank, save_bank
 from aligners.fitting.universe.fitting import UniverseAlignment
 from aligners.maps.inn import INN
 from callbacks.best import BestPerSite
@@ -106,15 +102,3 @@ def test_two_ranks_fit_what_one_does(world: World, models: list[str], tmp_path: 
 def test_too_few_rows_for_a_closed_form_are_refused_before_training(world: World, models: list[str]) -> None:
     with pytest.raises(ValueError, match="rows than the 3 models have dimensions together, 48, but got 18"):
         fitted(world, models, rows="mean", batch_size=20, on={"limit_train_batches": 1})
-
-
-def test_maps_to_compare_with_are_checked_before_training(whole: Path, tmp_path: Path) -> None:
-    """Maps at site 2, which is none of the universe's."""
-    bank = load_bank(whole / "pairs" / "x--y" / "aligners.ckpt")
-    other = tmp_path / "other.ckpt"
-    save_bank(replace(bank, pairs={FORWARD: [(2, 2), (4, 4)]}), other)
-    more = str(tiny_folder(tmp_path / "w", seed=3))
-    words = ["--data.models", json.dumps([more]), "--universe", str(whole / "universe.ckpt"), "--against", f"[{other}]"]
-    with pytest.raises(ValueError, match="Expected `against` to name maps between two models of the universe"):
-        train(["join", *words, "--run", str(tmp_path / "run"), "--trainer.logger", "false"])
-    assert not (tmp_path / "run").exists()

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -205,13 +204,6 @@ def test_layers_stay_in_full_precision_while_models_run_in_half(world: World) ->
             torch.testing.assert_close(value, other[key], rtol=0.1, atol=0.02)
 
 
-def test_models_can_be_held_in_half_precision(world: World) -> None:
-    module = train(world, {"affine": AffineLayer}, dtype="bfloat16")
-    assert {model.dtype for route in module.routes for model in (route.source, route.target)} == {torch.bfloat16}
-    assert {p.dtype for p in module.parameters()} == {torch.float32}
-    assert all(math.isfinite(value) for values in penalties(module).values() for value in values)
-
-
 def test_other_precisions_are_refused(world: World) -> None:
     trainer = quiet_trainer(max_steps=2, max_epochs=-1, precision="64-true")
     with pytest.raises(ValueError, match=r"`trainer\.precision` 32-true or bf16-mixed, but got 64-true"):
@@ -347,35 +339,6 @@ def test_too_few_rows_to_start_from_are_refused(world: World, tmp_path: Path) ->
     few = TextSource(write_texts(tmp_path / "few.csv", sentences(30)), held_out=world.test, validation_share=0.3)
     with pytest.raises(ValueError, match=r"affine from .*x → .*y expects at least 17 fitting.*but got \d+\. Give more"):
         train(world, {"affine": AffineLayer}, text=few, batch_size=1, start_batches=1)
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"layers": {"a.b": AffineLayer}}, r"letters, digits and underscores.*a\.b"),
-        ({"layers": {"items": AffineLayer}}, "keeps for itself.*items"),
-        ({"layers": {}}, "at least one of `layers`, or `fitted`"),
-        ({"warmup": 1.0}, r"`warmup`.*1\.0"),
-        ({"start_batches": -1}, "`start_batches` to be at least 1.*got -1"),
-        ({"start_batches": 0, "loss": LossWeights(activation=1.0)}, "`start_batches` to be at least 1.*got 0"),
-    ],
-)
-def test_bad_options_are_refused(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        Stitching(**options)
-
-
-@pytest.mark.parametrize(
-    ("weights", "says"),
-    [
-        ({"task": -1.0}, r"zero or more.*task -1\.0"),
-        ({"task": 0.0}, r"at least one of them positive.*task 0\.0, distillation 0\.0, activation 0\.0"),
-        ({"temperature": 0.0}, r"`loss\.temperature` to be above 0, but got 0\.0"),
-    ],
-)
-def test_bad_weights_are_refused(weights: dict[str, float], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        LossWeights(**weights)
 
 
 # ---------------------------------------------------------------------- the module and the models
