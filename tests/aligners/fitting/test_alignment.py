@@ -197,22 +197,6 @@ def test_batches_of_no_meaning_stop_the_run(world: World, tmp_path: Path) -> Non
         trainer.fit(Alignment(TRAINED), datamodule=data)
 
 
-def test_a_last_validation_batch_of_no_meaning_is_not_passed_over(world: World) -> None:
-    module = fit(world, {"linear": Linear})
-    data = activations(world, sites=SITES)
-
-    class Spoilt(Alignment):
-        def validation_step(self, batch: PairedBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
-            super().validation_step(batch, batch_idx, dataloader_idx)
-            data.reader.model_x.blocks[2].output.dense.weight[0, 0] = torch.nan  # type: ignore[union-attr, index]
-
-    spoilt = Spoilt({"linear": Linear})
-    spoilt.moments = module.moments
-    trainer = quiet_trainer(limit_val_batches=1)  # one batch of each loader: nothing comes after the second
-    with pytest.raises(ValueError, match=r"finite states.*batch 1.*site 3 of X"):
-        trainer.validate(spoilt, datamodule=data, verbose=False)
-
-
 class BreaksAtSiteTwo(MLP):
     """Loses the second of three sites after some steps; whatever its loss was, no gradient of it is finite then."""
 
