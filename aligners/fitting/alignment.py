@@ -23,10 +23,10 @@ from aligners.fitting.bank import (
     refuse_other_bank,
     refuse_other_models,
 )
-from aligners.fitting.errors import MapErrors
+from aligners.fitting.errors import MapErrors, error_rows
 from aligners.fitting.fits import AlignerFactory, Fit, fit_map, seeded
 from aligners.fitting.moments import Reading, moments_of_states
-from aligners.fitting.outcomes import few_rows
+from aligners.fitting.outcomes import few_rows, outcomes
 from aligners.fitting.training import (
     LEAST_RISE,
     BankTraining,
@@ -38,6 +38,7 @@ from aligners.fitting.training import (
     mean_over_ranks,
 )
 from aligners.maps.base import Aligner
+from aligners.maps.canonical import reduced_mse
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear, Procrustes, Ridge
 from aligners.maps.solving import Products, check_products, products_in
@@ -45,11 +46,13 @@ from aligners.models.loading.models import check_precision
 from aligners.similarity.algebra.moments import Moments
 from datamodules.identity import refuse_other_run, trainer_identity
 from datamodules.module import stream_of
-from datamodules.rows.reading import PairedBatch
+from datamodules.rows.reading import PairedBatch, Plan
 from datamodules.states import States
 
 logger = logging.getLogger(__name__)
 
+HELD_OUT = ("mse", "l2", "relative_error", "fvu", "fvu_unseen", "fvu_inverse", "round_trip")
+FITTING = ("mse", "relative_error", "fvu")
 FORMAT = 4  # of what is added to a checkpoint of Lightning
 ROUTES = {"forward": FORWARD, "backward": BACKWARD}  # as the keys of format 3 named them
 RENAMED = {**ROUTES, **{f"{name}_maps": f"maps.{route}" for name, route in ROUTES.items()}}
@@ -63,7 +66,11 @@ class Alignment(BankTraining):
     A fit has two phases. The moments of the fitting texts are read first, over all ranks: they solve every closed form
     and give every trained aligner its scaling and its starting point. Then come gradient steps, as ordinary epochs;
     without anything to train there are none. The frozen models live in the data module: they are never in train mode
-    and never in a checkpoint.
+    and never in a checkpoint. A test measures the maps from X to Y on the held-out and on as many fitting texts.
+
+    Attributes:
+        rows: of the report, after a test.
+        meta: what holds for all of them.
 
     Args:
         aligners: name in the report -> the aligner.
@@ -103,7 +110,7 @@ class Alignment(BankTraining):
         self.factories = dict(aligners) if aligners else dict(DEFAULT_ALIGNERS)
         check_names(self.factories, "aligners")
         check_range(least=1, rows=rows, most_steps=most_steps)
-        self.both_directions, self.rows, self.most_steps = both_directions, rows, most_steps
+        self.both_directions, self.rows_to_train, self.most_steps = both_directions, rows, most_steps
         self.products = check_products(products)
         self.maps.update({route: nn.ModuleDict() for route in (FORWARD, BACKWARD)})
         self.moments: Moments | None = None
@@ -118,6 +125,8 @@ class Alignment(BankTraining):
         """Build the banks for the sites and widths of the data module."""
         check_precision(self.trainer)
         self.stream = stream_of(self.trainer, States)
+        if stage == "test":
+            self.stream.plan(Plan(measured=self.stream.seen, fitting=True))
         reader = self.stream.reader
         self.data, self.data_config = self.stream.describe(), self.stream.config()
         self.sites, self.places = reader.sites, reader.places()
@@ -208,7 +217,7 @@ class Alignment(BankTraining):
         trainer, read = self.trainer, int(cast(Moments, self.moments).n)
         steps = trainer.estimated_stepping_batches
         if steps == math.inf:
-            steps = min(math.ceil(self.rows * int(trainer.num_training_batches) / read), self.most_steps)
+            steps = min(math.ceil(self.rows_to_train * int(trainer.num_training_batches) / read), self.most_steps)
         self.begin(int(steps), self.validated_at)
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
@@ -241,15 +250,19 @@ class Alignment(BankTraining):
         """Reset the errors on the validation texts and on the fitting texts shown beside them."""
         self._errors: dict[tuple[str, Fit], MapErrors] = {}
 
+    def _measure(self, split: str, fits: Sequence[Fit], batch: PairedBatch) -> None:
+        """Add the errors of some aligners on one batch."""
+        x, y = self.rows_of(batch)
+        for fit in fits:
+            if (split, fit) not in self._errors:
+                self._errors[split, fit] = MapErrors(*self.means(fit)).to(self.device)
+            self._errors[split, fit].update(fit.aligner, *fit.orient(x, y), batch.rows.unseen)
+
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Errors of every aligner on one batch."""
         if self.moments is None:
             raise UserError("Nothing is fitted yet: fit first, or name a checkpoint with `--ckpt_path`.")
-        split, (x, y) = ("validation", "train")[dataloader_idx], self.rows_of(batch)
-        for fit in self.fits():
-            if (split, fit) not in self._errors:
-                self._errors[split, fit] = MapErrors(*self.means(fit)).to(self.device)
-            self._errors[split, fit].update(fit.aligner, *fit.orient(x, y), batch.rows.unseen)
+        self._measure(("validation", "train")[dataloader_idx], self.fits(), batch)
 
     def means(self, fit: Fit) -> tuple[Tensor, Tensor]:
         """Means of source and target on the fitting rows, (S, d) each."""
@@ -291,6 +304,32 @@ class Alignment(BankTraining):
         sites = {site: values[s] for s, site in enumerate(self.site_names()) if s not in known}
         self.log_sites(f"{split}/{name}", figure, sites)
 
+    # ------------------------------------------------------------------ the errors on held-out texts
+
+    def on_test_epoch_start(self) -> None:
+        """Reset the errors on the held-out texts and on as many fitting texts."""
+        self._errors = {}
+
+    def test_step(self, batch: PairedBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Errors of every aligner from X to Y on one batch."""
+        fits = [fit for fit in self.fits() if fit.route == FORWARD]
+        self._measure(self.stream.splits[dataloader_idx], fits, batch)
+
+    def on_test_epoch_end(self) -> None:
+        """One row of a report for every map and place."""
+        self.stream.reader.check.flush()
+        self.meta = {**self.stream.describe(), "split": "test", "cautions": few_rows(cast(Moments, self.moments))}
+        found = {(split, fit): errors.compute() for (split, fit), errors in self._errors.items()}
+        self.rows: list[dict[str, Any]] = []
+        for fit in dict.fromkeys(fit for _, fit in found):
+            figures = {
+                **{name: found["test", fit][name] for name in HELD_OUT},
+                "mse_reduced": reduced_mse(fit.aligner, len(self.places)),
+                **{f"{name}_fit": found["fit", fit][name] for name in FITTING},
+            }
+            training = outcomes(self.training_record.get(fit.key), len(self.places))
+            self.rows += error_rows(self.places, fit.name, fit.aligner, training, figures)
+
     # ------------------------------------------------------------------ checkpoints
 
     def stored(self) -> StoredBank:
@@ -324,10 +363,11 @@ class Alignment(BankTraining):
 
     def _identity(self) -> dict[str, Any]:
         """What a run that goes on from this one has to share, as plain values."""
-        own = ("rows", "most_steps", "schedule", "warmup", "gradient_clip", "products", "seed")
+        own = ("most_steps", "schedule", "warmup", "gradient_clip", "products", "seed")
         options = {
             "aligners": {fit.key: kind_of(fit.aligner) for fit in self.fits()},
             "optimizer": describe_optimizer(self.optimizer_factory),
+            "rows": self.rows_to_train,
             **{name: getattr(self, name) for name in own},
             "least_rise": LEAST_RISE,
         }

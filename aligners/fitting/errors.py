@@ -55,7 +55,7 @@ def error_rows(
     method: str,
     aligner: Aligner,
     training: Sequence[str | None],
-    figures: Mapping[str, Sequence[Any]],
+    figures: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
     """The rows of a report on a map: one for each place, of which `training` and every figure have an entry."""
     about = {"method": method, "role": "method", "parameters": parameters_of(aligner)}

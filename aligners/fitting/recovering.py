@@ -114,8 +114,8 @@ def target_states(
     def transform(data: States, batch: PairedBatch) -> PairedBatch:
         if not networks:
             abouts = [link.about for link in data.reader.links]
-            each = ([place[name] for place in abouts] for name in ("strength", "target_seed"))
-            networks.append(random_inns(_moments(data, len(strengths) * targets), *each, couplings))
+            each_strength, each_seed = ([place[name] for place in abouts] for name in ("strength", "target_seed"))
+            networks.append(random_inns(_moments(data, len(strengths) * targets), each_strength, each_seed, couplings))
         with torch.no_grad():
             return replace(batch, y=networks[0].to(batch.x.device)(batch.x))
 

@@ -14,7 +14,6 @@ from aligners.errors import UserError, check_range
 from aligners.files.room import free_memory
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.bank import ALIGNMENT, StoredBank
-from aligners.fitting.evaluation import ErrorsEvaluation
 from aligners.fitting.parts import bytes_a_site, check_part, find_part, join_parts, sites_at_once
 from callbacks.checkpoint import SaveAligners
 from callbacks.progress import FitSummary
@@ -87,7 +86,7 @@ def fit_and_measure(kind: str, report: str, parser: ArgumentParser, words: Seque
     """
     begun = start(kind, parser, fit_options(kind, parser, words))
     fit_maps(begun, fit_trainer(begun, FitSummary(begun.folder)))
-    begun.test(ErrorsEvaluation(begun.made.model), report)
+    begun.test(begun.made.model, report)
 
 
 def parser(kind: str = "fit", description: str = FIT) -> ArgumentParser:

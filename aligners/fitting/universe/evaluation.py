@@ -155,10 +155,10 @@ class UniverseEvaluation(pl.LightningModule):
                 both = [(trained[i * len(sites) + site], trained[j * len(sites) + site]) for i, j, site in ends]
                 training = [worst_of({"training": end} for end in each)["training"] for each in both]
                 yield f"{name}/{shift}", name, universe.maps, training, ends
-        for key, (route, name, bank), ends, _ in self._pair_ways():
+        for key, (route, name, bank), (source, target), _ in self._pair_ways():
             maps = bank.maps[route][name]
             training = outcomes(bank.training.get(f"{route}.{name}"), maps.sites)
-            yield key, f"pairwise_{name}", maps, training, [(*ends, site) for site in sites]
+            yield key, f"pairwise_{name}", maps, training, [(source, target, site) for site in sites]
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         """A row for each map, ordered pair of models and site."""
@@ -166,7 +166,7 @@ class UniverseEvaluation(pl.LightningModule):
         for key, method, maps, training, ends in self._measured():
             places = [Place("", names[i], names[j], sites[s][0], sites[s][0]) for i, j, s in ends]
             found = self._figures(key)
-            figures: dict[str, Sequence[Any]] = {figure: found[figure] for figure in FIGURES}
+            figures: dict[str, Any] = {figure: found[figure] for figure in FIGURES}
             for column, trip in (("round_trip", f"{method}/trip"), ("cycle", f"{method}/cycle")):
                 measured = trip in self.errors
                 figures[column] = self._figures(trip)["round_trip"] if measured else [None] * len(ends)
