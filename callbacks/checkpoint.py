@@ -114,10 +114,6 @@ class _Save(pl.Callback):
         self._complete = True
         self._interruption.release()
 
-    def _has_something(self, trainer: pl.Trainer) -> bool:
-        """Whether there is anything to lose yet."""
-        raise NotImplementedError
-
     def _save_if_due(self, trainer: pl.Trainer) -> None:
         due = time.monotonic() - self._saved_at >= 60 * self.every_n_minutes
         if trainer.world_size > 1:
@@ -128,7 +124,7 @@ class _Save(pl.Callback):
             self._save(trainer)
 
     def _save(self, trainer: pl.Trainer, *, announce: bool = False) -> None:
-        if not self._has_something(trainer):
+        if not cast(BankTraining, trainer.lightning_module).has_begun():
             return
         path = self._path(trainer)
         trainer.save_checkpoint(path)
@@ -164,12 +160,6 @@ class SaveAligners(_Save):
         if (trainer.current_epoch + 1) % self.every_n_epochs == 0:
             self._save(trainer)
 
-    def _has_something(self, trainer: pl.Trainer) -> bool:
-        module = trainer.lightning_module
-        if not isinstance(module, Alignment):
-            return False
-        return module.moments is not None or (module.reading.batches > 0 and trainer.world_size == 1)
-
 
 class SaveStitching(_Save):
     """Writes `last.ckpt` as stitching layers are trained, and `stitching.ckpt` when the run is complete.
@@ -190,9 +180,6 @@ class SaveStitching(_Save):
                 callback.on_validation_end(trainer, pl_module)
         if not trainer.sanity_checking:
             self._save(trainer)
-
-    def _has_something(self, trainer: pl.Trainer) -> bool:
-        return trainer.global_step > 0
 
 
 def save_maps(bank: StoredBank, data: Any, path: Path) -> None:

@@ -182,7 +182,7 @@ class Alignment(BankTraining):
         self.unused = None
         if self.moments is None:
             read = partial(moments_of_states, self.stream, self.moment_rows)
-            moments = read("fit", stage="train", shuffle=True, reading=self.reading)["maps"]
+            moments = read(reading=self.reading)["maps"]
             chosen = any(isinstance(fit.aligner, Ridge) for fit in self.fits())  # their strength, on other rows
             self.fit_moments(moments, read("validation")["maps"] if chosen else None)
             for caution in few_rows(moments) if self.trainer.is_global_zero else ():
@@ -331,6 +331,10 @@ class Alignment(BankTraining):
             self.rows += error_rows(self.places, fit.name, fit.aligner, training, figures)
 
     # ------------------------------------------------------------------ checkpoints
+
+    def has_begun(self) -> bool:
+        """Whether moments were read; each of several ranks has its own, and would begin anew."""
+        return self.moments is not None or (self.reading.batches > 0 and self.trainer.world_size == 1)
 
     def stored(self) -> StoredBank:
         """Return the maps as they are now, with what another process needs to use them."""

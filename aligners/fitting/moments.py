@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Literal, Self, cast
+from typing import Any, Self, cast
 
 import lightning.pytorch as pl
 import torch
@@ -114,10 +114,8 @@ def read_moments(
 def moments_of_states(
     data: States,
     rows: Callable[[PairedBatch], Mapping[str, tuple[Tensor, Tensor]]],
-    split: Split,
+    split: Split = "fit",
     *,
-    stage: Literal["train", "test"] | None = None,
-    shuffle: bool = False,
     reading: Reading | None = None,
     **about: Any,
 ) -> dict[str, Moments]:
@@ -126,17 +124,21 @@ def moments_of_states(
     Args:
         data: the data module of the run.
         rows: chooses the rows of a batch for each bank; see `read_moments`.
-        split: whose texts are read.
-        stage: of the Trainer, whose limit of batches holds; default: all batches.
-        shuffle: read in the order of epoch 0 of a training.
+        split: whose texts are read. Of fitting texts these are as many batches as the Trainer reads in its stage, in a
+            fit in the order of epoch 0.
         reading: what was read before.
         about: what decides the moments besides the data module's options and the split, as plain values.
     """
-    trainer, loader = cast(pl.Trainer, data.trainer), data.loader(split, shuffle=shuffle)
+    trainer = cast(pl.Trainer, data.trainer)
+    trains, about = trainer.state.fn == "fit", {"data": data.describe(), "config": data.config(), **about}
+    loader = data.loader(split, shuffle=trains and split == "fit")
+    batches = len(loader)
+    if split == "fit":
+        batches = limited(batches, trainer, "train" if trains else "test")
+    else:
+        about["split"] = split
 
     def read(texts: TextBatch) -> Mapping[str, tuple[Tensor, Tensor]]:
         return rows(trainer.strategy.batch_to_device(data.on_before_batch_transfer(texts, 0)))
 
-    batches = len(loader) if stage is None else limited(len(loader), trainer, stage)
-    about |= {"data": data.describe(), "config": data.config(), **({} if split == "fit" else {"split": split})}
     return read_moments(trainer, loader, read, data.reader.check, batches, reading, about)

@@ -282,6 +282,10 @@ class BankTraining(pl.LightningModule, ABC):
     def stored(self) -> StoredBank:
         """The maps as they are now, with what another process needs to use them."""
 
+    def has_begun(self) -> bool:
+        """Whether a run that is stopped now has anything to go on from."""
+        return self.global_step > 0
+
     def configure_optimizers(self) -> Any:
         """One optimiser for all trained banks."""
         return make_optimizer(self.optimizer_factory, self.banks().values())

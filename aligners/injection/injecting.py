@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import lightning.pytorch as pl
 from torch import Tensor, nn
@@ -93,11 +93,8 @@ class Evaluation(pl.LightningModule):
         Args:
             labels: of each classifier that answers, what was matched with what.
         """
-        asked = self.asked
         return {
-            "task": None if asked is None else asked.task,
-            "unit": None if asked is None else asked.unit,
-            "score": None if asked is None else asked.score,
+            **{name: getattr(self.asked, name, None) for name in ("task", "unit", "score")},
             "labels": {model.name: words for model, words in labels.items()},
             "cautions": matched_by_number(self.stream, list(labels)),
             "seed": self.seed,
@@ -183,7 +180,7 @@ class InjectionEvaluation(Evaluation):
         injects = [TOKENS] if self.injected_into() else []
         self.kinds = list(dict.fromkeys([reader.kind, *map(stored_kind, self.stored), *injects]))
         data.plan(Plan(self.kinds, seen_by_any(self.stored, data), self.other_text, task.asking, self.fitting_errors))
-        ways, masked = DIRECTIONS, self.asked is not None and self.asked.task == "masked"
+        masked = self.asked is not None and self.asked.task == "masked"
         answers = self.about_answers(task.labels or {})
         self.meta = {
             **described,
@@ -191,7 +188,7 @@ class InjectionEvaluation(Evaluation):
             **answers,
             "cautions": answers["cautions"] + few_rows(*self.fitted.values()),
             "masked_share": self.masked_share if masked else None,
-            "not_injected": {ways[r.key]: why for r, why in self.not_injected.items() if why is not None},
+            "not_injected": {DIRECTIONS[r.key]: why for r, why in self.not_injected.items() if why is not None},
         }
 
     def on_test_start(self) -> None:
@@ -229,8 +226,7 @@ class InjectionEvaluation(Evaluation):
             each = zip(self.kinds, (batch, *batch.others), strict=True)
             return {str(kind): (rows.x, rows.y) for kind, rows in each if kind in kinds}
 
-        stage: Literal["test"] | None = "test" if split == "fit" else None
-        return moments_of_states(self.stream, rows_of, split, stage=stage, kinds=[str(kind) for kind in kinds])
+        return moments_of_states(self.stream, rows_of, split, kinds=[str(kind) for kind in kinds])
 
     def _panel(self, route: Route, kind: RowKind, moments: Moments, methods: Sequence[Method], injects: bool) -> Panel:
         moments = moments if route.key == FORWARD else moments.swap()

@@ -66,9 +66,7 @@ class UniverseEvaluation(pl.LightningModule):
     def on_test_start(self) -> None:
         """Read the moments that the universe lacks after a model has joined it."""
         if self.stored.moments is None:
-            found = moments_of_states(
-                self.stream, lambda batch: {"maps": paired_rows(batch.x, self.models)}, "fit", stage="test"
-            )
+            found = moments_of_states(self.stream, lambda batch: {"maps": paired_rows(batch.x, self.models)})
             self.stored.moments = found["maps"]
         self.means = JointMoments.of(self.stored.moments, self.models).mean.to(self.device)
 

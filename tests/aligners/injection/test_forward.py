@@ -134,20 +134,6 @@ def without_padding(task: str) -> TaskBatch:
     return TaskBatch(texts, rows, targets)
 
 
-def test_gradients_reach_the_layer_alone() -> None:
-    route, batch = make_route("bert", "bert", "classification"), make_batch("classification")
-    states = read_all([route], batch, targets=True)
-    for rows, width in ((states.sources(route), 16), (states.targets(route), 24)):
-        assert rows.shape == (len(PAIRS), len(batch.rows), width)
-        assert rows.dtype == torch.float32
-        assert not rows.requires_grad
-        assert not rows.is_inference()
-    trained(route, batch)
-    for model in (route.source, route.target):
-        assert all(weight.grad is None and not weight.requires_grad for weight in model.model.parameters())
-        assert not any(part.training for part in model.model.modules())
-
-
 class Kept:
     """A tensor that autograd keeps for the way back."""
 

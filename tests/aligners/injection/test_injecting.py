@@ -170,40 +170,39 @@ def test_a_ridge_that_no_checkpoint_holds_is_the_one_that_a_fit_gives(world: Wor
         torch.testing.assert_close(method.aligner.weight, found.aligner.weight, atol=1e-5, rtol=1e-4)
 
 
+def errors_directly(aligner: Aligner, x: Tensor, y: Tensor, means: Sequence[Tensor], site: int) -> Row:
+    """Errors of one site from rows (N, d) of source and target, whose means are (S, d), in float64."""
+
+    def of_site(function: Any, rows: Tensor) -> Tensor:
+        with torch.no_grad():
+            return function(torch.stack([rows] * aligner.sites))[site]
+
+    mapped, target, source = (rows.double().numpy() for rows in (of_site(aligner, x), y, x))
+    found = {"mse": mse(mapped, target), "fvu": fvu(mapped, target, means[1][site].numpy())}
+    found |= {"l2": float(((mapped - target) ** 2).sum(-1).__pow__(0.5).mean()), "cosine": cosine(mapped, target)}
+    found["relative_error"] = found["fvu"] ** 0.5
+    if aligner.invertible:
+        back = of_site(aligner.inverse, y).double().numpy()
+        found["fvu_inverse"] = fvu(back, source, means[0][site].numpy())
+    return found
+
+
 def test_distances_are_those_of_the_maps(both: InjectionEvaluation, stored: StoredBank, directly: Directly) -> None:
     means = stored.moments.mean_x, stored.moments.mean_y
-    maps: list[tuple[str, str, Aligner]] = [
-        (name, direction, aligner)
-        for direction, route in (("forward", "0_1"), ("backward", "1_0"))
-        for name, aligner in stored.maps[route].items()
-    ]
+    maps = [(DIRECTIONS[route], name, bank) for route, banks in stored.maps.items() for name, bank in banks.items()]
     assert len(maps) == 5
-    for name, direction, aligner in maps:
+    for direction, name, aligner in maps:
+        way = slice(None, None, 1 if direction == "forward" else -1)
         for site, pair in enumerate(PAIRS):
-            x, y = (
-                torch.cat([state[0] for state in directly.states(model, at)])
-                for model, at in zip((directly.x, directly.y), pair, strict=True)
-            )
-            source, target = (x, y) if direction == "forward" else (y, x)
-            mean_source, mean_target = means if direction == "forward" else means[::-1]
-            with torch.no_grad():
-                every = torch.stack([source] * 3)
-                mapped = aligner(every)[site].double().numpy()
-            expected = {
-                "mse": mse(mapped, target.double().numpy()),
-                "fvu": fvu(mapped, target.double().numpy(), mean_target[site].numpy()),
-                "cosine": cosine(mapped, target.double().numpy()),
-            }
-            expected["relative_error"] = expected["fvu"] ** 0.5
+            states = [directly.states(model, at) for model, at in zip((directly.x, directly.y), pair, strict=True)]
+            x, y = (torch.cat([state[0] for state in each]) for each in states[way])
+            row = rows_of(both, name, direction)[site]
+            same(row, errors_directly(aligner, x, y, means[way], site), 1e-4)
             if aligner.invertible:
                 with torch.no_grad():
-                    back = aligner.inverse(torch.stack([target] * 3))[site].double().numpy()
-                    gap = aligner.inverse(aligner(every))[site] - source
-                expected["fvu_inverse"] = fvu(back, source.double().numpy(), mean_source[site].numpy())
-                assert rows_of(both, name, direction)[site]["round_trip"] == pytest.approx(
-                    (gap.abs().max() / source.abs().max()).item(), rel=0.9, abs=1e-6
-                )
-            same(rows_of(both, name, direction)[site], expected, 1e-4)
+                    gap = aligner.inverse(aligner(torch.stack([x] * 3)))[site] - x
+                trip = (gap.abs().max() / x.abs().max()).item()
+                assert row["round_trip"] == pytest.approx(trip, rel=0.9, abs=1e-6)
 
 
 def test_behaviour_is_that_of_the_tail(both: InjectionEvaluation, stored: StoredBank, directly: Directly) -> None:
@@ -286,24 +285,6 @@ def test_several_checkpoints_stand_side_by_side(world: World, stored: StoredBank
     assert len(set(names)) == len(names)  # also where an aligner bears a floor's name
 
 
-def errors_directly(
-    aligner: Aligner, pairs: list[tuple[Tensor, Tensor]], means: tuple[Tensor, Tensor], site: int
-) -> Row:
-    """Errors of one site from the rows of each text, (N, d) of X and of Y, in float64 and one text after the other."""
-    x, y = (torch.cat(rows) for rows in zip(*pairs, strict=True))
-    bank = torch.stack([x] * aligner.sites)
-    with torch.no_grad():
-        mapped, target = aligner(bank)[site].double().numpy(), y.double().numpy()
-        back = aligner.inverse(torch.stack([y] * aligner.sites))[site].double().numpy()
-    return {
-        "mse": mse(mapped, target),
-        "l2": float(((mapped - target) ** 2).sum(-1).__pow__(0.5).mean()),
-        "fvu": fvu(mapped, target, means[1][site].numpy()),
-        "fvu_inverse": fvu(back, x.double().numpy(), means[0][site].numpy()),
-        "cosine": cosine(mapped, target),
-    }
-
-
 @pytest.mark.parametrize("kind", ["mean", "words"])
 def test_errors_are_measured_on_the_rows_of_the_fit_and_states_injected_beside(
     world: World, directly: Directly, tmp_path: Path, kind: str
@@ -323,13 +304,13 @@ def test_errors_are_measured_on_the_rows_of_the_fit_and_states_injected_beside(
         else:
             assert (row["accuracy"], row["loss"], row["agreement"]) == (None, None, None)
     for site, at in enumerate((1, 3)):
-        pairs = [
-            tuple(_row(states[0], kind) for states in both)
-            for both in zip(directly.states(directly.x, at), directly.states(directly.y, at), strict=True)
-        ]
+        x, y = (
+            torch.cat([_row(states[0], kind) for states in directly.states(model, at)])
+            for model in (directly.x, directly.y)
+        )
         found = {row["method"]: row for row in own.rows if row["rows"] == kind and row["site_x"] == at}
-        same(found["linear"], errors_directly(stored.maps["0_1"]["linear"], pairs, means, site), 1e-4)  # type: ignore[arg-type]
-        assert found["linear"]["n_rows"] == sum(len(x) for x, _ in pairs)
+        same(found["linear"], errors_directly(stored.maps["0_1"]["linear"], x, y, means, site), 1e-4)
+        assert found["linear"]["n_rows"] == len(x)
         assert found["linear"]["fvu_low"] <= found["linear"]["fvu"] <= found["linear"]["fvu_high"]
         assert found["mean"]["fvu"] == pytest.approx(1, rel=0.2)  # held-out rows vary about another mean
         assert {found[name]["fitted_on"] for name in (*SITED, *CLOSED_FORMS)} == {kind}
