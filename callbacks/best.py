@@ -139,7 +139,6 @@ class BestPerSite(pl.Callback):
             setattr(self, f"_{name}", state_dict[name])
 
 
-@rank_zero_only
 def _warn_of_divergence(module: Alignment, key: str, sites: Tensor, best: Tensor) -> None:
     """Warn that sites (S,) of a bank, True where it diverged, were set back to their best steps (S,)."""
     found = [
@@ -147,32 +146,24 @@ def _warn_of_divergence(module: Alignment, key: str, sites: Tensor, best: Tensor
         for s, site in enumerate(module.site_names())
         if bool(sites[s])
     ]
-    logger.warning(
-        "%s diverged at site pair %s. It is frozen there, the others go on. %s",
-        _title(key), ", ".join(found), _advice(module),
-    )  # fmt: skip
+    _warn(module, key, f"diverged at site pair {', '.join(found)}. It is frozen there, the others go on.")
 
 
-@rank_zero_only
 def _warn_of_untrained(module: Alignment) -> None:
     """Warn about the sites at which no step improved on the start."""
     for key, record in module.training_record.items():
         sites = [s for s, best in enumerate(record["best_step"]) if best == 0]
-        if not sites or record["steps"] == 0:
-            continue
-        logger.warning(
-            "%s learned nothing at site pair %s: no step did better on the validation texts than the untrained start "
-            "(%s), which is what is kept. %s",
-            _title(key), ", ".join(module.site_names()[s] for s in sites),
-            ", ".join(dict.fromkeys(record["start"][s] for s in sites)), _advice(module),
-        )  # fmt: skip
+        if sites and record["steps"]:
+            names = ", ".join(module.site_names()[s] for s in sites)
+            starts = ", ".join(dict.fromkeys(record["start"][s] for s in sites))
+            said = f"no step did better on the validation texts than the untrained start ({starts}), which is kept."
+            _warn(module, key, f"learned nothing at site pair {names}: {said}")
 
 
-def _advice(module: Alignment) -> str:
-    rate = max(group["initial_lr"] for group in module.trainer.optimizers[0].param_groups)
-    return f"The learning rate is {rate:g}: try another, or more `rows`."
-
-
-def _title(key: str) -> str:
+@rank_zero_only
+def _warn(module: Alignment, key: str, said: str) -> None:
+    """Warn about a bank, and say at which learning rate it was trained."""
     route, name = key.split(".")
-    return f"{name} ({DIRECTIONS[route]})"
+    rate = max(group["initial_lr"] for group in module.trainer.optimizers[0].param_groups)
+    advice = f"The learning rate is {rate:g}: try another, or more `rows`."
+    logger.warning("%s (%s) %s %s", name, DIRECTIONS[route], said, advice)

@@ -20,23 +20,11 @@ from aligners.maps.mlp import MLP
 from callbacks.best import BestPerSite
 from callbacks.checkpoint import SaveAligners
 from datamodules.rows.reading import PairReader
-from tests.interrupting import strike
+from tests.interrupting import Interrupt, strike
 from tests.runs import activations, quiet_trainer, state
 from tests.world import World
 
 BATCHES, EPOCHS = 6, 2
-
-
-class Interrupt(pl.Callback):
-    """Ctrl-C after so many batches."""
-
-    def __init__(self, after: int) -> None:
-        self.left = after
-
-    def on_train_batch_end(self, *_: Any, **__: Any) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
 
 
 def run(
@@ -76,7 +64,7 @@ def test_the_order_of_callbacks_changes_nothing(world: World, whole: Path, tmp_p
 
 def test_a_run_interrupted_by_ctrl_c_ends_where_it_would_have(world: World, whole: Path, tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
-        run(world, tmp_path, Interrupt(BATCHES))
+        run(world, tmp_path, Interrupt("on_train_batch_end", BATCHES))
     last = tmp_path / "last.ckpt"
     assert not (tmp_path / "aligners.ckpt").exists()
     with pytest.raises(ValueError, match=r"last\.ckpt is one to go on from: `train\.py fit --ckpt_path"):

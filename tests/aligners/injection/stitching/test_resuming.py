@@ -15,27 +15,13 @@ from aligners.maps.affine import AffineLayer, LowRank
 from aligners.maps.mlp import MLP
 from callbacks.best import BestPerSite
 from callbacks.checkpoint import SaveStitching
-from tests.interrupting import strike
+from tests.interrupting import Interrupt, strike
 from tests.runs import state
 from tests.stitches import evaluate, masking_folder, model_texts, train
 from tests.world import World
 
 MIXED = {"mlp": partial(MLP, hidden=[8]), "low": partial(LowRank, rank=3), "norm": partial(AffineLayer, norm=True)}
 STEPS, INTERVAL, BATCHES = 9, 4, 6  # so that a validation lies in the middle of the first and of the second pass
-
-
-class Interrupt(pl.Callback):
-    """Ctrl-C at one place."""
-
-    def __init__(self, hook: str, after: int) -> None:
-        self.left = after
-        setattr(self, hook, self._count)
-
-    def _count(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
-        if not trainer.sanity_checking:
-            self.left -= 1
-            if self.left == 0:
-                raise KeyboardInterrupt
 
 
 def run(
