@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -198,11 +198,13 @@ class StoredBank:
     loss: dict[str, float] | None = None
     path: Path = Path()
 
+    def of_each(self, function: Callable[[Aligner], Any]) -> dict[str, dict[str, Any]]:
+        """What a function returns for each map: route -> name -> value."""
+        return {route: {name: function(aligner) for name, aligner in maps.items()} for route, maps in self.maps.items()}
+
     def freeze(self) -> Self:
         """Keep the maps from training, as those are that come from a file."""
-        for maps in self.maps.values():
-            for aligner in maps.values():
-                aligner.requires_grad_(False).eval()
+        self.of_each(lambda aligner: aligner.requires_grad_(False).eval())
         return self
 
 
@@ -213,15 +215,11 @@ def save_bank(bank: StoredBank, path: Path) -> None:
         OSError: the file cannot be written; what was there before is still there.
     """
     described: dict[str, Any] = {name: getattr(bank, name) for name in PLAIN}
-    described["maps"] = {
-        route: {name: describe_aligner(aligner) for name, aligner in maps.items()} for route, maps in bank.maps.items()
-    }
+    described["maps"] = bank.of_each(describe_aligner)
     described["seen"] = None if bank.seen is None else bank.seen.state()
     described["fitted"] = None if bank.fitted is None else bank.fitted.origins
     states = {
-        "maps": {
-            route: {name: aligner.state_dict() for name, aligner in maps.items()} for route, maps in bank.maps.items()
-        },
+        "maps": bank.of_each(lambda aligner: aligner.state_dict()),
         "moments": {} if bank.moments is None else bank.moments._asdict(),
         "fitted": {} if bank.fitted is None else {"keys": bank.fitted.state()["keys"]},
         "spread": bank.spread,

@@ -144,10 +144,7 @@ def take_sites(bank: StoredBank, sites: Sequence[int]) -> StoredBank:
     chosen = list(sites)
     return replace(
         bank,
-        maps={
-            route: {name: take_places(aligner, chosen) for name, aligner in maps.items()}
-            for route, maps in bank.maps.items()
-        },
+        maps=bank.of_each(lambda aligner: take_places(aligner, chosen)),
         pairs={route: [pairs[s] for s in chosen] for route, pairs in bank.pairs.items()},
         moments=moments_at(bank.moments, chosen),
         training=records_at(bank.training, chosen),
