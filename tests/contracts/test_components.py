@@ -59,7 +59,7 @@ def test_layers_of_a_sub_layer_are_what_the_model_reads(world: World) -> None:
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    ({"component": "head"}, "`component` out of residual, attention, mlp, but got 'head'"),
+    ({"component": "head"}, "`component` to be one of residual, attention, mlp, but got 'head'"),
     ({"component": "mlp", "sites": [0]}, "`sites` between 1 and 3, but got 0"),
 ])  # fmt: skip
 def test_what_is_no_sub_layer_is_refused(world: World, options: dict[str, Any], message: str) -> None:
