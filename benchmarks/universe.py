@@ -34,7 +34,7 @@ from aligners.injection.injecting import InjectionEvaluation
 from aligners.injection.scoring.pair_intervals import over_pairs
 from aligners.maps.inn import INN
 from benchmarks.parts import bare_trainer
-from callbacks.checkpoint import SaveAligners, SavePairs, SaveUniverse
+from callbacks.checkpoint import SaveAligners
 from datamodules.module import TextModule
 from datamodules.pairings import pair_states, pairs_states, universe_states
 
@@ -74,12 +74,12 @@ def _fitted(options: argparse.Namespace, folder: Path, given: dict[str, Any]) ->
         for split in ("fit", "validation"):
             universe_states(models, **given).loader(split)  # writes their states
     alignment = partial(Alignment, {"inn": INN}, seed=options.seed)
-    found = {"pairs": _seconds(alignment(), pairs_states(models, **given), SavePairs(folder), options)}
+    found = {"pairs": _seconds(alignment(), pairs_states(models, **given), SaveAligners(folder), options)}
     network: dict[str, Any] = (
         {"network": partial(INN, couplings=options.couplings, start="procrustes")} if options.couplings else {}
     )
     universe = UniverseAlignment(seed=options.seed, **network)
-    found["universe"] = _seconds(universe, universe_states(models, **given), SaveUniverse(folder / "universe"), options)
+    found["universe"] = _seconds(universe, universe_states(models, **given), SaveAligners(folder / "universe"), options)
     if options.apart:
         found["apart"] = sum(
             _seconds(alignment(), pair_states(x, y, **given), SaveAligners(folder / x / y), options)

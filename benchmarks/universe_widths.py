@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from aligners.fitting.fits import seeded
-from aligners.fitting.in_memory import train_on_rows
 from aligners.fitting.universe.fitting import UniverseAlignment
 from aligners.fitting.universe.joint import paired_rows
 from aligners.fitting.universe.universe import NETWORK, Universe, fit_network
@@ -51,7 +50,7 @@ def train(figures: Figures, name: str, states: Tensor, steps: int, rows: int) ->
     mean = fitted.mean(1, keepdim=True)
     start = _fvu(universe, held_out, mean)
     figures.add(f"{name}: start, FVU", start)
-    diverged = train_on_rows(universe, fitted, fitted, steps, rows, module.seed, module)
+    diverged = module.train_on_rows(universe, fitted, fitted, steps, rows, module.seed)
     figures.add(f"{name}: {steps} steps, FVU", _fvu(universe, held_out, mean), bar=start)
     figures.add(f"{name}: diverged at step", int(diverged.max()), bar=0)
 

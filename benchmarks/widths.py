@@ -27,7 +27,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare
 
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.errors import MapErrors
-from aligners.fitting.in_memory import train_on_rows
 from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
@@ -129,7 +128,7 @@ def train(
     aligner.fit(moments)
     start = held_out(aligner, rows, moments)
     began = time.perf_counter()
-    diverged = train_on_rows(aligner, rows.x, rows.y, steps, a_step, seed, Alignment(products=products))
+    diverged = Alignment(products=products).train_on_rows(aligner, rows.x, rows.y, steps, a_step, seed)
     seconds = (time.perf_counter() - began) / steps
     return Course(start, held_out(aligner, rows, moments), int(diverged), seconds)
 

@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+import logging
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
 from aligners.errors import check_range
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.bank import StoredBank
-from aligners.fitting.cautions import warn_of_divergence, warn_of_untrained
+from aligners.fitting.bank import DIRECTIONS
+from aligners.fitting.training import BankTraining
 from aligners.maps.base import Aligner
 
 STATE = ("best", "step", "waited", "diverged", "kept")  # what a resumed run needs
 
-
-@runtime_checkable
-class TrainsMaps(Protocol):
-    """A LightningModule that trains banks of maps, each with a criterion by which it is validated.
-
-    Attributes:
-        training_record: bank -> how its training went, site by site; written by `BestPerSite`.
-    """
-
-    training_record: dict[str, dict[str, Any]]
-
-    def banks(self) -> dict[str, Aligner]:
-        """The trained banks by their keys."""
-
-    def criteria(self) -> dict[str, Tensor]:
-        """The last validation's criterion at each site of each bank, (S,): lower is better."""
-
-    def stored(self) -> StoredBank:
-        """The maps as they are, with what another process needs to use them."""
+logger = logging.getLogger(__name__)
 
 
 class BestPerSite(pl.Callback):
@@ -70,7 +54,7 @@ class BestPerSite(pl.Callback):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep what improved, reset what diverged, and stop the run once every site is closed."""
-        if trainer.state.fn != "fit" or not isinstance(pl_module, TrainsMaps) or self._seen == trainer.global_step:
+        if trainer.state.fn != "fit" or not isinstance(pl_module, BankTraining) or self._seen == trainer.global_step:
             return
         self._seen = trainer.global_step
         banks = pl_module.banks()
@@ -80,7 +64,7 @@ class BestPerSite(pl.Callback):
             self._compare(key, banks[key], criterion, trainer.global_step)
             if isinstance(pl_module, Alignment) and bool(new.any()):
                 self._set_back(key, banks[key], new, trainer)
-                warn_of_divergence(pl_module, key, new, self._step[key])
+                _warn_of_divergence(pl_module, key, new, self._step[key])
         self._stop_if_closed(trainer)
 
     def _stop_if_closed(self, trainer: pl.Trainer) -> None:
@@ -100,10 +84,10 @@ class BestPerSite(pl.Callback):
         )
         self._kept[key] = {name: value.clone() for name, value in bank.state_dict().items()}
 
-    def _newly_diverged(self, key: str, module: pl.LightningModule) -> Tensor:
+    def _newly_diverged(self, key: str, module: BankTraining) -> Tensor:
         """Return which sites (S,) have diverged since the last validation. From now on they are closed."""
         known = self._diverged[key]
-        step = module.divergence.step.get(key, known) if isinstance(module, Alignment) else known
+        step = module.divergence.step.get(key, known)
         self._diverged[key] = step.clone()
         return (step > 0) & (known == 0)
 
@@ -130,19 +114,20 @@ class BestPerSite(pl.Callback):
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Restore each site's best parameters, even if nothing was left to train."""
-        if isinstance(pl_module, TrainsMaps):
-            pl_module.training_record = {}
-            for key, bank in pl_module.banks().items():
-                if key in self._kept:
-                    bank.load_state_dict(self._kept[key])
-                    pl_module.training_record[key] = {
-                        "best_step": self._step[key].tolist(),
-                        "diverged_step": self._diverged[key].tolist(),
-                        "start": list(bank.start_names()),
-                        "steps": trainer.global_step,
-                    }
+        if not isinstance(pl_module, BankTraining):
+            return
+        pl_module.training_record = {}
+        for key, bank in pl_module.banks().items():
+            if key in self._kept:
+                bank.load_state_dict(self._kept[key])
+                pl_module.training_record[key] = {
+                    "best_step": self._step[key].tolist(),
+                    "diverged_step": self._diverged[key].tolist(),
+                    "start": list(bank.start_names()),
+                    "steps": trainer.global_step,
+                }
         if isinstance(pl_module, Alignment):
-            warn_of_untrained(pl_module)
+            _warn_of_untrained(pl_module)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs to continue comparing."""
@@ -152,3 +137,33 @@ class BestPerSite(pl.Callback):
         """Restore what `state_dict` returned."""
         for name in STATE:
             setattr(self, f"_{name}", state_dict[name])
+
+
+def _warn_of_divergence(module: Alignment, key: str, sites: Tensor, best: Tensor) -> None:
+    """Warn that sites (S,) of a bank, True where it diverged, were set back to their best steps (S,)."""
+    found = [
+        f"{site} at step {int(module.divergence.step[key][s])} (set back to step {int(best[s])})"
+        for s, site in enumerate(module.site_names())
+        if bool(sites[s])
+    ]
+    _warn(module, key, f"diverged at site pair {', '.join(found)}. It is frozen there, the others go on.")
+
+
+def _warn_of_untrained(module: Alignment) -> None:
+    """Warn about the sites at which no step improved on the start."""
+    for key, record in module.training_record.items():
+        sites = [s for s, best in enumerate(record["best_step"]) if best == 0]
+        if sites and record["steps"]:
+            names = ", ".join(module.site_names()[s] for s in sites)
+            starts = ", ".join(dict.fromkeys(record["start"][s] for s in sites))
+            said = f"no step did better on the validation texts than the untrained start ({starts}), which is kept."
+            _warn(module, key, f"learned nothing at site pair {names}: {said}")
+
+
+@rank_zero_only
+def _warn(module: Alignment, key: str, said: str) -> None:
+    """Warn about a bank, and say at which learning rate it was trained."""
+    route, name = key.split(".")
+    rate = max(group["initial_lr"] for group in module.trainer.optimizers[0].param_groups)
+    advice = f"The learning rate is {rate:g}: try another, or more `rows`."
+    logger.warning("%s (%s) %s %s", name, DIRECTIONS[route], said, advice)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -20,11 +19,11 @@ from aligners.files.whole import check_folder, whole_file
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.bank import StoredBank, save_bank
 from aligners.fitting.parts import take_sites
+from aligners.fitting.training import BankTraining
 from aligners.fitting.universe.universe import pair_banks
 from aligners.reports.names import file_names
-from callbacks.best import BestPerSite, TrainsMaps
+from callbacks.best import BestPerSite
 from callbacks.interruption import Interruption
-from datamodules.states import States
 
 STEPS_BETWEEN_ASKING = 20
 
@@ -45,8 +44,6 @@ class WholeCheckpoints(TorchCheckpointIO):
 
 class _Save(pl.Callback):
     """Writes `last.ckpt` every so often and when the run is stopped, and the final file when it is complete."""
-
-    final: str
 
     def __init__(self, folder: Path | None = None, every_n_minutes: float = 10.0) -> None:
         check_range(above=0, every_n_minutes=every_n_minutes)
@@ -108,22 +105,14 @@ class _Save(pl.Callback):
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Write the final file, once every callback has ended the fit, also one that had nothing left to train."""
-        if stage != "fit" or not isinstance(pl_module, TrainsMaps):
+        if stage != "fit" or not isinstance(pl_module, BankTraining):
             return
         bank = pl_module.stored()
-        if trainer.is_global_zero:
-            self._finish(bank, trainer)
+        if trainer.is_global_zero and pl_module.final:
+            save_maps(bank, cast(Any, trainer).datamodule, self._path(trainer, pl_module.final))
         trainer.strategy.barrier()  # every rank may read it now
         self._complete = True
         self._interruption.release()
-
-    def _finish(self, bank: StoredBank, trainer: pl.Trainer) -> None:
-        save_bank(bank, self._path(trainer, self.final))
-        print(f"Saved {self._path(trainer, self.final)}")
-
-    def _has_something(self, trainer: pl.Trainer) -> bool:
-        """Whether there is anything to lose yet."""
-        raise NotImplementedError
 
     def _save_if_due(self, trainer: pl.Trainer) -> None:
         due = time.monotonic() - self._saved_at >= 60 * self.every_n_minutes
@@ -135,7 +124,7 @@ class _Save(pl.Callback):
             self._save(trainer)
 
     def _save(self, trainer: pl.Trainer, *, announce: bool = False) -> None:
-        if not self._has_something(trainer):
+        if not cast(BankTraining, trainer.lightning_module).has_begun():
             return
         path = self._path(trainer)
         trainer.save_checkpoint(path)
@@ -149,7 +138,7 @@ class _Save(pl.Callback):
 
 
 class SaveAligners(_Save):
-    """Writes `last.ckpt` as a fit goes on, and `aligners.ckpt` when it is complete.
+    """Writes `last.ckpt` as maps are fitted, and when that is complete `aligners.ckpt`, or what `save_maps` says.
 
     `last.ckpt` is a checkpoint of Lightning, to go on from (`train.py fit --ckpt_path`). `aligners.ckpt` holds the best
     parameters of every site, the moments, and what describes them: see `aligners.fitting.bank`.
@@ -161,8 +150,6 @@ class SaveAligners(_Save):
             run is stopped by Ctrl-C or SIGTERM.
     """
 
-    final = "aligners.ckpt"
-
     def __init__(self, folder: Path | None = None, every_n_epochs: int = 1, every_n_minutes: float = 10.0) -> None:
         super().__init__(folder, every_n_minutes)
         check_range(least=1, every_n_epochs=every_n_epochs)
@@ -172,82 +159,6 @@ class SaveAligners(_Save):
         """Renew `last.ckpt`."""
         if (trainer.current_epoch + 1) % self.every_n_epochs == 0:
             self._save(trainer)
-
-    def _has_something(self, trainer: pl.Trainer) -> bool:
-        module = trainer.lightning_module
-        if not isinstance(module, Alignment):
-            return False
-        return module.moments is not None or (module.reading.batches > 0 and trainer.world_size == 1)
-
-
-class SavePairs(SaveAligners):
-    """Writes `last.ckpt` as a fit of many pairs goes on, and one `aligners.ckpt` for each pair when it is complete.
-
-    The files are pairs/X--Y/aligners.ckpt, with short names of the models. Each is what `train.py fit` would leave.
-
-    Args:
-        folder: where to write; default: beside the run's other files.
-        every_n_epochs: how often `last.ckpt` is renewed.
-        every_n_minutes: how often it is renewed within an epoch and while moments are read.
-    """
-
-    def _finish(self, bank: StoredBank, trainer: pl.Trainer) -> None:
-        data = cast(States, cast(Any, trainer).datamodule)
-        described = zip(data.numbers, data.described_pairs(), strict=True)
-        pairs = [(i, j, take_sites(bank, places), of, config) for (i, j), (places, of, config) in described]
-        print(f"Saved {_save_pairs(pairs, data.models, self._path(trainer, 'pairs'))}")
-
-
-class SaveUniverse(SaveAligners):
-    """Writes `last.ckpt` as a universe is fitted, and its files when it is complete: see `save_universe`.
-
-    Args:
-        folder: where to write; default: beside the run's other files.
-        every_n_epochs: how often `last.ckpt` is renewed.
-        every_n_minutes: how often it is renewed within an epoch and while moments are read.
-    """
-
-    final = "universe.ckpt"
-
-    def _finish(self, bank: StoredBank, trainer: pl.Trainer) -> None:
-        save_universe(bank, cast(States, cast(Any, trainer).datamodule), self._path(trainer, self.final))
-
-
-class SaveNewcomer(SaveAligners):
-    """Writes `last.ckpt` as a model joins a universe. The universe of all is written once it is measured.
-
-    Args:
-        folder: where to write; default: beside the run's other files.
-        every_n_epochs: how often `last.ckpt` is renewed.
-        every_n_minutes: how often it is renewed within an epoch and while moments are read.
-    """
-
-    def _finish(self, bank: StoredBank, trainer: pl.Trainer) -> None:
-        pass
-
-
-def save_universe(bank: StoredBank, data: States, path: Path) -> None:
-    """Write a universe, and the maps between each two models as pairs/X--Y/aligners.ckpt, as `train.py fit` would.
-
-    Args:
-        bank: the universe.
-        data: its data module.
-        path: of the universe.
-    """
-    save_bank(bank, path)
-    pairs = [(i, j, pair, *data.described_pair(i, j)) for i, j, pair in pair_banks(bank)]
-    print(f"Saved {path}, and its maps in {_save_pairs(pairs, data.models, path.parent / 'pairs')}")
-
-
-def _save_pairs(
-    pairs: Sequence[tuple[int, int, StoredBank, dict[str, Any], dict[str, Any]]], models: Sequence[str], folder: Path
-) -> str:
-    """Write X--Y/aligners.ckpt for each pair of models, by their numbers, and say so."""
-    names = file_names(models)
-    for i, j, bank, data, config in pairs:
-        path = folder / f"{names[models[i]]}--{names[models[j]]}" / SaveAligners.final
-        save_bank(replace(bank, data=data, data_config=config), path)
-    return f"{len(pairs)} files {folder}/*/{SaveAligners.final}"
 
 
 class SaveStitching(_Save):
@@ -262,8 +173,6 @@ class SaveStitching(_Save):
             stopped by Ctrl-C or SIGTERM.
     """
 
-    final = "stitching.ckpt"
-
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Renew `last.ckpt`, with what `BestPerSite` keeps of this validation, wherever it stands among callbacks."""
         for callback in cast(Any, trainer).callbacks:
@@ -272,5 +181,30 @@ class SaveStitching(_Save):
         if not trainer.sanity_checking:
             self._save(trainer)
 
-    def _has_something(self, trainer: pl.Trainer) -> bool:
-        return trainer.global_step > 0
+
+def save_maps(bank: StoredBank, data: Any, path: Path) -> None:
+    """Write the maps of a finished run; those of many pairs of models also as `train.py fit` would leave each pair's.
+
+    A fit or a stitching is one file, a fit of many pairs is pairs/X--Y/aligners.ckpt, with short names of the models,
+    and a universe is both.
+
+    Args:
+        bank: the maps.
+        data: the data module of the run.
+        path: of the one file.
+    """
+    pairs = []
+    if bank.command == "universe":
+        pairs = [(i, j, pair, *data.described_pair(i, j)) for i, j, pair in pair_banks(bank)]
+    elif bank.command == "fit" and isinstance(bank.data["models"], list):
+        described = zip(data.numbers, data.described_pairs(), strict=True)
+        pairs = [(i, j, take_sites(bank, places), of, config) for (i, j), (places, of, config) in described]
+    if not pairs or bank.command == "universe":
+        save_bank(bank, path)
+        print(f"Saved {path}")
+    names = file_names(data.models) if pairs else {}
+    for i, j, pair, of, config in pairs:
+        file = path.parent / "pairs" / f"{names[data.models[i]]}--{names[data.models[j]]}" / Alignment.final
+        save_bank(replace(pair, data=of, data_config=config), file)
+    if pairs:
+        print(f"Saved {len(pairs)} files {path.parent / 'pairs'}/*/{Alignment.final}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from math import isnan
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,6 +12,7 @@ from lightning.pytorch.callbacks import RichProgressBar
 
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.outcomes import few_rows, outcomes
+from aligners.numbers import finite
 from aligners.progress import Lines, in_terminal
 from aligners.reports.finished import make_report
 from aligners.reports.publishing import environment, publish
@@ -114,6 +114,5 @@ def _rows(module: Alignment) -> list[dict[str, Any]]:
             site_x, site_y = fit.orient(place.site_x, place.site_y)
             row = {"model_x": model_x, "model_y": model_y, "method": fit.name, "role": "method"}
             row |= {"site_x": site_x, "site_y": site_y, "training": training[s]}
-            values = {name: float(module.validation_figures[fit][name][s]) for name in FIGURES}
-            rows.append(row | {name: None if isnan(value) else value for name, value in values.items()})
+            rows.append(row | {name: finite(module.validation_figures[fit][name][s]) for name in FIGURES})
     return rows

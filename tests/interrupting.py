@@ -1,4 +1,4 @@
-"""A signal that arrives in the middle of a method."""
+"""A signal that arrives in the middle of a method, and Ctrl-C in a hook."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
+
+import lightning.pytorch as pl
 
 WENT_ON = 99
 
@@ -33,3 +35,17 @@ def strike(
 
     with patch.object(owner, method, counted):
         yield
+
+
+class Interrupt(pl.Callback):
+    """Ctrl-C in a hook as it is called for the `after`-th time, sanity checks not counted."""
+
+    def __init__(self, hook: str, after: int) -> None:
+        self.left = after
+        setattr(self, hook, self._count)
+
+    def _count(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
+        if not trainer.sanity_checking:
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt

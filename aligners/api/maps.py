@@ -167,11 +167,10 @@ class TrainedMap(ArrayMap):
 
     def _train(self, bank: Aligner, x: Tensor, y: Tensor) -> None:
         from aligners.fitting.alignment import Alignment
-        from aligners.fitting.in_memory import train_on_rows
 
         optimizer = partial(torch.optim.AdamW, lr=self.learning_rate, weight_decay=0.0, fused=True)
         like = Alignment(optimizer=optimizer)
-        diverged = train_on_rows(bank, x, y, self.steps, min(self.rows_a_step, x.shape[1]), self.seed, like)
+        diverged = like.train_on_rows(bank, x, y, self.steps, min(self.rows_a_step, x.shape[1]), self.seed)
         if bool(diverged.any()):
             raise UserError(
                 f"Expected training to converge, but {type(bank).__name__} diverged at step {int(diverged)} of "

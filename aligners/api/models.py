@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from aligners.api.maps import ArrayMap
 from aligners.errors import UserError, check_known, check_range
 from aligners.injection.forward import stitched_logits
-from aligners.injection.scoring.tasks import check_labels, chosen, unit_scores
+from aligners.injection.scoring.tasks import agreement, check_labels, chosen, unit_answers
 from aligners.models.model import FrozenModel
 from datamodules.asking import TaskBatch, check_mask, task_batch
 from datamodules.batches import TextBatch
@@ -192,14 +192,13 @@ def _scores(
         )
     own = chosen(target.logits(task.inputs), task.targets)
     logits = stitched_logits(target, task.inputs, site[1], task.rows, states)
-    native, found = unit_scores(own, task.targets), chosen(logits, task.targets)
-    scores = unit_scores(found, task.targets, own.argmax(-1))
+    native, found = unit_answers(own, task.targets), unit_answers(chosen(logits, task.targets), task.targets)
     return {
-        "loss": scores["loss"],
-        "native_loss": native["loss"],
-        "accuracy": scores["correct"],
-        "native_accuracy": native["correct"],
-        "agreement": scores["agree"],
+        "loss": found.loss,
+        "native_loss": native.loss,
+        "accuracy": found.correct,
+        "native_accuracy": native.correct,
+        "agreement": agreement(found.answer, own.argmax(-1)),
     }
 
 

@@ -15,18 +15,16 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from aligners.errors import UserError
 from aligners.files.whole import whole_folder
-from aligners.finetuning.training import Finetuning, FinetuningRecipe, finite, measured_columns
+from aligners.finetuning.training import Finetuning, FinetuningRecipe, measured_columns
 from aligners.models.loading.files import save_model
 from aligners.models.truncation import Kept, check_count, freeze, shortened
+from aligners.numbers import finite
 from datamodules.identity import identity, refuse_other_run
 from datamodules.model_texts import ModelTexts
 from datamodules.text.sources import Score
 from datamodules.text.texts import FittedTexts
 
 NONE = "none"
-
-
-ALL = "all"
 
 
 @dataclass(frozen=True)
@@ -80,28 +78,25 @@ def parse_variants(written: Sequence[str], depth: int) -> list[Variant]:
     Raises:
         ValueError: nothing is written, or something else.
     """
-    found = [variant for entry in written for variant in _parse(entry, depth)]
+    known: dict[str, list[Variant]] = {NONE: [Variant()]}
+    for kind in get_args(Kept):
+        every = [Variant(kind, count) for count in range(kind != "bottom", depth + 1)]
+        known[f"{kind}:all"] = every if kind == "layers" else [Variant(), *every]
+    found = []
+    for entry in written:
+        kind, _, count = entry.strip().partition(":")
+        if kind in get_args(Kept) and count.isdigit():
+            found.append(Variant(cast(Kept, kind), int(count)))
+        elif entry.strip() in known:
+            found += known[entry.strip()]
+        else:
+            raise UserError(
+                f"Expected `variants` out of none, bottom:4, top:4, layers:3 with any number, or bottom:all, top:all, "
+                f"layers:all, but got {entry!r}."
+            )
     if not found:
         raise UserError("Expected at least one of `variants`, but got none. Write `none` to fine-tune everything.")
     return list(dict.fromkeys(found))
-
-
-def _parse(entry: str, depth: int) -> list[Variant]:
-    kind, colon, count = entry.strip().partition(":")
-    if kind == NONE and not colon:
-        return [Variant()]
-    if kind in get_args(Kept):
-        known = cast(Kept, kind)
-        if count == ALL:
-            first = 0 if kind == "bottom" else 1
-            every = [Variant(known, number) for number in range(first, depth + 1)]
-            return every if kind == "layers" else [Variant(), *every]
-        if count.isdigit():
-            return [Variant(known, int(count))]
-    raise UserError(
-        f"Expected `variants` out of none, bottom:4, top:4, layers:3 with any number, or bottom:all, top:all, "
-        f"layers:all, but got {entry!r}."
-    )
 
 
 FINISHED = "finetuned.json"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -16,7 +15,7 @@ from aligners.errors import UserError, check_range
 from aligners.fitting.training import Schedule, mean_over_ranks, schedule_factor
 from aligners.injection.scoring.scores import TextScores, UnitMeans, bootstrap_interval, percentile_interval
 from aligners.injection.scoring.task_scores import resampled_scores, task_score
-from aligners.injection.scoring.tasks import unit_answers, unit_losses, unit_scores
+from aligners.injection.scoring.tasks import unit_answers, unit_losses
 from aligners.models.calling import Caller, FiniteCheck
 from aligners.models.truncation import freeze_unused
 from datamodules.asking import classification_targets
@@ -144,8 +143,8 @@ class Finetuning(pl.LightningModule):
 
     def validation_step(self, batch: TextBatch, batch_idx: int) -> None:
         """Add the accuracy and loss of one batch."""
-        found = unit_scores(self.logits(batch), classification_targets(cast(Tensor, batch.labels)))
-        self._means.update(torch.stack([found["correct"], found["loss"]]))
+        found = unit_answers(self.logits(batch), classification_targets(cast(Tensor, batch.labels)))
+        self._means.update(torch.stack([found.correct, found.loss]))
 
     def on_validation_epoch_end(self) -> None:
         """Log accuracy and loss, which are already summed over ranks."""
@@ -161,10 +160,8 @@ class Finetuning(pl.LightningModule):
 
     def test_step(self, batch: TextBatch, batch_idx: int) -> None:
         """Score every text of a batch."""
-        logits = self.logits(batch)
-        found = unit_scores(logits, classification_targets(cast(Tensor, batch.labels)))
-        found["answer"] = unit_answers(logits, regression=self.regression)
-        self._table.update(batch.text, {name: values[None, None] for name, values in found.items()})
+        found = unit_answers(self.logits(batch), classification_targets(cast(Tensor, batch.labels)))
+        self._table.update(batch.text, {name: values[None, None] for name, values in found._asdict().items()})
 
     def on_test_epoch_end(self) -> None:
         """Keep the scores of all texts, on every rank."""
@@ -228,8 +225,3 @@ def measured_columns(score: Score, scores: Mapping[str, Tensor], labels: Tensor,
         "loss": scores["loss"].mean(0).mean(-1),
         "score": task_score(score, answers, labels).mean(0), "score_low": score_low, "score_high": score_high,
     }  # fmt: skip
-
-
-def finite(value: Tensor) -> float | None:
-    """A number that JSON can hold; None if the logits of some text were not finite."""
-    return float(value) if math.isfinite(float(value)) else None

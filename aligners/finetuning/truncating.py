@@ -7,32 +7,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 
 from aligners.errors import UserError
-from aligners.finetuning.training import FinetuningRecipe, finite, mean_loss, measured_columns, optimisation
+from aligners.finetuning.training import FinetuningRecipe, mean_loss, measured_columns, optimisation
 from aligners.fitting.training import mean_over_ranks
+from aligners.injection.injecting import Evaluation
 from aligners.injection.scoring.scores import TextScores, UnitMeans
-from aligners.injection.scoring.task_scores import choose_score, task_score
+from aligners.injection.scoring.task_scores import ScoredTask
 from aligners.injection.scoring.tasks import (
     check_labels,
     in_data_order,
     match_heads,
-    matched_by_number,
     one_after_another,
     unit_answers,
-    unit_scores,
 )
 from aligners.models.calling import FiniteCheck
 from aligners.models.classifiers import head_parts, with_head
 from aligners.models.loading.models import check_precision
 from aligners.models.model import FrozenModel
+from aligners.numbers import finite
 from datamodules.asking import classification_targets
 from datamodules.batches import TextBatch
 from datamodules.model_texts import ModelTexts
-from datamodules.module import stream_of
 
 Kind = Literal["native", "untuned", "tuned", "tuned_orig", "skip"]
 MEAN = "mean of the models"
@@ -71,7 +69,7 @@ def conditions(depth: int, *, base: bool, heads: bool) -> list[Condition]:
     return [Condition("native", depth), *cut("untuned"), *spans, *(cut("tuned") if heads else [])]
 
 
-class SurgeryEvaluation(pl.LightningModule):
+class SurgeryEvaluation(Evaluation):
     """Trains heads on the states of all sites at once, then measures every truncation and every skipped span.
 
     All states of a batch come from one pass through each model, and none is kept for longer. Heads on fine-tuned models
@@ -88,25 +86,20 @@ class SurgeryEvaluation(pl.LightningModule):
         meta: what holds for all rows.
     """
 
+    kind = ModelTexts
+
     def __init__(self, recipe: FinetuningRecipe = HEADS, heads: bool = True, seed: int = 0) -> None:
-        super().__init__()
-        self.recipe, self.heads, self.seed = recipe, heads, seed
+        super().__init__(seed)
+        self.recipe, self.heads = recipe, heads
         self.banks = nn.ModuleList()
-        self.rows: list[dict[str, Any]] = []
-        self.meta: dict[str, Any] = {}
         self._check = FiniteCheck()
 
     # ------------------------------------------------------------------ before
 
-    @property
-    def _stream(self) -> ModelTexts:
-        """The data module of the run."""
-        return stream_of(self.trainer, ModelTexts)
-
-    def setup(self, stage: str) -> None:
+    def prepare_panels(self) -> None:
         """Run all checks, and build a head for every site of every model."""
         check_precision(self.trainer)
-        data = self._stream
+        data = self.stream
         if data.bases and not self.heads:
             raise UserError("Expected no `bases` where no heads are trained, but got some: what they know shows there.")
         self.models: list[FrozenModel] = [m.to(self.trainer.strategy.root_device) for m in data.frozen]
@@ -116,17 +109,16 @@ class SurgeryEvaluation(pl.LightningModule):
                 check_labels(model, data.split(split).labels, data.text.source)
         tuned = self.models[: len(data.models)]
         self.matched = match_heads(data, tuned)
-        self.regression = tuned[0].regression
-        if self.regression:
-            data.texts.check_numbers()
-        self.score = choose_score(
-            data.text, regression=self.regression, classes=1 if self.regression else data.texts.classes
-        )
+        self.asked = self.task = ScoredTask.of(data, tuned[0], seed=self.seed)
         of_bases = one_after_another(tuned[0].class_map)
         bases = len(self.models) - len(tuned)
         self.class_maps = [*(model.class_map for model in tuned), *[of_bases] * bases]
         if self.heads and not len(self.banks):
             self.banks.extend(HeadBank(model, model.depth + 1) for model in self.models)
+
+    def injected_into(self) -> list[FrozenModel]:
+        """All models."""
+        return self.models
 
     def _states(self, batch: TextBatch, place: int) -> list[Tensor]:
         """Return the states of all sites of a model, from one pass."""
@@ -171,13 +163,13 @@ class SurgeryEvaluation(pl.LightningModule):
         """Add every head's accuracy on one batch, or its squared errors."""
         for place, means in enumerate(self._means):
             logits = self._answers(batch, place, self._states(batch, place))
-            found = unit_scores(logits, classification_targets(cast(Tensor, batch.labels)))
-            means.update(found["loss" if self.regression else "correct"])
+            found = unit_answers(logits, classification_targets(cast(Tensor, batch.labels)))
+            means.update(found.loss if self.task.regression else found.correct)
 
     def on_validation_epoch_end(self) -> None:
         """Log the means, which are already summed over ranks."""
         for place, means in enumerate(self._means):
-            figure = "validation_loss" if self.regression else "validation_accuracy"
+            figure = "validation_loss" if self.task.regression else "validation_accuracy"
             self.log_dict(self._keys(place, figure, means.compute().float()), rank_zero_only=True)
 
     def _keys(self, place: int, figure: str, values: Tensor) -> dict[str, Tensor]:
@@ -188,15 +180,14 @@ class SurgeryEvaluation(pl.LightningModule):
 
     def on_test_start(self) -> None:
         """Run every model's self-test, and make its table."""
-        data, texts = self._stream, len(self._stream.split("test"))
-        few = data.split("test")[list(range(min(8, texts)))].to(self.device)
-        self.tables = nn.ModuleList()
-        self._conditions = []
-        for place, model in enumerate(self.models):
-            model.self_test(few.inputs[place])
-            wanted = conditions(model.depth, base=self.is_base[place], heads=self.heads)
-            self._conditions.append(wanted)
-            self.tables.append(TextScores(list(QUANTITIES), 1, len(wanted), texts).to(self.device))
+        super().on_test_start()
+        self._conditions = [
+            conditions(model.depth, base=base, heads=self.heads)
+            for model, base in zip(self.models, self.is_base, strict=True)
+        ]
+        self.tables = nn.ModuleList(
+            TextScores(list(QUANTITIES), 1, len(wanted), self.n_texts).to(self.device) for wanted in self._conditions
+        )
 
     def test_step(self, batch: TextBatch, batch_idx: int) -> None:
         """Score every condition of every model on one batch."""
@@ -204,9 +195,8 @@ class SurgeryEvaluation(pl.LightningModule):
             states = self._states(batch, place)
             trained = self._answers(batch, place, states) if self.heads else None
             logits = torch.stack([self._answer(batch, place, condition, states, trained) for condition in wanted])
-            found = unit_scores(logits, classification_targets(cast(Tensor, batch.labels)))
-            found["answer"] = unit_answers(logits, regression=self.regression)
-            scores = {name: values[None] for name, values in found.items()}
+            found = unit_answers(logits, classification_targets(cast(Tensor, batch.labels)))
+            scores = {name: values[None] for name, values in found._asdict().items()}
             cast(TextScores, self.tables[place]).update(batch.text, scores)
 
     def _answer(
@@ -236,27 +226,19 @@ class SurgeryEvaluation(pl.LightningModule):
             places = [place for place, is_base in enumerate(self.is_base) if is_base == base]
             if len(places) > 1 and len({self.models[place].depth for place in places}) == 1:
                 self.rows += self._rows(MEAN, self._conditions[places[0]], [tables[place] for place in places])
-        data = self._stream
-        self.meta = {
-            **data.describe(),
-            "labels": {model.name: words for model, words in self.matched.items()},
-            "cautions": matched_by_number(data, list(self.matched)),
-            "score": self.score,
-            "majority_score": float(task_score(self.score, data.constant_answers(), data.answers("test"))),
-            "seed": self.seed,
-            "split": "test",
-        }
+        about = {**self.stream.describe(), **self.about_answers(self.matched)}
+        self.meta = {**about, "majority_score": self.task.constant_score()}
 
     def _rows(self, name: str, wanted: Sequence[Condition], tables: list[dict[str, Tensor]]) -> list[dict[str, Any]]:
         """Make the rows of one model, or of the mean over several."""
         every = {quantity: torch.cat([table[quantity] for table in tables]) for quantity in QUANTITIES}
-        columns = measured_columns(self.score, every, self._stream.answers("test"), self.seed)
+        columns = measured_columns(self.task.score, every, self.stream.answers("test"), self.seed)
         return [
             {
                 "model": name,
                 **vars(condition),
                 **{column: finite(values[number]) for column, values in columns.items()},
-                "score_name": self.score,
+                "score_name": self.task.score,
                 "n_texts": every["correct"].shape[-1],
             }
             for number, condition in enumerate(wanted)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, cast
 
-import lightning.pytorch as pl
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
@@ -17,51 +19,58 @@ from aligners.fitting.bank import (
     FORWARD,
     StoredBank,
     check_names,
-    describe_aligner,
+    kind_of,
+    refuse_other_bank,
     refuse_other_models,
 )
-from aligners.fitting.errors import MapErrors
-from aligners.fitting.fits import AlignerFactory, Direction, Fit, fit_map, seeded
-from aligners.fitting.moments import Reading, read_moments
-from aligners.fitting.outcomes import warn_of_few_rows
+from aligners.fitting.errors import MapErrors, error_rows
+from aligners.fitting.fits import AlignerFactory, Fit, fit_map, seeded
+from aligners.fitting.moments import Reading, moments_of_states
+from aligners.fitting.outcomes import few_rows, outcomes
 from aligners.fitting.training import (
     LEAST_RISE,
-    Divergence,
+    BankTraining,
     Schedule,
     clip_per_site,
     describe_optimizer,
-    gradient_norms,
     let_end,
-    make_optimizer,
+    mean_count,
     mean_over_ranks,
-    schedule_factor,
-    training_steps,
-    validate_if_due,
 )
 from aligners.maps.base import Aligner
+from aligners.maps.canonical import reduced_mse
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear, Procrustes, Ridge
 from aligners.maps.solving import Products, check_products, products_in
 from aligners.models.loading.models import check_precision
 from aligners.similarity.algebra.moments import Moments
-from datamodules.batches import limited
-from datamodules.identity import identity, refuse_other_run, trainer_identity
+from datamodules.identity import refuse_other_run, trainer_identity
 from datamodules.module import stream_of
-from datamodules.rows.reading import PairedBatch
+from datamodules.rows.reading import PairedBatch, Plan
 from datamodules.states import States
 
-FORMAT = 3  # of what is added to a checkpoint of Lightning
+logger = logging.getLogger(__name__)
+
+HELD_OUT = ("mse", "l2", "relative_error", "fvu", "fvu_unseen", "fvu_inverse", "round_trip")
+FITTING = ("mse", "relative_error", "fvu")
+FORMAT = 4  # of what is added to a checkpoint of Lightning
+ROUTES = {"forward": FORWARD, "backward": BACKWARD}  # as the keys of format 3 named them
+RENAMED = {**ROUTES, **{f"{name}_maps": f"maps.{route}" for name, route in ROUTES.items()}}
 
 DEFAULT_ALIGNERS: dict[str, AlignerFactory] = {"linear": Linear, "ridge": Ridge, "procrustes": Procrustes, "inn": INN}
 
 
-class Alignment(pl.LightningModule):
+class Alignment(BankTraining):
     """Fits aligners on paired activations; each sees the same rows in the same order.
 
     A fit has two phases. The moments of the fitting texts are read first, over all ranks: they solve every closed form
     and give every trained aligner its scaling and its starting point. Then come gradient steps, as ordinary epochs;
     without anything to train there are none. The frozen models live in the data module: they are never in train mode
-    and never in a checkpoint.
+    and never in a checkpoint. A test measures the maps from X to Y on the held-out and on as many fitting texts.
+
+    Attributes:
+        rows: of the report, after a test.
+        meta: what holds for all of them.
 
     Args:
         aligners: name in the report -> the aligner.
@@ -82,7 +91,7 @@ class Alignment(pl.LightningModule):
         seed: the seed of every aligner's initial weights, which do not depend on the other aligners of the run.
     """
 
-    automatic_optimization = False
+    final = "aligners.ckpt"
 
     def __init__(
         self,
@@ -97,42 +106,36 @@ class Alignment(pl.LightningModule):
         products: Products = "float32",
         seed: int = 0,
     ) -> None:
-        super().__init__()
+        super().__init__(optimizer, schedule, warmup, gradient_clip, seed)
         self.factories = dict(aligners) if aligners else dict(DEFAULT_ALIGNERS)
         check_names(self.factories, "aligners")
-        check_range(least=0, below=1, warmup=warmup)
         check_range(least=1, rows=rows, most_steps=most_steps)
-        self.both_directions, self.seed = both_directions, seed
-        self.rows, self.most_steps = rows, most_steps
-        self.optimizer_factory, self.schedule, self.warmup = optimizer, schedule, warmup
-        self.gradient_clip, self.products = gradient_clip, check_products(products)
-        self.forward_maps, self.backward_maps = nn.ModuleDict(), nn.ModuleDict()
+        self.both_directions, self.rows_to_train, self.most_steps = both_directions, rows, most_steps
+        self.products = check_products(products)
+        self.maps.update({route: nn.ModuleDict() for route in (FORWARD, BACKWARD)})
         self.moments: Moments | None = None
-        self.reading, self.divergence = Reading(), Divergence()
-        self.data: dict[str, Any] = {}
-        self.data_config: dict[str, Any] = {}
-        self.training_record: dict[str, dict[str, Any]] = {}
+        self.reading = Reading()
         self.validated_at: int | None = None
-        self._complete = False
         self.unused: nn.Parameter | None = None
         self._adopted: StoredBank | None = None
 
     # ------------------------------------------------------------------ setting up
 
-    @property
-    def _stream(self) -> States:
-        """The data module of the run."""
-        return stream_of(self.trainer, States)
-
     def setup(self, stage: str) -> None:
         """Build the banks for the sites and widths of the data module."""
         check_precision(self.trainer)
-        reader = self._stream.reader
-        self.data = self._stream.describe()
-        self.data_config = self._stream.config()
+        self.stream = stream_of(self.trainer, States)
+        if stage == "test":
+            self.stream.plan(Plan(measured=self.stream.seen, fitting=True))
+        reader = self.stream.reader
+        self.data, self.data_config = self.stream.describe(), self.stream.config()
         self.sites, self.places = reader.sites, reader.places()
         if self._adopted is not None:
-            self._take_over(self._adopted)
+            adopted, pairs = self._adopted, {FORWARD: self.sites}
+            refuse_other_bank(adopted, self.data["models"], self.data["component"], pairs)
+            for route, maps in self.maps.items():
+                cast(nn.ModuleDict, maps).update(adopted.maps.get(route, {}))
+            self.moments, self.training_record = adopted.moments, adopted.training
         elif not self.fits():
             self.build(len(reader.sites), *reader.widths)
         if stage == "fit" and self.trainer.world_size > 1 and not self.trained():
@@ -143,46 +146,30 @@ class Alignment(pl.LightningModule):
         """Use the maps of a finished fit, with their moments and records, instead of new ones."""
         self._adopted = stored
 
-    def _take_over(self, stored: StoredBank) -> None:
-        refuse_other_models(stored.data["models"], self.data["models"], str(stored.path))
-        if stored.pairs[FORWARD] != list(self.sites):
-            raise UserError(
-                f"{stored.path} was fitted at site pairs {stored.pairs[FORWARD]}, but `data.sites` gives "
-                f"{list(self.sites)}. Give the `data.sites` of the fit."
-            )
-        for route, maps in ((FORWARD, self.forward_maps), (BACKWARD, self.backward_maps)):
-            maps.update(stored.maps.get(route, {}))
-        self.moments = stored.moments
-        known = stored.training
-        self.training_record = {fit.key: known[fit.place] for fit in self.trained() if fit.place in known}
-
     def build(self, sites: int, d_x: int, d_y: int) -> None:
         """Build all banks."""
         for fit in self.made(sites, d_x, d_y):
-            self._maps()[fit.direction][fit.name] = fit.aligner
+            cast(nn.ModuleDict, self.maps[fit.route])[fit.name] = fit.aligner
 
     def made(self, sites: int, d_x: int, d_y: int) -> Iterator[Fit]:
         """Build the banks for this number of site pairs and these widths, each from the same seed, and keep none."""
         for name, factory in self.factories.items():
             aligner = seeded(factory, self.seed, sites, d_x, d_y)
-            yield Fit(name, "forward", aligner)
+            yield Fit(name, FORWARD, aligner)
             if self.both_directions and not aligner.bijective:
-                yield Fit(name, "backward", seeded(factory, self.seed, sites, d_y, d_x))
-
-    def _maps(self) -> dict[Direction, nn.ModuleDict]:
-        return {"forward": self.forward_maps, "backward": self.backward_maps}
+                yield Fit(name, BACKWARD, seeded(factory, self.seed, sites, d_y, d_x))
 
     def fits(self) -> list[Fit]:
         """Every aligner of the run, in a stable order."""
-        return [
-            Fit(name, direction, cast(Aligner, aligner))
-            for direction, maps in self._maps().items()
-            for name, aligner in maps.items()
-        ]
+        return [Fit(name, route, bank) for route in self.maps for name, bank in self.banks_of(route).items()]
 
     def trained(self) -> list[Fit]:
         """The fits that need gradient steps."""
         return [fit for fit in self.fits() if not fit.aligner.closed_form]
+
+    def banks(self) -> dict[str, Aligner]:
+        """The trained banks by route.name."""
+        return {fit.key: fit.aligner for fit in self.trained()}
 
     def site_names(self) -> list[str]:
         """`i-j` for each site pair."""
@@ -194,25 +181,15 @@ class Alignment(pl.LightningModule):
         """Read the moments of the fitting texts, or those that a checkpoint lacks."""
         self.unused = None
         if self.moments is None:
-            data = self._stream
-            loader = data.loader("fit", shuffle=True)
-            batches = limited(len(loader), self.trainer, "train")
-            about = {"data": self.data, "config": self.data_config}
-            found = read_moments(self.trainer, loader, self._read, data.reader.check, batches, self.reading, about)
-            self.fit_moments(found["maps"], self._validation_moments(about))
-            warn_of_few_rows(found["maps"])
+            read = partial(moments_of_states, self.stream, self.moment_rows)
+            moments = read(reading=self.reading)["maps"]
+            chosen = any(isinstance(fit.aligner, Ridge) for fit in self.fits())  # their strength, on other rows
+            self.fit_moments(moments, read("validation")["maps"] if chosen else None)
+            for caution in few_rows(moments) if self.trainer.is_global_zero else ():
+                logger.warning(caution)
 
-    def _validation_moments(self, about: dict[str, Any]) -> Moments | None:
-        """Read the moments of the validation texts, if a map chooses its strength on them."""
-        if not any(isinstance(fit.aligner, Ridge) for fit in self.fits()):
-            return None
-        loader, about = self._stream.loader("validation"), {**about, "split": "validation"}
-        check = self._stream.reader.check
-        return read_moments(self.trainer, loader, self._read, check, len(loader), about=about)["maps"]
-
-    def _read(self, texts: Any) -> dict[str, tuple[Tensor, Tensor]]:
-        # as the Trainer does: the data module's hooks choose the rows, move the texts and read both models
-        batch = self.trainer.strategy.batch_to_device(self._stream.on_before_batch_transfer(texts, 0))
+    def moment_rows(self, batch: PairedBatch) -> dict[str, tuple[Tensor, Tensor]]:
+        """The rows of a batch whose moments are read."""
         return {"maps": self.rows_of(batch)}
 
     def rows_of(self, batch: PairedBatch) -> tuple[Tensor, Tensor]:
@@ -235,68 +212,37 @@ class Alignment(pl.LightningModule):
 
     # ------------------------------------------------------------------ second phase: gradient steps
 
-    def configure_optimizers(self) -> Any:
-        """One optimiser for all trained aligners."""
-        return make_optimizer(self.optimizer_factory, [fit.aligner for fit in self.trained()])
-
     def on_train_start(self) -> None:
         """Validate the starting point, which training has to beat. A run of closed forms ends there."""
-        read = int(cast(Moments, self.moments).n)
-        self.training_steps = training_steps(self.trainer, self.rows, self.most_steps, read)
-        complete = self._complete or not self.trained() or self.global_step >= self.training_steps
-        validate_if_due(self.trainer, self.validated_at, complete)
-        if complete:
-            self.trainer.should_stop = True
-            return
-        optimizer = self.trainer.optimizers[0]
-        course = [
-            schedule_factor(self.schedule, self.training_steps, self.warmup, group["least_rise"])
-            for group in optimizer.param_groups
-        ]
-        # Built here, where the number of steps is known, at the next step: no checkpoint needs to hold it.
-        self._rate = torch.optim.lr_scheduler.LambdaLR(optimizer, course, self.global_step - 1)
+        trainer, read = self.trainer, int(cast(Moments, self.moments).n)
+        steps = trainer.estimated_stepping_batches
+        if steps == math.inf:
+            steps = min(math.ceil(self.rows_to_train * int(trainer.num_training_batches) / read), self.most_steps)
+        self.begin(int(steps), self.validated_at)
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """Take one step of every aligner at every site."""
-        optimizer = cast(Any, self.optimizers())
-        optimizer.zero_grad(set_to_none=True)
-        share, (x, y) = self._share_of_rows(batch), self.rows_of(batch)
+        cast(Any, self.optimizers()).zero_grad(set_to_none=True)
+        (x, y), count = self.rows_of(batch), batch.x.shape[1]
+        # averaged over ranks, the gradient is then that of all rows
+        share = torch.full((), float(count), device=self.device) / mean_count(self.trainer, count, self.device)
         with products_in(self.products):
             losses = {fit: fit.aligner.loss(*fit.orient(x, y)) for fit in self.trained()}
             self.manual_backward(share * torch.stack([loss.sum() for loss in losses.values()]).sum())
-        self._guard(self._over_ranks(share, losses))
-        optimizer.step()
-        self._rate.step()
-        if self.global_step >= self.training_steps:
-            self.trainer.should_stop = True  # Lightning then validates: without it the steps since would not count
-
-    def _guard(self, losses: dict[Fit, Tensor]) -> None:
-        """Clip every site's gradient, stop the sites that diverge, and log the losses."""
-        step = self.global_step + 1
-        for fit, loss in losses.items():
-            parameters = [p for p in fit.aligner.parameters() if p.requires_grad]
-            self.divergence.watch(fit.key, loss, step)
-            norms = gradient_norms(parameters)
-            training = self.divergence.watch_gradient(fit.key, norms, step)
-            clip_per_site(parameters, self.gradient_clip, norms, training)
-            if step % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]  # as Lightning, who writes then
-                self.log_dict(self._keys("step", fit, "loss", loss.where(training, torch.nan)), rank_zero_only=True)
-
-    def _over_ranks(self, share: Tensor | float, losses: dict[Fit, Tensor]) -> dict[Fit, Tensor]:
-        """The losses over the rows of all ranks."""
         every = mean_over_ranks(self.trainer, share * torch.stack([loss.detach() for loss in losses.values()]))
-        return dict(zip(losses, every, strict=True))
-
-    def _share_of_rows(self, batch: Any) -> Tensor | float:
-        """Return this rank's rows over the mean of all ranks, so that the averaged gradient is that of all rows."""
-        if self.trainer.world_size == 1:
-            return 1.0
-        mine = torch.tensor(float(batch.x.shape[1]), device=self.device)
-        return mine / mean_over_ranks(self.trainer, mine)
+        number = self.global_step + 1
+        for fit, loss in zip(losses, every, strict=True):
+            watch = partial(self.divergence.watch, fit.key, loss, step=number)
+            clip_per_site(fit.aligner.parameters(), self.gradient_clip, watch)
+        self.step()
+        if self.logs_now:
+            for fit, loss in zip(losses, every, strict=True):
+                training = self.divergence.step[fit.key] == 0
+                self._log("step", fit, "loss", loss.where(training, torch.nan))
 
     def on_train_epoch_end(self) -> None:
         """Check the states of the last batch as well."""
-        self._stream.reader.check.flush()
+        self.stream.reader.check.flush()
 
     # ------------------------------------------------------------------ validation
 
@@ -304,15 +250,19 @@ class Alignment(pl.LightningModule):
         """Reset the errors on the validation texts and on the fitting texts shown beside them."""
         self._errors: dict[tuple[str, Fit], MapErrors] = {}
 
+    def _measure(self, split: str, fits: Sequence[Fit], batch: PairedBatch) -> None:
+        """Add the errors of some aligners on one batch."""
+        x, y = self.rows_of(batch)
+        for fit in fits:
+            if (split, fit) not in self._errors:
+                self._errors[split, fit] = MapErrors(*self.means(fit)).to(self.device)
+            self._errors[split, fit].update(fit.aligner, *fit.orient(x, y), batch.rows.unseen)
+
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Errors of every aligner on one batch."""
         if self.moments is None:
             raise UserError("Nothing is fitted yet: fit first, or name a checkpoint with `--ckpt_path`.")
-        split, (x, y) = ("validation", "train")[dataloader_idx], self.rows_of(batch)
-        for fit in self.fits():
-            if (split, fit) not in self._errors:
-                self._errors[split, fit] = MapErrors(*self.means(fit)).to(self.device)
-            self._errors[split, fit].update(fit.aligner, *fit.orient(x, y), batch.rows.unseen)
+        self._measure(("validation", "train")[dataloader_idx], self.fits(), batch)
 
     def means(self, fit: Fit) -> tuple[Tensor, Tensor]:
         """Means of source and target on the fitting rows, (S, d) each."""
@@ -320,21 +270,18 @@ class Alignment(pl.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Log all figures of all aligners and sites, and keep those of the validation texts."""
-        self._stream.reader.check.flush()
+        self.stream.reader.check.flush()
         before, self.validated_at = self.validated_at, self.global_step
         fitting = self.trainer.state.fn == "fit"
         self.validation_figures: dict[Fit, dict[str, Tensor]] = {}
         for (split, fit), errors in self._errors.items():
-            # torchmetrics makes a scalar of a bank of one site.
-            figures = {name: values.reshape(-1) for name, values in errors.compute().items()}
+            figures = errors.compute()
             if split == "validation":
                 self.validation_figures[fit] = figures
             known = self._known(fit, before) if fitting else []
             for figure, values in figures.items():
                 if not values.isnan().all():
-                    keys = self._keys(split, fit, figure, values.float())
-                    shown = {key: value for s, (key, value) in enumerate(keys.items()) if s not in known}
-                    self.log_dict(shown, rank_zero_only=True)  # of all ranks
+                    self._log(split, fit, figure, values.float(), known)
 
     def _known(self, fit: Fit, before: int | None) -> list[int]:
         """Sites whose figures an earlier validation of this fit has logged: they no longer train, or never have."""
@@ -342,10 +289,6 @@ class Alignment(pl.LightningModule):
             return [] if before is None else list(range(len(self.places)))
         steps = self.divergence.step.get(fit.key, torch.zeros(len(self.places)))
         return [s for s, step in enumerate(steps.tolist()) if 0 < step <= before]
-
-    def banks(self) -> dict[str, Aligner]:
-        """The trained banks by their keys."""
-        return {fit.key: fit.aligner for fit in self.trained()}
 
     def criteria(self) -> dict[str, Tensor]:
         """The criterion of the last validation for each trained bank, (S,): lower is better."""
@@ -355,62 +298,85 @@ class Alignment(pl.LightningModule):
             found[fit.key] = figures["fvu"] + figures["fvu_inverse"] if fit.aligner.both_ways else figures["fvu"]
         return found
 
-    def _keys(self, split: str, fit: Fit, figure: str, values: Tensor) -> dict[str, Tensor]:
-        name = fit.name if fit.direction == "forward" else f"{fit.name}_backward"
-        return {f"{split}/{name}/{site}/{figure}": value for site, value in zip(self.site_names(), values, strict=True)}
+    def _log(self, split: str, fit: Fit, figure: str, values: Tensor, known: Sequence[int] = ()) -> None:
+        """Log a figure (S,) of all sites but those that are known."""
+        name = fit.name if fit.route == FORWARD else f"{fit.name}_backward"
+        sites = {site: values[s] for s, site in enumerate(self.site_names()) if s not in known}
+        self.log_sites(f"{split}/{name}", figure, sites)
+
+    # ------------------------------------------------------------------ the errors on held-out texts
+
+    def on_test_epoch_start(self) -> None:
+        """Reset the errors on the held-out texts and on as many fitting texts."""
+        self._errors = {}
+
+    def test_step(self, batch: PairedBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Errors of every aligner from X to Y on one batch."""
+        fits = [fit for fit in self.fits() if fit.route == FORWARD]
+        self._measure(self.stream.splits[dataloader_idx], fits, batch)
+
+    def on_test_epoch_end(self) -> None:
+        """One row of a report for every map and place."""
+        self.stream.reader.check.flush()
+        self.meta = {**self.stream.describe(), "split": "test", "cautions": few_rows(cast(Moments, self.moments))}
+        found = {(split, fit): errors.compute() for (split, fit), errors in self._errors.items()}
+        self.rows: list[dict[str, Any]] = []
+        for fit in dict.fromkeys(fit for _, fit in found):
+            figures = {
+                **{name: found["test", fit][name] for name in HELD_OUT},
+                "mse_reduced": reduced_mse(fit.aligner, len(self.places)),
+                **{f"{name}_fit": found["fit", fit][name] for name in FITTING},
+            }
+            training = outcomes(self.training_record.get(fit.key), len(self.places))
+            self.rows += error_rows(self.places, fit.name, fit.aligner, training, figures)
 
     # ------------------------------------------------------------------ checkpoints
 
+    def has_begun(self) -> bool:
+        """Whether moments were read; each of several ranks has its own, and would begin anew."""
+        return self.moments is not None or (self.reading.batches > 0 and self.trainer.world_size == 1)
+
     def stored(self) -> StoredBank:
         """Return the maps as they are now, with what another process needs to use them."""
-        known = self.training_record
-        maps: dict[str, dict[str, Aligner]] = {FORWARD: {}, BACKWARD: {}}
-        for fit in self.fits():
-            maps[fit.route][fit.name] = fit.aligner
         return StoredBank(
             "fit",
-            maps,
+            {route: self.banks_of(route) for route in self.maps},
             {FORWARD: list(self.sites), BACKWARD: [(j, i) for i, j in self.sites]},
             self.data,
             self.data_config,
             self.moments,
-            self._stream.seen,
-            self._stream.texts.fitted("fit", "validation"),
-            {fit.place: known[fit.key] for fit in self.trained() if fit.key in known},
+            self.stream.seen,
+            self.stream.texts.fitted("fit", "validation"),
+            self.training_record,
         )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what a resumed run needs, and what distinguishes the run from others."""
-        self._stream.reader.check.flush()
+        self.stream.reader.check.flush()
         known = {} if self.moments is None else {name: value.cpu() for name, value in self.moments._asdict().items()}
         checkpoint[ALIGNMENT] = {
             "format": FORMAT,
-            "aligners": {
-                direction: {name: describe_aligner(cast(Aligner, aligner)) for name, aligner in maps.items()}
-                for direction, maps in self._maps().items()
-            },
             "moments": known,
             "reading": self.reading.state() if self.moments is None else None,
-            "data": self.data,
-            "data_config": self.data_config,
-            "options": self._options(),
-            "trainer": trainer_identity(self.trainer),
+            **self._identity(),
             "training": self.training_record,
             "divergence": self.divergence.state_dict(),
             "validated_at": self.validated_at,
-            "seen": self._stream.seen.state(),
+            "seen": self.stream.seen.state(),
         }
 
-    def _options(self) -> dict[str, Any]:
-        """Return the options that a run resumed from this one must share, as plain values."""
-        own = ("rows", "most_steps", "schedule", "warmup", "gradient_clip", "products", "seed")
-        maps = {f"{f.direction}.{f.name}": describe_aligner(f.aligner) for f in self.fits()}
-        return {
-            "aligners": {name: {of: what[of] for of in ("class", "options")} for name, what in maps.items()},
+    def _identity(self) -> dict[str, Any]:
+        """What a run that goes on from this one has to share, as plain values."""
+        own = ("most_steps", "schedule", "warmup", "gradient_clip", "products", "seed")
+        options = {
+            "aligners": {fit.key: kind_of(fit.aligner) for fit in self.fits()},
             "optimizer": describe_optimizer(self.optimizer_factory),
+            "rows": self.rows_to_train,
             **{name: getattr(self, name) for name in own},
             "least_rise": LEAST_RISE,
         }
+        trainer = trainer_identity(self.trainer)
+        return {"data": self.data, "data_config": self.data_config, "options": options, "trainer": trainer}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take the moments back.
@@ -419,13 +385,14 @@ class Alignment(pl.LightningModule):
             ValueError: the checkpoint was fitted on other models, or counts its epochs in another way; to go on from
                 it, data or options differ.
         """
+        if checkpoint[ALIGNMENT].get("format") == 3:
+            checkpoint.update(_by_route(checkpoint))
         stored = checkpoint[ALIGNMENT]
-        if stored.get("format") != FORMAT:
+        if stored.get("format") not in (3, FORMAT):
             raise UserError("Expected a checkpoint of this version. Resume it with the one that wrote it, or fit anew.")
         refuse_other_models(stored["data"]["models"], self.data["models"], "The checkpoint")
         if self.trainer.state.fn == "fit":
-            now = identity(self._stream, **self._options()) | {"trainer": trainer_identity(self.trainer)}
-            refuse_other_run(stored, now, "The checkpoint")
+            refuse_other_run(stored, self._identity(), "The checkpoint")
         if stored["moments"]:
             self.moments = Moments(**{name: value.to(self.device) for name, value in stored["moments"].items()})
         else:
@@ -433,3 +400,11 @@ class Alignment(pl.LightningModule):
         self.training_record, self.validated_at = stored["training"], stored["validated_at"]
         self.divergence.load_state_dict(stored["divergence"], self.device)
         self._complete = let_end(self.trainer, checkpoint)
+
+
+def _by_route(kept: Any) -> Any:
+    """What a checkpoint of format 3 holds, whose keys named the two routes forward and backward."""
+    if not isinstance(kept, dict):
+        return kept
+    parts = [(*key.partition("."), _by_route(value)) for key, value in kept.items()]
+    return {RENAMED.get(first, first) + dot + rest: value for first, dot, rest, value in parts}

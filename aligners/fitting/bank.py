@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -27,13 +27,13 @@ from datamodules.text.texts import FittedTexts
 
 def describe_aligner(aligner: Aligner) -> dict[str, Any]:
     """Class, sizes and options of an aligner as plain values: `build_aligner` makes an equal one."""
-    return {
-        "class": type(aligner).__name__,
-        "sites": aligner.sites,
-        "d_x": aligner.d_x,
-        "d_y": aligner.d_y,
-        "options": aligner.options(),
-    }
+    size = {"sites": aligner.sites, "d_x": aligner.d_x, "d_y": aligner.d_y}
+    return {"class": type(aligner).__name__, **size, "options": aligner.options()}
+
+
+def kind_of(aligner: Aligner) -> dict[str, Any]:
+    """Class and options of an aligner of any size, as plain values."""
+    return {"class": type(aligner).__name__, "options": aligner.options()}
 
 
 def build_aligner(description: Mapping[str, Any]) -> Aligner:
@@ -58,6 +58,19 @@ def take_places(bank: Aligner, places: slice | list[int]) -> Aligner:
     taken = build_aligner({**describe_aligner(bank), "sites": len(torch.arange(bank.sites)[places])})
     taken.load_state_dict({name: value[places] for name, value in bank.state_dict().items()})
     return taken.requires_grad_(False).eval()
+
+
+def moments_at(moments: Moments | None, places: list[int]) -> Moments | None:
+    """Moments of some places of a bank, by their numbers."""
+    return None if moments is None else Moments(moments.n, *(value[places] for value in moments[1:]))
+
+
+def records_at(records: Mapping[str, Mapping[str, Any]], places: list[int]) -> dict[str, dict[str, Any]]:
+    """What training left at some places of banks: lists have an entry for each place."""
+    return {
+        key: {name: [value[s] for s in places] if isinstance(value, list) else value for name, value in record.items()}
+        for key, record in records.items()
+    }
 
 
 def check_names(names: Iterable[str], argument: str) -> None:
@@ -138,17 +151,10 @@ def refuse_other_bank(
 
 
 FORWARD, BACKWARD = "0_1", "1_0"  # the routes between the two models of a fit
-
-
+DIRECTIONS = {FORWARD: "forward", BACKWARD: "backward"}  # as reports and messages call them
 HEADER = "bank"  # the one entry of the file's metadata, as JSON
-
-
 PLAIN = ("command", "pairs", "data", "data_config", "training", "curves", "loss")  # attributes that JSON can hold
-
-
 ALIGNMENT, STITCHING = "alignment", "stitching"  # what each module adds to the checkpoint that a run goes on from
-
-
 # Options of the machine, and what they are where nothing was chosen. The first would run somebody else's code.
 OF_A_MACHINE: dict[str, Any] = {
     "trust_remote_code": False, "cache": None, "store": None, "devices": None, "device_map": None, "workers": 0,
@@ -192,11 +198,13 @@ class StoredBank:
     loss: dict[str, float] | None = None
     path: Path = Path()
 
+    def of_each(self, function: Callable[[Aligner], Any]) -> dict[str, dict[str, Any]]:
+        """What a function returns for each map: route -> name -> value."""
+        return {route: {name: function(aligner) for name, aligner in maps.items()} for route, maps in self.maps.items()}
+
     def freeze(self) -> Self:
         """Keep the maps from training, as those are that come from a file."""
-        for maps in self.maps.values():
-            for aligner in maps.values():
-                aligner.requires_grad_(False).eval()
+        self.of_each(lambda aligner: aligner.requires_grad_(False).eval())
         return self
 
 
@@ -207,33 +215,41 @@ def save_bank(bank: StoredBank, path: Path) -> None:
         OSError: the file cannot be written; what was there before is still there.
     """
     described: dict[str, Any] = {name: getattr(bank, name) for name in PLAIN}
-    described["maps"] = {
-        route: {name: describe_aligner(aligner) for name, aligner in maps.items()} for route, maps in bank.maps.items()
-    }
+    described["maps"] = bank.of_each(describe_aligner)
     described["seen"] = None if bank.seen is None else bank.seen.state()
     described["fitted"] = None if bank.fitted is None else bank.fitted.origins
     states = {
-        "maps": {
-            route: {name: aligner.state_dict() for name, aligner in maps.items()} for route, maps in bank.maps.items()
-        },
+        "maps": bank.of_each(lambda aligner: aligner.state_dict()),
         "moments": {} if bank.moments is None else bank.moments._asdict(),
         "fitted": {} if bank.fitted is None else {"keys": bank.fitted.state()["keys"]},
         "spread": bank.spread,
     }
     # Copies: safetensors refuses tensors that share memory, as tied weights do.
-    tensors = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in _flat(states)}
+    tensors = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in flat(states)}
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as unfinished:
         save_file(tensors, unfinished, {HEADER: json.dumps(described)})
 
 
-def _flat(tree: Mapping[str, Any], folder: str = "") -> Iterator[tuple[str, Tensor]]:
+def flat(tree: Mapping[str, Any], folder: str = "") -> Iterator[tuple[str, Tensor]]:
     """The tensors of nested dictionaries, by names such as maps/0_1/linear/weight."""
     for name, value in tree.items():
         if isinstance(value, Tensor):
             yield folder + name, value
         else:
-            yield from _flat(value, f"{folder}{name}/")
+            yield from flat(value, f"{folder}{name}/")
+
+
+def nested(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Nested dictionaries of tensors from their names: the inverse of `flat`."""
+    tree: dict[str, Any] = {}
+    for name, value in tensors.items():
+        *folders, last = name.split("/")
+        place = tree
+        for folder in folders:
+            place = place.setdefault(folder, {})
+        place[last] = value
+    return tree
 
 
 def load_bank(path: Path | str) -> StoredBank:
@@ -280,17 +296,11 @@ def _goes_on_with(path: Path) -> str | None:
 
 
 def _read(path: Path) -> StoredBank:
-    tensors: dict[str, Any] = {}
     with safe_open(path, framework="pt") as file:
         header = (file.metadata() or {}).get(HEADER)
         if header is None:
             raise UserError("it holds no maps")
-        for name in file.keys():  # noqa: SIM118
-            *folders, last = name.split("/")
-            place = tensors
-            for folder in folders:
-                place = place.setdefault(folder, {})
-            place[last] = file.get_tensor(name)
+        tensors = nested({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
     described = json.loads(header)
     maps: dict[str, dict[str, Aligner]] = {}
     for route, each in described["maps"].items():

@@ -1,17 +1,76 @@
-"""Errors of a map on held-out rows, site by site."""
+"""Errors of maps on held-out and on fitting rows, site by site, and the rows of a report that say them."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
 from aligners.maps.base import Aligner
+from aligners.numbers import finite
+from aligners.similarity.moments import DoubleMetric
+from datamodules.rows.reading import Place
 
 
-class MapErrors(Metric):
+class Way(NamedTuple):
+    """A map, and the map back that belongs to it, if there is one."""
+
+    there: Callable[[Tensor], Tensor]
+    back: Callable[[Tensor], Tensor] | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(S, N, d_x) -> (S, N, d_y)."""
+        return self.there(x)
+
+    @property
+    def invertible(self) -> bool:
+        """Whether there is a map back."""
+        return self.back is not None
+
+    def inverse(self, y: Tensor) -> Tensor:
+        """(S, N, d_y) -> (S, N, d_x)."""
+        return cast(Callable[[Tensor], Tensor], self.back)(y)
+
+
+def squared_errors(mapped: Tensor, y: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
+    """The squared error of each row and its squared distance from the mean, (S, N) in float64; `mean` is (S, 1, d)."""
+    return (mapped - y).double().square().sum(-1), (y.double() - mean).square().sum(-1)
+
+
+def parameters_of(aligner: Aligner) -> int:
+    """Parameters of one site."""
+    return sum(weight[0].numel() for weight in aligner.parameters())
+
+
+def columns_of(place: Place) -> dict[str, Any]:
+    """The columns of a report that say where a row is from."""
+    where = {name: getattr(place, name) for name in ("model_x", "model_y", "site_x", "site_y")}
+    return {**where, **place.about}
+
+
+def error_rows(
+    places: Sequence[Place],
+    method: str,
+    aligner: Aligner,
+    training: Sequence[str | None],
+    figures: Mapping[str, Any],
+) -> list[dict[str, Any]]:
+    """The rows of a report on a map: one for each place, of which `training` and every figure have an entry."""
+    about = {"method": method, "role": "method", "parameters": parameters_of(aligner)}
+    return [
+        {
+            **columns_of(place),
+            **about,
+            "training": training[s],
+            **{name: finite(values[s]) for name, values in figures.items()},
+        }
+        for s, place in enumerate(places)
+    ]
+
+
+class MapErrors(DoubleMetric):
     """mse, l2, relative error, FVU and cosine of g(X) against Y; round trip and FVU of the inverse.
 
     `fvu_unseen` is the FVU on the rows whose types fitting did not see; NaN where there are none.
@@ -40,13 +99,11 @@ class MapErrors(Metric):
         self.add_state("sums", torch.zeros(9, sites, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("worst", torch.zeros(2, sites, dtype=torch.float64), dist_reduce_fx="max")
 
-    def update(self, aligner: Aligner, x: Tensor, y: Tensor, unseen: Tensor | None = None) -> None:
+    def update(self, aligner: Aligner | Way, x: Tensor, y: Tensor, unseen: Tensor | None = None) -> None:
         """Map x (S, N, d_x) and add its errors against y (S, N, d_y); `unseen` (N,) marks rows of unseen types."""
         mapped = aligner(x)
-        residual = (mapped - y).double()
-        squares = residual.square().sum(-1)
+        squares, totals = squared_errors(mapped, y, self.mean_y)
         cosine = torch.nn.functional.cosine_similarity(mapped.double(), y.double(), dim=-1)
-        totals = (y.double() - self.mean_y).square().sum(-1)
         total = totals.sum(-1)
         marked = totals.new_zeros(x.shape[1], dtype=torch.bool) if unseen is None else unseen
         back = back_total = torch.full_like(total, torch.nan)

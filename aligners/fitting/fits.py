@@ -3,49 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from aligners.errors import UserError
-from aligners.fitting.bank import BACKWARD, FORWARD
+from aligners.fitting.bank import FORWARD
 from aligners.maps.base import MORE_ROWS, Aligner
 from aligners.maps.linear import Ridge, deviations
 from aligners.similarity.algebra.moments import Moments
 
 AlignerFactory = Callable[[int, int, int], Aligner]
-Direction = Literal["forward", "backward"]
 
 
 class Fit(NamedTuple):
-    """One aligner of a run: its name, whether it maps X to Y or Y to X, and the bank itself."""
+    """One aligner of a run: its name, its route from X to Y or from Y to X, and the bank itself."""
 
     name: str
-    direction: Direction
+    route: str
     aligner: Aligner
 
     @property
-    def route(self) -> str:
-        """The key of the route in a bank's file."""
-        return FORWARD if self.direction == "forward" else BACKWARD
-
-    @property
-    def place(self) -> str:
-        """Its name in a bank's file."""
-        return f"{self.route}.{self.name}"
-
-    @property
     def key(self) -> str:
-        """A name that is unique within the run."""
-        return f"{self.direction}.{self.name}"
+        """A name that is unique within the run, and in a bank's file."""
+        return f"{self.route}.{self.name}"
 
     def orient(self, x: Any, y: Any) -> tuple[Any, Any]:
         """(source, target) of this fit."""
-        return (x, y) if self.direction == "forward" else (y, x)
+        return (x, y) if self.route == FORWARD else (y, x)
 
     def moments(self, *each: Moments | None) -> list[Any]:
         """Moments of pairs (x, y) as those of (source, target) of this fit."""
-        return [found if found is None or self.direction == "forward" else found.swap() for found in each]
+        return [found if found is None or self.route == FORWARD else found.swap() for found in each]
 
 
 def seeded(factory: AlignerFactory, seed: int, sites: int, d_x: int, d_y: int) -> Aligner:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
 from typing import Any, Self, cast
 
 import lightning.pytorch as pl
@@ -13,15 +12,17 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from aligners.fitting.bank import flat, nested
 from aligners.models.calling import FiniteCheck
 from aligners.progress import track
 from aligners.similarity.algebra.moments import Moments
 from aligners.similarity.moments import MomentsMetric
-from datamodules.batches import LengthBatches
+from datamodules.batches import LengthBatches, TextBatch, limited
+from datamodules.rows.reading import PairedBatch
+from datamodules.states import States
 from datamodules.store.keeping import load_tensors, save_tensors
 from datamodules.store.reading import StoredLoader
-
-HOOK = "on_moments_batch_end"
+from datamodules.tokens.splits import Split
 
 
 @dataclass
@@ -91,36 +92,53 @@ def read_moments(
         kept = loader.beside("moments", {"batches": batches, **about}).with_suffix(".safetensors")
     if kept is not None and trainer.strategy.broadcast(kept.is_file()):
         device = trainer.strategy.root_device
-        return {name: Moments(*(part.to(device) for part in moments)) for name, moments in _load(kept).items()}
+        found = nested({name: value.to(device) for name, value in load_tensors(kept).items()})
+        return {name: Moments(**parts) for name, parts in found.items()}
     reading = Reading() if reading is None else reading
-    hooks = [callback.on_moments_batch_end for callback in _callbacks(trainer) if hasattr(callback, HOOK)]
+    watching = [callback for callback in cast(Any, trainer).callbacks if hasattr(callback, "on_moments_batch_end")]
     count, shown = min(len(loader), batches), trainer.is_global_zero and trainer.progress_bar_callback is not None
     left = max(count - reading.batches, 0)
     cast(LengthBatches, loader.sampler).skip(reading.batches)
     for batch in track(islice(loader, left), "Reading moments", left, transient=True, disable=not shown):
         reading.add(rows(batch))
-        for hook in hooks:
-            hook(trainer)
+        for callback in watching:
+            callback.on_moments_batch_end(trainer)
     check.flush()
     computed = {name: metric.compute() for name, metric in reading.metrics.items()}
     if kept is not None and trainer.is_global_zero:
-        parts = {f"{bank}/{part}": v.cpu() for bank, each in computed.items() for part, v in each._asdict().items()}
-        save_tensors(kept, parts)
+        parts = flat({name: moments._asdict() for name, moments in computed.items()})
+        save_tensors(kept, {name: value.cpu() for name, value in parts})
     return computed
 
 
-def _load(path: Path) -> dict[str, Moments]:
-    """The moments of each bank that an earlier pass has kept.
+def moments_of_states(
+    data: States,
+    rows: Callable[[PairedBatch], Mapping[str, tuple[Tensor, Tensor]]],
+    split: Split = "fit",
+    *,
+    reading: Reading | None = None,
+    **about: Any,
+) -> dict[str, Moments]:
+    """Return the moments of paired rows of a split, read in batches as the Trainer of the run would hand them on.
 
-    Raises:
-        ValueError: the file is damaged.
+    Args:
+        data: the data module of the run.
+        rows: chooses the rows of a batch for each bank; see `read_moments`.
+        split: whose texts are read. Of fitting texts these are as many batches as the Trainer reads in its stage, in a
+            fit in the order of epoch 0.
+        reading: what was read before.
+        about: what decides the moments besides the data module's options and the split, as plain values.
     """
-    found: dict[str, dict[str, Any]] = {}
-    for name, value in load_tensors(path).items():
-        bank, _, part = name.rpartition("/")
-        found.setdefault(bank, {})[part] = value
-    return {bank: Moments(**parts) for bank, parts in found.items()}
+    trainer = cast(pl.Trainer, data.trainer)
+    trains, about = trainer.state.fn == "fit", {"data": data.describe(), "config": data.config(), **about}
+    loader = data.loader(split, shuffle=trains and split == "fit")
+    batches = len(loader)
+    if split == "fit":
+        batches = limited(batches, trainer, "train" if trains else "test")
+    else:
+        about["split"] = split
 
+    def read(texts: TextBatch) -> Mapping[str, tuple[Tensor, Tensor]]:
+        return rows(trainer.strategy.batch_to_device(data.on_before_batch_transfer(texts, 0)))
 
-def _callbacks(trainer: pl.Trainer) -> list[Any]:
-    return cast(Any, trainer).callbacks
+    return read_moments(trainer, loader, read, data.reader.check, batches, reading, about)

@@ -1,28 +1,16 @@
-"""The outcome of training at each site, and a warning about fits that had few rows."""
+"""The outcome of training at each site, in words, and cautions about maps that had few rows or learned nothing."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-from lightning.pytorch.utilities import rank_zero_only
+from typing import Any
 
 from aligners.similarity.algebra.moments import Moments
 from aligners.similarity.functional.canonical import MOST_BY_CHANCE
 
-if TYPE_CHECKING:
-    pass
-
 TRAINED_WELL = "trained"
-
-
 MARK = "*"
-
-
 MEANING = f"{MARK}: a map that kept its untrained start or diverged. It is compared with no other."
-
-
 MOST_ROUTES = 3  # that are named; of more, their number is
 
 
@@ -107,9 +95,6 @@ def no_better_than_the_mean(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"No better than the mean of the target's states at some site, by its largest FVU: {said}."] if said else []
 
 
-logger = logging.getLogger(__name__)
-
-
 def few_rows(*each: Moments) -> list[str]:
     """A caution for all moments of fitting rows that have fewer than ten rows a dimension."""
     found = {}
@@ -124,10 +109,3 @@ def few_rows(*each: Moments) -> list[str]:
                 f"{round(width / MOST_BY_CHANCE) + 1:,} rows or more."
             )
     return list(found.values())
-
-
-@rank_zero_only
-def warn_of_few_rows(moments: Moments) -> None:
-    """Warn of `few_rows`."""
-    for caution in few_rows(moments):
-        logger.warning(caution)

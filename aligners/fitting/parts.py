@@ -15,7 +15,10 @@ from aligners.fitting.bank import (
     StoredBank,
     build_aligner,
     describe_aligner,
+    kind_of,
     load_bank,
+    moments_at,
+    records_at,
     refuse_other_models,
     save_bank,
     take_places,
@@ -99,25 +102,20 @@ def check_part(file: Path, sites: str, module: Alignment, data: States) -> None:
     Raises:
         ValueError: it has other sites, models, data or maps.
     """
-    part, models = load_bank(file), data.reader
-    made = {fit.place: fit.aligner for fit in module.made(1, *models.widths)}
-    kept = {f"{route}.{name}": aligner for route, maps in part.maps.items() for name, aligner in maps.items()}
-    now = identity(data, aligners={name: _kind(aligner) for name, aligner in made.items()})
-    then = {"data": {**part.data, "sites": now["data"]["sites"]}, "data_config": part.data_config}
-    refuse_other_models(part.data["models"], now["data"]["models"], str(file))
-    refuse_other_run(
-        {**then, "options": {"aligners": {name: _kind(aligner) for name, aligner in kept.items()}}}, now, str(file)
-    )
+    part = load_bank(file)
+    fitted = {f"{route}.{name}": bank for route, maps in part.maps.items() for name, bank in maps.items()}
+    planned = {fit.key: fit.aligner for fit in module.made(1, *data.reader.widths)}
+    then, now = ({key: kind_of(bank) for key, bank in banks.items()} for banks in (fitted, planned))
+    run = identity(data, aligners=now)
+    known = {**part.data, "sites": run["data"]["sites"]}
+    refuse_other_models(part.data["models"], run["data"]["models"], str(file))
+    begun = {"data": known, "data_config": part.data_config, "options": {"aligners": then}}
+    refuse_other_run(begun, run, str(file))
     if part.data_config["sites"] != sites:
         raise UserError(
             f"{file} has the sites {part.data_config['sites']}, but this part of the run has {sites}. Give the "
             "`data.sites` and `sites_at_once` with which it was begun."
         )
-
-
-def _kind(aligner: Aligner) -> dict[str, Any]:
-    described = describe_aligner(aligner)
-    return {name: described[name] for name in ("class", "options")}
 
 
 def join_parts(files: Sequence[Path], folder: Path) -> StoredBank:
@@ -143,21 +141,13 @@ def join_parts(files: Sequence[Path], folder: Path) -> StoredBank:
 
 def take_sites(bank: StoredBank, sites: Sequence[int]) -> StoredBank:
     """Some sites of a bank, by their numbers, as a bank of their own."""
-    chosen, moments = list(sites), bank.moments
+    chosen = list(sites)
     return replace(
         bank,
-        maps={
-            route: {name: take_places(aligner, chosen) for name, aligner in maps.items()}
-            for route, maps in bank.maps.items()
-        },
+        maps=bank.of_each(lambda aligner: take_places(aligner, chosen)),
         pairs={route: [pairs[s] for s in chosen] for route, pairs in bank.pairs.items()},
-        moments=None if moments is None else Moments(moments.n, *(value[chosen] for value in moments[1:])),
-        training={
-            key: {
-                name: [value[s] for s in chosen] if isinstance(value, list) else value for name, value in record.items()
-            }
-            for key, record in bank.training.items()
-        },
+        moments=moments_at(bank.moments, chosen),
+        training=records_at(bank.training, chosen),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
@@ -12,37 +11,31 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from aligners.errors import UserError, check_range
+from aligners.errors import UserError, check_known, check_range
 from aligners.files.room import free_memory, in_words
 from aligners.fitting.alignment import Alignment
+from aligners.fitting.errors import Way, columns_of, parameters_of, squared_errors
 from aligners.fitting.fits import AlignerFactory, fit_map, seeded
-from aligners.fitting.in_memory import train_on_rows
 from aligners.fitting.outcomes import TRAINED_WELL
 from aligners.fitting.training import describe_optimizer
-from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP, FreeForm
+from aligners.numbers import finite
 from aligners.progress import track
-from aligners.similarity.algebra.moments import Moments, moments_of
+from aligners.similarity.algebra.moments import moments_of
 from datamodules.module import stream_of
-from datamodules.rows.reading import PairedBatch, Place, Plan
+from datamodules.rows.reading import PairedBatch, Plan
 from datamodules.states import States
 from datamodules.text.sources import TextSource
 
 AT_ONCE = 8192  # rows that are mapped together
 
 
-class Way(NamedTuple):
-    """A map, and the map back that belongs to it, if there is one."""
-
-    there: Callable[[Tensor], Tensor]
-    back: Callable[[Tensor], Tensor] | None
-
-    @torch.no_grad()
-    def mapped(self, x: Tensor) -> Tensor:
-        """g(x), some rows at a time: (S, N, d_x) -> (S, N, d_y)."""
-        return torch.cat([self.there(part) for part in x.split(AT_ONCE, 1)], 1)
+@torch.no_grad()
+def mapped_rows(way: Way, x: Tensor) -> Tensor:
+    """g(x), some rows at a time: (S, N, d_x) -> (S, N, d_y)."""
+    return torch.cat([way(part) for part in x.split(AT_ONCE, 1)], 1)
 
 
 @torch.no_grad()
@@ -62,18 +55,18 @@ def measure(
         Name -> (S,); not finite where there is nothing to measure, or the map overflows.
     """
     (mean_x, mean_y), x = means, held.x
-    mapped = way.mapped(x)
-    squares, totals = _squares(mapped, held.y, mean_y)
+    mapped = mapped_rows(way, x)
+    squares, totals = squared_errors(mapped, held.y, mean_y[:, None])
     unseen = torch.zeros(x.shape[1], dtype=torch.bool, device=x.device) if held.unseen is None else held.unseen
     found = {"fvu": squares.sum(1) / totals.sum(1)}
     for name, part in (("fvu_seen", ~unseen), ("fvu_unseen", unseen)):
         found[name] = squares[:, part].sum(1) / totals[:, part].sum(1)  # 0/0 without such rows
     if other is not None:
-        elsewhere, whole = _squares(way.mapped(other.x), other.y, mean_y)
+        elsewhere, whole = squared_errors(mapped_rows(way, other.x), other.y, mean_y[:, None])
         found["fvu_other"] = elsewhere.sum(1) / whole.sum(1)
-    if way.back is not None:
+    if way.invertible:
         gaps = [
-            (way.back(there) - own).abs().amax((1, 2))
+            (way.inverse(there) - own).abs().amax((1, 2))
             for there, own in zip(mapped.split(AT_ONCE, 1), x.split(AT_ONCE, 1), strict=True)
         ]
         found["round_trip"] = torch.stack(gaps).nan_to_num(torch.inf).amax(0) / x.abs().amax((1, 2))
@@ -83,11 +76,6 @@ def measure(
         quantiles = stretches(way.there, sample, spread)
         found |= dict(zip(("stretch_low", "stretch_median", "stretch_high"), quantiles, strict=True))
     return found
-
-
-def _squares(mapped: Tensor, y: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-    """The squared error of each row, and its squared distance from the mean, both (S, N) in float64."""
-    return (mapped - y).double().square().sum(-1), (y.double() - mean[:, None]).square().sum(-1)
 
 
 def gelbrich(x: Tensor, y: Tensor) -> Tensor:
@@ -180,30 +168,10 @@ def _root(matrix: Tensor) -> Tensor:
 
 
 FREE = "mlp"
-
-
 NAMES = ("linear", "inn_paper", "inn_one_way", "inn", FREE, "free_form")
-
-
 DEFAULT = ("linear", "inn_one_way", "inn", FREE, "free_form")
-
-
-def check_names(names: Sequence[str]) -> None:
-    """Raise if a name is not that of a map that can be compared.
-
-    Raises:
-        ValueError: naming the known ones; or the free network, by which all are judged, is missing.
-    """
-    unknown = [name for name in names if name not in NAMES]
-    if unknown or not names:
-        raise UserError(f"Expected `maps` from {', '.join(NAMES)}, but got {', '.join(unknown) or 'none'}.")
-    if FREE not in names:
-        raise UserError(f"Expected `maps` to include {FREE!r}, whose FVU is the measure of the others.")
-
-
-def one_way(name: str) -> bool:
-    """Whether a map has no way back, so that another one has to be fitted from Y to X."""
-    return name in ("linear", FREE)
+ONE_WAY = ("linear", FREE)  # maps without a way back: another one has to be fitted from Y to X
+MEASURED = ("fvu", "fvu_seen", "fvu_unseen", "fvu_other", "round_trip", "stretch_low", "stretch_median", "stretch_high")
 
 
 def factory(name: str, parameters: int) -> AlignerFactory:
@@ -236,11 +204,6 @@ def _inn(parameters: int, inn: Callable[..., INN]) -> AlignerFactory:
     return make
 
 
-def parameters_of(aligner: Aligner) -> int:
-    """Parameters of one site."""
-    return sum(weight[0].numel() for weight in aligner.parameters())
-
-
 class PairedRows(NamedTuple):
     """Paired rows: x (S, N, d_x), y (S, N, d_y), and which are of unseen types (N,), if rows have types."""
 
@@ -268,96 +231,10 @@ class PairedRows(NamedTuple):
         return cls(torch.cat(x, 1), torch.cat(y, 1), torch.cat(known) if len(known) == len(parts) else None)
 
 
-class RowsInMemory(pl.LightningModule):
-    """Keeps the rows of the held-out texts that a test reads, and of another source's.
-
-    Args:
-        most: rows of each that are kept.
-        other: the other source.
-    """
-
-    def __init__(self, most: int, other: TextSource | None = None) -> None:
-        super().__init__()
-        self.most, self.other = most, other
-        self._batches: dict[str, list[PairedBatch]] = {}
-
-    @property
-    def data(self) -> States:
-        """The data module of the run."""
-        return stream_of(self.trainer, States)
-
-    def setup(self, stage: str) -> None:
-        """Check that the rows fit in memory, and that there is one process; choose the splits to read."""
-        if self.trainer.world_size > 1:
-            raise UserError(
-                f"The price of bijectivity is measured by one process, but `trainer.devices` makes "
-                f"{self.trainer.world_size}. Set it to 1."
-            )
-        self.data.plan(Plan(other=self.other))
-        reader = self.data.reader
-        _check_room(self.most, len(reader.sites), sum(reader.widths), self.trainer.strategy.root_device)
-
-    def test_step(self, batch: PairedBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Keep the rows of a batch."""
-        kept = self._batches.setdefault(self.data.splits[dataloader_idx], [])
-        if sum(batch.x.shape[1] for batch in kept) < self.most:
-            kept.append(batch)
-
-    def on_test_epoch_end(self) -> None:
-        """Check the states of the last batch as well, and join what was kept."""
-        self.data.reader.check.flush()
-        self.rows = {split: PairedRows.of(batches, self.most) for split, batches in self._batches.items()}
-        self._batches = {}
-
-
-def _check_room(rows: int, sites: int, widths: int, device: torch.device) -> None:
-    """Raise if fitting rows and held-out rows, and the copy that joining them takes, may not fit in memory.
-
-    Args:
-        rows: of each kind.
-        sites: S.
-        widths: d_x + d_y.
-        device: where they are kept.
-
-    Raises:
-        ValueError: they take more than half of what is free.
-    """
-    size, free = 3 * 4 * rows * sites * widths, free_memory(device)
-    if size > free / 2:
-        raise UserError(
-            f"Expected `most_rows` rows at {sites} site pairs to fit in half of the free memory, "
-            f"{in_words(free / 2)}, but {rows:,} take {in_words(size)}. Give fewer, or fewer `data.sites`."
-        )
-
-
-MEASURED = ("fvu", "fvu_seen", "fvu_unseen", "fvu_other", "round_trip", "stretch_low", "stretch_median", "stretch_high")
-
-
-class Trained(NamedTuple):
-    """A map after its training, in one direction.
-
-    Attributes:
-        name: of the map.
-        turned: whether this is from Y to X.
-        way: the map.
-        about: its size in parameters, asked for and had, steps (0 for a closed form), and seed.
-        diverged: (S,) steps at which sites diverged; 0 where none did.
-    """
-
-    name: str
-    turned: bool
-    way: Way
-    about: dict[str, int]
-    diverged: list[int]
-
-    def outcome(self, site: int) -> str | None:
-        """What came of the training at a site; None for a closed form."""
-        diverged = self.diverged[site]
-        return f"diverged at step {diverged}" if diverged else TRAINED_WELL if self.about["steps"] else None
-
-
-class BijectionPrice:
+class BijectionPrice(pl.LightningModule):
     """Fits maps of equal size for equal numbers of steps, and measures them on the held-out texts in both directions.
+
+    Its test keeps the rows of these texts, and of another source's, in memory; `run` then fits and measures.
 
     Each point of a learning curve is a training of its own, with the whole course of the learning rate. Each step draws
     its rows, with replacement, from fitting rows in memory. Schedule and clipping are those of `train.py fit`, and
@@ -396,7 +273,10 @@ class BijectionPrice:
         stretched_rows: int = 64,
         other_text: TextSource | None = None,
     ) -> None:
-        check_names(maps)
+        super().__init__()
+        check_known(NAMES, maps=maps)
+        if FREE not in maps:
+            raise UserError(f"Expected `maps` to include {FREE!r}, whose FVU is the measure of the others.")
         check_range(least=1, steps=steps, parameters=parameters or None, seeds=seeds, rows_a_step=rows_a_step)
         check_range(least=2, most_rows=most_rows)
         check_range(least=0, stretched_rows=stretched_rows)
@@ -407,6 +287,7 @@ class BijectionPrice:
         self.like = Alignment(optimizer=partial(torch.optim.AdamW, lr=learning_rate, weight_decay=0.0, fused=True))
         self.rows: list[dict[str, Any]] = []
         self.meta: dict[str, Any] = {}
+        self._batches: dict[str, list[PairedBatch]] = {}
 
     def check_widths(self, d_x: int, d_y: int) -> None:
         """Raise if a map cannot have these widths, or one of the sizes at them.
@@ -420,27 +301,54 @@ class BijectionPrice:
     def _sizes(self, d_x: int, d_y: int) -> list[int]:
         return self.sizes or [parameters_of(INN(1, d_x, d_y))]
 
-    def run(self, data: States, held: Mapping[str, PairedRows], *, shown: bool = False) -> None:
-        """Read the fitting rows, train every map on them, and measure it.
+    # ------------------------------------------------------------------ the held-out rows
 
-        Args:
-            data: the data module.
-            held: the rows of the held-out texts (`test`), and of those of another source (`other`).
-            shown: whether a progress bar is shown.
-        """
-        fitting = PairedRows.of(data.paired("fit", shuffle=True), self.most_rows)
+    def setup(self, stage: str) -> None:
+        """Check that the rows fit in memory, and that there is one process; choose the splits to read."""
+        if self.trainer.world_size > 1:
+            raise UserError(
+                f"The price of bijectivity is measured by one process, but `trainer.devices` makes "
+                f"{self.trainer.world_size}. Set it to 1."
+            )
+        self.stream = stream_of(self.trainer, States)
+        self.stream.plan(Plan(other=self.other_text))
+        sites, widths = len(self.stream.reader.sites), sum(self.stream.reader.widths)
+        free = free_memory(self.trainer.strategy.root_device)
+        size = 3 * 4 * self.most_rows * sites * widths  # fitting rows, held-out rows, and the copy that joining takes
+        if size > free / 2:
+            raise UserError(
+                f"Expected `most_rows` rows at {sites} site pairs to fit in half of the free memory, "
+                f"{in_words(free / 2)}, but {self.most_rows:,} take {in_words(size)}. Give fewer, or fewer sites."
+            )
+
+    def test_step(self, batch: PairedBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Keep the rows of a batch."""
+        kept = self._batches.setdefault(self.stream.splits[dataloader_idx], [])
+        if sum(batch.x.shape[1] for batch in kept) < self.most_rows:
+            kept.append(batch)
+
+    def on_test_epoch_end(self) -> None:
+        """Check the states of the last batch as well, and join what was kept."""
+        self.stream.reader.check.flush()
+        self.held = {split: PairedRows.of(batches, self.most_rows) for split, batches in self._batches.items()}
+        self._batches = {}
+
+    # ------------------------------------------------------------------ the fits
+
+    def run(self) -> None:
+        """Read the fitting rows, train every map on them, and measure it."""
+        data = self.stream
+        self.fitting = PairedRows.of(data.paired("fit", shuffle=True), self.most_rows)
         data.reader.check.flush()
-        moments, places = moments_of(fitting.x, fitting.y), data.reader.places()
+        self.moments = moments_of(self.fitting.x, self.fitting.y)
         self.meta = {
-            **data.describe(), **data.describe_other(), "split": "test", "n_rows": held["test"].x.shape[1],
+            **data.describe(), **data.describe_other(), "split": "test", "n_rows": self.held["test"].x.shape[1],
             "rows_a_step": self.rows_a_step, "seeds": self.seeds,
             "optimizer": describe_optimizer(self.like.optimizer_factory),
         }  # fmt: skip
-        self.rows = []
-        planned = list(self._planned(fitting.x.shape[-1], fitting.y.shape[-1]))
-        for each in track(planned, "Training", transient=True, disable=not shown):
-            for trained in self._train(*each, fitting, moments):
-                self.rows += self._rows(trained, moments, held, places)
+        planned = list(self._planned(self.fitting.x.shape[-1], self.fitting.y.shape[-1]))
+        shown = track(planned, "Training", transient=True, disable=self.trainer.progress_bar_callback is None)
+        self.rows = [row for each in shown for row in self._fitted(*each)]
 
     def _planned(self, d_x: int, d_y: int) -> Iterator[tuple[str, int, int, int]]:
         """Name, size, steps and seed of everything that is trained. Closed forms come once."""
@@ -450,49 +358,39 @@ class BijectionPrice:
         for seed, size, steps, name in product(range(self.seeds), self._sizes(d_x, d_y), self.steps, trained):
             yield name, size, steps, seed
 
-    def _train(
-        self, name: str, size: int, steps: int, seed: int, fitting: PairedRows, moments: Moments
-    ) -> Iterator[Trained]:
-        """Fit and train a map, one for each direction if it has no way back."""
-        for turned in (False, True)[: 1 + one_way(name)]:
-            x, y, _ = fitting.turned() if turned else fitting
+    def _fitted(self, name: str, size: int, steps: int, seed: int) -> Iterator[dict[str, Any]]:
+        """The rows of a map that is fitted and trained, one for each direction if it has no way back."""
+        for turned in (False, True) if name in ONE_WAY else (False,):
+            x, y, _ = self.fitting.turned() if turned else self.fitting
             aligner = seeded(factory(name, size), seed, len(x), x.shape[-1], y.shape[-1]).to(x.device)
-            fit_map(name, aligner, moments.swap() if turned else moments)
-            diverged = train_on_rows(aligner, x, y, steps, self.rows_a_step, seed, self.like).tolist()
+            fit_map(name, aligner, self.moments.swap() if turned else self.moments)
+            diverged = self.like.train_on_rows(aligner, x, y, steps, self.rows_a_step, seed).tolist()
             aligner.requires_grad_(False).eval()
             about = {"size": size, "parameters": parameters_of(aligner), "steps": steps, "seed": seed}
-            if one_way(name):
-                yield Trained(name, turned, Way(aligner, None), about, diverged)
-            else:
-                yield Trained(name, False, Way(aligner, aligner.inverse), about, diverged)
-                yield Trained(name, True, Way(aligner.inverse, aligner), about, diverged)
+            ways = {False: Way(aligner, aligner.inverse), True: Way(aligner.inverse, aligner)}
+            for direction, way in {turned: Way(aligner)}.items() if name in ONE_WAY else ways.items():
+                yield from self._rows(name, direction, way, about, diverged)
 
     def _rows(
-        self, trained: Trained, moments: Moments, held: Mapping[str, PairedRows], places: Sequence[Place]
+        self, name: str, turned: bool, way: Way, about: Mapping[str, int], diverged: Sequence[int]
     ) -> Iterator[dict[str, Any]]:
-        """A row for each site of a map, and of the floor beside each free network."""
-        if trained.turned:
+        """A row for each site of a map, from Y to X if `turned`, and of the floor beside each free network."""
+        moments, held = self.moments, self.held
+        if turned:
             moments, held = moments.swap(), {split: rows.turned() for split, rows in held.items()}
-        way, own = trained.way, held["test"]
-        means = moments.mean_x, moments.mean_y
-        found = {trained.name: measure(way, own, held.get("other"), means, self.stretched_rows)}
-        if trained.name == FREE:
-            found["floor"] = {"fvu": floor(way.mapped(own.x), own.y, moments.mean_y)}
+        own, means = held["test"], (moments.mean_x, moments.mean_y)
+        found = {name: measure(way, own, held.get("other"), means, self.stretched_rows)}
+        if name == FREE:
+            found["floor"] = {"fvu": floor(mapped_rows(way, own.x), own.y, moments.mean_y)}
+        trained = TRAINED_WELL if about["steps"] else None
         for method, figures in found.items():
-            for s, place in enumerate(places):
+            for s, place in enumerate(self.stream.reader.places()):
                 yield {
-                    "model_x": place.model_x,
-                    "model_y": place.model_y,
-                    "site_x": place.site_x,
-                    "site_y": place.site_y,
+                    **columns_of(place),
                     "method": method,
-                    "direction": "Y to X" if trained.turned else "X to Y",
-                    **trained.about,
-                    "diverged_step": trained.diverged[s],
-                    "training": trained.outcome(s),
-                    **{column: _number(figures[column][s]) if column in figures else None for column in MEASURED},
+                    "direction": "Y to X" if turned else "X to Y",
+                    **about,
+                    "diverged_step": diverged[s],
+                    "training": f"diverged at step {diverged[s]}" if diverged[s] else trained,
+                    **{column: finite(figures[column][s]) if column in figures else None for column in MEASURED},
                 }
-
-
-def _number(value: Tensor) -> float | None:
-    return float(value) if math.isfinite(value) else None

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import reduce
 from itertools import product
 from typing import Any, cast
 
 import torch
 from torch import nn
 
-from aligners.errors import UserError
+from aligners.errors import UserError, check_range
 from aligners.maps.inn import INN
-from aligners.maps.invertible import AffineCoupling, Conditioner
+from aligners.maps.invertible import Conditioner
 from aligners.models.architectures import Component
 from aligners.similarity.algebra.moments import Moments, merge_moments, moments_of
+from datamodules.batches import TextBatch
 from datamodules.rows.reading import Link, PairedBatch, read_rows
 from datamodules.rows.sites import parse_sites
 from datamodules.states import Pairing, States
@@ -42,7 +44,7 @@ def random_inns(moments: Moments, strengths: Sequence[float], seeds: Sequence[in
     for place, (strength, seed) in enumerate(zip(strengths, seeds, strict=True)):
         draw = torch.Generator().manual_seed(seed)
         for coupling in bank.couplings:
-            _draw(cast(AffineCoupling, coupling).conditioner, place, strength, draw)
+            _draw(coupling.conditioner, place, strength, draw)
     return bank.requires_grad_(False).eval()
 
 
@@ -87,11 +89,9 @@ def target_states(
     Raises:
         ValueError: an option is out of its range.
     """
-    for name, value, least in (("targets", targets, 1), ("target_seed", target_seed, 0)):
-        if value < least:
-            raise UserError(f"Expected `{name}` to be at least {least}, but got {value}.")
-    if couplings < 2:
-        raise UserError(f"Expected `couplings` to be at least 2, to change every dimension, but got {couplings}.")
+    check_range(least=0, target_seed=target_seed)
+    check_range(least=1, targets=targets)
+    check_range(least=2, couplings=couplings)  # to change every dimension
     if not strengths or min(strengths) < 0 or len(set(strengths)) < len(strengths):
         raise UserError(f"Expected `strengths` to be different numbers of at least 0, but got {strengths}.")
     seeds = range(target_seed, target_seed + targets)
@@ -109,42 +109,29 @@ def target_states(
         x = data.reader.model_x.identity()
         return {"models": {"x": x, "y": {**x, "name": f"random INNs of {x['name']}"}}, **drawn}
 
+    networks: list[INN] = []  # f of all places, drawn when the first states are read, whose scale they need
+
+    def transform(data: States, batch: PairedBatch) -> PairedBatch:
+        if not networks:
+            abouts = [link.about for link in data.reader.links]
+            each_strength, each_seed = ([place[name] for place in abouts] for name in ("strength", "target_seed"))
+            networks.append(random_inns(_moments(data, len(strengths) * targets), each_strength, each_seed, couplings))
+        with torch.no_grad():
+            return replace(batch, y=networks[0].to(batch.x.device)(batch.x))
+
     chosen = {"model": model, "sites": sites, "revision": revision, **drawn}
-    transform = _Targets(couplings, len(strengths) * targets)
     return States(Pairing([(model, revision)] * 2, links, chosen, about=about, transform=transform), **options)
 
 
-@dataclass
-class _Targets:
-    """Puts f(x) in the place of y.
+def _moments(data: States, copies: int) -> Moments:
+    """Moments of x with x at each place, `copies` for each site, from some fitting texts that all ranks read alike."""
+    reader = data.reader
+    sites = [i for i, _ in reader.sites[: len(reader.sites) // copies]]
 
-    Attributes:
-        couplings: of each network.
-        copies: networks of each site.
-        networks: f of each place, drawn when the first states are read, whose scale they need.
-    """
+    def read(texts: TextBatch) -> Moments:
+        prepared = reader.prepare(texts).to(reader.model_x.device)
+        x = read_rows(reader.model_x, prepared.texts.inputs_x, sites, prepared.rows[0], data.component).cpu()
+        return moments_of(x, x)
 
-    couplings: int
-    copies: int
-    networks: INN | None = None
-
-    def __call__(self, data: States, batch: PairedBatch) -> PairedBatch:
-        """A batch with its targets."""
-        if self.networks is None:
-            abouts = [link.about for link in data.reader.links]
-            strengths, seeds = ([about[name] for about in abouts] for name in ("strength", "target_seed"))
-            self.networks = random_inns(self._moments(data), strengths, seeds, self.couplings)
-        with torch.no_grad():
-            return replace(batch, y=self.networks.to(batch.x.device)(batch.x))
-
-    def _moments(self, data: States) -> Moments:
-        """Moments of x with x at each place, from some fitting texts that are the same on every rank."""
-        reader, found = data.reader, None
-        sites = [i for i, _ in reader.sites[: len(reader.sites) // self.copies]]
-        for texts in data.load("fit", only=SCALED_ON, alone=True):
-            prepared = reader.prepare(texts).to(reader.model_x.device)
-            x = read_rows(reader.model_x, prepared.texts.inputs_x, sites, prepared.rows[0], data.component).cpu()
-            new = moments_of(x, x)
-            found = new if found is None else merge_moments(found, new)
-        assert found is not None  # a split is never empty
-        return Moments(found.n, *(value.repeat(self.copies, *[1] * (value.ndim - 1)) for value in found[1:]))
+    found = reduce(merge_moments, map(read, data.load("fit", only=SCALED_ON, alone=True)))
+    return Moments(found.n, *(value.repeat(copies, *[1] * (value.ndim - 1)) for value in found[1:]))

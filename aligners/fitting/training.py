@@ -1,32 +1,23 @@
-"""Gradient steps: how many, how fast, how clipped, what stops a site that diverges, and figures over ranks."""
+"""Gradient steps: how fast and with which clipping, what stops a site that diverges, and figures over ranks."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal, Protocol, cast, get_args
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, Literal, cast, get_args
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 
-from aligners.errors import check_known
-
-
-def training_steps(trainer: pl.Trainer, rows: int, most: int, read: int) -> int:
-    """Return the number of steps of the whole run: the Trainer's limit if it has one, otherwise what `rows` takes.
-
-    Args:
-        trainer: the run's Trainer, after its training loader was set up.
-        rows: number of rows to train on.
-        most: upper limit on the steps that `rows` may take.
-        read: number of rows in one epoch.
-    """
-    limited = trainer.estimated_stepping_batches
-    if limited != math.inf:
-        return int(limited)
-    return min(math.ceil(rows * int(trainer.num_training_batches) / read), most)
+from aligners.errors import check_known, check_range
+from aligners.fitting.bank import StoredBank
+from aligners.maps.base import Aligner
+from aligners.maps.solving import Products, products_in
 
 
 def mean_over_ranks(trainer: pl.Trainer, values: Tensor) -> Tensor:
@@ -36,34 +27,22 @@ def mean_over_ranks(trainer: pl.Trainer, values: Tensor) -> Tensor:
     return cast(Tensor, trainer.strategy.reduce(values.clone(), reduce_op="mean"))
 
 
+def mean_count(trainer: pl.Trainer, count: int, device: torch.device) -> Tensor | float:
+    """The mean over ranks of what each rank has of something; in a run of one process, that number itself."""
+    if trainer.world_size == 1:
+        return float(count)
+    # filled on the device: a number that is copied there would wait for it
+    return mean_over_ranks(trainer, torch.full((), float(count), device=device))
+
+
 Schedule = Literal["constant", "linear", "cosine", "one_cycle"]
-
-
 REFERENCE_WIDTH = 64
-
-
 # Steps over which the rate of trained maps rises at least, if need be beyond the end. The first steps of Adam change
 # every entry by the rate, whatever its gradient says, until the averages know how far to trust it.
 LEAST_RISE = 100.0
 
 
-class Trained(Protocol):
-    """A module that says how its parameters move its output; see `Aligner.fan_in` and `Aligner.in_a_row`."""
-
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """As of every `nn.Module`."""
-        ...
-
-    def fan_in(self, name: str, parameter: Tensor) -> int:
-        """Number of inputs."""
-        ...
-
-    def in_a_row(self, name: str) -> int:
-        """Number of parameters whose steps add up."""
-        ...
-
-
-def make_optimizer(factory: OptimizerCallable, aligners: Iterable[Trained]) -> torch.optim.Optimizer | None:
+def make_optimizer(factory: OptimizerCallable, aligners: Iterable[Aligner]) -> torch.optim.Optimizer | None:
     """Make one optimiser for all aligners, whose step changes a matrix equally at any width.
 
     A step of Adam changes every entry by about the learning rate, whatever the gradient. Summed over n inputs that
@@ -133,41 +112,44 @@ def schedule_factor(schedule: Schedule, steps: int, warmup: float, least_rise: f
     return factor
 
 
-@torch.no_grad()
-def gradient_norms(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """Norm (S,) of each site's gradient, over all parameters (S, ...) together."""
-    return torch.stack([p.grad.flatten(1).square().sum(1) for p in parameters if p.grad is not None]).sum(0).sqrt()
+def learning_rates(
+    optimizer: torch.optim.Optimizer, schedule: Schedule, steps: int, warmup: float, *, done: int = 0, rise: bool = True
+) -> LambdaLR:
+    """The course of an optimiser's learning rates, each group's with its `least_rise` if `rise`; see `schedule_factor`.
+
+    It follows from the number of steps that are done, so no checkpoint needs to hold it.
+    """
+    rises = [group["least_rise"] if rise else 0 for group in optimizer.param_groups]
+    return LambdaLR(optimizer, [schedule_factor(schedule, steps, warmup, least) for least in rises], done - 1)
 
 
 @torch.no_grad()
 def clip_per_site(
-    parameters: Iterable[nn.Parameter], largest: float, norms: Tensor | None = None, alive: Tensor | None = None
+    parameters: Iterable[nn.Parameter], largest: float, alive: Callable[[Tensor], Tensor] | None = None
 ) -> Tensor:
     """Scale each site's gradient, over all parameters (S, ...) together, down to norm `largest`.
 
     Args:
         parameters: one bank's parameters.
         largest: the norm; 0 turns clipping off.
-        norms: their `gradient_norms`, if already computed.
-        alive: (S,) True for sites that train; the gradients of all others are set to zero.
+        alive: says from the norms (S,) which sites train, (S,) bool; the gradients of all others are set to zero.
 
     Returns:
         (S,) the norms before.
     """
-    parameters = list(parameters)
-    norms = gradient_norms(parameters) if norms is None else norms
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norms = torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0).sqrt()
     factor = (largest / (norms + 1e-12)).clamp(max=1) if largest else torch.ones_like(norms)
-    for g in (p.grad for p in parameters if p.grad is not None):
+    training = None if alive is None else alive(norms)
+    for g in gradients:
         g.mul_(factor.view(-1, *[1] * (g.ndim - 1)))
-        if alive is not None:
-            g.copy_(torch.where(alive.view(-1, *[1] * (g.ndim - 1)), g, 0))
+        if training is not None:
+            g.copy_(torch.where(training.view(-1, *[1] * (g.ndim - 1)), g, 0))
     return norms
 
 
 # A loss this many times that of the first step does not come back.
 FACTOR = 10.0
-
-
 # In units of FVU: below this a site is no worse than the mean, wherever it started.
 HARMLESS = 2.0
 
@@ -187,28 +169,26 @@ class Divergence:
         self.step: dict[str, Tensor] = {}
         self._first: dict[str, Tensor] = {}
 
-    def watch(self, bank: str, loss: Tensor, step: int) -> None:
-        """Check the losses of a step.
+    def watch(self, bank: str, loss: Tensor, norms: Tensor, step: int) -> Tensor:
+        """Check the losses and gradients of a step.
 
         Args:
             bank: its name.
             loss: (S,) of all ranks.
+            norms: (S,) of the gradients.
             step: number of the step, from 1.
+
+        Returns:
+            (S,) True where a site goes on training.
         """
         loss = loss.detach()
         if bank not in self.step:
             self.step[bank] = torch.zeros_like(loss, dtype=torch.long)
             self._first[bank] = loss.nan_to_num(0.0, 0.0)
-        self._mark(bank, ~(loss <= (FACTOR * self._first[bank]).clamp(min=HARMLESS)), step)
-
-    def watch_gradient(self, bank: str, norms: Tensor, step: int) -> Tensor:
-        """Check the gradient norms (S,) of a step; returns (S,), True where a site goes on training."""
-        self._mark(bank, ~norms.isfinite(), step)
-        return self.step[bank] == 0
-
-    def _mark(self, bank: str, bad: Tensor, step: int) -> None:
-        known = self.step[bank]
+        known, limit = self.step[bank], (FACTOR * self._first[bank]).clamp(min=HARMLESS)
+        bad = ~(loss <= limit) | ~norms.isfinite()
         self.step[bank] = torch.where(bad & (known == 0), step, known)
+        return self.step[bank] == 0
 
     def state_dict(self) -> dict[str, Any]:
         """The state that a resumed run needs."""
@@ -245,14 +225,131 @@ def validate_if_due(trainer: pl.Trainer, validated_at: int | None, complete: boo
     epochs = trainer.check_val_every_n_epoch
     interval = fitting.val_check_batch if epochs is None else epochs * trainer.num_training_batches
     if complete or trainer.global_step % interval == 0:
-        _validate_now(fitting)
+        validation = fitting.fit_loop.epoch_loop.val_loop
+        validation.restarting = False  # from its first batch
+        validation.reset_restart_stage()
+        fitting.validating = True
+        validation.run()
+        fitting.training = True
 
 
-def _validate_now(fitting: Any) -> None:
-    """Run a fit's own validation loop from its first batch, with all its hooks. Not from within a training step."""
-    validation = fitting.fit_loop.epoch_loop.val_loop
-    validation.restarting = False  # from its first batch
-    validation.reset_restart_stage()
-    fitting.validating = True
-    validation.run()
-    fitting.training = True
+class BankTraining(pl.LightningModule, ABC):
+    """Trains banks of maps, each site by itself: one optimiser for all, and one course of its learning rates.
+
+    Args:
+        optimizer: makes the optimiser.
+        schedule: how the learning rate moves over the training steps.
+        warmup: share of the steps over which it rises.
+        gradient_clip: largest gradient norm of a site of a bank; 0 turns clipping off.
+        seed: of the initial weights.
+
+    Attributes:
+        final: name of the file that a finished run leaves; empty: it leaves none.
+        products: precision of matrix products in training.
+        maps: route -> name -> bank.
+        training_record: route.name -> how training went, site by site; written by `callbacks.best.BestPerSite`.
+        training_steps: of the whole run, once training has begun.
+    """
+
+    automatic_optimization = False
+    final = ""
+    products: Products = "float32"
+
+    def __init__(
+        self, optimizer: OptimizerCallable, schedule: Schedule, warmup: float, gradient_clip: float, seed: int
+    ) -> None:
+        super().__init__()
+        check_range(least=0, below=1, warmup=warmup)
+        self.optimizer_factory, self.schedule, self.warmup = optimizer, schedule, warmup
+        self.gradient_clip, self.seed = gradient_clip, seed
+        self.maps, self.divergence = nn.ModuleDict(), Divergence()
+        self.training_record: dict[str, dict[str, Any]] = {}
+        self._complete = False
+
+    def banks_of(self, route: str) -> dict[str, Aligner]:
+        """Name -> bank of a route."""
+        return {name: cast(Aligner, bank) for name, bank in cast(nn.ModuleDict, self.maps[route]).items()}
+
+    def banks(self) -> dict[str, Aligner]:
+        """The trained banks by route.name."""
+        return {f"{route}.{name}": bank for route in self.maps for name, bank in self.banks_of(route).items()}
+
+    @abstractmethod
+    def criteria(self) -> dict[str, Tensor]:
+        """The last validation's criterion at each site of each trained bank, (S,): lower is better."""
+
+    @abstractmethod
+    def stored(self) -> StoredBank:
+        """The maps as they are now, with what another process needs to use them."""
+
+    def has_begun(self) -> bool:
+        """Whether a run that is stopped now has anything to go on from."""
+        return self.global_step > 0
+
+    def configure_optimizers(self) -> Any:
+        """One optimiser for all trained banks."""
+        return make_optimizer(self.optimizer_factory, self.banks().values())
+
+    def begin(self, steps: int, validated_at: int | None, *, rise: bool = True) -> None:
+        """Validate the starting point, which training has to beat, and set the course of the learning rates.
+
+        Args:
+            steps: of the whole run; one that has taken them ends here.
+            validated_at: step of the last validation; None if there was none.
+            rise: see `learning_rates`.
+        """
+        self.training_steps = steps
+        complete = self._complete or not self.banks() or self.global_step >= steps
+        validate_if_due(self.trainer, validated_at, complete)
+        if complete:
+            self.trainer.should_stop = True
+            return
+        optimizer = self.trainer.optimizers[0]
+        self._rate = learning_rates(optimizer, self.schedule, steps, self.warmup, done=self.global_step, rise=rise)
+
+    def step(self) -> None:
+        """Take a step along the gradients, and end the run with the last one."""
+        cast(Any, self.optimizers()).step()
+        self._rate.step()
+        if self.global_step >= self.training_steps:
+            self.trainer.should_stop = True  # Lightning then validates: without it the steps since would not count
+
+    def log_sites(self, where: str, figure: str, values: Mapping[str, Tensor]) -> None:
+        """Log a figure of some sites, which is that of all ranks: site -> value."""
+        found = {f"{where}/{site}/{figure}": value for site, value in values.items()}
+        self.log_dict(found, rank_zero_only=True)
+
+    @property
+    def logs_now(self) -> bool:
+        """Whether Lightning writes what is logged in this step."""
+        return self.global_step % self.trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
+
+    def train_on_rows(self, aligner: Aligner, x: Tensor, y: Tensor, steps: int, a_step: int, seed: int) -> Tensor:
+        """Train a map that is ready to train on rows in memory, drawn with replacement, as this module trains its own.
+
+        Args:
+            aligner: the map, already fitted to the moments.
+            x: (S, N, d_x).
+            y: (S, N, d_y).
+            steps: how many; the learning rate takes its whole course over them.
+            a_step: rows a step.
+            seed: of the rows that are drawn.
+
+        Returns:
+            (S,) the step at which a site diverged; 0 where none did.
+        """
+        optimizer = make_optimizer(self.optimizer_factory, [aligner])
+        if optimizer is None:
+            return torch.zeros(aligner.sites, dtype=torch.long)
+        rate, divergence = learning_rates(optimizer, self.schedule, steps, self.warmup), Divergence()
+        draw = torch.Generator().manual_seed(seed)
+        for step in range(1, steps + 1):
+            chosen = torch.randint(x.shape[1], (a_step,), generator=draw).to(x.device)
+            optimizer.zero_grad(set_to_none=True)
+            with products_in(self.products):
+                loss = aligner.loss(x[:, chosen], y[:, chosen])
+                loss.sum().backward()
+            clip_per_site(aligner.parameters(), self.gradient_clip, partial(divergence.watch, "map", loss, step=step))
+            optimizer.step()
+            rate.step()
+        return divergence.step["map"]

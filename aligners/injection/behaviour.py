@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from aligners.injection.forward import bank_logits
 from aligners.injection.routes import Route
 from aligners.injection.scoring.scores import bootstrap_interval
 from aligners.injection.scoring.task_scores import ScoredTask, score_interval, task_score
-from aligners.injection.scoring.tasks import chosen, one_after_another, per_text, unit_answers, unit_scores
+from aligners.injection.scoring.tasks import UnitAnswers, agreement, chosen, one_after_another, per_text, unit_answers
 from aligners.models.model import FrozenModel
 from datamodules.asking import TaskBatch
 
@@ -26,26 +26,6 @@ BEHAVIOUR_COLUMNS = (
 OF_LABELS = ("native_x", "native_y", "random_classifier", "random_label", "constant_label")
 OF_TOKENS = ("native_x", "native_y", "unigram")
 BITS = math.log(2)
-
-
-class UnitAnswers(NamedTuple):
-    """The answers to the U units of a batch, without the logits: those of a language model would fill the memory.
-
-    Attributes:
-        loss: (U,) in nats, or the squared error of a number.
-        correct: (U,) 1 where the answer is the right one; NaN of numbers.
-        answer: (U,) the class, token or number; NaN where logits are not finite.
-    """
-
-    loss: Tensor
-    correct: Tensor
-    answer: Tensor
-
-    @classmethod
-    def of(cls, logits: Tensor, batch: TaskBatch) -> UnitAnswers:
-        """From chosen logits (U, C)."""
-        scores, numbers = unit_scores(logits, batch.targets), batch.targets.answer.is_floating_point()
-        return cls(scores["loss"], scores["correct"], unit_answers(logits, regression=numbers))
 
 
 Natives = dict[FrozenModel, UnitAnswers]  # what each model that knows the task answers by itself
@@ -78,7 +58,7 @@ class Behaviour:
             mapped: what is put into Y.
             own: what Y answers by itself.
         """
-        each = (UnitAnswers.of(logits, batch) for logits in bank_logits(self.route, batch, mapped))
+        each = (unit_answers(logits, batch.targets) for logits in bank_logits(self.route, batch, mapped))
         return self._sums(each, batch, own)
 
     def without_sites(self, batch: TaskBatch, natives: Natives) -> dict[str, Tensor]:
@@ -90,10 +70,8 @@ class Behaviour:
         """Sums over the units of each text of several answers, made one by one: quantity -> (answers, B)."""
         found: list[dict[str, Tensor]] = []
         for given in each:
-            missing = torch.full_like(given.loss, torch.nan)
-            agree = torch.where(given.answer.isnan(), missing, (given.answer == own.answer).to(missing))
             units = {"correct": given.correct, "loss": given.loss, "units": torch.ones_like(given.loss)}
-            units["agree"] = missing if self.asked.regression else agree
+            units["agree"] = given.correct if self.asked.regression else agreement(given.answer, own.answer)
             sums = {name: per_text(values, batch.targets) for name, values in units.items()}
             of_texts = self.asked.unit == "text"  # of many tokens there is no one answer
             sums["answer"] = given.answer if of_texts else torch.full_like(sums["loss"], torch.nan)
@@ -111,7 +89,7 @@ class Behaviour:
         if name == "random_classifier":
             with target.fresh_head(self.seed):
                 logits = chosen(target.logits(batch.inputs), batch.targets, one_after_another(target.class_map))
-            return UnitAnswers.of(logits, batch)
+            return unit_answers(logits, batch.targets)
         if name == "unigram":  # the frequencies of tokens in the fitting texts
             self._unigrams = cast(Tensor, self._unigrams).to(right.device)  # once: a copy to the device waits for it
             answer = self._unigrams.argmax().expand_as(right)

@@ -10,10 +10,10 @@ import lightning.pytorch as pl
 from torch import Tensor, nn
 
 from aligners.errors import UserError
-from aligners.fitting.bank import FORWARD, StoredBank, refuse_other_bank
-from aligners.fitting.moments import read_moments
+from aligners.fitting.bank import DIRECTIONS, FORWARD, StoredBank, refuse_other_bank
+from aligners.fitting.moments import moments_of_states
 from aligners.fitting.outcomes import few_rows
-from aligners.injection.behaviour import OF_LABELS, OF_TOKENS, Behaviour, Natives, UnitAnswers
+from aligners.injection.behaviour import OF_LABELS, OF_TOKENS, Behaviour, Natives
 from aligners.injection.forward import own_logits, read_all
 from aligners.injection.methods import (
     CLOSED_FORMS,
@@ -25,14 +25,13 @@ from aligners.injection.methods import (
     stored_kind,
 )
 from aligners.injection.panels import Panel, PanelBatch
-from aligners.injection.routes import DIRECTIONS, InjectedTask, Route, paired_routes
+from aligners.injection.routes import InjectedTask, Route, paired_routes
 from aligners.injection.scoring.task_scores import ScoredTask
-from aligners.injection.scoring.tasks import matched_by_number
+from aligners.injection.scoring.tasks import matched_by_number, unit_answers
 from aligners.models.loading.models import check_precision
 from aligners.models.model import FrozenModel
 from aligners.similarity.algebra.moments import Moments
 from datamodules.asking import TaskBatch
-from datamodules.batches import TextBatch, limited
 from datamodules.module import TextModule, stream_of
 from datamodules.rows.policies import RowKind
 from datamodules.rows.reading import PairedBatch, Plan
@@ -51,6 +50,8 @@ class Evaluation(pl.LightningModule):
     nothing, bit for bit.
 
     Attributes:
+        kind: of the data module that it needs.
+        stream: that of the run.
         stored: the checkpoints whose maps are measured.
         panels: one for each route and kind of rows.
         rows: of the report, after the evaluation.
@@ -60,6 +61,7 @@ class Evaluation(pl.LightningModule):
         seed: of the random floors and of the resampling of texts.
     """
 
+    kind: type[TextModule]
     stored: Sequence[StoredBank] = ()
 
     def __init__(self, seed: int) -> None:
@@ -68,11 +70,6 @@ class Evaluation(pl.LightningModule):
         self.asked: ScoredTask | None = None
         self.rows: list[dict[str, Any]] = []
         self.meta: dict[str, Any] = {}
-
-    @property
-    @abstractmethod
-    def stream(self) -> TextModule:
-        """The data module of the run."""
 
     @abstractmethod
     def prepare_panels(self) -> None:
@@ -84,6 +81,7 @@ class Evaluation(pl.LightningModule):
 
     def setup(self, stage: str) -> None:
         """Start afresh, as an evaluation may run twice; texts that maps were fitted on are not held out."""
+        self.stream: Any = stream_of(self.trainer, self.kind)
         self.panels, self.rows = nn.ModuleList(), []
         self.stream.leave_out({str(bank.path): bank.fitted for bank in self.stored if bank.fitted is not None})
         self.n_texts = len(self.stream.split("test"))
@@ -95,11 +93,8 @@ class Evaluation(pl.LightningModule):
         Args:
             labels: of each classifier that answers, what was matched with what.
         """
-        asked = self.asked
         return {
-            "task": None if asked is None else asked.task,
-            "unit": None if asked is None else asked.unit,
-            "score": None if asked is None else asked.score,
+            **{name: getattr(self.asked, name, None) for name in ("task", "unit", "score")},
             "labels": {model.name: words for model, words in labels.items()},
             "cautions": matched_by_number(self.stream, list(labels)),
             "seed": self.seed,
@@ -108,13 +103,13 @@ class Evaluation(pl.LightningModule):
 
     def natives(self, models: Sequence[FrozenModel], task: TaskBatch) -> Natives:
         """What the models answer by themselves, one after another, so that only one model's logits are held."""
-        return {model: UnitAnswers.of(own_logits(model, task), task) for model in models}
+        return {model: unit_answers(own_logits(model, task), task.targets) for model in models}
 
     def on_test_start(self) -> None:
         """Run the self-test, on a few of the held-out texts."""
         few = self.stream.split("test")[list(range(min(8, self.n_texts)))].to(self.device)
         for target in self.injected_into():
-            target.self_test(few.inputs_x, self.stream.component)
+            target.self_test(few.inputs[self.stream.frozen.index(target)], self.stream.component)
 
     def on_test_epoch_end(self) -> None:
         """One row for every method and site, in each panel."""
@@ -149,6 +144,8 @@ class InjectionEvaluation(Evaluation):
             apart.
     """
 
+    kind = States
+
     def __init__(
         self,
         stored: Sequence[StoredBank],
@@ -169,11 +166,6 @@ class InjectionEvaluation(Evaluation):
 
     # ------------------------------------------------------------------ before
 
-    @property
-    def stream(self) -> States:
-        """The data module of the run."""
-        return stream_of(self.trainer, States)
-
     def prepare_panels(self) -> None:
         """Check everything; collect the maps of each direction, and choose the rows that they are measured on."""
         check_precision(self.trainer)
@@ -188,7 +180,7 @@ class InjectionEvaluation(Evaluation):
         injects = [TOKENS] if self.injected_into() else []
         self.kinds = list(dict.fromkeys([reader.kind, *map(stored_kind, self.stored), *injects]))
         data.plan(Plan(self.kinds, seen_by_any(self.stored, data), self.other_text, task.asking, self.fitting_errors))
-        ways, masked = DIRECTIONS, self.asked is not None and self.asked.task == "masked"
+        masked = self.asked is not None and self.asked.task == "masked"
         answers = self.about_answers(task.labels or {})
         self.meta = {
             **described,
@@ -196,7 +188,7 @@ class InjectionEvaluation(Evaluation):
             **answers,
             "cautions": answers["cautions"] + few_rows(*self.fitted.values()),
             "masked_share": self.masked_share if masked else None,
-            "not_injected": {ways[r.key]: why for r, why in self.not_injected.items() if why is not None},
+            "not_injected": {DIRECTIONS[r.key]: why for r, why in self.not_injected.items() if why is not None},
         }
 
     def on_test_start(self) -> None:
@@ -229,18 +221,12 @@ class InjectionEvaluation(Evaluation):
 
     def _moments(self, split: Split, kinds: Sequence[RowKind]) -> dict[str, Moments]:
         """The moments of some of the kinds of rows that are read, on the texts of a split."""
-        data, loader = self.stream, self.stream.loader(split)
-        fitting = split == "fit"
-        batches = limited(len(loader), self.trainer, "test") if fitting else len(loader)
-        about = {"data": data.describe(), "config": data.config(), "kinds": [str(kind) for kind in kinds]}
-        about |= {} if fitting else {"split": split}
 
-        def rows_of(texts: TextBatch) -> dict[str, tuple[Tensor, Tensor]]:
-            batch = self.trainer.strategy.batch_to_device(data.on_before_batch_transfer(texts, 0))
+        def rows_of(batch: PairedBatch) -> dict[str, tuple[Tensor, Tensor]]:
             each = zip(self.kinds, (batch, *batch.others), strict=True)
             return {str(kind): (rows.x, rows.y) for kind, rows in each if kind in kinds}
 
-        return read_moments(self.trainer, loader, rows_of, data.reader.check, batches, about=about)
+        return moments_of_states(self.stream, rows_of, split, kinds=[str(kind) for kind in kinds])
 
     def _panel(self, route: Route, kind: RowKind, moments: Moments, methods: Sequence[Method], injects: bool) -> Panel:
         moments = moments if route.key == FORWARD else moments.swap()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import chain, count
 from typing import Any, NamedTuple, cast
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from aligners.errors import UserError, check_known
 from aligners.fitting.alignment import Alignment
@@ -26,23 +26,11 @@ from aligners.similarity.algebra.moments import Moments
 from datamodules.rows.policies import RowKind
 from datamodules.rows.types import SeenTypes
 
-CLOSED_FORMS: dict[str, Callable[[int, int, int], Aligner]] = {
-    "linear": Linear,
-    "ridge": Ridge,
-    "procrustes": Procrustes,
-    "permutation": Permutation,
-    "cca": CCA,
-    "svcca": SVCCA,
-    "pwcca": PWCCA,
+CLOSED_FORMS: dict[str, type[Aligner]] = {
+    kind.__name__.lower(): kind for kind in (Linear, Ridge, Procrustes, Permutation, CCA, SVCCA, PWCCA)
 }
-
-
 CLOSED, TRAINED, BOTH_WAYS = "closed form", "trained", "trained both ways"
-
-
 INVERSE_OF_ONE_WAY = "inverse of a map trained one way"
-
-
 FLOORS = ("mean", "identity", "random_embedding")
 
 
@@ -68,7 +56,7 @@ class ClosedForms(Alignment):
             try:
                 fit_map(fit.name, fit.aligner, *fit.moments(moments, validation))
             except ValueError:
-                del self._maps()[fit.direction][fit.name]
+                del cast(nn.ModuleDict, self.maps[fit.route])[fit.name]
 
 
 class Method(NamedTuple):

@@ -10,25 +10,21 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from aligners.fitting.errors import squared_errors
 from aligners.injection.behaviour import BEHAVIOUR, BEHAVIOUR_COLUMNS, Behaviour, Natives, behaviour_columns
 from aligners.injection.methods import Method
 from aligners.injection.routes import Route
 from aligners.injection.scoring.scores import TextScores, UnitMeans, bootstrap_interval, of_unseen, per_text_sums
 from aligners.maps.canonical import reduced_mse
+from aligners.numbers import finite
 from datamodules.asking import TaskBatch
 from datamodules.rows.policies import Rows
 
 ERRORS = [
     "squares", "total", "squares_unseen", "total_unseen", "cosine", "norm", "back", "back_total", "gap", "largest",
 ]  # fmt: skip
-
-
 FVUS = ("fvu", "fvu_seen", "fvu_unseen", "fvu_other")
-
-
 FITTING = ("mse_fit", "fvu_fit", "relative_error_fit")
-
-
 ERROR_COLUMNS = (
     "mse", "l2", *(f"{name}{end}" for name in FVUS for end in ("", "_low", "_high")),
     "fvu_inverse", "relative_error", "cosine", "round_trip", *FITTING,
@@ -54,8 +50,7 @@ def text_errors(
     mean_source, mean_target = means
 
     per_text = partial(per_text_sums, rows=rows)
-    squares = (mapped - target).double().square().sum(-1)
-    total = (target.double() - mean_target).square().sum(-1)
+    squares, total = squared_errors(mapped, target, mean_target)
     found = {
         "squares": per_text(squares),
         "squares_unseen": per_text(of_unseen(squares, rows)),
@@ -67,9 +62,9 @@ def text_errors(
     for name in ("back", "back_total", "gap", "largest"):
         found[name] = torch.full_like(found["squares"], torch.nan)
     if method.inverse is not None and mean_source is not None:
-        back = (method.inverse(target) - source).double().square().sum(-1)
+        back, back_total = squared_errors(method.inverse(target), source, mean_source)
         found["back"] = per_text(back.nan_to_num(torch.inf, torch.inf))
-        found["back_total"] = per_text((source.double() - mean_source).square().sum(-1))
+        found["back_total"] = per_text(back_total)
         gap = (method.inverse(mapped) - source).abs().amax(-1).nan_to_num(torch.inf, torch.inf)
         owner = rows.owner.expand_as(gap)
         blank = torch.zeros_like(found["squares"], dtype=gap.dtype)
@@ -92,13 +87,20 @@ def error_columns(
     """
     squares, total = table["squares"].sum(-1), table["total"].sum(-1)
     unseen, unseen_total = table["squares_unseen"], table["total_unseen"]
+    parts = {
+        "fvu": (table["squares"], table["total"]),
+        "fvu_seen": (table["squares"] - unseen, table["total"] - unseen_total),
+        "fvu_unseen": (unseen, unseen_total),
+        "fvu_other": (other["squares"], other["total"]),
+    }
+    fvus: dict[str, Tensor] = {}
+    for name, part in parts.items():
+        low, high = bootstrap_interval(*part, seed=seed)
+        fvus |= {name: part[0].sum(-1) / part[1].sum(-1), f"{name}_low": low, f"{name}_high": high}
     return {
         "mse": squares / (rows * width),
         "l2": table["norm"].sum(-1) / rows,
-        **fvu_columns("fvu", table["squares"], table["total"], seed),
-        **fvu_columns("fvu_seen", table["squares"] - unseen, table["total"] - unseen_total, seed),
-        **fvu_columns("fvu_unseen", unseen, unseen_total, seed),
-        **fvu_columns("fvu_other", other["squares"], other["total"], seed),
+        **fvus,
         "fvu_inverse": table["back"].sum(-1) / table["back_total"].sum(-1),
         "relative_error": (squares / total).sqrt(),
         "cosine": table["cosine"].sum(-1) / rows,
@@ -106,37 +108,8 @@ def error_columns(
     }
 
 
-def fitting_columns(rows: Tensor, squares: Tensor, total: Tensor, width: int) -> dict[str, Tensor]:
-    """Each of `FITTING` as (methods, S), from sums or means over the fitting texts.
-
-    Args:
-        rows: number of rows, ().
-        squares: squared errors, (methods, S).
-        total: squared distances from the mean, (methods, S).
-        width: d_y.
-    """
-    fvu = squares / total
-    return dict(zip(FITTING, (squares / (rows * width), fvu, fvu.sqrt()), strict=True))
-
-
-def fvu_columns(name: str, squares: Tensor, total: Tensor, seed: int) -> dict[str, Tensor]:
-    """FVU and its interval over texts, (..., texts) -> `name`, `name`_low, `name`_high, each (...)."""
-    low, high = bootstrap_interval(squares, total, seed=seed)
-    return {name: squares.sum(-1) / total.sum(-1), f"{name}_low": low, f"{name}_high": high}
-
-
-def overflowing(table: dict[str, Tensor]) -> Tensor:
-    """Where a map or its inverse overflowed, (methods, S): its columns are then null."""
-    beyond = ~table["squares"].isfinite() | table["back"].isinf() | table["gap"].isinf()
-    return beyond.any(-1)
-
-
 METHOD_COLUMNS = ("parameters", "fit", "bijective", "fitted_on", "training")
-
-
 Row = dict[str, Any]
-
-
 COUNTED, SQUARES = ["rows", "unseen"], ["squares", "total"]
 
 
@@ -231,13 +204,10 @@ class Panel(nn.Module):
 
     def update_squares(self, split: str, read: PanelBatch) -> None:
         """Measure how far every method is off at every site on a batch of another source, or of the fitting texts."""
-        rows, means = read.batch.rows, (self.mean_source, cast(Tensor, self.mean_target))
-        target = cast(Tensor, read.target)
-        each = [
-            text_errors(m._replace(inverse=None), rows, read.source, target, m.map(read.source, read.batch), means)
-            for m in self.methods
-        ]
-        squares = {name: torch.stack([errors[name] for errors in each]) for name in SQUARES}  # (methods, S, B)
+        rows, target, mean = read.batch.rows, cast(Tensor, read.target), cast(Tensor, self.mean_target)
+        each = [squared_errors(method.map(read.source, read.batch), target, mean) for method in self.methods]
+        sums = (torch.stack([per_text_sums(part, rows) for part in parts]) for parts in zip(*each, strict=True))
+        squares = dict(zip(SQUARES, sums, strict=True))  # (methods, S, B)
         if split == "other" and self.elsewhere is not None:
             self.elsewhere.update(read.batch.texts.text, squares)
         elif self.fitting is not None:
@@ -282,7 +252,7 @@ class Panel(nn.Module):
             overflows |= ~table["loss"].isfinite().all(-1)
         if self.mean_target is not None:
             columns |= self._errors(table, counted)
-            overflows |= overflowing(table)
+            overflows |= (~table["squares"].isfinite() | table["back"].isinf() | table["gap"].isinf()).any(-1)
         for place, method in enumerate(self.methods):
             reduced = reduced_mse(method.aligner, len(pairs))
             for s, pair in enumerate(pairs):
@@ -297,8 +267,9 @@ class Panel(nn.Module):
         shape = len(SQUARES), len(self.methods), len(self.route.pairs)
         kept = torch.full((1 + math.prod(shape),), torch.nan) if self.fitting is None else self.fitting.compute().cpu()
         squares, total = kept[1:].reshape(shape)
+        fitted = squares / (kept[0] * width), squares / total, (squares / total).sqrt()
         columns = error_columns(table, other, counted, width, self.seed)
-        return columns | fitting_columns(kept[0], squares, total, width)
+        return columns | dict(zip(FITTING, fitted, strict=True))
 
 
 def _row(name: str, role: str, pair: Sequence[int | None], about: Mapping[str, Any], found: dict[str, Any]) -> Row:
@@ -317,5 +288,4 @@ def _row(name: str, role: str, pair: Sequence[int | None], about: Mapping[str, A
 
 def _figures(columns: dict[str, Tensor], method: int, site: int) -> dict[str, Any]:
     """One row's figures; null where a figure does not apply or, as `overflow` then says, is not finite."""
-    values = {name: float(column[method, site]) for name, column in columns.items()}
-    return {name: value if math.isfinite(value) else None for name, value in values.items()}
+    return {name: finite(column[method, site]) for name, column in columns.items()}

@@ -24,7 +24,6 @@ from datamodules.text.labels import known_labels
 from datamodules.tokens.tokenised import same_tokenizer
 
 Routes = Literal["all", "different", "forward"]
-DIRECTIONS = {FORWARD: "forward", BACKWARD: "backward"}  # as reports call the routes between two models
 
 
 @dataclass(frozen=True, eq=False)

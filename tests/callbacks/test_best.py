@@ -4,7 +4,6 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -47,7 +46,7 @@ def validated(
 
 def kept(module: Alignment, name: str) -> list[float]:
     """The number of the validation whose parameters each site has."""
-    weights = [weight.flatten(1) for weight in module.forward_maps[name].parameters()]
+    weights = [weight.flatten(1) for weight in module.banks_of("0_1")[name].parameters()]
     found = torch.cat(weights, 1)
     assert (found == found[:, :1]).all()
     return found[:, 0].tolist()
@@ -109,11 +108,6 @@ def test_it_goes_on_from_a_checkpoint() -> None:
         assert torch.equal(values, second.state_dict()["best"][name])
 
 
-def test_patience_is_a_number_of_validations() -> None:
-    with pytest.raises(ValueError, match=r"`patience`.*0"):
-        BestPerSite(patience=0)
-
-
 def run(world: World, sites: list[int], patience: int | None) -> tuple[Alignment, int]:
     module = Alignment(
         {"mlp": partial(MLP, hidden=[32])},
@@ -141,12 +135,3 @@ def test_through_a_trainer_a_bank_stops_site_by_site(world: World) -> None:
         alone, _ = run(world, [site], patience=1)
         expected = figures(world, alone, [site])
         torch.testing.assert_close(found[place : place + 1], expected, rtol=1e-3, atol=1e-4)
-    last = quiet_trainer(max_epochs=epochs, limit_train_batches=4)
-    unwatched = Alignment(
-        {"mlp": partial(MLP, hidden=[32])},
-        optimizer=partial(torch.optim.AdamW, lr=0.1),
-        schedule="constant",
-        warmup=0.0,
-    )
-    last.fit(unwatched, datamodule=activations(world, sites=[1, 3]))
-    assert (found < unwatched.validation_figures[unwatched.fits()[0]]["fvu"]).any()

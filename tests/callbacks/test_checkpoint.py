@@ -10,7 +10,6 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.bank import ALIGNMENT, load_bank
@@ -21,23 +20,11 @@ from aligners.maps.mlp import MLP
 from callbacks.best import BestPerSite
 from callbacks.checkpoint import SaveAligners
 from datamodules.rows.reading import PairReader
-from tests.interrupting import strike
+from tests.interrupting import Interrupt, strike
 from tests.runs import activations, quiet_trainer, state
 from tests.world import World
 
-BATCHES, EPOCHS = 6, 3
-
-
-class Interrupt(pl.Callback):
-    """Ctrl-C after so many batches."""
-
-    def __init__(self, after: int) -> None:
-        self.left = after
-
-    def on_train_batch_end(self, *_: Any, **__: Any) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
+BATCHES, EPOCHS = 6, 2
 
 
 def run(
@@ -75,17 +62,14 @@ def test_the_order_of_callbacks_changes_nothing(world: World, whole: Path, tmp_p
     same_end(tmp_path, whole)
 
 
-@pytest.mark.parametrize("after", [2, BATCHES, 2 * BATCHES + BATCHES - 1])
-def test_a_run_interrupted_by_ctrl_c_ends_where_it_would_have(
-    world: World, whole: Path, tmp_path: Path, after: int
-) -> None:
+def test_a_run_interrupted_by_ctrl_c_ends_where_it_would_have(world: World, whole: Path, tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
-        run(world, tmp_path, Interrupt(after))
+        run(world, tmp_path, Interrupt("on_train_batch_end", BATCHES))
     last = tmp_path / "last.ckpt"
     assert not (tmp_path / "aligners.ckpt").exists()
     with pytest.raises(ValueError, match=r"last\.ckpt is one to go on from: `train\.py fit --ckpt_path"):
         load_bank(last)
-    assert state(last)["global_step"] == after
+    assert state(last)["global_step"] == BATCHES
     trainer = run(world, tmp_path, resume=last)
     assert trainer.global_step == EPOCHS * BATCHES
     same_end(tmp_path, whole)
@@ -95,13 +79,10 @@ def test_a_run_interrupted_by_ctrl_c_ends_where_it_would_have(
     ("owner", "method", "call"),
     [
         (Alignment, "training_step", 1),
-        (Alignment, "training_step", 4),
-        (Alignment, "training_step", 2 * BATCHES + 1),
+        (Alignment, "training_step", BATCHES + 1),
         (torch.optim.AdamW, "step", 3),
         (torch.optim.lr_scheduler.LambdaLR, "step", 1 + BATCHES),
         (Alignment, "validation_step", 2),  # before any step
-        (Alignment, "validation_step", 5),
-        (Alignment, "on_validation_epoch_end", 3),
         (BestPerSite, "_compare", 5),
         (Alignment, "on_validation_epoch_start", 1 + EPOCHS),  # of the last validation
     ],
@@ -116,6 +97,29 @@ def test_a_signal_anywhere_changes_nothing(
     same_end(tmp_path, whole)
 
 
+def by_direction(kept: Any) -> Any:
+    """A checkpoint as format 3 had it: the routes were forward and backward in its keys."""
+    if not isinstance(kept, dict):
+        return kept
+    old = (("maps.0_1", "forward_maps"), ("maps.1_0", "backward_maps"), ("0_1", "forward"), ("1_0", "backward"))
+    found = {}
+    for key, value in kept.items():
+        begins = next(((new, before) for new, before in old if key == new or key.startswith(f"{new}.")), ("", ""))
+        found[begins[1] + key[len(begins[0]) :]] = by_direction(value)
+    return found
+
+
+def test_a_run_of_the_version_before_goes_on(world: World, whole: Path, tmp_path: Path) -> None:
+    with strike(Alignment, "training_step", 4), pytest.raises(SystemExit):
+        run(world, tmp_path)
+    content = by_direction(state(tmp_path / "last.ckpt"))
+    content[ALIGNMENT]["format"] = 3
+    assert {name.partition(".")[0] for name in content["state_dict"]} == {"forward_maps", "backward_maps"}
+    torch.save(content, tmp_path / "last.ckpt")
+    run(world, tmp_path, resume=tmp_path / "last.ckpt")
+    same_end(tmp_path, whole)
+
+
 def test_a_run_of_so_many_steps_is_completed_from_its_last_one(world: World, tmp_path: Path) -> None:
     run(world, tmp_path / "whole", steps=BATCHES + 2)
     with strike(Alignment, "on_validation_epoch_start", 3), pytest.raises(SystemExit):
@@ -125,29 +129,18 @@ def test_a_run_of_so_many_steps_is_completed_from_its_last_one(world: World, tmp
     same_end(tmp_path, tmp_path / "whole")
 
 
-@pytest.mark.parametrize("after", [BATCHES, BATCHES + 2])
-def test_worker_processes_resume_too(world: World, whole: Path, tmp_path: Path, after: int) -> None:
-    with pytest.raises(SystemExit):
-        run(world, tmp_path, Interrupt(after))
-    run(world, tmp_path, resume=tmp_path / "last.ckpt", workers=1)
-    expected, found = (load_file(folder / "aligners.ckpt") for folder in (whole, tmp_path))
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6, msg=name)
-
-
-@pytest.mark.parametrize("call", [1, 3, BATCHES])
 def test_what_was_read_of_the_moments_is_kept(
-    world: World, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
+    world: World, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with strike(PairReader, "read", call), pytest.raises(SystemExit):
+    with strike(PairReader, "read", 3), pytest.raises(SystemExit):
         run(world, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]
-    assert state(tmp_path / "last.ckpt")[ALIGNMENT]["reading"]["batches"] == call
+    assert state(tmp_path / "last.ckpt")[ALIGNMENT]["reading"]["batches"] == 3
     read: list[Any] = []
     reads = Reading.add
     monkeypatch.setattr(Reading, "add", lambda self, rows: read.append(rows) or reads(self, rows))
     run(world, tmp_path, resume=tmp_path / "last.ckpt")
-    assert len(read) == BATCHES - call
+    assert len(read) == BATCHES - 3
     same_end(tmp_path, whole)
 
 
@@ -170,7 +163,7 @@ def test_it_is_saved_every_so_many_minutes(world: World, whole: Path, tmp_path: 
 
     run(world, tmp_path, Copy(), minutes=1e-9)
     assert len(kept) == BATCHES + EPOCHS * BATCHES
-    for place in (3, BATCHES + 4, 2 * BATCHES + 3):
+    for place in (3, BATCHES + 4):
         (tmp_path / "last.ckpt").write_bytes(kept[place])
         (tmp_path / "aligners.ckpt").unlink()
         run(world, tmp_path, resume=tmp_path / "last.ckpt")
@@ -219,7 +212,7 @@ def test_any_other_error_leaves_what_was_saved_before_it(world: World, tmp_path:
 def test_the_finished_file_holds_the_best_of_each_site(world: World, whole: Path) -> None:
     (best,) = [value for name, value in state(whole / "last.ckpt")["callbacks"].items() if "BestPerSite" in name]
     stored = load_bank(whole / "aligners.ckpt")
-    for name, value in best["kept"]["forward.inn"].items():
+    for name, value in best["kept"]["0_1.inn"].items():
         assert torch.equal(value, stored.maps["0_1"]["inn"].state_dict()[name])
     assert set(stored.maps["0_1"]) == {"linear", "mlp", "inn"}
     assert set(stored.maps["1_0"]) == {"linear", "mlp"}
@@ -242,8 +235,3 @@ def test_going_on_from_a_run_that_counted_moments_as_an_epoch_is_refused(
     torch.save(content, tmp_path / "last.ckpt")
     with pytest.raises(ValueError, match=r"a checkpoint of this version.*or fit anew"):
         run(world, tmp_path, resume=tmp_path / "last.ckpt")
-
-
-def test_the_file_can_be_renewed_less_often() -> None:
-    with pytest.raises(ValueError, match=r"`every_n_epochs`.*0"):
-        SaveAligners(every_n_epochs=0)

@@ -8,38 +8,23 @@ from typing import Any
 import pytest
 import torch
 
-from aligners.fitting.alignment import Alignment
-from aligners.fitting.bank import StoredBank, load_bank
-from aligners.injection.injecting import InjectionEvaluation
 from aligners.maps.linear import Linear
 from aligners.models import load_frozen
-from callbacks.checkpoint import SaveAligners
 from datamodules.layers import LayerActivations
 from datamodules.text.sources import TextSource
-from tests.runs import activations, quiet_trainer
+from tests.aligners.injection.test_injecting import evaluate, fit
+from tests.runs import activations
 from tests.world import World
 
 SITES = [(1, 1), (2, 2), (3, 3)]
 
 
-def fit(world: World, folder: Path, **options: Any) -> StoredBank:
-    trainer = quiet_trainer(max_epochs=1, limit_val_batches=0, callbacks=[SaveAligners(folder)])
-    trainer.fit(Alignment({"linear": Linear}), datamodule=activations(world, **options))
-    return load_bank(folder / "aligners.ckpt")
-
-
-def evaluate(world: World, stored: StoredBank, **options: Any) -> InjectionEvaluation:
-    module = InjectionEvaluation([stored], [])
-    quiet_trainer().test(module, datamodule=activations(world, **options), verbose=False)
-    return module
-
-
 @pytest.mark.parametrize("component", ["attention", "mlp"])
 def test_a_sub_layer_is_fitted_and_injected(world: World, tmp_path: Path, component: str) -> None:
     same = world._replace(model_y=world.model_x)
-    stored = fit(same, tmp_path, component=component)
+    stored = fit(same, tmp_path, {"linear": Linear}, sites="blocks", component=component)
     assert (stored.pairs["0_1"], stored.data["component"]) == (SITES, component)
-    found = evaluate(same, stored, component=component)
+    found = evaluate(same, [stored], component=component)
     assert found.meta["component"] == component
     rows = [row for row in found.rows if row["method"] == "linear"]
     assert [(row["site_x"], row["site_y"]) for row in rows] == SITES
@@ -51,11 +36,11 @@ def test_a_sub_layer_is_fitted_and_injected(world: World, tmp_path: Path, compon
 
 
 def test_a_checkpoint_of_another_component_is_refused(world: World, tmp_path: Path) -> None:
-    stored = fit(world, tmp_path, sites="blocks")
+    stored = fit(world, tmp_path, {"linear": Linear}, sites="blocks")
     with pytest.raises(ValueError, match=r"was fitted on `component` 'residual', but `data.component` is 'mlp'"):
-        evaluate(world, stored, sites="blocks", component="mlp")
+        evaluate(world, [stored], component="mlp")
     del stored.data["component"]  # as before there were others
-    evaluate(world, stored, sites="blocks")
+    evaluate(world, [stored])
 
 
 def test_layers_of_a_sub_layer_are_what_the_model_reads(world: World) -> None:

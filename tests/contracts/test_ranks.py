@@ -48,14 +48,17 @@ def flat(found: dict[str, Any]) -> dict[str, Tensor]:
     return {f"{group}.{name}": value for group, values in found.items() for name, value in values.items()}
 
 
-def fitted(rank: int, world: World) -> dict[str, Tensor]:
-    """The only map of a run in which nothing is trained."""
+def fitted(rank: int, world: World, store: Path) -> dict[str, Tensor]:
+    """The only map of a run in which nothing is trained, whose moments the second fit takes from beside a store."""
     ranks = 1 if rank < 0 else 2
     settings = {"devices": ranks, "strategy": "ddp" if ranks > 1 else "auto", "use_distributed_sampler": False}
-    module, trainer = Alignment({"linear": Linear}), quiet_trainer(max_epochs=-1, limit_train_batches=5, **settings)
-    trainer.fit(module, datamodule=activations(world, sites=[1, 2]))
-    assert trainer.global_step == trainer.current_epoch == 0
-    assert not list(module.parameters())
+    for _ in range(2):
+        module = Alignment({"linear": Linear})
+        trainer = quiet_trainer(max_epochs=-1, limit_train_batches=5, **settings)
+        trainer.fit(module, datamodule=activations(world, sites=[1, 2], store=store / str(ranks)))
+        assert trainer.global_step == trainer.current_epoch == 0
+        assert not list(module.parameters())
+        assert len(list((store / str(ranks) / "moments").iterdir())) == 1
     figures = module.validation_figures[module.fits()[0]]
     few = Alignment({"few": Procrustes})
     trainer = quiet_trainer(max_epochs=-1, limit_train_batches=1, **settings)
@@ -64,22 +67,24 @@ def fitted(rank: int, world: World) -> dict[str, Tensor]:
     return {**module.state_dict(), **few.state_dict(), **{name: figures[name] for name in ("fvu", "mse")}}
 
 
-def test_two_processes_fit_closed_forms_without_an_epoch(world: World, tmp_path: Path) -> None:
-    alone = fitted(-1, world)
-    for found in two_ranks(partial(fitted, world=world), tmp_path, meet=False):
-        assert set(found) == set(alone)
-        for name, value in alone.items():
+def both(rank: int, world: World, store: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What the fits leave, and what is accumulated in the process group that they made."""
+    return fitted(rank, world, store), accumulate(max(rank, 0), 1 if rank < 0 else 2)
+
+
+def test_two_processes_fit_and_compute_what_one_does(world: World, tmp_path: Path) -> None:
+    fits, sums = both(-1, world, tmp_path / "store")
+    expected = flat(sums)
+    assert expected["moments.n"] == ROWS
+    (tmp_path / "ranks").mkdir()
+    work = partial(both, world=world, store=tmp_path / "store")
+    for found, accumulated in two_ranks(work, tmp_path / "ranks", meet=False):
+        assert set(found) == set(fits)
+        for name, value in fits.items():
             if "few" in name or (
                 "condition" not in name and "back" not in name
             ):  # of a singular map: decided by the last digit
                 torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5, msg=name)
-
-
-def test_two_processes_compute_what_one_does(tmp_path: Path) -> None:
-    ranks = two_ranks(partial(accumulate, world=2), tmp_path)
-    expected = flat(accumulate(0, 1))
-    assert expected["moments.n"] == ROWS
-    for found in map(flat, ranks):
-        assert set(found) == set(expected)
-        for name, value in expected.items():
-            torch.testing.assert_close(found[name], value, rtol=1e-10, atol=1e-9, equal_nan=True, msg=name)
+        assert set(flat(accumulated)) == set(expected)
+        for name, value in flat(accumulated).items():
+            torch.testing.assert_close(value, expected[name], rtol=1e-10, atol=1e-9, equal_nan=True, msg=name)

@@ -71,14 +71,14 @@ OTHER_TRAINING = {"seed": 1, "most_steps": 3, "optimizer": torch.optim.SGD, "sch
                 r"`model\.most_steps` was 2000 and is 3",
                 r'`model\.optimizer\.class` was "AdamW" and is "SGD"',
                 r'`model\.schedule` was "one_cycle" and is "linear"',
-                r"`model\.aligners\.backward\.linear` was null",
-                r"`model\.aligners\.forward\.mlp\.options\.hidden` was \[8\] and is \[4\]",
+                r"`model\.aligners\.1_0\.linear` was null",
+                r"`model\.aligners\.0_1\.mlp\.options\.hidden` was \[8\] and is \[4\]",
                 r"`trainer\.limit_train_batches` was 1\.0 and is 3",
             ],
         ),
         (
             lambda w: {"trainer": {"limit_train_batches": 1}, "maps": {"linear": Linear}},
-            [r'limit_train_batches` was 1\.0 and is "1 batch"', r"`model\.aligners\.forward\.mlp` was .*and is null"],
+            [r'limit_train_batches` was 1\.0 and is "1 batch"', r"`model\.aligners\.0_1\.mlp` was .*and is null"],
         ),
     ],
 )  # fmt: skip

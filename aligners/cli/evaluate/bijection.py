@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aligners.cli.run import Run, command
-from aligners.fitting.price import BijectionPrice, RowsInMemory
+from aligners.fitting.price import BijectionPrice
 from aligners.reports.publishing import write_report
 from datamodules.pairings import pair_states
 
@@ -18,7 +18,7 @@ def bijection(run: Run) -> None:
     price = run.build(BijectionPrice)
     price.check_widths(*run.made.data.frozen_models.widths())
     run.start()
-    trainer, reading = run.trainer(inference_mode=False), RowsInMemory(price.most_rows, price.other_text)
-    trainer.test(reading, datamodule=run.made.data, verbose=False)
-    price.run(run.made.data, reading.rows, shown=trainer.progress_bar_callback is not None)
+    trainer = run.trainer(inference_mode=False)
+    trainer.test(price, datamodule=run.made.data, verbose=False)
+    price.run()
     write_report(price, "bijection", run.folder, trainer)

@@ -14,10 +14,10 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from aligners.cli.run import Run, command
 from aligners.errors import UserError
-from aligners.fitting.bank import StoredBank, load_bank, save_bank
+from aligners.fitting.bank import DIRECTIONS, StoredBank, load_bank, save_bank
 from aligners.injection.injecting import InjectionEvaluation
 from aligners.injection.methods import CLOSED_FORMS, ClosedForms, between_two_models, check_closed_forms
-from aligners.injection.routes import DIRECTIONS, InjectedTask, paired_routes
+from aligners.injection.routes import InjectedTask, paired_routes
 from datamodules.module import stream_of
 from datamodules.pairings import pair_states
 from datamodules.states import States

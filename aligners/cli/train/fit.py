@@ -14,10 +14,9 @@ from aligners.errors import UserError, check_range
 from aligners.files.room import free_memory
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.bank import ALIGNMENT, StoredBank, load_bank
-from aligners.fitting.evaluation import ErrorsEvaluation
 from aligners.fitting.parts import bytes_a_site, check_part, find_part, join_parts, pairs_within, sites_at_once
 from aligners.fitting.recovering import target_states
-from callbacks.checkpoint import SaveAligners, SavePairs
+from callbacks.checkpoint import SaveAligners
 from callbacks.progress import FitSummary
 from datamodules.pairings import attention_states, pair_states, pairs_states
 from datamodules.rows.policies import most_rows
@@ -74,7 +73,7 @@ def show(run: Run, trainer: pl.Trainer) -> None:
 def fit_and_measure(run: Run, report: str) -> None:
     """Fit, measure the errors on held-out texts, and write a report of this kind."""
     run.fit(begin(run))
-    run.test(ErrorsEvaluation(run.made.model), report)
+    run.test(run.made.model, report)
 
 
 @fits("fit", Parts)
@@ -162,7 +161,7 @@ def validate(run: Run) -> None:
     show(run, run.training(FitSummary(run.folder)))
 
 
-@fits("fit_pairs", data=pairs_states, saving=SavePairs)
+@fits("fit_pairs", data=pairs_states)
 def fit_pairs(run: Run) -> None:
     """Fit aligners of many pairs of models at once: one bank of pairs x sites, every model read once a batch.
 

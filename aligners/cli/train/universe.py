@@ -13,11 +13,11 @@ from aligners.fitting.bank import StoredBank, load_bank
 from aligners.fitting.universe.evaluation import UniverseEvaluation, between_members
 from aligners.fitting.universe.fitting import Joining, UniverseAlignment
 from aligners.fitting.universe.universe import NETWORK, load_universe, universes_of
-from callbacks.checkpoint import SaveNewcomer, SaveUniverse, save_universe
+from callbacks.checkpoint import save_maps
 from datamodules.pairings import check_widths, universe_states
 
 
-@fits("universe", data=universe_states, saving=SaveUniverse, module=UniverseAlignment)
+@fits("universe", data=universe_states, module=UniverseAlignment)
 def universe(run: Run, against: Sequence[Path] = ()) -> None:
     """Fit k models of one width to one shared space: a bijection u_i for each model.
 
@@ -32,14 +32,14 @@ def universe(run: Run, against: Sequence[Path] = ()) -> None:
     beside = [load_bank(path) for path in against]
     _check_members(run, beside)
     model = run.made.model
-    model.check(run.made.data.frozen_models.widths()[0])
+    model.network(1, run.made.data.frozen_models.widths()[0])
     start_fit(run)
     run.fit(run.training())
-    stored = replace(model.stored().freeze(), path=run.folder / SaveUniverse.final)
+    stored = replace(model.stored().freeze(), path=run.folder / UniverseAlignment.final)
     run.test(UniverseEvaluation(stored, beside), "universe")
 
 
-@fits("join", data=universe_states, saving=SaveNewcomer, module=Joining)
+@fits("join", data=universe_states, module=Joining)
 def join(run: Run, universe: Path | None = None, against: Sequence[Path] = ()) -> None:
     """Fit one more model, `--data.models '[NEW]'`, to the shared space of a universe that stays as it is.
 
@@ -64,10 +64,10 @@ def join(run: Run, universe: Path | None = None, against: Sequence[Path] = ()) -
     model.members = universes_of(stored)[NETWORK]
     trainer = run.training()
     run.fit(trainer)
-    evaluation = UniverseEvaluation(replace(model.joined(stored), path=run.folder / SaveUniverse.final), beside)
+    evaluation = UniverseEvaluation(replace(model.joined(stored), path=run.folder / UniverseAlignment.final), beside)
     run.test(evaluation, "universe")
     if trainer.is_global_zero:
-        save_universe(evaluation.stored, data, evaluation.stored.path)
+        save_maps(evaluation.stored, data, evaluation.stored.path)
 
 
 def _check_members(run: Run, against: Sequence[StoredBank]) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -13,38 +11,19 @@ from torch import Tensor, nn
 
 from aligners.errors import UserError
 from aligners.fitting.bank import BACKWARD, FORWARD, StoredBank
-from aligners.fitting.errors import MapErrors
-from aligners.fitting.moments import read_moments
+from aligners.fitting.errors import MapErrors, Way, error_rows
+from aligners.fitting.moments import moments_of_states
 from aligners.fitting.outcomes import outcomes, worst_of
 from aligners.fitting.parts import take_sites
 from aligners.fitting.universe.joint import JointMoments, all_pairs, directions, paired_rows
 from aligners.fitting.universe.universe import NETWORK, Universe, universes_of
 from aligners.maps.base import Aligner
 from aligners.similarity.moments import MomentsMetric
-from datamodules.batches import TextBatch, limited
 from datamodules.module import stream_of
-from datamodules.rows.reading import PairedBatch, Plan
+from datamodules.rows.reading import PairedBatch, Place, Plan
 from datamodules.states import States
 
 FIGURES = ("mse", "relative_error", "fvu", "fvu_unseen")
-
-
-@dataclass(frozen=True)
-class _Way:
-    """A way between models, as `MapErrors` takes it; with a way back, its round trip is measured."""
-
-    there: Callable[[Tensor], Tensor]
-    back: Callable[[Tensor], Tensor] | None = None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.there(x)
-
-    @property
-    def invertible(self) -> bool:
-        return self.back is not None
-
-    def inverse(self, y: Tensor) -> Tensor:
-        return cast(Callable[[Tensor], Tensor], self.back)(y)
 
 
 class UniverseEvaluation(pl.LightningModule):
@@ -76,45 +55,33 @@ class UniverseEvaluation(pl.LightningModule):
         self.meta: dict[str, Any] = {}
         self.report_tables: dict[str, Any] = {}
 
-    @property
-    def _data(self) -> States:
-        return stream_of(self.trainer, States)
-
     def setup(self, stage: str) -> None:
         """Begin with no rows."""
-        self._data.plan(Plan(measured=self.stored.seen))
+        self.stream = stream_of(self.trainer, States)
+        self.stream.plan(Plan(measured=self.stored.seen))
         self.errors = nn.ModuleDict()
-        self.embedded = MomentsMetric(
-            len(all_pairs(self.models)) * len(self.stored.data["sites"]), *(next(iter(self._all())).d_x,) * 2
-        )
+        width = next(iter(self._universes().values())).d_x
+        self.embedded = MomentsMetric(len(all_pairs(self.models)) * len(self.stored.data["sites"]), width, width)
 
     def on_test_start(self) -> None:
         """Read the moments that the universe lacks after a model has joined it."""
         if self.stored.moments is None:
-            data, trainer = self._data, self.trainer
-            loader = data.loader("fit")
-            about = {"data": data.describe(), "config": data.config()}
-            batches = limited(len(loader), trainer, "test")
-            found = read_moments(trainer, loader, self._read, data.reader.check, batches, about=about)
+            found = moments_of_states(self.stream, lambda batch: {"maps": paired_rows(batch.x, self.models)})
             self.stored.moments = found["maps"]
         self.means = JointMoments.of(self.stored.moments, self.models).mean.to(self.device)
 
-    def _read(self, texts: TextBatch) -> dict[str, tuple[Tensor, Tensor]]:
-        batch = self.trainer.strategy.batch_to_device(self._data.on_before_batch_transfer(texts, 0))
-        return {"maps": paired_rows(batch.x, self.models)}
-
-    def _all(self) -> Iterator[Universe]:
-        return cast(Iterator[Universe], iter(self.universes.values()))
+    def _universes(self) -> Mapping[str, Universe]:
+        return cast(Mapping[str, Universe], self.universes)
 
     # ------------------------------------------------------------------ the pass
 
     def test_step(self, batch: PairedBatch, batch_idx: int) -> None:
         """Add the errors of every map on one batch."""
         means = self.means.flatten(0, 1)
-        for name, universe in cast(Mapping[str, Universe], self.universes).items():
+        for name, universe in self._universes().items():
             embedded = universe.embed(batch.x)
             for shift in range(1, self.models):
-                way = _Way(partial(_from_embedded, universe, embedded, shift))
+                way = Way(partial(_from_embedded, universe, embedded, shift))
                 self._add(f"{name}/{shift}", way, (means, means), batch.x, batch.x, batch)
             if universe.maps.bijective:
                 self._trips(name, universe, batch)
@@ -129,9 +96,9 @@ class UniverseEvaluation(pl.LightningModule):
         def over_two(x: Tensor) -> Tensor:
             return universe.predicted(universe.embed(universe.predicted(universe.embed(x), 1)), 1)
 
-        cycle = _Way(over_two, lambda y: universe.predicted(universe.embed(y), last))
+        cycle = Way(over_two, lambda y: universe.predicted(universe.embed(y), last))
         self._add(f"{name}/cycle", cycle, (means, means), batch.x, batch.x, batch)
-        self._add(f"{name}/trip", _Way(universe.embed, universe.maps.inverse), (means, means), batch.x, batch.x, batch)
+        self._add(f"{name}/trip", Way(universe.embed, universe.maps.inverse), (means, means), batch.x, batch.x, batch)
 
     def _against(self, batch: PairedBatch) -> None:
         states = batch.x.unflatten(0, (self.models, -1))
@@ -139,26 +106,26 @@ class UniverseEvaluation(pl.LightningModule):
             means = (self.means[source], self.means[target])
             self._add(key, way, means, states[source], states[target], batch)
 
-    def _pair_ways(self) -> Iterator[tuple[str, tuple[str, str, StoredBank], tuple[int, int], _Way]]:
+    def _pair_ways(self) -> Iterator[tuple[str, tuple[str, str, StoredBank], tuple[int, int], Way]]:
         """Every map of the pairs' banks: its key; route, name and bank; the numbers of its models; and what maps."""
         for p, ((i, j), bank) in enumerate(self.pairs):
             for route, ends in ((FORWARD, (i, j)), (BACKWARD, (j, i))):
                 for name, aligner in bank.maps.get(route, {}).items():
-                    yield f"pair/{p}/{name}/{ends[0]}", (route, name, bank), ends, _Way(aligner)
+                    yield f"pair/{p}/{name}/{ends[0]}", (route, name, bank), ends, Way(aligner)
                     if route == FORWARD and aligner.bijective:
-                        yield f"pair/{p}/{name}/{j}", (route, name, bank), (j, i), _Way(aligner.inverse)
+                        yield f"pair/{p}/{name}/{j}", (route, name, bank), (j, i), Way(aligner.inverse)
 
-    def _add(self, key: str, way: _Way, means: tuple[Tensor, Tensor], x: Tensor, y: Tensor, batch: PairedBatch) -> None:
+    def _add(self, key: str, way: Way, means: tuple[Tensor, Tensor], x: Tensor, y: Tensor, batch: PairedBatch) -> None:
         key = key.replace(".", "_")
         if key not in self.errors:
             self.errors[key] = MapErrors(*means).to(self.device)
-        cast(MapErrors, self.errors[key]).update(cast(Aligner, way), x, y, batch.rows.unseen)
+        cast(MapErrors, self.errors[key]).update(way, x, y, batch.rows.unseen)
 
     # ------------------------------------------------------------------ what was found
 
     def on_test_epoch_end(self) -> None:
         """One row for each map, ordered pair and site; the directions of the space."""
-        self._data.reader.check.flush()
+        self.stream.reader.check.flush()
         self.rows = list(self._rows())
         found = directions(JointMoments.of(self.embedded.compute(), self.models))
         sites, models = self.stored.data["sites"], self.stored.data["models"]
@@ -174,51 +141,37 @@ class UniverseEvaluation(pl.LightningModule):
                 for d in range(found.variance.shape[1])
             ]
         }
-        self.meta = {**self._data.describe(), "split": "test"}
+        self.meta = {**self.stream.describe(), "split": "test"}
 
     def _measured(self) -> Iterator[tuple[str, str, Aligner, list[str | None], list[tuple[int, int, int]]]]:
         """Every map: its key, method, bank and outcome of training, and source, target and site of its places."""
-        sites = len(self.stored.data["sites"])
-        for name, universe in cast(Mapping[str, Universe], self.universes).items():
+        sites = range(len(self.stored.data["sites"]))
+        for name, universe in self._universes().items():
             trained = outcomes(self.stored.training.get(f"{FORWARD}.{name}"), universe.maps.sites)
             for shift in range(1, self.models):
-                ends = [((t + shift) % self.models, t, site) for t in range(self.models) for site in range(sites)]
-                both = [(trained[i * sites + site], trained[j * sites + site]) for i, j, site in ends]
+                ends = [((t + shift) % self.models, t, site) for t in range(self.models) for site in sites]
+                both = [(trained[i * len(sites) + site], trained[j * len(sites) + site]) for i, j, site in ends]
                 training = [worst_of({"training": end} for end in each)["training"] for each in both]
                 yield f"{name}/{shift}", name, universe.maps, training, ends
         for key, (route, name, bank), (source, target), _ in self._pair_ways():
             maps = bank.maps[route][name]
             training = outcomes(bank.training.get(f"{route}.{name}"), maps.sites)
-            yield key, f"pairwise_{name}", maps, training, [(source, target, site) for site in range(maps.sites)]
+            yield key, f"pairwise_{name}", maps, training, [(source, target, site) for site in sites]
 
     def _rows(self) -> Iterator[dict[str, Any]]:
-        models, sites = self.stored.data["models"], self.stored.data["sites"]
-        for key, method, maps, training, places in self._measured():
-            found, nothing = self._figures(key), [None] * len(places)
-            trips = {
-                column: self._figures(f"{method}/{trip}")["round_trip"]
-                if f"{method}/{trip}" in self.errors
-                else nothing
-                for column, trip in (("round_trip", "trip"), ("cycle", "cycle"))
-            }
-            parameters = sum(weight[0].numel() for weight in maps.parameters())
-            for place, (source, target, site) in enumerate(places):
-                yield {
-                    "model_x": models[source]["name"],
-                    "model_y": models[target]["name"],
-                    "site_x": sites[site][0],
-                    "site_y": sites[site][0],
-                    "method": method,
-                    "role": "method",
-                    "parameters": parameters,
-                    "training": training[place],
-                    **{figure: found[figure][place] for figure in FIGURES},
-                    **{column: values[place] for column, values in trips.items()},
-                }
+        """A row for each map, ordered pair of models and site."""
+        names, sites = [model["name"] for model in self.stored.data["models"]], self.stored.data["sites"]
+        for key, method, maps, training, ends in self._measured():
+            places = [Place("", names[i], names[j], sites[s][0], sites[s][0]) for i, j, s in ends]
+            found = self._figures(key)
+            figures: dict[str, Any] = {figure: found[figure] for figure in FIGURES}
+            for column, trip in (("round_trip", f"{method}/trip"), ("cycle", f"{method}/cycle")):
+                measured = trip in self.errors
+                figures[column] = self._figures(trip)["round_trip"] if measured else [None] * len(ends)
+            yield from error_rows(places, method, maps, training, figures)
 
-    def _figures(self, key: str) -> dict[str, list[float | None]]:
-        computed = cast(MapErrors, self.errors[key.replace(".", "_")]).compute()
-        return {name: [_number(float(v)) for v in values.reshape(-1)] for name, values in computed.items()}
+    def _figures(self, key: str) -> dict[str, Tensor]:
+        return cast(MapErrors, self.errors[key.replace(".", "_")]).compute()
 
 
 def _from_embedded(universe: Universe, embedded: Tensor, shift: int, _: Tensor) -> Tensor:
@@ -250,7 +203,3 @@ def between_members(
         i, j = (own.index(model["fingerprint"]) for model in models)
         found.append(((i, j), take_sites(bank, [there.index(site) for site in sites])))
     return found
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -41,6 +41,8 @@ class UniverseAlignment(Alignment):
         ValueError: an option is unknown or out of its range.
     """
 
+    final = "universe.ckpt"
+
     def __init__(
         self,
         network: AlignerFactory = lambda sites, d_x, d_y: INN(sites, d_x, d_y, couplings=4, start="procrustes"),
@@ -52,35 +54,28 @@ class UniverseAlignment(Alignment):
         check_known(CLOSED_UNIVERSES, closed_form=closed_form)
         self.closed_form = list(closed_form)
 
-    @property
-    def _models(self) -> int:
-        return len(self._stream.models)
-
     def made(self, sites: int, d_x: int, d_y: int) -> Iterator[Fit]:
         """Build the universes for this many places, k times as many as sites, and keep none."""
-        models = self._models
-        yield Fit(NETWORK, "forward", Universe(self._network(sites, d_x), models, fit_network))
+        models = len(self.stream.models)
+        yield Fit(NETWORK, FORWARD, Universe(self.network(sites, d_x), models, fit_network))
         for name in self.closed_form:
             made, fit_maps = CLOSED_UNIVERSES[name]
-            yield Fit(name, "forward", Universe(made(sites, d_x, d_y), models, fit_maps))
+            yield Fit(name, FORWARD, Universe(made(sites, d_x, d_y), models, fit_maps))
 
-    def check(self, width: int) -> None:
-        """Raise unless the network is a bijection at this width.
+    def network(self, places: int, width: int) -> Aligner:
+        """A bank of maps of the models, not yet fitted.
 
         Raises:
-            ValueError: it is none.
+            ValueError: the maps are no bijections at this width.
         """
-        self._network(1, width)
-
-    def _network(self, places: int, width: int) -> Aligner:
         maps = seeded(self.factories[NETWORK], self.seed, places, width, width)
         if not maps.bijective:
             raise UserError(f"A universe expects a bijective `network`, but {type(maps).__name__} is none. Use INN.")
         return maps
 
-    def _read(self, texts: Any) -> dict[str, tuple[Tensor, Tensor]]:
-        states, _ = super()._read(texts)["maps"]
-        return {"maps": paired_rows(states, self._models)}
+    def moment_rows(self, batch: PairedBatch) -> dict[str, tuple[Tensor, Tensor]]:
+        """The rows of all pairs of models."""
+        return {"maps": paired_rows(batch.x, len(self.stream.models))}
 
     def training_step(self, batch: PairedBatch, batch_idx: int) -> None:
         """Take a step; who predicts a text changes from step to step."""
@@ -131,6 +126,8 @@ class Joining(Alignment):
         members: the universe, set before the fit.
     """
 
+    final = ""  # the universe of all is written once it is measured
+
     def __init__(self, **options: Any) -> None:
         super().__init__(aligners=None, both_directions=False, **options)
         self.members: Universe | None = None
@@ -138,7 +135,7 @@ class Joining(Alignment):
     def setup(self, stage: str) -> None:
         """Build the newcomer's maps, as the members' are; only its places count."""
         super().setup(stage)
-        each = len(self.sites) // len(self._stream.models)
+        each = len(self.sites) // len(self.stream.models)
         self.sites, self.places = self.sites[-each:], self.places[-each:]
 
     def rows_of(self, batch: PairedBatch) -> tuple[Tensor, Tensor]:
@@ -155,7 +152,7 @@ class Joining(Alignment):
         def network(places: int, d_x: int, d_y: int) -> Aligner:
             return build_aligner({**like, "sites": places, "d_x": d_x, "d_y": d_y})
 
-        yield Fit(NETWORK, "forward", seeded(network, self.seed, sites // (members.models + 1), d_x, d_y))
+        yield Fit(NETWORK, FORWARD, seeded(network, self.seed, sites // (members.models + 1), d_x, d_y))
 
     def joined(self, stored: StoredBank) -> StoredBank:
         """The universe of all models, the newcomer last; its moments are not known.
@@ -163,11 +160,8 @@ class Joining(Alignment):
         Args:
             stored: the universe of the members.
         """
-        members, own = stored.maps[FORWARD][NETWORK], self.fits()[0].aligner
-        then, now = stored.training.get(f"{FORWARD}.{NETWORK}"), self.training_record.get(f"forward.{NETWORK}")
-        records = {}
-        if then is not None and now is not None:
-            records = join_records([then, now])
+        members, own, key = stored.maps[FORWARD][NETWORK], self.fits()[0].aligner, f"{FORWARD}.{NETWORK}"
+        records = [each[key] for each in (stored.training, self.training_record) if key in each]
         return replace(
             stored,
             maps={FORWARD: {NETWORK: join_banks([members, own.to(next(members.parameters()).device)])}},
@@ -175,8 +169,8 @@ class Joining(Alignment):
             data=self.data,
             data_config=self.data_config,
             moments=None,
-            seen=self._stream.seen,
-            training={f"{FORWARD}.{NETWORK}": records} if records else {},
+            seen=self.stream.seen,
+            training={key: join_records(records)} if len(records) == 2 else {},
         ).freeze()
 
     def refuse_other_members(self, stored: StoredBank, data: States) -> None:

@@ -11,7 +11,17 @@ import torch
 from torch import Tensor
 
 from aligners.errors import UserError
-from aligners.fitting.bank import BACKWARD, FORWARD, StoredBank, build_aligner, describe_aligner, load_bank, take_places
+from aligners.fitting.bank import (
+    BACKWARD,
+    FORWARD,
+    StoredBank,
+    build_aligner,
+    kind_of,
+    load_bank,
+    moments_at,
+    records_at,
+    take_places,
+)
 from aligners.fitting.universe.joint import JointMoments, all_pairs, generalised_procrustes, maxvar
 from aligners.maps.base import Aligner
 from aligners.maps.linear import Linear, Procrustes
@@ -57,8 +67,7 @@ class ThroughSpace(Aligner):
             into: u.
             out_of: v.
         """
-        network = describe_aligner(into)
-        made = cls(into.sites, into.d_x, out_of.d_x, network=network)
+        made = cls(into.sites, into.d_x, out_of.d_x, network=kind_of(into))
         made.into.load_state_dict(into.state_dict())
         made.out_of.load_state_dict(out_of.state_dict())
         return made
@@ -233,8 +242,7 @@ class Universe(Aligner, registered=False):
 
     def options(self) -> dict[str, Any]:
         """The number of models, and what the maps are."""
-        described = describe_aligner(self.maps)
-        return {"models": self.models, "maps": {name: described[name] for name in ("class", "options")}}
+        return {"models": self.models, "maps": kind_of(self.maps)}
 
     def map(self, i: int, j: int) -> ThroughSpace:
         """The map from model i into model j at all sites."""
@@ -304,31 +312,17 @@ def pair_banks(bank: StoredBank) -> Iterator[tuple[int, int, StoredBank]]:
 
     The map from the first model into the second is u_j⁻¹ ∘ u_i; one that is bijective is its own way back.
     """
-    universes, sites = universes_of(bank), bank.pairs[FORWARD][: len(bank.data["sites"])]
+    universes, count = universes_of(bank), len(bank.data["sites"])
+    sites = bank.pairs[FORWARD][:count]
     for p, (i, j) in enumerate(all_pairs(len(bank.data["models"]))):
         there: dict[str, Aligner] = {name: universe.map(i, j) for name, universe in universes.items()}
-        back: dict[str, Aligner] = {
-            name: universe.map(j, i) for name, universe in universes.items() if not there[name].bijective
-        }
-        yield (
-            i,
-            j,
-            replace(
-                bank,
-                command="fit",
-                maps={FORWARD: there, BACKWARD: back},
-                pairs={FORWARD: sites, BACKWARD: sites},
-                moments=_of_pair(bank.moments, slice(p * len(sites), (p + 1) * len(sites))),
-                training={key: _of_model(record, i, len(sites)) for key, record in bank.training.items()},
-            ),
+        one_way = [name for name, aligner in there.items() if not aligner.bijective]
+        pair = replace(
+            bank,
+            command="fit",
+            maps={FORWARD: there, BACKWARD: {name: universes[name].map(j, i) for name in one_way}},
+            pairs={FORWARD: sites, BACKWARD: sites},
+            moments=moments_at(bank.moments, list(range(p * count, (p + 1) * count))),
+            training=records_at(bank.training, list(range(i * count, (i + 1) * count))),  # a site's, for all models
         )
-
-
-def _of_pair(moments: Moments | None, places: slice) -> Moments | None:
-    return None if moments is None else Moments(moments.n, *(part[places] for part in moments[1:]))
-
-
-def _of_model(record: dict[str, Any], model: int, sites: int) -> dict[str, Any]:
-    """The record of one model's places; what belongs to a site is the same for all models."""
-    places = slice(model * sites, (model + 1) * sites)
-    return {name: value[places] if isinstance(value, list) else value for name, value in record.items()}
+        yield i, j, pair

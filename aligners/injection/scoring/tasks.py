@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -180,35 +180,34 @@ def per_text(values: Tensor, targets: Targets) -> Tensor:
     return values.new_zeros(*values.shape[:-1], targets.texts).index_add(-1, targets.owner, values)
 
 
-def unit_scores(logits: Tensor, targets: Targets, own: Tensor | None = None) -> dict[str, Tensor]:
-    """Score the answer to each unit; NaN where logits are not finite, since there is no answer then.
+class UnitAnswers(NamedTuple):
+    """What is answered to U units of a batch, without the logits: those of a language model would fill the memory.
 
-    Args:
-        logits: chosen logits (..., U, C).
-        targets: the right answers.
-        own: (U,) the answers that the model gives on its own, to see whether others agree with them.
-
-    Returns:
-        loss, the cross-entropy in nats or the squared error of a number; correct, 1 where the answer is right; and with
-        `own`, agree, 1 where the answer is the same: each (..., U). For numbers, correct and agree are NaN.
+    Attributes:
+        loss: (..., U) cross-entropy in nats, or the squared error of a number.
+        correct: (..., U) 1 where the answer is the right one; NaN of numbers.
+        answer: (..., U) float64, the class, token or number.
     """
-    known = torch.where(logits.isfinite().all(-1), 1.0, torch.nan)
+
+    loss: Tensor
+    correct: Tensor
+    answer: Tensor
+
+
+def unit_answers(logits: Tensor, targets: Targets) -> UnitAnswers:
+    """Score the answer to each unit by chosen logits (..., U, C); NaN where they are not finite: there is no answer."""
+    finite = logits.isfinite().all(-1)
+    known = torch.where(finite, 1.0, torch.nan)
+    loss = unit_losses(logits.float(), targets) * known
     if targets.answer.is_floating_point():
-        missing = torch.full_like(known, torch.nan)
-        agree = {} if own is None else {"agree": missing}
-        return {"loss": unit_losses(logits, targets) * known, "correct": missing, **agree}
+        return UnitAnswers(loss, torch.full_like(known, torch.nan), logits[..., 0].double().where(finite, torch.nan))
     answer = logits.argmax(-1)
-    scores = {
-        "loss": unit_losses(logits.float(), targets) * known,
-        "correct": (answer == targets.answer) * known,
-    }
-    return scores if own is None else {**scores, "agree": (answer == own) * known}
+    return UnitAnswers(loss, (answer == targets.answer) * known, answer.double().where(finite, torch.nan))
 
 
-def unit_answers(logits: Tensor, *, regression: bool) -> Tensor:
-    """Return the class or number answered to each unit, NaN where logits are not finite: (..., U, C) -> (..., U)."""
-    answers = logits[..., 0].double() if regression else logits.argmax(-1).double()
-    return answers.where(logits.isfinite().all(-1), torch.nan)
+def agreement(answer: Tensor, own: Tensor) -> Tensor:
+    """1 where an answer is the one that a model gives by itself; NaN where there is no answer."""
+    return (answer == own).float().where(~answer.isnan(), torch.nan)
 
 
 def check_labels(target: FrozenModel, labels: Tensor | None, source: str) -> None:

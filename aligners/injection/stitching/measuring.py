@@ -24,7 +24,6 @@ from aligners.models.loading.models import check_precision
 from aligners.models.model import FrozenModel
 from datamodules.asking import TaskBatch
 from datamodules.model_texts import ModelTexts
-from datamodules.module import stream_of
 
 
 class StitchingEvaluation(Evaluation):
@@ -39,6 +38,8 @@ class StitchingEvaluation(Evaluation):
         allow_mixed: let a model that sees the next token feed one that has to predict it.
         seed: of the resampling of texts.
     """
+
+    kind = ModelTexts
 
     def __init__(
         self,
@@ -56,11 +57,6 @@ class StitchingEvaluation(Evaluation):
         self.report_tables = {"curves": [] if stored is None else stored.curves}
 
     # ------------------------------------------------------------------ before
-
-    @property
-    def stream(self) -> ModelTexts:
-        """The data module of the run."""
-        return stream_of(self.trainer, ModelTexts)
 
     def prepare_panels(self) -> None:
         """Check everything, and make a panel of the methods of each route."""

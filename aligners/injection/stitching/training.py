@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import lightning.pytorch as pl
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
@@ -33,14 +32,13 @@ from aligners.fitting.bank import (
 from aligners.fitting.fits import AlignerFactory, fit_map, seeded
 from aligners.fitting.moments import read_moments
 from aligners.fitting.training import (
+    BankTraining,
     Schedule,
     clip_per_site,
     describe_optimizer,
     let_end,
-    make_optimizer,
+    mean_count,
     mean_over_ranks,
-    schedule_factor,
-    validate_if_due,
 )
 from aligners.injection.forward import bank_logits, mapped_rows, own_logits, pair_logits, read_all
 from aligners.injection.routes import Route, Routes, build_routes, check_routes
@@ -139,46 +137,6 @@ class LossWeights:
         check_range(above=0, **{"loss.temperature": self.temperature})
 
 
-@dataclass(frozen=True, eq=False)
-class RouteLoss:
-    """The loss of one route on one batch, site pair by site pair, as `bank_gradients` asks for it.
-
-    Args:
-        weights: of its parts.
-        route: from which model into which.
-        batch: on the device.
-        units: the units (texts or tokens) that the mean is over; under several ranks, those of a rank on average.
-        rows: the rows that the mean is over, likewise.
-        own: (U, C) answers of the target by itself, for distillation.
-        states: (S, N, d_y) states of the target itself, for the activation loss.
-        variance: (S,) variance of those over the fitting rows, summed over their features, on the CPU.
-    """
-
-    weights: LossWeights
-    route: Route
-    batch: TaskBatch
-    units: Tensor | float
-    rows: Tensor | float
-    own: Tensor | None = None
-    states: Tensor | None = None
-    variance: Tensor | None = None
-
-    def __call__(self, pair: int, mapped: Tensor) -> Tensor:
-        """The weighted sum for mapped rows (N, d_y) at the site pair of this number, a scalar."""
-        total = mapped.new_zeros(())
-        if self.weights.task or self.own is not None:
-            logits = pair_logits(self.route, pair, self.batch, mapped)
-            if self.weights.task:
-                total = total + self.weights.task * unit_losses(logits, self.batch.targets).sum() / self.units
-            if self.own is not None:
-                gap = divergence(logits, self.own, self.weights.temperature).sum() / self.units
-                total = total + self.weights.distillation * gap
-        if self.states is not None and self.variance is not None:
-            squares = (mapped - self.states[pair]).square().sum()
-            total = total + self.weights.activation * squares / (self.rows * float(self.variance[pair]))
-        return total
-
-
 def bank_gradients(mapped: Tensor, loss: Callable[[int, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
     """The loss of each site and its gradient with respect to the mapped rows, one site after another.
 
@@ -200,12 +158,10 @@ def bank_gradients(mapped: Tensor, loss: Callable[[int, Tensor], Tensor]) -> tup
 
 
 PRECISIONS = ("32-true", "bf16-mixed")
-
-
 MORE_ROWS = "Give more texts, a larger `start_batches`, or another `start`."
 
 
-class Stitching(pl.LightningModule):
+class Stitching(BankTraining):
     """Trains banks of stitching layers: every route, every layer, every site pair, on the same batches.
 
     Each model's front is run once a batch for all routes that leave it. The models live in the data module: they are
@@ -229,7 +185,7 @@ class Stitching(pl.LightningModule):
         seed: of every layer's starting weights.
     """
 
-    automatic_optimization = False
+    final = "stitching.ckpt"
 
     def __init__(
         self,
@@ -245,36 +201,25 @@ class Stitching(pl.LightningModule):
         gradient_clip: float = 1.0,
         seed: int = 0,
     ) -> None:
-        super().__init__()
+        super().__init__(optimizer, schedule, warmup, gradient_clip, seed)
         self.factories = {"affine_norm": partial(AffineLayer, norm=True)} if layers is None else dict(layers)
         check_names(self.factories, "layers")
         if not self.factories and fitted is None:
             raise UserError("Expected at least one of `layers`, or `fitted` maps to train on, but got neither.")
-        check_range(least=0, below=1, warmup=warmup)
         if start_batches < 0 or (start_batches == 0 and loss.activation > 0):
             raise UserError(
                 "Expected `start_batches` to be at least 1, or 0 where neither a layer's start nor the activation loss "
                 f"needs the models' states, but got {start_batches}."
             )
         self.wanted_routes, self.weights, self.fitted = routes, loss, fitted
-        self.start_batches, self.allow_mixed, self.seed = start_batches, allow_mixed, seed
-        self.optimizer_factory, self.schedule, self.warmup = optimizer, schedule, warmup
-        self.gradient_clip = gradient_clip
-        self.maps = nn.ModuleDict()
+        self.start_batches, self.allow_mixed = start_batches, allow_mixed
         self.spread: dict[str, dict[str, Tensor]] = {}
         self.curves: list[dict[str, Any]] = []
-        self.training_record: dict[str, dict[str, Any]] = {}
-        self._losses: dict[tuple[Route, str], Tensor] = {}
+        self._losses: dict[str, Tensor] = {}
         self._started_from: FittedTexts | None = None
         self._check = FiniteCheck()
-        self._complete = False
 
     # ------------------------------------------------------------------ setting up
-
-    @property
-    def _stream(self) -> ModelTexts:
-        """The data module of the run."""
-        return stream_of(self.trainer, ModelTexts)
 
     def setup(self, stage: str) -> None:
         """Check everything, and build the banks of each route."""
@@ -284,7 +229,7 @@ class Stitching(pl.LightningModule):
                 f"Expected `trainer.max_steps` to be at least 1, but got {self.trainer.max_steps}: it says for how "
                 "many steps the layers are trained, and the learning rate follows it."
             )
-        data = self._stream
+        data = self.stream = stream_of(self.trainer, ModelTexts)
         self.routes = build_routes(data.frozen, data.sites, self.wanted_routes, data.component)
         for split in ("fit", "validation", "test"):  # also what is measured in the end: not after hours of training
             labels = data.split(split).labels
@@ -303,26 +248,22 @@ class Stitching(pl.LightningModule):
         if not list(self.maps.parameters()):
             raise UserError("Expected `layers` that can be trained, but none of them has a parameter.")
 
-    def layers_of(self, route: Route) -> dict[str, Aligner]:
-        """Name -> bank of a route."""
-        return {name: cast(Aligner, layer) for name, layer in cast(nn.ModuleDict, self.maps[route.key]).items()}
-
     def on_fit_start(self) -> None:
         """Start every layer from the states of some fitting texts, unless a checkpoint says where to go on."""
         if self.start_batches == 0 or self.spread:
             return
-        loader = self._stream.loader("fit", shuffle=True)
+        loader = self.stream.loader("fit", shuffle=True)
         found = read_moments(self.trainer, loader, self._read, self._check, self.start_batches)
         for route in self.routes:
             moments = found[route.key]
             variance = moments.yy.diagonal(dim1=-2, dim2=-1).sum(-1) / moments.n
             self.spread[route.key] = {"mean": moments.mean_y.cpu(), "variance": variance.cpu()}
-            for name, layer in self.layers_of(route).items():
+            for name, layer in self.banks_of(route.key).items():
                 if name in self.factories:
                     fit_map(f"{name} from {route.name}", layer, moments, advice=MORE_ROWS)
 
     def _read(self, texts: TextBatch) -> dict[str, tuple[Tensor, Tensor]]:
-        batch = self._stream.prepare(texts).to(self.device)
+        batch = self.stream.prepare(texts).to(self.device)
         states = read_all(self.routes, batch, targets=True)
         rows = {route.key: (states.sources(route), states.targets(route)) for route in self.routes}
         for route in self.routes:
@@ -333,87 +274,88 @@ class Stitching(pl.LightningModule):
 
     # ------------------------------------------------------------------ training
 
-    def configure_optimizers(self) -> Any:
-        """One optimiser and one schedule over all steps."""
-        optimizer = cast(torch.optim.Optimizer, make_optimizer(self.optimizer_factory, self.banks().values()))
-        factor = schedule_factor(self.schedule, self.trainer.max_steps, self.warmup)
-        return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, factor)]
-
     def on_train_start(self) -> None:
         """After an interruption between a step and its validation, that validation comes first."""
-        validate_if_due(self.trainer, self.curves[-1]["step"] if self.curves else self.global_step, self._complete)
-        self.trainer.should_stop = self.trainer.should_stop or self._complete
+        self.begin(self.trainer.max_steps, self.curves[-1]["step"] if self.curves else self.global_step, rise=False)
 
     def training_step(self, batch: TaskBatch, batch_idx: int) -> None:
         """One step of every layer at every site."""
-        optimizer, scheduler = cast(Any, self.optimizers()), cast(Any, self.lr_schedulers())
-        optimizer.zero_grad(set_to_none=True)
-        units, rows = self._shares(batch)
+        cast(Any, self.optimizers()).zero_grad(set_to_none=True)
+        # the mean over ranks: with it, ranks' mean gradient is that of all units
+        units, rows = (mean_count(self.trainer, len(each), self.device) for each in (batch.targets, batch.rows))
         activation, distillation = self.weights.activation > 0, self.weights.distillation > 0
         states = read_all(self.routes, batch, targets=activation)
         own = {target: own_logits(target, batch) for target in self._targets()} if distillation else {}
         surrogates, losses = [], {}
         for route in self.routes:
-            source = states.sources(route)
-            known = (states.targets(route), self.spread[route.key]["variance"]) if activation else (None, None)
-            loss = RouteLoss(self.weights, route, batch, units, rows, own.get(route.target), *known)
-            for name, layer in self.layers_of(route).items():
+            source, target = states.sources(route), states.targets(route) if activation else None
+            loss = partial(self._loss, route, batch, (units, rows), own.get(route.target), target)
+            for name, layer in self.banks_of(route.key).items():
                 mapped = mapped_rows(layer, source)
                 losses[route, name], gradients = bank_gradients(mapped, loss)
                 surrogates.append((mapped * gradients).sum())
         self.manual_backward(torch.stack(surrogates).sum())
-        if self.gradient_clip:
-            for route, name in losses:
-                clip_per_site(self.layers_of(route)[name].parameters(), self.gradient_clip)
-        optimizer.step()
-        scheduler.step()
+        for layer in self.banks().values() if self.gradient_clip else ():
+            clip_per_site(layer.parameters(), self.gradient_clip)
+        self.step()
         self._watch(losses, batch_idx)
-        if self.global_step >= self.trainer.max_steps:
-            self.trainer.should_stop = True  # Lightning then validates: without it the steps since would not count
+
+    def _loss(
+        self,
+        route: Route,
+        batch: TaskBatch,
+        counts: tuple[Tensor | float, Tensor | float],
+        own: Tensor | None,
+        states: Tensor | None,
+        pair: int,
+        mapped: Tensor,
+    ) -> Tensor:
+        """The weighted sum of a route's losses for mapped rows (N, d_y) at the site pair of this number, a scalar.
+
+        Args:
+            route: from which model into which.
+            batch: on the device.
+            counts: the units (texts or tokens) and the rows that means are over; of several ranks, the mean.
+            own: (U, C) answers of the target by itself, for distillation.
+            states: (S, N, d_y) states of the target itself, for the activation loss.
+            pair: number of the site pair.
+            mapped: the rows.
+        """
+        (units, rows), total = counts, mapped.new_zeros(())
+        if self.weights.task or own is not None:
+            logits = pair_logits(route, pair, batch, mapped)
+            if self.weights.task:
+                total = total + self.weights.task * unit_losses(logits, batch.targets).sum() / units
+            if own is not None:
+                gap = divergence(logits, own, self.weights.temperature).sum() / units
+                total = total + self.weights.distillation * gap
+        if states is not None:
+            squares, variance = (mapped - states[pair]).square().sum(), float(self.spread[route.key]["variance"][pair])
+            total = total + self.weights.activation * squares / (rows * variance)
+        return total
 
     def _targets(self) -> list[FrozenModel]:
         """Each target once, in the same order on every rank: their sums are added over ranks in this order."""
         return list(dict.fromkeys(route.target for route in self.routes))
 
-    def _shares(self, batch: TaskBatch) -> tuple[Tensor | float, Tensor | float]:
-        """Units and rows of this batch, the mean over ranks: with it, ranks' mean gradient is that of all units."""
-        units, rows = len(batch.targets), len(batch.rows)
-        if self.trainer.world_size == 1:
-            return float(units), float(rows)
-        # filled on the device: numbers that are copied there would wait for it
-        counts = torch.stack([torch.full((), float(count), device=self.device) for count in (units, rows)])
-        counts = mean_over_ranks(self.trainer, counts)
-        return counts[0], counts[1]
-
     def _watch(self, losses: dict[tuple[Route, str], Tensor], batch_idx: int) -> None:
-        log = self.global_step % self.trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
         for (route, name), loss in losses.items():
             names = [f"{name}, {route.name}, site pair {site}" for site in route.site_names()]
             self._check.watch(loss, names, "training loss", batch_idx)
-            if log:
+            if self.logs_now:
                 whole = mean_over_ranks(self.trainer, loss)
-                self.log_dict(self._keys("step", route, name, "loss", whole), rank_zero_only=True)
+                self.log_sites(f"step/{route.key}/{name}", "loss", dict(zip(route.site_names(), whole, strict=True)))
 
     def on_train_epoch_end(self) -> None:
         """Check the last losses as well."""
         self._check.flush()
-
-    def _keys(self, split: str, route: Route, name: str, figure: str, values: Tensor) -> dict[str, Tensor]:
-        return {
-            f"{split}/{route.key}/{name}/{site}/{figure}": value
-            for site, value in zip(route.site_names(), values, strict=True)
-        }
 
     # ------------------------------------------------------------------ validation: the learning curves
 
     def on_validation_epoch_start(self) -> None:
         """Reset the sums, and raise for losses that are not finite before a checkpoint is written."""
         self._check.flush()
-        self._means = {
-            (route, name): UnitMeans(len(route.pairs)).to(self.device)
-            for route in self.routes
-            for name in self.layers_of(route)
-        }
+        self._means = {key: UnitMeans(bank.sites).to(self.device) for key, bank in self.banks().items()}
         self._natives = {target: UnitMeans(1).to(self.device) for target in self._targets()}
 
     def validation_step(self, batch: TaskBatch, batch_idx: int) -> None:
@@ -421,48 +363,39 @@ class Stitching(pl.LightningModule):
         for target, means in self._natives.items():
             means.update(unit_losses(own_logits(target, batch), batch.targets)[None])
         states = read_all(self.routes, batch)
-        for (route, name), means in self._means.items():
-            mapped = mapped_rows(self.layers_of(route)[name], states.sources(route))
-            logits = bank_logits(route, batch, mapped)
-            means.update(torch.stack([unit_losses(each, batch.targets) for each in logits]))
+        for route in self.routes:
+            for name, layer in self.banks_of(route.key).items():
+                logits = bank_logits(route, batch, mapped_rows(layer, states.sources(route)))
+                losses = torch.stack([unit_losses(each, batch.targets) for each in logits])
+                self._means[f"{route.key}.{name}"].update(losses)
 
     def on_validation_epoch_end(self) -> None:
         """One point of every learning curve: the penalty on the validation texts."""
         natives = {target: means.compute() for target, means in self._natives.items()}
-        self._losses = {place: means.compute() for place, means in self._means.items()}
-        for (route, name), losses in self._losses.items():
-            penalty = (losses - natives[route.target]).cpu()
-            if not self.trainer.sanity_checking:
-                self.log_dict(self._keys("validation", route, name, "penalty", penalty.float()), rank_zero_only=True)
-            for (i, j), value in zip(route.pairs, penalty.tolist(), strict=True):
-                self.curves.append(
-                    {
-                        "step": self.global_step,
-                        "model_x": route.source.name,
-                        "model_y": route.target.name,
-                        "method": name,
-                        "site_x": i,
-                        "site_y": j,
-                        "penalty": value,
-                    }
-                )
-
-    def banks(self) -> dict[str, Aligner]:
-        """Each bank by a name of its own."""
-        return {f"{r.key}.{name}": layer for r in self.routes for name, layer in self.layers_of(r).items()}
+        self._losses = {key: means.compute() for key, means in self._means.items()}
+        for route in self.routes:
+            for name in self.banks_of(route.key):
+                penalty = (self._losses[f"{route.key}.{name}"] - natives[route.target]).cpu()
+                if not self.trainer.sanity_checking:
+                    sites = dict(zip(route.site_names(), penalty.float(), strict=True))
+                    self.log_sites(f"validation/{route.key}/{name}", "penalty", sites)
+                for (i, j), value in zip(route.pairs, penalty.tolist(), strict=True):
+                    models = {"model_x": route.source.name, "model_y": route.target.name}
+                    place = {"method": name, "site_x": i, "site_y": j}
+                    self.curves.append({"step": self.global_step, **models, **place, "penalty": value})
 
     def criteria(self) -> dict[str, Tensor]:
         """The last validation's loss at each site of each bank, (S,)."""
-        return {f"{route.key}.{name}": losses for (route, name), losses in self._losses.items()}
+        return self._losses
 
     # ------------------------------------------------------------------ checkpoints
 
     def stored(self) -> StoredBank:
         """The layers as they are, and what another process needs to use them."""
-        data = self._stream
+        data = self.stream
         return StoredBank(
             "stitch",
-            {route.key: self.layers_of(route) for route in self.routes},
+            {route.key: self.banks_of(route.key) for route in self.routes},
             {route.key: list(route.pairs) for route in self.routes},
             data.describe(),
             data.config(),
@@ -489,7 +422,7 @@ class Stitching(pl.LightningModule):
         own = ("start_batches", "schedule", "warmup", "gradient_clip", "seed")
         optimizer = describe_optimizer(self.optimizer_factory)
         options = {"loss": asdict(self.weights), "optimizer": optimizer, **{name: getattr(self, name) for name in own}}
-        about = identity(self._stream, routes=routes, layers=layers, **options)
+        about = identity(self.stream, routes=routes, layers=layers, **options)
         return about | {"trainer": trainer_identity(self.trainer)}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -502,7 +435,7 @@ class Stitching(pl.LightningModule):
         if STITCHING not in checkpoint:
             raise UserError("Expected `ckpt_path` to be a last.ckpt of `train.py stitch`, but it is another file.")
         stored = checkpoint[STITCHING]
-        refuse_other_models(stored["data"]["models"], self._stream.describe()["models"], "The checkpoint")
+        refuse_other_models(stored["data"]["models"], self.stream.describe()["models"], "The checkpoint")
         if "layers" in stored:  # beside the options, as the version before kept them
             layers = {f"{key}.{name}": layer for key, own in stored["layers"].items() for name, layer in own.items()}
             stored = {**stored, "options": {**stored["options"], "routes": stored["pairs"], "layers": layers}}

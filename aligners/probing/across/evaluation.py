@@ -27,7 +27,6 @@ from aligners.probing.training import ProbeTraining, ended
 from aligners.probing.trees import STRUCTURAL
 from aligners.progress import track
 from datamodules.asking import TaskBatch
-from datamodules.module import stream_of
 from datamodules.rows.reading import PairedBatch, Plan
 from datamodules.states import States
 from datamodules.text.annotated.sentence import Sentence
@@ -170,6 +169,8 @@ class ProbesAcrossMaps(Evaluation):
         ValueError: an option is out of its range, or no checkpoint holds moments.
     """
 
+    kind = States
+
     def __init__(
         self,
         stored: Sequence[StoredBank],
@@ -195,11 +196,6 @@ class ProbesAcrossMaps(Evaluation):
         self.report_tables: dict[str, list[Row]] = {}
 
     # ------------------------------------------------------------------ before
-
-    @property
-    def stream(self) -> States:
-        """The data module of the run."""
-        return stream_of(self.trainer, States)
 
     def prepare_panels(self) -> None:
         """Check everything, and collect the maps."""

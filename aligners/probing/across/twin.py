@@ -9,10 +9,11 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from aligners.injection.behaviour import BEHAVIOUR, Behaviour, UnitAnswers, behaviour_columns
+from aligners.injection.behaviour import BEHAVIOUR, Behaviour, behaviour_columns
 from aligners.injection.forward import read_all
 from aligners.injection.methods import Method
 from aligners.injection.scoring.scores import TextScores
+from aligners.injection.scoring.tasks import UnitAnswers
 from aligners.probing.bank import Bank
 from aligners.probing.edges import EdgeProbes
 from aligners.probing.trees import StructuralProbes

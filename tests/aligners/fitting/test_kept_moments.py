@@ -15,7 +15,6 @@ from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
 from aligners.similarity.algebra.moments import Moments
 from datamodules.rows.reading import PairReader
-from tests.ranks import two_ranks
 from tests.runs import activations, quiet_trainer
 from tests.world import World
 
@@ -80,16 +79,3 @@ def test_damaged_moments_are_refused_listed_and_removed(
     assert not path.exists()
     moments(world, tmp_path)
     assert path.exists()
-
-
-def _on_ranks(rank: int, world: World, store: Path) -> list[Moments]:
-    on = {"devices": 2, "strategy": "ddp"}
-    return [moments(world, store, trainer=on), moments(world, store, trainer=on)]
-
-
-def test_ranks_read_what_the_first_has_kept(world: World, tmp_path: Path) -> None:
-    (tmp_path / "ranks").mkdir()
-    found = two_ranks(partial(_on_ranks, world=world, store=tmp_path / "store"), tmp_path / "ranks", meet=False)
-    for each in (found[0][1], *found[1]):
-        assert all(map(torch.equal, each, found[0][0]))
-    assert len(list((tmp_path / "store" / "moments").iterdir())) == 1

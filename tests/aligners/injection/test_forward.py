@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aligners.injection.forward import bank_logits, mapped_rows, own_logits, read_all, stitched_logits
+from aligners.injection.forward import mapped_rows, own_logits, read_all, stitched_logits
 from aligners.injection.routes import Route
 from aligners.injection.scoring.tasks import chosen, unit_losses
 from aligners.injection.stitching.training import bank_gradients
@@ -134,20 +134,6 @@ def without_padding(task: str) -> TaskBatch:
     return TaskBatch(texts, rows, targets)
 
 
-def test_gradients_reach_the_layer_alone() -> None:
-    route, batch = make_route("bert", "bert", "classification"), make_batch("classification")
-    states = read_all([route], batch, targets=True)
-    for rows, width in ((states.sources(route), 16), (states.targets(route), 24)):
-        assert rows.shape == (len(PAIRS), len(batch.rows), width)
-        assert rows.dtype == torch.float32
-        assert not rows.requires_grad
-        assert not rows.is_inference()
-    trained(route, batch)
-    for model in (route.source, route.target):
-        assert all(weight.grad is None and not weight.requires_grad for weight in model.model.parameters())
-        assert not any(part.training for part in model.model.modules())
-
-
 class Kept:
     """A tensor that autograd keeps for the way back."""
 
@@ -217,38 +203,3 @@ def test_a_head_is_run_once_for_all_routes_that_leave_it() -> None:
     batch, counts = make_batch("classification"), [calls_of(model) for model in models]
     read_all(routes, batch)
     assert [len(count) for count in counts] == [1, 2, 3]
-
-
-def test_the_layer_stays_in_full_precision_under_autocast() -> None:
-    route, batch = make_route("bert", "bert", "classification"), make_batch("classification")
-    layer = AffineLayer(len(PAIRS), 16, 24, start="random")
-    with torch.autocast("cpu", torch.bfloat16):
-        rows = read_all([route], batch).sources(route)
-        mapped = mapped_rows(layer, rows)
-        dtypes = [logits.dtype for logits in bank_logits(route, batch, mapped)]
-        losses, gradients = bank_gradients(mapped, task_loss(route, batch))
-        mapped.backward(gradients)
-        assert torch.is_autocast_enabled("cpu")
-    assert rows.dtype == mapped.dtype == gradients.dtype == losses.dtype == torch.float32
-    assert dtypes == [torch.float32] * len(PAIRS)
-    assert torch.equal(mapped, layer(rows))
-    assert all(p.dtype == p.grad.dtype == torch.float32 for p in layer.parameters() if p.grad is not None)
-    _, full = bank_gradients(mapped, task_loss(route, batch))
-    assert not torch.equal(full, gradients)  # the models did run in half precision
-    torch.testing.assert_close(full, gradients, rtol=0.2, atol=0.1 * float(full.abs().max()))
-
-
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize(
-    ("architecture", "task"),
-    [("bert", "masked"), ("gpt2", "causal"), ("albert", "classification"), ("xlnet", "classification")],
-)
-def test_own_states_give_the_own_answers_bit_by_bit(architecture: str, task: str, side: str) -> None:
-    model = tiny_frozen(architecture, task=task)
-    route = Route("0_0", model, model, tuple((site, site) for site in range(4)))
-    assert route.same
-    batch = make_batch(task, side)
-    expected = own_logits(model, batch)
-    assert len(expected) == len(batch.targets)
-    for logits in bank_logits(route, batch, read_all([route], batch).sources(route)):
-        assert torch.equal(logits, expected)

@@ -12,7 +12,7 @@ from aligners.injection.methods import CLOSED_FORMS
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
 from aligners.reports.runs.injection import report
-from tests.aligners.injection.test_injecting import fit
+from tests.aligners.injection.test_injecting import evaluate, fit
 from tests.runs import activations, quiet_trainer
 from tests.stitches import evaluate as stitch
 from tests.stitches import masking_folder, rows_of
@@ -36,10 +36,7 @@ def folders(folder: Path, task: str) -> list[str]:
 def measure(world: World, models: list[str], folder: Path, **options: Any) -> InjectionEvaluation:
     """Fit on some texts and inject, in both directions."""
     named = {"model_x": models[0], "model_y": models[1], "sites": SITES, **options}
-    stored = fit(world, folder, MAPS, epochs=2, **named)
-    module = InjectionEvaluation([stored], ["procrustes"], both_directions=True)
-    quiet_trainer().test(module, datamodule=activations(world, **named), verbose=False)
-    return module
+    return evaluate(world, [fit(world, folder, MAPS, **named)], closed_form=["procrustes"], both=True, **named)
 
 
 @pytest.mark.parametrize("task", ["causal", "packed", "masked"])

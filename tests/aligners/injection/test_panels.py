@@ -18,7 +18,6 @@ from aligners.maps.linear import Linear, Procrustes
 from aligners.reports.finished import make_report
 from aligners.reports.publishing import write
 from aligners.reports.runs.injection import console_tables, left_out, reading
-from aligners.similarity.algebra.moments import Moments, moments_of
 from datamodules.rows.reading import PairedBatch
 from datamodules.text.sources import TextSource
 from tests.aligners.injection.test_injecting import evaluate, fit, rows_of
@@ -35,13 +34,6 @@ FEW = 12  # fitting rows: enough for a rotation, too few for least squares
 @pytest.fixture(scope="module")
 def means(world: World, tmp_path_factory: pytest.TempPathFactory) -> StoredBank:
     return fit(world, tmp_path_factory.mktemp("means"), {"linear": Linear}, rows="mean", sites=SITES)
-
-
-def token_moments(world: World) -> Moments:
-    """Of the fitting texts, read one by one in another way than the evaluation does."""
-    data = activations(world, sites=SITES)
-    found = [data.reader.read(data.reader.prepare(texts)) for texts in data.loader("fit", batch_size=7)]
-    return moments_of(*(torch.cat([getattr(batch, side) for batch in found], 1) for side in "xy"))
 
 
 def test_floors_are_of_the_rows_that_are_injected(world: World, means: StoredBank, tmp_path: Path) -> None:
@@ -62,15 +54,6 @@ def test_floors_are_of_the_rows_that_are_injected(world: World, means: StoredBan
                     assert a[column] == pytest.approx(b[column], rel=1e-4), (name, column)
                 if name == "random_embedding":
                     assert a["fvu"] > 1.5
-
-
-def test_moments_that_no_checkpoint_holds_are_those_of_the_fitting_texts(world: World, means: StoredBank) -> None:
-    found = evaluate(world, [means], sites=SITES)
-    expected = token_moments(world)
-    (panel,) = (panel for panel in found.panels if str(panel.kind) == "tokens")
-    torch.testing.assert_close(panel.mean_target[:, 0].double(), expected.mean_y.double())  # type: ignore[union-attr]
-    (mean,) = (m for m in panel.methods if m.name == "mean")  # type: ignore[union-attr]
-    torch.testing.assert_close(mean.map(torch.zeros(2, 1, WIDTH), None)[:, 0].double(), expected.mean_y.double())
 
 
 def test_a_closed_form_that_few_rows_do_not_determine_costs_its_own_rows(

@@ -80,33 +80,30 @@ def test_what_can_be_stitched_is_not_refused() -> None:
     check(causal, tiny_frozen(task="masked"), labels=None)
 
 
-def test_a_target_without_a_head_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"stitch into, but tiny-bert has none. Name a model with its head"):
-        check(tiny_frozen(), tiny_frozen(n_labels=None))
+@pytest.mark.parametrize(
+    ("source", "target", "options", "says"),
+    [
+        ({}, {"n_labels": None}, {}, r"stitch into, but tiny-bert has none. Name a model with its head"),
+        ({}, {}, {"labels": None}, r"needs labels, but the texts of 'some.csv' have none.*`label_column`"),
+        ({}, {}, {"labels": torch.tensor([0, 2])}, r"labels 0\.\.1.*some\.csv' have labels 0\.\.2"),
+        (
+            {"architecture": "gpt2", "task": "causal"}, {"task": "masked"}, {"labels": None, "routes": "all"},
+            r"same task.*tiny-bert: masked, tiny-gpt2: causal.*`routes` 'forward'",
+        ),
+        ({}, {"architecture": "gpt2"}, {}, r"tiny-bert sees the whole text and tiny-gpt2 only.*`allow_mixed` to true"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_stitched_is_refused(
+    source: dict[str, Any], target: dict[str, Any], options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        check(tiny_frozen(**source), tiny_frozen(**target), **options)
 
 
-def test_a_classification_needs_labels_that_the_head_knows() -> None:
-    x, y = models(3, 3)
-    with pytest.raises(ValueError, match=r"needs labels, but the texts of 'some.csv' have none.*`label_column`"):
-        check(x, y, labels=None)
-    with pytest.raises(ValueError, match=r"labels 0\.\.1.*some\.csv' have labels 0\.\.2"):
-        check(x, y, labels=torch.tensor([0, 2]))
-
-
-def test_targets_of_several_tasks_are_refused() -> None:
-    causal, masked = tiny_frozen("gpt2", task="causal"), tiny_frozen(task="masked")
-    with pytest.raises(ValueError, match=r"same task.*tiny-bert: masked, tiny-gpt2: causal.*`routes` 'forward'"):
-        check(causal, masked, labels=None, routes="all")
-
-
-@pytest.mark.parametrize("task", ["causal", "classification"])
-def test_a_causal_tail_behind_a_bidirectional_head_must_be_asked_for(task: str) -> None:
-    both_ways, causal = tiny_frozen(), tiny_frozen("gpt2", task=task)
-    with pytest.raises(ValueError, match=r"tiny-bert sees the whole text and tiny-gpt2 only.*`allow_mixed` to true"):
-        check(both_ways, causal)
+def test_a_causal_tail_behind_a_bidirectional_head_can_be_asked_for() -> None:
+    both_ways, causal = tiny_frozen(), tiny_frozen("gpt2")
     check(both_ways, causal, allow_mixed=True)
-    if task == "classification":
-        check(causal, both_ways)
+    check(causal, both_ways)
 
 
 def test_quantised_weights_are_refused_where_gradients_must_pass() -> None:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import permutations
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.bank import StoredBank, load_bank
-from aligners.injection.injecting import InjectionEvaluation
+from aligners.fitting.bank import StoredBank
 from aligners.injection.scoring.scores import bootstrap_interval
 from aligners.maps.linear import Linear, Procrustes
 from aligners.maps.mlp import MLP
 from aligners.models.loading.models import load_frozen
-from callbacks.checkpoint import SaveAligners
 from datamodules.rows.types import is_held_out
 from datamodules.text.sources import TextSource
+from tests.aligners.injection.test_injecting import evaluate as evaluate_anything
+from tests.aligners.injection.test_injecting import fit as fit_anything
+from tests.aligners.injection.test_injecting import rows_of
 from tests.references.maps import fvu
 from tests.runs import activations, quiet_trainer
 from tests.tiny import WORDS
@@ -29,24 +30,8 @@ HELD = {word for word in WORDS if is_held_out(word, SHARE, 0)}
 SITES: list[str | int] = [1, "2:3"]
 
 
-def fit(world: World, folder: Path, aligners: dict[str, Any], **options: Any) -> StoredBank:
-    data = activations(world, **{"sites": SITES, "held_out_types": SHARE} | options)
-    trainer = quiet_trainer(max_epochs=1, limit_val_batches=0, callbacks=[SaveAligners(folder)])
-    trainer.fit(Alignment(aligners), datamodule=data)
-    return load_bank(folder / "aligners.ckpt")
-
-
-def evaluate(
-    world: World, stored: list[StoredBank], other: TextSource | None = None, **options: Any
-) -> InjectionEvaluation:
-    module = InjectionEvaluation(stored, (), other_text=other)
-    data = activations(world, **{"sites": SITES, "batch_size": 8} | options)
-    quiet_trainer().test(module, datamodule=data, verbose=False)
-    return module
-
-
-def rows_of(evaluation: InjectionEvaluation, method: str) -> list[dict[str, Any]]:
-    return [row for row in evaluation.rows if row["method"] == method]
+fit = partial(fit_anything, sites=SITES, held_out_types=SHARE)
+evaluate = partial(evaluate_anything, closed_form=(), batch_size=8)
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +128,7 @@ def test_validation_watches_unseen_types_beside_the_criterion(world: World) -> N
         expected = fvu(mapped.numpy(), target.numpy(), module.moments.mean_y[0].numpy())
         assert logged[f"validation/{fitted.name}/1-1/fvu_unseen"] == pytest.approx(expected, rel=1e-4)
         assert f"train/{fitted.name}/1-1/fvu_unseen" not in logged  # no such rows there
-    assert torch.equal(module.criteria()["forward.mlp"], module.validation_figures[module.trained()[0]]["fvu"])
+    assert torch.equal(module.criteria()["0_1.mlp"], module.validation_figures[module.trained()[0]]["fvu"])
 
 
 def test_intervals_do_not_need_a_row_in_every_resample() -> None:
@@ -172,22 +157,9 @@ def test_maps_are_not_measured_on_texts_that_they_were_fitted_on(
     assert module.meta["text"]["left_out"] == {"texts": 9, "of": 15, "fitted_on_them": {str(stored.path): 9}}
 
 
-def test_a_file_that_has_changed_since_the_fit_changes_nothing_in_what_it_was_fitted_on(
-    world: World, tmp_path: Path
-) -> None:
-    source = TextSource(write_texts(tmp_path / "texts.csv", sentences(120)))
-    fitted = fit(world, tmp_path, {"linear": Linear}, text=source)
-    known = activations(world, text=source).texts.fit["text"][:4]
-    write_texts(tmp_path / "texts.csv", sentences(200)[120:])
-    test = write_texts(tmp_path / "test.csv", [*known, *sentences(210)[200:]])
-    module = evaluate(world, [fitted], text=TextSource(source.source, held_out=test))
-    assert module.meta["text"]["left_out"]["texts"] == 4
-
-
 def test_errors_on_fitting_texts_are_of_their_rows_without_held_out_types(world: World, stored: StoredBank) -> None:
     data = activations(world, sites=SITES, held_out_types=SHARE, batch_size=8)
-    module = InjectionEvaluation([stored], ("linear",), fitting_errors=True)
-    quiet_trainer().test(module, datamodule=data, verbose=False)
+    module = evaluate(world, [stored], closed_form=("linear",), fitting=True, held_out_types=SHARE)
     found, held_out = rows_of(module, "linear"), evaluate(world, [stored], held_out_types=SHARE)
     assert [row["fvu"] for row in found] == [row["fvu"] for row in rows_of(held_out, "linear")]
     assert rows_of(held_out, "linear")[0]["mse_fit"] is None

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.in_memory import train_on_rows
 from aligners.fitting.training import LEAST_RISE, make_optimizer
 from aligners.maps.inn import INN
 from aligners.maps.invertible import AffineCoupling
@@ -200,7 +199,7 @@ def test_a_short_training_does_not_run_away_on_badly_scaled_states() -> None:
     held_out = x[:, 1000:], y[:, 1000:]
     with torch.no_grad():
         start = aligner.loss(*held_out).item()
-    diverged = train_on_rows(aligner, x[:, :1000], y[:, :1000], 6, 256, 0, Alignment())
+    diverged = Alignment().train_on_rows(aligner, x[:, :1000], y[:, :1000], 6, 256, 0)
     with torch.no_grad():
         end = aligner.loss(*held_out).item()
     assert not diverged.any()

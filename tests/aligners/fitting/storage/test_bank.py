@@ -99,20 +99,6 @@ def test_equal_banks_make_equal_files_without_anything_else_in_them(tmp_path: Pa
     assert content < (tmp_path / "large").stat().st_size < 1.1 * content
 
 
-def test_a_bank_without_moments_types_or_loss_comes_back(tmp_path: Path) -> None:
-    few = replace(bank(), moments=None, seen=None, fitted=None, spread={}, loss=None, command="stitch")
-    save_bank(few, tmp_path / "stitching.ckpt")
-    found = load_bank(tmp_path / "stitching.ckpt")
-    assert (found.moments, found.seen, found.fitted, found.spread, found.loss, found.command) == (
-        None,
-        None,
-        None,
-        {},
-        None,
-        "stitch",
-    )
-
-
 def test_tensors_that_share_memory_are_written_too(tmp_path: Path) -> None:
     mean = torch.ones(2, 5)
     save_bank(replace(bank(), spread={route: {"mean": mean} for route in ("0_1", "1_0")}), tmp_path / "aligners.ckpt")

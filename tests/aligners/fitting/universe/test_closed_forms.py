@@ -74,15 +74,6 @@ def test_the_space_has_the_principal_axes_of_the_mean() -> None:
     assert bool((values.diff() < 0).all())
 
 
-def test_procrustes_does_not_depend_on_the_order_of_the_models() -> None:
-    states = copies(rotations(), noise=2.0)
-    order = torch.tensor([2, 0, 3, 1])
-    turned = states.unflatten(0, (MODELS, SITES))[order].flatten(0, 1)
-    found = [generalised_procrustes(joint(each)) for each in (states, turned)]
-    maps, others = (torch.einsum("isab,jscb->ijsac", r, r) for r in found)
-    torch.testing.assert_close(maps[order][:, order], others, atol=1e-6, rtol=0)
-
-
 def test_procrustes_is_a_fixed_point_and_better_than_a_hub() -> None:
     states = copies(rotations(), noise=2.0)
     moments = joint(states)
@@ -122,13 +113,6 @@ def test_maxvar_copes_with_a_direction_that_does_not_vary() -> None:
     into, back = maxvar(joint(shared.flatten(0, 1)))
     assert into.isfinite().all()
     assert fvu(shared.flatten(0, 1), into, back).max() < 1e-9
-
-
-def test_maxvar_embeds_with_unit_variance_and_is_no_worse_than_procrustes_under_noise() -> None:
-    states = copies(rotations(), rows=4000, noise=1.0)
-    moments = joint(states)
-    turned = generalised_procrustes(moments)
-    assert fvu(states, *maxvar(moments)).mean() < fvu(states, turned, turned.mT).sum() / (MODELS * (MODELS - 1))
 
 
 def test_maxvar_needs_more_rows_than_dimensions_of_all_models() -> None:

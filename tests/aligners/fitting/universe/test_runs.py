@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,13 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from aligners.cli.table import train
-from aligners.fitting.bank import FORWARD, load_bank, save_bank
 from aligners.fitting.universe.fitting import UniverseAlignment
-from aligners.fitting.universe.universe import load_universe
 from aligners.maps.inn import INN
 from callbacks.best import BestPerSite
-from callbacks.checkpoint import SaveUniverse
+from callbacks.checkpoint import SaveAligners
 from datamodules.pairings import universe_states
 from datamodules.states import States
 from datamodules.text.sources import TextSource
@@ -27,7 +22,7 @@ from tests.interrupting import strike
 from tests.ranks import two_ranks
 from tests.runs import quiet_trainer
 from tests.tiny import tiny_folder
-from tests.world import World, sentences, write_texts
+from tests.world import World
 
 ON_TWO = {"devices": 2, "strategy": "ddp", "use_distributed_sampler": False}
 
@@ -55,7 +50,7 @@ def fitted(
     module = UniverseAlignment(partial(INN, couplings=2, hidden=8, start="procrustes"), closed_form)
     watching: list[pl.Callback] = [BestPerSite()]
     if folder is not None:
-        watching.append(SaveUniverse(folder))
+        watching.append(SaveAligners(folder))
     trainer = quiet_trainer(max_epochs=2, callbacks=watching, **(on or {}))
     trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
     return trainer, module
@@ -73,7 +68,6 @@ def whole(world: World, models: list[str], tmp_path_factory: pytest.TempPathFact
     ("owner", "method", "call"),
     [
         (UniverseAlignment, "training_step", 3),
-        (torch.optim.AdamW, "step", 7),
         (UniverseAlignment, "validation_step", 4),
     ],
 )
@@ -105,64 +99,6 @@ def test_two_ranks_fit_what_one_does(world: World, models: list[str], tmp_path: 
             torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-3, msg=name)
 
 
-def test_a_run_from_a_store_is_that_of_streaming(world: World, models: list[str], whole: Path, tmp_path: Path) -> None:
-    fitted(world, models, tmp_path / "run", store=tmp_path / "store")
-    found, expected = (load_universe(folder / "universe.ckpt") for folder in (tmp_path / "run", whole))
-    for name, value in expected.maps[FORWARD]["universe"].state_dict().items():
-        torch.testing.assert_close(found.maps[FORWARD]["universe"].state_dict()[name], value, rtol=1e-3, atol=1e-4)
-    assert found.training == expected.training
-
-
-def test_an_embedded_model_joins_embedded_models(tmp_path: Path) -> None:
-    quick = [
-        *("--data.cache", str(tmp_path / "cache"), "--trainer.max_epochs", "1", "--trainer.logger", "false"),
-        *("--trainer.enable_progress_bar", "false", "--trainer.accelerator", "cpu"),
-    ]
-    recipe = {"vocabulary": 100, "layers": 1, "width": 8, "epochs": 1, "max_length": 64}
-    train([
-        "universe", "--data.models", '["embedded:0", "embedded:1", "embedded:2"]', "--data.sites", "1",
-        "--data.text.source", write_texts(tmp_path / "texts.csv", sentences(120)), "--data.max_length", "64",
-        *(word for name, value in recipe.items() for word in (f"--data.recipe.{name}", str(value))),
-        "--run", str(tmp_path / "three"), *quick,
-    ])  # fmt: skip
-    three = tmp_path / "three" / "universe.ckpt"
-    newcomer = ["--data.models", '["embedded:3"]']
-    train(["join", "--universe", str(three), *newcomer, "--run", str(tmp_path / "four"), *quick])
-    rows = json.loads((tmp_path / "four" / "universe.json").read_text())["rows"]
-    assert {row["model_x"] for row in rows} == {f"embedded:{seed}" for seed in range(4)}
-    assert len(rows) == 4 * 3
-    assert all(row["fvu"] is not None for row in rows)
-    assert (tmp_path / "four" / "pairs" / "embedded-0--embedded-3" / "aligners.ckpt").is_file()
-
-
 def test_too_few_rows_for_a_closed_form_are_refused_before_training(world: World, models: list[str]) -> None:
     with pytest.raises(ValueError, match="rows than the 3 models have dimensions together, 48, but got 18"):
         fitted(world, models, rows="mean", batch_size=20, on={"limit_train_batches": 1})
-
-
-@pytest.mark.parametrize("command", ["universe", "join"])
-def test_maps_to_compare_with_are_checked_before_training(
-    command: str, world: World, models: list[str], whole: Path, tmp_path: Path
-) -> None:
-    """Maps at site 2, which is none of the universe's."""
-    bank = load_bank(whole / "pairs" / "x--y" / "aligners.ckpt")
-    other = tmp_path / "other.ckpt"
-    save_bank(replace(bank, pairs={FORWARD: [(2, 2), (4, 4)]}), other)
-    more = str(tiny_folder(tmp_path / "w", seed=3))
-    words = {
-        "universe": [
-            "--data.models",
-            json.dumps(models),
-            "--data.sites",
-            "[1,3]",
-            "--data.text.source",
-            world.fit,
-            "--data.max_length",
-            "64",
-        ],
-        "join": ["--data.models", json.dumps([more]), "--universe", str(whole / "universe.ckpt")],
-    }
-    run = tmp_path / "run"
-    with pytest.raises(ValueError, match="Expected `against` to name maps between two models of the universe"):
-        train([command, *words[command], "--against", f"[{other}]", "--run", str(run), "--trainer.logger", "false"])
-    assert not run.exists()

@@ -6,18 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from torchmetrics.functional.classification import binary_matthews_corrcoef
 
 from aligners.finetuning.truncating import SurgeryEvaluation
-from aligners.fitting.alignment import Alignment
-from aligners.fitting.bank import load_bank
 from aligners.injection.injecting import InjectionEvaluation
 from aligners.injection.scoring.tasks import in_data_order, match_heads, one_after_another
 from aligners.maps.linear import Linear
 from aligners.models.loading.models import load_frozen
 from aligners.reports.finished import make_report
-from callbacks.checkpoint import SaveAligners
 from datamodules.text.sources import TextSource
+from tests.aligners.injection.test_injecting import evaluate, fit
 from tests.datamodules.test_model_texts import labelled
 from tests.runs import activations, quiet_trainer
 from tests.stitches import evaluate as stitch
@@ -76,11 +73,8 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> tuple[World, World]:
 def inject(world: World, folder: Path, **options: Any) -> InjectionEvaluation:
     """Linear maps at two sites, both ways."""
     shutil.rmtree(folder, ignore_errors=True)
-    trainer = quiet_trainer(max_epochs=1, limit_val_batches=0, callbacks=[SaveAligners(folder)])
-    trainer.fit(Alignment({"linear": Linear}, both_directions=True), datamodule=activations(world, sites=[1, 3]))
-    module = InjectionEvaluation([load_bank(folder / "aligners.ckpt")], [], both_directions=True)
-    quiet_trainer().test(module, datamodule=activations(world, sites=[1, 3], **options), verbose=False)
-    return module
+    stored = fit(world, folder, {"linear": Linear}, sites=[1, 3])
+    return evaluate(world, [stored], closed_form=(), both=True, **options)
 
 
 def without_names(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -182,16 +176,3 @@ def test_named_heads_on_numbered_texts_are_a_caution_in_every_report(
     data = activations(world, labels={str(k): name for k, name in enumerate(names)})
     assert len(match_heads(data, data.frozen)) == 2
     assert "by number" not in caplog.text
-
-
-def test_stitching_by_matthews_correlation(world: World) -> None:
-    text = TextSource(world.fit, held_out=world.test, score="mcc")
-    module = stitch(world, data={"text": text, "sites": [2]})
-    (native,) = (r for r in module.rows if r["method"] == "native" and r["model_x"] != r["model_y"] == world.model_y)
-    (itself,) = (r for r in module.rows if r["method"] == "identity" and r["model_x"] == r["model_y"] == world.model_y)
-    data = activations(world)
-    batch = data.split("test")[list(range(TEST_TEXTS))]
-    expected = binary_matthews_corrcoef(data.frozen[1].logits(batch.inputs[-1]).argmax(-1), batch.labels).item()
-    assert native["score"] == itself["score"] == pytest.approx(expected, abs=1e-6)
-    assert (itself["score_penalty"], itself["score_name"]) == (0, "mcc")
-    assert (module.meta["score"], module.meta["constant_score"]) == ("mcc", 0)

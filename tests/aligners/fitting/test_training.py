@@ -1,3 +1,5 @@
+"""Rates, schedules, clipping, and what stops a site that diverges."""
+
 from __future__ import annotations
 
 import math
@@ -9,13 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from aligners.fitting.training import (
-    Schedule,
-    clip_per_site,
-    gradient_norms,
-    make_optimizer,
-    schedule_factor,
-)
+from aligners.fitting.training import Divergence, Schedule, clip_per_site, make_optimizer, schedule_factor
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
 
@@ -60,11 +56,6 @@ def test_the_rate_rises_over_so_many_steps_at_least(schedule: Schedule) -> None:
     assert never(0) == 1
 
 
-def test_an_unknown_schedule_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"`schedule`.*constant, linear, cosine, one_cycle.*'step'"):
-        schedule_factor("step", 10, 0.1)  # type: ignore[arg-type]
-
-
 def test_each_site_is_clipped_by_its_own_norm() -> None:
     draw = torch.Generator().manual_seed(0)
     shapes = [(3, 4, 5), (3, 1, 5), (3, 2, 4, 4)]
@@ -89,7 +80,7 @@ def test_a_site_whose_gradient_broke_spoils_no_other() -> None:
     torch.testing.assert_close(weight.grad[1], torch.tensor([0.6, 0.0, 0.8]))
 
 
-@pytest.mark.parametrize("width", [16, 64, 128, 768])
+@pytest.mark.parametrize("width", [16, 768])
 def test_the_rate_of_a_matrix_follows_its_fan_in(width: int) -> None:
     aligner = MLP(1, width, 8, hidden=[32])
     optimizer = make_optimizer(partial(torch.optim.AdamW, lr=0.01), [aligner])
@@ -108,24 +99,39 @@ def test_sgd_keeps_its_rate_and_nothing_makes_no_optimizer() -> None:
     assert make_optimizer(torch.optim.AdamW, [Linear(1, 8, 8)]) is None
 
 
-def test_a_step_moves_the_output_as_far_at_any_width() -> None:
-    moved = []
-    for width in (64, 1024):
-        torch.manual_seed(0)
-        aligner = MLP(1, width, 8, hidden=[32], skip=False)
-        x, y = torch.randn(1, 200, width), torch.randn(1, 200, 8)
-        before = aligner(x).detach()
-        optimizer = make_optimizer(partial(torch.optim.AdamW, lr=1e-2), [aligner])
-        assert optimizer is not None
-        aligner.loss(x, y).sum().backward()
-        optimizer.step()
-        moved.append((aligner(x) - before).norm().item())
-    assert moved[1] == pytest.approx(moved[0], rel=1.0)
-
-
 def test_only_sites_that_are_alive_keep_their_gradient() -> None:
     weight = nn.Parameter(torch.zeros(3, 2))
     weight.grad = torch.tensor([[torch.nan, 1.0], [0.3, 0.4], [torch.inf, 0.0]])
-    norms = gradient_norms([weight])
-    clip_per_site([weight], 0.0, norms, norms.isfinite())
+    clip_per_site([weight], 0.0, torch.isfinite)
     assert torch.equal(weight.grad, torch.tensor([[0.0, 0.0], [0.3, 0.4], [0.0, 0.0]]))
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+def after(*losses: list[float]) -> list[int]:
+    watched = Divergence()
+    for step, loss in enumerate(losses, start=1):
+        watched.watch("map", torch.tensor(loss), torch.ones(len(loss)), step)
+    return watched.step["map"].tolist()
+
+
+def test_a_loss_that_is_no_number_or_far_above_its_start_has_diverged() -> None:
+    assert after([0.5, 0.5, 0.5, 0.5], [0.4, NAN, INF, 0.6], [0.3, 0.1, 0.1, 5.1]) == [0, 2, 2, 3]
+    assert after([NAN, 0.5], [0.1, 0.5]) == [1, 0]  # at once
+
+
+def test_what_is_harmless_or_was_large_from_the_start_has_not() -> None:
+    assert after([0.01, 30.0, 2.0], [1.9, 200.0, 19.0]) == [0, 0, 0]
+    assert after([0.01, 30.0, 2.0], [2.1, 301.0, 21.0]) == [2, 2, 2]
+
+
+def test_a_gradient_that_is_no_number_stops_its_site_for_good() -> None:
+    watched = Divergence()
+    for step, norms in enumerate(([1.0, 1.0], [INF, 1.0], [1.0, 1.0]), start=1):
+        alive = watched.watch("map", torch.ones(2), torch.tensor(norms), step)
+    assert alive.tolist() == [False, True]
+    again = Divergence()
+    again.load_state_dict(watched.state_dict(), torch.device("cpu"))
+    again.watch("map", torch.tensor([1.0, 11.0]), torch.ones(2), 4)
+    assert again.step["map"].tolist() == [2, 4]

@@ -1,0 +1,103 @@
+"""Variants of fine-tuning, and the folders of finished classifiers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+
+from aligners.finetuning.jobs import FINISHED, Variant, finished_row, parse_variants, save_classifier
+from aligners.models import load_frozen
+from datamodules.text.texts import FittedTexts
+from tests.tiny import tiny_model, tiny_tokenizer
+
+
+def names(written: list[str], depth: int = 3) -> list[str]:
+    return [variant.name for variant in parse_variants(written, depth)]
+
+
+def test_what_is_written_is_what_is_tried_each_once() -> None:
+    assert names(["none", "top:4", " bottom:0", "none"]) == ["none", "top-4", "bottom-0"]
+    assert names(["bottom:all"]) == ["none", "bottom-0", "bottom-1", "bottom-2", "bottom-3"]
+    assert names(["top:all", "none"]) == ["none", "top-1", "top-2", "top-3"]
+    assert names(["layers:all"]) == ["layers-1", "layers-2", "layers-3"]
+
+
+@pytest.mark.parametrize("entry", ["bottom", "bottom:", "bottom:-1", "none:1", "middle:2", "layers:two", ""])
+def test_anything_else_is_refused(entry: str) -> None:
+    with pytest.raises(ValueError, match="Expected `variants` out of none, bottom:4"):
+        parse_variants([entry], 3)
+
+
+def test_no_variant_at_all_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one of `variants`"):
+        parse_variants([], 3)
+
+
+def trained(variant: Variant) -> set[str]:
+    """Blocks of a BERT of three that train."""
+    model = tiny_model("bert")
+    variant.apply(model.requires_grad_(True))
+    return {
+        name.split(".")[3] for name, weight in model.named_parameters() if ".layer." in name and weight.requires_grad
+    }
+
+
+def test_variants_freeze_and_shorten() -> None:
+    assert trained(Variant()) == {"0", "1", "2"}
+    assert trained(Variant("bottom", 2)) == {"2"}
+    assert trained(Variant("top", 1)) == {"0", "1"}
+    model = tiny_model("bert")
+    assert Variant("layers", 2).apply(model).config.num_hidden_layers == 2
+    assert model.config.num_hidden_layers == 3
+
+
+@pytest.mark.parametrize("variant", [Variant("bottom", 4), Variant("top", 4), Variant("layers", 0)])
+def test_blocks_that_are_not_there_are_refused_beforehand(variant: Variant) -> None:
+    with pytest.raises(ValueError, match=rf"`{variant.kind}` between . and L = 3"):
+        variant.check(tiny_model("bert"))
+    Variant().check(tiny_model("bert"))
+
+
+FITTED = FittedTexts.of({}, Dataset.from_dict({"text": ["a film"]}))
+
+
+ROW = {"accuracy": 0.5, "base": "x", "base_fingerprint": "abc"}
+
+
+def test_a_saved_classifier_is_whole_and_recognised(tmp_path: Path) -> None:
+    folder = tmp_path / "none" / "seed-0"
+    assert finished_row(folder, "abc") is None
+    model = tiny_model("bert")
+    save_classifier(folder, model, tiny_tokenizer(), ROW, FITTED)
+    assert finished_row(folder, "abc") == ROW
+    weight = load_frozen(folder).model.classifier.weight
+    assert torch.equal(weight, model.classifier.weight)
+    assert [path.name for path in (tmp_path / "none").iterdir()] == ["seed-0"]
+
+
+def test_nothing_is_left_of_one_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="Out of range float"):
+        save_classifier(
+            tmp_path / "seed-0", tiny_model("bert"), tiny_tokenizer(), ROW | {"accuracy": float("nan")}, FITTED
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=rf"to hold a fine-tuned classifier with its {FINISHED}"):
+        finished_row(tmp_path, "abc")
+
+
+def test_damaged_figures_are_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / FINISHED).write_text('{"accuracy": 0.')
+    with pytest.raises(ValueError, match=rf"JSON in .*{FINISHED}, but it is damaged: .*Move"):
+        finished_row(tmp_path, "abc")
+
+
+def test_a_classifier_from_other_weights_is_refused(tmp_path: Path) -> None:
+    save_classifier(tmp_path / "seed-0", tiny_model("bert"), tiny_tokenizer(), ROW, FITTED)
+    with pytest.raises(ValueError, match=r"fine-tuned from x with the fingerprint abc, but the base model's is other"):
+        finished_row(tmp_path / "seed-0", "other")
