@@ -8,36 +8,37 @@ import torch
 from torch import Tensor
 
 from aligners.similarity.catalogue import Measure
-from aligners.similarity.outcome import Content
-from aligners.similarity.passes.streams import Shape, Stream
-from aligners.similarity.passes.sums import SpanSums, TileSums
-from aligners.similarity.sample import Draw
+from aligners.similarity.controls import Draw
+from aligners.similarity.functional.attention import word_pairs
+from aligners.similarity.passes.sums import Shape, SpanSums, Stream, TileSums
+
+__all__ = ["content_of"]
 
 CPU = torch.device("cpu")
 
 
 def content_of(
     x: Tensor, y: Tensor, measures: Iterable[Measure], weights: Sequence[Tensor] = (), words: Tensor | None = None
-) -> Content:
+) -> TileSums:
     """What measures are computed from: x (L_x, N, d_x), y (L_y, N, d_y), each row a text; or attention weights."""
     stream, rows = Stream("value", tuple(measures)), torch.arange(x.shape[1])
-    blocks = [each.shape[:2] for each in weights] or [(0, 0), (0, 0)]
-    shape_x, shape_y = (Shape(len(states), states.shape[2], *own) for states, own in zip((x, y), blocks, strict=True))
     draws = {budget: Draw(budget, 0, CPU) for budget in stream.budgets}
     admitted = {budget: draw.admit(rows, rows) for budget, draw in draws.items()}
-    sides = [SpanSums(stream, shape, 1, bool(weights), CPU) for shape in (shape_x, shape_y)]
-    tile = TileSums(stream, shape_x, shape_y, [], 1, bool(weights), torch.float64, CPU)
-    for side, states in zip(sides, (x, y), strict=True):
-        side.update_states(states, 0, admitted)
-    tile.update_states(sides[0], sides[1], x, y, 0)
+    given = [{"moments": states} for states in (x, y)]
+    shapes = [Shape(len(states), states.shape[2]) for states in (x, y)]
     if words is not None:
-        for side, own in zip(sides, weights, strict=True):
-            side.update_heads(own, words, 0)
-        tile.update_heads(sides[0], sides[1], weights[0], weights[1], words, 0)
+        for side, own in enumerate(weights):
+            given[side] |= {"heads": own, "words": words, "head_moments": word_pairs(own, words)}
+            shapes[side] = shapes[side]._replace(blocks=own.shape[0], heads=own.shape[1])
+    sides = [SpanSums(stream, shape, 1, words is not None, CPU) for shape in shapes]
+    tile = TileSums(stream, sides[0], sides[1], [], 1, words is not None, torch.float64)
+    for side, own_rows in zip(sides, given, strict=True):
+        side.update(own_rows, 0, admitted)
+    tile.update(given[0], given[1], 0)
     for draw in draws.values():
         draw.end(1)
-    moves = [side.moves() for side in sides]
-    tile.end(moves[0], moves[1], 0)
-    for side, move in zip(sides, moves, strict=True):
-        side.end(move, draws)
-    return Content(sides[0], sides[1], tile, {budget: draw.text for budget, draw in draws.items()})
+    means = [side.means() for side in sides]
+    tile.end(means[0], means[1], 0, {budget: draw.text for budget, draw in draws.items()})
+    for side, mean in zip(sides, means, strict=True):
+        side.end(mean, draws)
+    return tile

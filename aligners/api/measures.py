@@ -16,11 +16,11 @@ from aligners.api.arrays import Array, rows_of_both
 from aligners.errors import check_known
 from aligners.similarity.algebra.grid import grid_moments
 from aligners.similarity.catalogue import catalogue
+from aligners.similarity.controls import Sample
 from aligners.similarity.functional import cca as correlations
 from aligners.similarity.functional import cka as linear
 from aligners.similarity.functional import kernels, regression
 from aligners.similarity.functional.cca import SharedMoments
-from aligners.similarity.sample import Sample
 
 __all__ = [
     "cca", "cka", "measure", "minibatch_cka", "mixedsim", "neuronsim", "pwcca", "r2", "r2_cca", "r2_svcca", "rbf_cka",

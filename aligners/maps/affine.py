@@ -9,11 +9,11 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from aligners.errors import UserError, check_range
+from aligners.errors import UserError, check_known, check_range
 from aligners.maps.base import Aligner, BankLinear, Scaled
 from aligners.maps.linear import NULL, Affine, deviations, least_squares, procrustes_rotation
 from aligners.maps.solving import batch_inverse, batch_solve
-from aligners.similarity.algebra.moments import Moments
+from aligners.similarity.algebra.moments import Moments, squares
 
 # How far from zero, in standard deviations, a start puts what the LayerNorm normalises. At 0 the layer starts by giving
 # all rows the same length: that costs most where lengths vary, and nothing where a LayerNorm made the states. The
@@ -36,13 +36,11 @@ class Started(Scaled):
 
     def __init__(self, sites: int, d_x: int, d_y: int, start: Start, ridge: float = 0.0) -> None:
         super().__init__(sites, d_x, d_y)
-        name = type(self).__name__
-        if start not in self.starts:
-            raise UserError(f"{name} expects `start` to be one of {', '.join(self.starts)}, but got {start!r}.")
+        check_known(self.starts, start=start)
         if start == "identity" and d_x != d_y:
             raise UserError(
-                f"{name} can start at the identity only between equal widths, but `d_x` is {d_x} and `d_y` is {d_y}. "
-                'Set `start` to "linear", "procrustes" or "random".'
+                f"{type(self).__name__} can start at the identity only between equal widths, but `d_x` is {d_x} and "
+                f'`d_y` is {d_y}. Set `start` to "linear", "procrustes" or "random".'
             )
         check_range(least=0, ridge=ridge)
         self.start, self.ridge = start, ridge
@@ -53,7 +51,7 @@ class Started(Scaled):
         return self.d_x + 1 if self.start == "linear" else 2
 
     @abstractmethod
-    def _begin(self, weight: Tensor, offset: Tensor, moments: Moments | None) -> None:
+    def _begin(self, weight: Tensor, offset: Tensor, moments: Moments) -> None:
         """Start at x ↦ (x − x̄) W + o, for W (S, d_x, d_y) and o (S, 1, d_y) in float64 and the x̄ of the scaling."""
 
     @torch.no_grad()
@@ -78,14 +76,13 @@ class Started(Scaled):
         self._begin(weight, offset[:, None], moments)
 
     @torch.no_grad()
-    def adopt(self, aligner: Aligner, moments: Moments | None = None) -> None:
+    def adopt(self, aligner: Aligner, moments: Moments) -> None:
         """Start at a map that is already fitted, in the place of `start`.
 
         Args:
             aligner: a fitted closed form (`linear`, `permutation` and `canonical` of this package) of the same sites
                 and widths.
-            moments: of the rows that it was fitted on, from which centres and scales are taken. Without them states
-                are centred as `aligner` does and not scaled. `LowRank`, and `AffineLayer` with `norm`, need them.
+            moments: of rows such as it was fitted on, from which centres and scales are taken.
 
         Raises:
             ValueError: the aligner is no such map, or this layer cannot start at it.
@@ -98,13 +95,8 @@ class Started(Scaled):
                 "another kind as it is, and set `start` for the identity."
             )
         mean_x, weight, offset = (part.double() for part in (aligner.mean_x, aligner.weight, aligner.mean_y))
-        if moments is None:
-            self.scaling.mean_x.copy_(mean_x)
-            self.scaling.mean_y.copy_(offset)
-        else:
-            self.scaling.fit(moments)
-            offset = offset + (moments.mean_x[:, None] - mean_x) @ weight
-        self._begin(weight, offset, moments)
+        self.scaling.fit(moments)
+        self._begin(weight, offset + (moments.mean_x[:, None] - mean_x) @ weight, moments)
 
     def start_names(self) -> Sequence[str]:
         """`start`, at every site."""
@@ -115,11 +107,6 @@ class Started(Scaled):
         scaling = self.scaling
         scale_x, scale_y, mean_y = (part.double() for part in (scaling.scale_x, scaling.scale_y, scaling.mean_y))
         return weight * scale_x / scale_y, (offset - mean_y) / scale_y
-
-    def _moments_for(self, moments: Moments | None, what: str) -> Moments:
-        if moments is None:
-            raise UserError(f"{what} takes over a map by what it does to states: expected `moments`, but got none.")
-        return moments
 
 
 class AffineLayer(Started):
@@ -164,10 +151,9 @@ class AffineLayer(Started):
         y = self.affine(self.scaling.scale(x))
         return torch.addcmul(self.shift, nn.functional.layer_norm(y, (self.d_y,)), self.gain) if self.norm else y
 
-    def _begin(self, weight: Tensor, offset: Tensor, moments: Moments | None) -> None:
+    def _begin(self, weight: Tensor, offset: Tensor, moments: Moments) -> None:
         weight, offset = self._scaled(weight, offset)
         if self.norm:
-            moments = self._moments_for(moments, "AffineLayer with `norm`")
             deviation, pattern = _pattern(moments)
             deviation = deviation / self.scaling.scale_y
             weight = weight / deviation
@@ -203,11 +189,7 @@ class LowRank(Started):
         self, sites: int, d_x: int, d_y: int, *, start: Start = "linear", ridge: float = 1e-6, rank: int
     ) -> None:
         super().__init__(sites, d_x, d_y, start, ridge)
-        if not 1 <= rank <= min(d_x, d_y):
-            raise UserError(
-                f"Expected `rank` to be at least 1 and at most {min(d_x, d_y)}, the smaller width, but got {rank}. "
-                "A map of full rank is an AffineLayer."
-            )
+        check_range(least=1, most=min(d_x, d_y), rank=rank)
         self.rank = rank
         self.down = BankLinear(sites, d_x, rank).weight
         self.up = BankLinear(sites, rank, d_y)
@@ -219,9 +201,9 @@ class LowRank(Started):
     def _mapped(self, x: Tensor) -> Tensor:
         return self.up(self.scaling.scale(x) @ self.down)
 
-    def _begin(self, weight: Tensor, offset: Tensor, moments: Moments | None) -> None:
+    def _begin(self, weight: Tensor, offset: Tensor, moments: Moments) -> None:
         weight, offset = self._scaled(weight, offset)
-        down, up = low_rank(weight, self._moments_for(moments, "LowRank").xx, self.rank)
+        down, up = low_rank(weight, moments.xx, self.rank)
         self.down.copy_(down)
         _set(self.up, up, offset)
 
@@ -275,7 +257,7 @@ class Orthogonal(Started):
         # R₀ is orthogonal only up to rounding, so Rᵀ would be R's inverse only up to rounding, too
         return centred @ batch_inverse(self.rotation()) * self.scaling.scale_y + self.scaling.mean_x
 
-    def _begin(self, weight: Tensor, offset: Tensor, moments: Moments | None) -> None:
+    def _begin(self, weight: Tensor, offset: Tensor, moments: Moments) -> None:
         gap = (weight.mT @ weight - torch.eye(self.d_x, dtype=weight.dtype, device=weight.device)).abs().amax()
         if not gap < _ORTHOGONAL:
             raise UserError(
@@ -316,7 +298,7 @@ def _pattern(moments: Moments) -> tuple[Tensor, Tensor]:
         Deviations and pattern, each (S, 1, d_y); the pattern has mean zero and mean square one.
     """
     d = moments.yy.shape[-1]
-    variance = moments.yy.diagonal(dim1=-2, dim2=-1) / moments.n
+    variance = squares(moments.yy) / moments.n
     # a feature that hardly varies must not be divided by its deviation
     deviation = variance.clamp(min=_SMALLEST_VARIANCE * variance.mean(-1, keepdim=True)).sqrt()[:, None]
     correlation = moments.yy / moments.n / (deviation * deviation.mT)

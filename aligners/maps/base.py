@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from aligners.errors import UserError
 from aligners.maps.solving import bank_product
-from aligners.similarity.algebra.moments import Moments
+from aligners.similarity.algebra.moments import Moments, squares
 
 MORE_ROWS = (  # advice where there are too few
     "Give more texts, or more rows of each: `rows` 'words', or 'tokens' where both models read the same tokens."
@@ -165,8 +165,7 @@ class Scaling(nn.Module):
             (self.mean_y, self.scale_y, moments.mean_y, moments.yy),
         ):
             mean.copy_(fitted[:, None])
-            variance = scatter.diagonal(dim1=-2, dim2=-1).mean(-1) / moments.n
-            scale.copy_(variance.sqrt()[:, None, None])
+            scale.copy_(deviation(scatter, moments.n))
 
     def scale(self, x: Tensor) -> Tensor:
         """States of X, centred and scaled."""
@@ -183,6 +182,11 @@ class Scaling(nn.Module):
     def unscale_target(self, y: Tensor) -> Tensor:
         """The inverse of `scale_target`."""
         return y * self.scale_y + self.mean_y
+
+
+def deviation(scatter: Tensor, n: Tensor) -> Tensor:
+    """Root mean variance over the features of n centred rows with this scatter, (S, d, d) -> (S, 1, 1)."""
+    return (squares(scatter).mean(-1) / n).sqrt()[:, None, None]
 
 
 class Scaled(Aligner, registered=False):

@@ -17,7 +17,7 @@ dropped, by the option `tolerance`. Signs, and the choice of basis among equal c
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -52,17 +52,18 @@ class _Canonical(Affine):
         sites: int,
         d_x: int,
         d_y: int,
-        shrink: bool,
-        tolerance: float,
-        share: float = 1.0,
+        *,
+        share: float = 0.99,
         directions: int | None = None,
+        shrink: bool = False,
+        tolerance: float = 1e-10,
     ) -> None:
         super().__init__(sites, d_x, d_y)
         check_range(above=0, most=1, share=share)
         check_range(least=1, most=min(d_x, d_y), directions=directions)
         self.share, self.directions, self.shrink, self.tolerance = share, directions, shrink, tolerance
-        self.invertible = not self.shrink
-        self.register_buffer("correlations", torch.full((sites, min(d_x, d_y)), float("nan")))
+        self.invertible = not shrink
+        self.register_buffer("correlations", torch.full((sites, min(d_x, d_y)), torch.nan))
 
     @property
     def rows_needed(self) -> int:
@@ -117,7 +118,7 @@ class CCA(_Canonical):
         shrink: bool = False,
         tolerance: float = 1e-10,
     ) -> None:
-        super().__init__(sites, d_x, d_y, shrink, tolerance, directions=directions)
+        super().__init__(sites, d_x, d_y, share=1.0, directions=directions, shrink=shrink, tolerance=tolerance)
 
     def fit(self, moments: Moments) -> None:
         """Solve from moments, in float64.
@@ -154,25 +155,10 @@ class SVCCA(_Canonical):
         reduced_fvu: (S,) the same, as a share of the variance within them.
     """
 
+    figures: ClassVar = {"components": (2,), "reduced_mse": (), "reduced_fvu": ()}
     components: Tensor
     reduced_mse: Tensor
     reduced_fvu: Tensor
-
-    def __init__(
-        self,
-        sites: int,
-        d_x: int,
-        d_y: int,
-        *,
-        share: float = 0.99,
-        directions: int | None = None,
-        shrink: bool = False,
-        tolerance: float = 1e-10,
-    ) -> None:
-        super().__init__(sites, d_x, d_y, shrink, tolerance, share, directions)
-        self.register_buffer("components", torch.zeros(sites, 2))
-        self.register_buffer("reduced_mse", torch.full((sites,), float("nan")))
-        self.register_buffer("reduced_fvu", torch.full((sites,), float("nan")))
 
     @property
     def rows_needed(self) -> int:
@@ -237,13 +223,13 @@ class PWCCA(_Canonical):
         carried: (S,) share of Σαᵢ that the kept directions carry.
     """
 
+    figures: ClassVar = {"carried": ()}
     carried: Tensor
 
     def __init__(
         self, sites: int, d_x: int, d_y: int, *, share: float = 0.99, shrink: bool = False, tolerance: float = 1e-10
     ) -> None:
-        super().__init__(sites, d_x, d_y, shrink, tolerance, share)
-        self.register_buffer("carried", torch.full((sites,), float("nan")))
+        super().__init__(sites, d_x, d_y, share=share, shrink=shrink, tolerance=tolerance)
 
     def fit(self, moments: Moments) -> None:
         """Solve from moments, in float64.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal, cast, get_args
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +61,9 @@ class INN(Aligner):
 
     bijective = invertible = True
     needs_equal_width = True
+    couplings: Sequence[AffineCoupling]  # each of the three a ModuleList
+    rotations: Sequence[ShuffledHadamard]
+    pairs: Sequence[TriangularPair]
     matrices: nn.Parameter | None
     started: Tensor
     last: Tensor
@@ -83,22 +86,28 @@ class INN(Aligner):
         if hidden is None:
             hidden = 9 * d_x // 4 if mixing == "none" else 3 * d_x // 2
         start = start or ("identity" if mixing == "none" else "best")
-        _check_sizes(d_x=d_x, couplings=couplings, hidden=hidden, depth=depth)
-        _check_start(mixing, start)
+        if d_x < 2:
+            raise UserError(f"INN expects states that can be split in two, but `d_x` is {d_x}. Use Linear or MLP.")
+        check_range(least=1, couplings=couplings, hidden=hidden, depth=depth)
+        check_known(get_args(Mixing), mixing=mixing)
+        check_known(get_args(Start), start=start)
+        if mixing == "none" and start != "identity":
+            raise UserError(
+                f"INN with nothing between its couplings can only start at the identity, but `start` is {start!r} and "
+                '`mixing` is "none". Leave `start` out, or set `mixing` to "rotation".'
+            )
         self.hidden, self.depth, self.both_ways = hidden, depth, both_ways
-        self.mixing: Mixing = mixing
-        self.start: Start = start
+        self.mixing, self.start = mixing, start
         self.scaling = Scaling(sites, d_x, d_y)
         self.widths = (d_x // 2, d_x - d_x // 2)
-        self.couplings = nn.ModuleList(
-            AffineCoupling(sites, self.widths[k % 2], self.widths[1 - k % 2], hidden, depth) for k in range(couplings)
-        )
+        halves = [(self.widths[k % 2], self.widths[1 - k % 2]) for k in range(couplings)]
+        self.couplings = _modules(AffineCoupling(sites, *widths, hidden, depth) for widths in halves)
         self.register_buffer("started", torch.zeros(sites, dtype=torch.long))
         matrices = _telescope(couplings, d_x).repeat(sites, 1, 1, 1) if mixing == "linear" else None
         self.matrices = None if matrices is None else nn.Parameter(matrices)
         rotated = mixing == "rotation"
-        self.rotations = nn.ModuleList(ShuffledHadamard(d_x, k) for k in range(couplings * rotated))
-        self.pairs = nn.ModuleList(TriangularPair(sites, d_x) for _ in range((couplings + 1) * rotated))
+        self.rotations = _modules(ShuffledHadamard(d_x, k) for k in range(couplings * rotated))
+        self.pairs = _modules(TriangularPair(sites, d_x) for _ in range((couplings + 1) * rotated))
         if rotated:
             back = self._turned_back(torch.eye(d_x))
             self.register_buffer("last", back.repeat(sites, 1, 1))
@@ -129,7 +138,7 @@ class INN(Aligner):
                 constant = constant + batch_log_det(self.matrices).sum(1, keepdim=True)
             if self.mixing == "rotation":
                 constant = constant + batch_log_det(self.last)[:, None]
-                constant = constant + torch.stack([pair.log_det() for pair in self._pairs()]).sum(0)[:, None]
+                constant = constant + torch.stack([pair.log_det() for pair in self.pairs]).sum(0)[:, None]
             log_scales: list[Tensor] = []
             self._map(self.scaling.scale(_precise(x)), log_scales)
             return constant + torch.stack(log_scales).sum(0)
@@ -173,7 +182,7 @@ class INN(Aligner):
         """
         if f"{prefix}started" not in state_dict:
             state_dict[f"{prefix}started"] = torch.full_like(self.started, START_NAMES.index(self.start))
-        for k, pair in enumerate(self._pairs()):
+        for k, pair in enumerate(self.pairs):
             state_dict.setdefault(f"{prefix}pairs.{k}.entries", torch.zeros_like(pair.entries))
         super()._load_from_state_dict(state_dict, prefix, *args)
 
@@ -184,12 +193,6 @@ class INN(Aligner):
     def options(self) -> dict[str, Any]:
         """All options of the network and of its loss."""
         return {**super().options(), "couplings": len(self.couplings)}
-
-    def _coupling(self, k: int) -> AffineCoupling:
-        return cast(AffineCoupling, self.couplings[k])
-
-    def _pairs(self) -> Sequence[TriangularPair]:
-        return cast(Sequence[TriangularPair], self.pairs)
 
     def _map(self, x: Tensor, log_scales: list[Tensor] | None = None) -> Tensor:
         """Apply g to scaled states; appends each coupling's log-determinant (S, N) to `log_scales`.
@@ -203,7 +206,7 @@ class INN(Aligner):
             if self.rotations:
                 x = self.pairs[k](torch.cat((x_a, x_b), -1))
                 x_a, x_b = self._halves(self.rotations[k](x))
-            coupling = self._coupling(k)
+            coupling = self.couplings[k]
             if log_scales is not None:
                 log_scales.append(coupling.log_scale(x_b if k % 2 else x_a).sum(-1))
             if k % 2:
@@ -219,18 +222,18 @@ class INN(Aligner):
         """Apply g⁻¹ to scaled states."""
         matrices = None if self.matrices is None else batch_inverse(self.matrices).unbind(1)
         if self.rotations:
-            y = self._pairs()[-1].inverse(y) @ self.last_inverse
+            y = self.pairs[-1].inverse(y) @ self.last_inverse
         y_a, y_b = self._halves(y)
         for k in reversed(range(len(self.couplings))):
             if matrices is not None:
                 y_a, y_b = self._mix(y_a, y_b, matrices[k + 1])
             if k % 2:
-                y_a = self._coupling(k).inverse(y_b, y_a)
+                y_a = self.couplings[k].inverse(y_b, y_a)
             else:
-                y_b = self._coupling(k).inverse(y_a, y_b)
+                y_b = self.couplings[k].inverse(y_a, y_b)
             if self.rotations:
-                rotation = cast(ShuffledHadamard, self.rotations[k])
-                y_a, y_b = self._halves(self._pairs()[k].inverse(rotation.inverse(torch.cat((y_a, y_b), -1))))
+                turned = self.rotations[k].inverse(torch.cat((y_a, y_b), -1))
+                y_a, y_b = self._halves(self.pairs[k].inverse(turned))
         y = torch.cat((y_a, y_b), -1)
         return y if matrices is None else y @ matrices[0]
 
@@ -241,6 +244,11 @@ class INN(Aligner):
     def _mix(self, x_a: Tensor, x_b: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
         top, bottom = matrix.split(self.widths, dim=-2)
         return self._halves(torch.baddbmm(x_a @ top, x_b, bottom))
+
+
+def _modules(modules: Iterable[nn.Module]) -> Any:
+    """A ModuleList, known by the type of its modules."""
+    return nn.ModuleList(modules)
 
 
 def _telescope(couplings: int, width: int) -> Tensor:
@@ -256,19 +264,3 @@ def _telescope(couplings: int, width: int) -> Tensor:
 def _precise(x: Tensor) -> Tensor:
     """Convert half precision to float32: no inverse is exact in it."""
     return x.float() if x.dtype.itemsize < 4 else x
-
-
-def _check_sizes(d_x: int, **sizes: int) -> None:
-    if d_x < 2:
-        raise UserError(f"INN expects states that can be split in two, but `d_x` is {d_x}. Use Linear or MLP.")
-    check_range(least=1, **sizes)
-
-
-def _check_start(mixing: str, start: str) -> None:
-    check_known(get_args(Mixing), mixing=mixing)
-    check_known(get_args(Start), start=start)
-    if mixing == "none" and start != "identity":
-        raise UserError(
-            f"INN with nothing between its couplings can only start at the identity, but `start` is {start!r} and "
-            '`mixing` is "none". Leave `start` out, or set `mixing` to "rotation".'
-        )

@@ -8,16 +8,15 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from scipy.linalg import hadamard
 from scipy.stats import wishart
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
-from aligners.maps.base import BankLinear
+from aligners.maps.base import BankLinear, deviation
 from aligners.maps.linear import determined_svd, least_squares, procrustes_rotation
 from aligners.maps.solving import batch_inverse
-from aligners.similarity.algebra.moments import Moments
-
-_LARGEST_BLOCK = 64
+from aligners.similarity.algebra.moments import Moments, squares
 
 
 class Conditioner(nn.Module):
@@ -138,11 +137,12 @@ class ShuffledHadamard(nn.Module):
         super().__init__()
         draw = torch.Generator().manual_seed(number)
         order = torch.randperm(width, generator=draw)
+        size = next(size for size in (64, 16, 4, 1) if size <= width)
         for name, value in {
             "order": order,
             "back": order.argsort(),
             "signs": 2.0 * torch.randint(2, (width,), generator=draw) - 1,
-            "block": _hadamard(width),
+            "block": torch.from_numpy(hadamard(size)).float() / size**0.5,
         }.items():
             self.register_buffer(name, value, persistent=False)
         self.mixed = width - width % len(self.block)
@@ -165,15 +165,6 @@ class ShuffledHadamard(nn.Module):
 def _shuffled(x: Tensor, order: Tensor) -> Tensor:
     """Features in another order. On a CPU, `index_select` would take half as long again along the last dimension."""
     return x.gather(-1, order.expand_as(x))
-
-
-def _hadamard(width: int) -> Tensor:
-    """Return the largest normalised Hadamard matrix of 4, 16 or 64 rows that fits, or else 1."""
-    four = torch.tensor([[1.0, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]]) / 2
-    block = torch.ones(1, 1)
-    while 4 * len(block) <= min(width, _LARGEST_BLOCK):
-        block = torch.kron(block, four)
-    return block
 
 
 class TriangularPair(nn.Module):
@@ -309,21 +300,8 @@ def _scatter(rows: int, width: int, draw: np.random.Generator) -> np.ndarray:
 
 def _scaled(moments: Moments) -> Moments:
     """Moments of states divided by their root mean variance."""
-    scale_x, scale_y = (
-        (scatter.diagonal(dim1=-2, dim2=-1).mean(-1) / moments.n).sqrt()[:, None, None]
-        for scatter in (moments.xx, moments.yy)
-    )
-    return moments._replace(
-        xx=moments.xx / scale_x.square(), yy=moments.yy / scale_y.square(), xy=moments.xy / (scale_x * scale_y)
-    )
-
-
-def _identity(moments: Moments) -> Tensor:
-    return torch.eye(moments.xx.shape[-1], dtype=moments.xx.dtype, device=moments.xx.device).expand_as(moments.xx)
-
-
-def _procrustes(moments: Moments) -> Tensor:
-    return procrustes_rotation(moments)[0]
+    x, y = (deviation(scatter, moments.n) for scatter in (moments.xx, moments.yy))
+    return moments._replace(xx=moments.xx / x.square(), yy=moments.yy / y.square(), xy=moments.xy / (x * y))
 
 
 def _linear(moments: Moments) -> Tensor:
@@ -352,8 +330,8 @@ def _roots(covariance: Tensor) -> tuple[Tensor, Tensor]:
 
 
 _MAPS: dict[Start, Callable[[Moments], Tensor]] = {
-    "identity": _identity,
-    "procrustes": _procrustes,
+    "identity": lambda moments: torch.eye(moments.xx.shape[-1]).to(moments.xx).expand_as(moments.xx),
+    "procrustes": lambda moments: procrustes_rotation(moments)[0],
     "linear": _linear,
     "covariance": _covariance,
 }
@@ -372,5 +350,5 @@ def _error(weight: Tensor, moments: Moments, both_ways: bool) -> Tensor:
 
 def _fvu(weight: Tensor, xx: Tensor, yy: Tensor, xy: Tensor) -> Tensor:
     """FVU of x ↦ x W from moments, (S,)."""
-    total = yy.diagonal(dim1=-2, dim2=-1).sum(-1)
+    total = squares(yy).sum(-1)
     return 1 + ((weight * (xx @ weight)).sum((1, 2)) - 2 * (weight * xy).sum((1, 2))) / total

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from aligners.errors import UserError, check_range
 from aligners.maps.base import Aligner
-from aligners.similarity.algebra.moments import Moments
+from aligners.similarity.algebra.moments import Moments, squares
 
 # A neuron whose deviation is below this share of its mean's size is constant but for rounding; a residual below this
 # share of all squares is zero but for rounding.
@@ -28,7 +28,7 @@ def least_squares(moments: Moments, ridge: float) -> Tensor:
         ValueError: the system cannot be solved (constant or non-finite states).
     """
     d = moments.xx.shape[-1]
-    weight = ridge * moments.xx.diagonal(dim1=-2, dim2=-1).mean(-1)
+    weight = ridge * squares(moments.xx).mean(-1)
     system = moments.xx + weight[:, None, None] * torch.eye(d, dtype=torch.float64, device=weight.device)
     factor, failed = torch.linalg.cholesky_ex(system)
     if failed.any():
@@ -75,7 +75,7 @@ def ridge_regression(
         error = _validation_error(moments, validation, vectors, projected, kept / values)
     else:
         explained = projected.square().sum(-1) / values
-        total = moments.yy.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True)
+        total = squares(moments.yy).sum(-1, keepdim=True)
         outside = total - explained.sum(-1, keepdim=True)
         outside = torch.where(outside > ROUNDING * total, outside, 0.0)  # fewer rows than directions explain everything
         residual = outside + (explained * lost.square()).sum(-1, keepdim=True)
@@ -157,7 +157,7 @@ def deviations(moments: Moments, *, constant_neurons: bool = False) -> tuple[Ten
     """
     found = []
     for name, mean, scatter in (("X", moments.mean_x, moments.xx), ("Y", moments.mean_y, moments.yy)):
-        deviation = (scatter.diagonal(dim1=-2, dim2=-1) / moments.n).sqrt()
+        deviation = (squares(scatter) / moments.n).sqrt()
         constant = ~(deviation > ROUNDING * mean.abs())  # also true of NaN
         bad = (constant.all(-1) | ~deviation.isfinite().all(-1)) if constant_neurons else constant.any(-1)
         if bad.any():
@@ -180,8 +180,12 @@ class Affine(Aligner):
         sites: S, the number of site pairs.
         d_x: width of X's states.
         d_y: width of Y's states.
+
+    Attributes:
+        figures: what a fit leaves behind besides the map: buffers by name, of this shape at each site, NaN before.
     """
 
+    figures: ClassVar[Mapping[str, tuple[int, ...]]] = {}
     closed_form = True
     mean_x: Tensor
     mean_y: Tensor
@@ -194,6 +198,8 @@ class Affine(Aligner):
         self.register_buffer("mean_y", torch.zeros(sites, 1, d_y))
         self.register_buffer("weight", torch.zeros(sites, d_x, d_y))
         self.register_buffer("weight_back", torch.zeros(sites, d_y, d_x))
+        for name, shape in self.figures.items():
+            self.register_buffer(name, torch.full((sites, *shape), torch.nan))
 
     def forward(self, x: Tensor) -> Tensor:
         """(S, N, d_x) -> (S, N, d_y)."""
@@ -231,6 +237,7 @@ class Linear(Affine):
         condition: (S,) largest over smallest singular value of W.
     """
 
+    figures: ClassVar = {"condition": ()}
     condition: Tensor
 
     def __init__(self, sites: int, d_x: int, d_y: int, *, ridge: float = 1e-6, inverse_tolerance: float = 1e-6) -> None:
@@ -238,7 +245,6 @@ class Linear(Affine):
         check_range(least=0, ridge=ridge)
         self.ridge, self.inverse_tolerance = ridge, inverse_tolerance
         self.invertible = d_x == d_y
-        self.register_buffer("condition", torch.full((sites,), float("nan")))
 
     @property
     def rows_needed(self) -> int:
@@ -274,13 +280,9 @@ class Ridge(Affine):
         validation_rows: (S,) the number of rows that chose it; 0: generalised cross-validation.
     """
 
+    figures: ClassVar = {"ridge": (), "validation_rows": ()}
     ridge: Tensor
     validation_rows: Tensor
-
-    def __init__(self, sites: int, d_x: int, d_y: int) -> None:
-        super().__init__(sites, d_x, d_y)
-        self.register_buffer("ridge", torch.full((sites,), float("nan")))
-        self.register_buffer("validation_rows", torch.zeros(sites))
 
     def fit(self, moments: Moments, validation: Moments | None = None) -> None:
         """Solve from the moments of the fitting rows, and of validation rows if there are any, in float64.
@@ -326,7 +328,7 @@ class Procrustes(Affine):
         rotation, singular = procrustes_rotation(moments)
         factor = torch.ones_like(singular[:, 0])
         if self.scale:
-            factor = singular.sum(-1) / moments.xx.diagonal(dim1=-2, dim2=-1).sum(-1)
+            factor = singular.sum(-1) / squares(moments.xx).sum(-1)
         factor = factor[:, None, None]
         self.set_map(moments, rotation * factor, rotation.mT / factor)
 

@@ -133,20 +133,21 @@ class FreeForm(Aligner):
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """FVU both ways, plus `cycle` times the squared round trips: (S,)."""
+        scale_x, scale_y = self.there.scaling.scale_x, self.there.scaling.scale_y
         mapped, back = self.there(x), self.back(y)
-        errors = (mapped - y) / self.there.scaling.scale_y, (back - x) / self.there.scaling.scale_x
-        loss = torch.stack([error.square().mean((1, 2)) for error in errors]).sum(0)
+        loss = _mean_square((mapped - y) / scale_y) + _mean_square((back - x) / scale_x)
         if not self.cycle:
             return loss
-        cycles = (
-            (self.back(mapped) - x) / self.there.scaling.scale_x,
-            (self.there(back) - y) / self.there.scaling.scale_y,
-        )
-        return loss + self.cycle * torch.stack([error.square().mean((1, 2)) for error in cycles]).sum(0)
+        cycles = (self.back(mapped) - x) / scale_x, (self.there(back) - y) / scale_y
+        return loss + self.cycle * (_mean_square(cycles[0]) + _mean_square(cycles[1]))
 
     def options(self) -> dict[str, Any]:
         """The size and the weight of the round trips."""
         return {"parameters": self.parameters_wanted, "cycle": self.cycle}
+
+
+def _mean_square(errors: Tensor) -> Tensor:
+    return errors.square().mean((1, 2))
 
 
 def _width_for(parameters: int, d_x: int, d_y: int) -> int:

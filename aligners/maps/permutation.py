@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from scipy.optimize import linear_sum_assignment
@@ -33,6 +33,7 @@ class Permutation(Affine):
         correlation: (S,) mean over the matched pairs of the correlation (of its absolute value where `signed`).
     """
 
+    figures: ClassVar = {"correlation": ()}
     invertible = True
     correlation: Tensor
 
@@ -40,7 +41,6 @@ class Permutation(Affine):
         super().__init__(sites, d_x, d_y)
         self.bijective = d_x == d_y
         self.signed = signed
-        self.register_buffer("correlation", torch.full((sites,), float("nan")))
 
     @property
     def rows_needed(self) -> int:

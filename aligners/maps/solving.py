@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from aligners.errors import UserError
+from aligners.errors import check_known
 
 Products = Literal["float32", "tf32", "bfloat16"]
 
@@ -18,16 +18,14 @@ Products = Literal["float32", "tf32", "bfloat16"]
 _HALF: ContextVar[bool] = ContextVar("half", default=False)
 
 
-def check_products(products: str) -> Products:
+def check_products(products: Products) -> Products:
     """Raise if `products` is not a known precision.
 
     Raises:
         ValueError: naming the known ones.
     """
-    for known in get_args(Products):
-        if products == known:
-            return known
-    raise UserError(f"Expected `products` to be one of {', '.join(get_args(Products))}, but got {products!r}.")
+    check_known(get_args(Products), products=products)
+    return products
 
 
 @contextmanager

@@ -12,19 +12,17 @@ import lightning.pytorch as pl
 import numpy as np
 import torch
 
-from aligners.errors import UserError, check_range
+from aligners.errors import UserError, check_known, check_range
 from aligners.files.room import free_memory
 from aligners.models.loading.models import check_precision
-from aligners.similarity.algebra.checks import check_share
 from aligners.similarity.catalogue import ATTENTION, DEFAULT, Measure, catalogue
 from aligners.similarity.functional.summaries import nuclear_norm
-from aligners.similarity.outcome import Grids, TileFigures
-from aligners.similarity.passes.memory import Batches, PassCosts
-from aligners.similarity.passes.plan import in_words, plan_passes
+from aligners.similarity.outcome import TileFigures
+from aligners.similarity.passes.plan import PassCosts, Settings, in_words, plan_passes
 from aligners.similarity.passes.ranks import alone, collected, from_first, this_rank
-from aligners.similarity.passes.run import PassRun, Settings
+from aligners.similarity.passes.run import PassRun
 from aligners.similarity.passes.saved import PassFigures, SavedPasses
-from aligners.similarity.passes.streams import Shape, streams_of
+from aligners.similarity.passes.sums import Shape, streams_of
 from aligners.similarity.tables import PairFigures, Row, distance_rows, joined_norms, layer_rows, rows_of
 from datamodules.batches import LengthBatches
 from datamodules.layers import LayerActivations
@@ -82,20 +80,17 @@ class SimilarityEvaluation(pl.LightningModule):
         super().__init__()
         known = catalogue(share)
         names = list(known) if measures == "all" else [measures] if isinstance(measures, str) else list(measures)
-        unknown = [name for name in names if name not in known]
-        if unknown or not names:
-            raise UserError(f"Expected `measures` out of {', '.join(known)}, or `all`, but got {', '.join(unknown)}.")
+        check_known([*known, "all"], measures=names or ["none"])
         check_range(least=2, groups=groups)
         check_range(least=1, permutations=permutations)
         check_range(above=0, below=inf, memory=memory)
-        check_share(share)
+        check_range(above=0, most=1, share=share)
         self.measures: list[Measure] = [known[name] for name in dict.fromkeys(names)]
         self.controls, self.within, self.memory = controls, within, memory
         self.wanted_groups, self.permutations, self.share, self.seed = groups, permutations, share, seed
         self.products: torch.dtype = getattr(torch, products)
         self.rows: list[Row] = []
-        self.layers: list[Row] = []
-        self.distances: list[Row] = []
+        self.report_tables: dict[str, list[Row]] = {}
         self.meta: dict[str, Any] = {}
         self._saved: SavedPasses | None = None
 
@@ -103,11 +98,6 @@ class SimilarityEvaluation(pl.LightningModule):
     def _stream(self) -> LayerActivations:
         """The data module of the run."""
         return stream_of(self.trainer, LayerActivations)
-
-    @property
-    def report_tables(self) -> dict[str, list[Row]]:
-        """Further tables of the report."""
-        return {"layers": self.layers, "distances": self.distances}
 
     # ------------------------------------------------------------------ before
 
@@ -119,38 +109,40 @@ class SimilarityEvaluation(pl.LightningModule):
     def setup(self, stage: str) -> None:
         """Run all checks that can be made before reading, and plan the passes."""
         check_precision(self.trainer)
-        self._choose_layers(self._stream)
-        self._choose_groups()
-        self.rows, self.layers, self.distances = [], [], []
         self.refusals: dict[str, str] = {}
         self.cautions: list[str] = []
         self._finished: dict[int, PassFigures] = {}
+        self._choose_layers(self._stream)
+        self._choose_groups()
         self._plan()
 
     def _choose_layers(self, data: LayerActivations) -> None:
         """The models, their layers and their sizes."""
-        attention = any(measure.family in ATTENTION for measure in self.measures)
-        if attention and not data.attention:
+        on_attention = [measure.name for measure in self.measures if measure.family in ATTENTION]
+        if on_attention and not data.attention:
             raise UserError(
                 "Measures of attention need attention weights, but got `data.attention` false: set it to true, or "
-                f"leave out {', '.join(measure.name for measure in self.measures if measure.family in ATTENTION)}."
+                f"leave out {', '.join(on_attention)}."
             )
         self.models = list(data.reader.models)
-        twice = {model.name for model in self.models if [other.name for other in self.models].count(model.name) > 1}
+        self.names = [model.name for model in self.models]
+        twice = sorted({name for name in self.names if self.names.count(name) > 1})
         if twice:
             raise UserError(
-                f"Expected `data.models` to name each model once, but got {', '.join(sorted(twice))} more than once. "
+                f"Expected `data.models` to name each model once, but got {', '.join(twice)} more than once. "
                 "To set a model's layers against each other, name it alone, or set `within`."
             )
         self.places = [list(layers) for layers in data.reader.layers]
         self.shapes = [
-            Shape(len(layers), model.width, *((model.depth, model.heads) if attention else ()))
+            Shape(len(layers), model.width, *((model.depth, model.heads) if on_attention else ()))
             for model, layers in zip(self.models, self.places, strict=True)
         ]
 
     def _choose_groups(self) -> None:
-        """The number of groups of held-out texts."""
-        self._batches = self._count_batches()
+        """The number of groups of held-out texts, of which all ranks together read so many batches."""
+        count, limit = self._held_out_batches().count, self.trainer.limit_test_batches
+        ranks = self.trainer.world_size
+        self._batches = int(count * limit) if isinstance(limit, float) else min(count, limit * ranks)
         self.groups = self.wanted_groups or min(GROUPS, self._batches)
         if self._fits and self._batches < self.groups:
             raise UserError(
@@ -158,26 +150,40 @@ class SimilarityEvaluation(pl.LightningModule):
                 f"make {self._batches} batches. Lower `groups` or `data.batch_size`, or give more texts."
             )
 
+    def _held_out_batches(self) -> LengthBatches:
+        """The batches of held-out texts, of which no states are wanted yet: a store would write those it lacks."""
+        nothing: list[list[int]] = [[] for _ in self.models]
+        return cast(LengthBatches, self._stream.loader("test", layers=nothing).sampler)
+
     def _plan(self) -> None:
         """Divide the pairs of models into passes, and say what they take."""
         data, device = self._stream, self.trainer.strategy.root_device
         streams = streams_of(self.measures, self._fits, self.groups, self.permutations)
         self._settings = Settings(streams, self.shapes, data.reader, self.seed, self.products, device)
+        batches = self._held_out_batches()
+        longest = np.sort(batches.lengths)[-int(np.diff(batches.bounds).max()) :]  # texts of the largest batch, at most
+        sizes = int(longest.sum()), len(longest) * int(longest.max()) ** 2
         # Weights count besides those on the CPU, which are always there: on a GPU, and of untrained twins.
         copies = int(device.type != "cpu") + int(self._fits)
-        costs = PassCosts(self._settings, self._largest_batch(), [copies * model.nbytes for model in self.models])
+        costs = PassCosts(self._settings, *sizes, [copies * model.nbytes for model in self.models])
         limit = self._begun(min(collected(self._limit(device))))
         self.passes = plan_passes([shape.layers for shape in self.shapes], self.pairs, costs.of, costs.fixed, limit)
-        self._load_finished()
+        self._choose_passes()
         splits: tuple[Split, ...] = ("fit", "test") if self._fits else ("test",)
         layers = [self._settings.numbers(self.passes[number]) for number in self._mine for _ in splits]
         data.plan(splits * len(self._mine), layers, alone=self._own_passes)
-        self.announced = max(each.bytes for each in self.passes)
+        self.announced = max(this.bytes for this in self.passes)
         if self.trainer.is_global_zero:
             besides = "besides its models" if device.type == "cpu" else "with its models"
             memory = f"{self.announced / 1e9:.3g} GB {besides}, of {limit / 1e9:.3g} GB (`memory`)"
-            names = [model.name for model in self.models]
-            logger.warning("This comparison takes up to %s, in %s.", memory, in_words(self.passes, names))
+            logger.warning("This comparison takes up to %s, in %s.", memory, in_words(self.passes, self.names))
+
+    def _limit(self, device: torch.device) -> int:
+        """Bytes that this process may take."""
+        if self.memory is not None:
+            return int(self.memory * 1e9)
+        here = self.trainer.num_devices if device.type == "cpu" else 1  # processes that share this memory
+        return free_memory(device) // (2 * here)
 
     def _begun(self, limit: int) -> int:
         """The limit of the run that is gone on with, if passes are kept; else the one given.
@@ -185,15 +191,14 @@ class SimilarityEvaluation(pl.LightningModule):
         Raises:
             ValueError: another comparison was begun.
         """
-        saved = self._saved
-        if saved is None:
+        if (saved := self._saved) is None:
             return limit
         trainer = {"world_size": self.trainer.world_size, "limit_test_batches": self.trainer.limit_test_batches}
         own = {"measures": [measure.name for measure in self.measures], **{name: getattr(self, name) for name in OWN}}
         about = {"data": self._stream.describe(), **own, "trainer": trainer}
         return int(from_first(lambda: saved.begin(about, limit, self.memory is not None)))
 
-    def _load_finished(self) -> None:
+    def _choose_passes(self) -> None:
         """Look which passes are finished, and choose those of this process.
 
         Of enough passes each process has its own, and reads all texts in them: the same work as where all divide the
@@ -210,29 +215,6 @@ class SimilarityEvaluation(pl.LightningModule):
         self._mine = self._to_save or missing[-1:]
         if self._finished and self.trainer.is_global_zero:
             logger.warning("Going on: %d of %d passes are finished.", len(self._finished), len(self.passes))
-
-    def _limit(self, device: torch.device) -> int:
-        """Bytes that this process may take."""
-        if self.memory is not None:
-            return int(self.memory * 1e9)
-        here = self.trainer.num_devices if device.type == "cpu" else 1  # processes that share this memory
-        return free_memory(device) // (2 * here)
-
-    def _held_out_batches(self) -> LengthBatches:
-        """The batches of held-out texts, of which no states are wanted yet: a store would write those it lacks."""
-        nothing: list[list[int]] = [[] for _ in self.models]
-        return cast(LengthBatches, self._stream.loader("test", layers=nothing).sampler)
-
-    def _count_batches(self) -> int:
-        """Batches of held-out texts that all ranks together will read."""
-        count, limit = self._held_out_batches().count, self.trainer.limit_test_batches
-        return int(count * limit) if isinstance(limit, float) else min(count, limit * self.trainer.world_size)
-
-    def _largest_batch(self) -> Batches:
-        """Most tokens, and so most rows, that a batch can have, and most entries of its attention."""
-        batches = self._held_out_batches()
-        longest = np.sort(batches.lengths)[-int(np.diff(batches.bounds).max()) :]
-        return Batches(int(longest.sum()), len(longest) * int(longest.max()) ** 2)
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
@@ -258,7 +240,7 @@ class SimilarityEvaluation(pl.LightningModule):
             self._leave()
             self._place += 1
             self._enter()
-        self._run.add(batch, self._stream.splits[dataloader_idx], batch.number * self.groups // self._batches)
+        self._run.add(batch, self._stream.splits[dataloader_idx], batch.texts.number * self.groups // self._batches)
 
     def _enter(self) -> None:
         """Begin a pass, with the first texts that it reads."""
@@ -283,8 +265,8 @@ class SimilarityEvaluation(pl.LightningModule):
         """Measure what the pass has summed, and forget it."""
         self._run.end()
         tiles = [
-            TileFigures.of(tile, self.measures, contents, self._settings.matching(tile))
-            for tile, contents in self._run.mine(this_rank())
+            TileFigures.of(tile, self.measures, sums, self._settings.matching(tile))
+            for tile, sums in self._run.mine(this_rank())
         ]
         norms = {(span.model, span.first): nuclear_norm(scatter).cpu() for span, scatter in self._run.scatters()}
         every = [figures for some in collected(tiles) for figures in some]
@@ -300,60 +282,43 @@ class SimilarityEvaluation(pl.LightningModule):
         self._leave()
         self._finished = {number: found for finished in collected(self._finished) for number, found in finished.items()}
         every = [self._finished[number] for number in sorted(self._finished)]
-        self._rows = every[0].rows
-        layers = [shape.layers for shape in self.shapes]
         tiles = [figures for found in every for figures in found.tiles]
-        figures = {
-            (i, j): PairFigures([each for each in tiles if each.tile.pair == (i, j)], (layers[i], layers[j]))
+        pairs = {
+            (i, j): PairFigures(
+                [figures for figures in tiles if figures.tile.pair == (i, j)],
+                (self.shapes[i].layers, self.shapes[j].layers),
+            )
             for i, j in self.pairs
         }
-        self._say(figures)
+        self._note(pairs)
         values = {
             (*models, measure.name): pair.grids(measure, "value")
-            for models, pair in figures.items()
+            for models, pair in pairs.items()
             for measure in self.measures
         }
         if not any(values.values()):
             reasons = " ".join(dict.fromkeys(self.refusals.values()))
             raise UserError(f"No measure could be computed. {reasons} `data.layers` says which layers are compared.")
-        for (i, j), pair in figures.items():
+        self.rows = []
+        for (i, j), pair in pairs.items():
             for measure in self.measures:
                 same = [values[m, m, measure.name] if self._fits and i != j else {} for m in (i, j)]
-                self._add_rows(measure, (i, j), pair, same)
-        names = [model.name for model in self.models]
-        self.layers = layer_rows(names, self.places, joined_norms([found.norms for found in every]), values)
-        self.distances = distance_rows(names, values)
-        self._describe()
-
-    def _add_rows(self, measure: Measure, models: tuple[int, int], pair: PairFigures, same: list[Grids]) -> None:
-        """The rows of a measure of one pair of models."""
-        names = [self.models[m].name for m in models]
-        head = {"model_x": names[0], "model_y": names[1], "n_rows": self._rows, "measure": measure.name}
-        layers = [self.places[m] for m in models]
-        if measure.family in ATTENTION:  # which compare all blocks
-            layers = [list(range(1, self.models[m].depth + 1)) for m in models]
-        self.rows += rows_of(head, "raw", pair.grids(measure, "value"), layers, pair.controls(measure, same))
-        self.rows += rows_of(head, "standardised", pair.grids(measure, "standardised"), layers, {})
-
-    def _say(self, figures: dict[tuple[int, int], PairFigures]) -> None:
-        """Log and keep what could not be computed, and what is mostly counting."""
-        for (i, j), pair in figures.items():
-            said = f"of {self.models[i].name} and {self.models[j].name}"
-            for measure, figure, why in pair.refusals(self.measures):
-                suffix = "" if figure == "value" else f", {figure.replace('held_out', 'held out')}"
-                self.refusals[f"{measure.name} {said}{suffix}"] = why
-            for measure in self.measures:
-                self.cautions += pair.cautions(measure, f"{measure.name} {said}")
-        if self.trainer.is_global_zero:
-            for line in (*(f"No {what}: {why}" for what, why in self.refusals.items()), *self.cautions):
-                logger.warning(line)
-
-    def _describe(self) -> None:
-        """What holds for the whole report."""
+                models = {"model_x": self.names[i], "model_y": self.names[j]}
+                head = {**models, "n_rows": every[0].rows, "measure": measure.name}
+                layers = [self.places[m] for m in (i, j)]
+                if measure.family in ATTENTION:  # which compare all blocks
+                    layers = [list(range(1, self.models[m].depth + 1)) for m in (i, j)]
+                self.rows += rows_of(head, "raw", pair.grids(measure, "value"), layers, pair.controls(measure, same))
+                self.rows += rows_of(head, "standardised", pair.grids(measure, "standardised"), layers, {})
+        norms = joined_norms([found.norms for found in every])
+        self.report_tables = {
+            "layers": layer_rows(self.names, self.places, norms, values),
+            "distances": distance_rows(self.names, values),
+        }
         self.meta = {
             **self._stream.describe(),
             "split": "test",
-            "n_rows": self._rows,
+            "n_rows": every[0].rows,
             "controls": self.controls,
             "groups": self.groups if self._fits else None,
             "permutations": self.permutations if self._fits else None,
@@ -365,3 +330,16 @@ class SimilarityEvaluation(pl.LightningModule):
             "refusals": self.refusals,
             "cautions": self.cautions,
         }
+
+    def _note(self, pairs: dict[tuple[int, int], PairFigures]) -> None:
+        """Log and keep what could not be computed, and what is mostly counting."""
+        for (i, j), pair in pairs.items():
+            models = f"of {self.names[i]} and {self.names[j]}"
+            for measure, figure, why in pair.refusals(self.measures):
+                suffix = "" if figure == "value" else f", {figure.replace('held_out', 'held out')}"
+                self.refusals[f"{measure.name} {models}{suffix}"] = why
+            for measure in self.measures:
+                self.cautions += pair.cautions(measure, f"{measure.name} {models}")
+        if self.trainer.is_global_zero:
+            for line in (*(f"No {what}: {why}" for what, why in self.refusals.items()), *self.cautions):
+                logger.warning(line)

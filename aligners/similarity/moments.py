@@ -1,4 +1,4 @@
-"""Accumulators of moments, shared by closed-form maps and measures."""
+"""Accumulators over batches and ranks: of moments, shared by closed-form maps and measures, and of sums in float64."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from collections.abc import Callable, Sequence
 from functools import reduce, wraps
 from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 from torchmetrics import Metric
+from torchmetrics.utilities.distributed import gather_all_tensors
 
 from aligners.similarity.algebra.moments import Moments, merge_moments, moments_of
 
@@ -23,27 +26,12 @@ class DoubleMetric(Metric):
     """A metric whose sums stay in float64, and whose answer keeps its shape.
 
     torchmetrics guards its states against `half()`, but not against `to(torch.float16)`; and it squeezes an answer of
-    one element, such as that of a single pair of layers. It also keeps a copy of every state to reset it to: here, as
-    each state begins with one number throughout, that number.
+    one element, such as that of a single pair of layers.
     """
-
-    def add_state(self, name: str, default: Any, *args: Any, **kwargs: Any) -> None:
-        """Add a state whose entries all begin with the same number."""
-        first = default.flatten()[0]
-        super().add_state(name, first.clone(), *args, **kwargs)
-        setattr(self, name, default)
-        self._defaults[name] = first.clone().expand(default.shape)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> nn.Module:
         """Follow `fn` to its device, and not to its dtype."""
-
-        def moved(state: Tensor) -> Tensor:
-            device = fn(state.new_empty(0)).device
-            if any(state.stride()):
-                return state.to(device)
-            return state[(0,) * state.ndim].to(device).expand(state.shape)  # a default: one number
-
-        return super()._apply(moved, exclude_state)
+        return super()._apply(lambda state: state.to(fn(state.new_empty(0)).device), exclude_state)
 
     def _wrap_compute(self, compute: Callable) -> Callable:
         """Keep the answer's shape, and do not copy it."""
@@ -56,7 +44,7 @@ class DoubleMetric(Metric):
         return unboxed
 
 
-class MomentsMetric(DoubleMetric):
+class MomentsMetric:
     """Moments of all rows seen, over batches and ranks, in one pass.
 
     Each rank keeps centred moments, so no mean has to be known beforehand. They are gathered, not summed,
@@ -68,37 +56,32 @@ class MomentsMetric(DoubleMetric):
         d_y: width of Y's states.
     """
 
-    full_state_update = False
-    is_differentiable = False
-    n: Tensor
-
-    def __init__(self, sites: int, d_x: int, d_y: int, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        for name, zeros in Moments.zeros(sites, d_x, d_y)._asdict().items():
-            self.add_state(name, zeros, dist_reduce_fx=None)
-
-    def update(self, x: Tensor, y: Tensor) -> None:
-        """Add paired rows: x (S, N, d_x), y (S, N, d_y)."""
-        self._set(merge_moments(self.moments(), moments_of(x, y)))
+    def __init__(self, sites: int, d_x: int, d_y: int) -> None:
+        self._moments = Moments.zeros(sites, d_x, d_y)
 
     @classmethod
     def of(cls, moments: Moments) -> Self:
         """Go on from the moments of earlier rows."""
         metric = cls(*moments.xy.shape)
-        metric._set(moments)
+        metric._moments = moments
         return metric
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move to a device."""
+        self._moments = Moments(*(part.to(device) for part in self._moments))
+        return self
+
+    def update(self, x: Tensor, y: Tensor) -> None:
+        """Add paired rows: x (S, N, d_x), y (S, N, d_y)."""
+        self._moments = merge_moments(self.to(x.device)._moments, moments_of(x.detach(), y.detach()))
 
     def compute(self) -> Moments:
         """Moments of everything seen on all ranks."""
-        if self.n.ndim == 0:
-            return self.moments()
-        ranks = [Moments(*(getattr(self, name)[rank] for name in Moments._fields)) for rank in range(len(self.n))]
-        return reduce(merge_moments, ranks)
+        if not (dist.is_available() and dist.is_initialized()):
+            return self._moments
+        ranks = zip(*(gather_all_tensors(part) for part in self._moments), strict=True)
+        return reduce(merge_moments, (Moments(*parts) for parts in ranks))
 
     def moments(self) -> Moments:
         """Moments of this rank's rows."""
-        return Moments(*(getattr(self, name) for name in Moments._fields))
-
-    def _set(self, moments: Moments) -> None:
-        for name, value in moments._asdict().items():
-            setattr(self, name, value)
+        return self._moments

@@ -26,42 +26,42 @@ class PairFigures:
     Args:
         tiles: of the pair.
         shape: number of layers of X and of Y.
+
+    Attributes:
+        refused: by measure and figure, why a tile has none, so that the pair has none.
     """
 
     def __init__(self, tiles: Iterable[TileFigures], shape: tuple[int, int]) -> None:
-        self.tiles = sorted(tiles, key=lambda figures: figures.tile)
+        self._tiles = sorted(tiles, key=lambda figures: figures.tile)
         self._shape = shape
+        self.refused: dict[tuple[str, str], str] = {}
+        for figures in self._tiles:
+            x, y = figures.tile.x, figures.tile.y
+            where = f"Of positions {x.first}-{x.end - 1} and {y.first}-{y.end - 1}, each counted from 0: "
+            for key, why in figures.refused.items():
+                self.refused.setdefault(key, why if figures.tile.whole else where + why)
 
     def grids(self, measure: Measure, figure: str) -> Grids:
         """A figure of all layer pairs; nothing if there is none of a tile."""
-        key = measure.name, figure
-        if self.refusal(measure, figure) is not None or self.refusal(measure, "value") is not None:
-            return {}
-        if measure.family in ATTENTION:
-            return next((each.grids[key] for each in self.tiles if key in each.grids), {})
         joint: Grids = {}
-        for each in self.tiles:
-            for direction, values in each.grids.get(key, {}).items():
-                grid = joint.setdefault(direction, torch.full(self._shape, torch.nan, dtype=torch.float64))
-                grid[each.tile.x.layers, each.tile.y.layers] = values
+        if self.refused.keys() & {(measure.name, figure), (measure.name, "value")}:
+            return joint
+        for figures in self._tiles:
+            for direction, values in figures.grids.get((measure.name, figure), {}).items():
+                if measure.family in ATTENTION:  # which only one tile has, of all blocks
+                    joint[direction] = values
+                else:
+                    nothing = torch.full((*values.shape[:-2], *self._shape), torch.nan, dtype=torch.float64)
+                    grid = joint.setdefault(direction, nothing)
+                    grid[..., figures.tile.x.layers, figures.tile.y.layers] = values
         return joint
-
-    def refusal(self, measure: Measure, figure: str) -> str | None:
-        """Why a figure could not be computed."""
-        key = measure.name, "interval" if figure in ("low", "high") else figure
-        for each in self.tiles:
-            if key in each.refused:
-                x, y = each.tile.x, each.tile.y
-                where = f"Of positions {x.first}-{x.end - 1} and {y.first}-{y.end - 1}, each counted from 0: "
-                return each.refused[key] if each.tile.whole else where + each.refused[key]
-        return None
 
     def refusals(self, measures: Sequence[Measure]) -> Iterator[tuple[Measure, str, str]]:
         """Every measure and figure that could not be computed, and why."""
         for measure in measures:
-            figures = dict.fromkeys(name for each in self.tiles for of, name in each.refused if of == measure.name)
-            for figure in figures if "value" not in figures else ("value",):
-                yield measure, figure, str(self.refusal(measure, figure))
+            reasons = {figure: why for (name, figure), why in self.refused.items() if name == measure.name}
+            for figure in reasons if "value" not in reasons else ("value",):
+                yield measure, figure, reasons[figure]
 
     def controls(self, measure: Measure, same: Sequence[Grids]) -> dict[str, Grids]:
         """Control -> direction -> (L_x, L_y): all that stands beside the value, as far as there is any.
@@ -70,10 +70,12 @@ class PairFigures:
             measure: which.
             same: its values within X and within Y.
         """
-        keys = [key for each in self.tiles for key in (*each.grids, *each.refused)]
-        names = dict.fromkeys(figure for of, figure in keys if of == measure.name)
-        nulls = [self.grids(measure, name) for name in names if name.startswith("null")]
-        found = {name: self.grids(measure, name) for name in ("low", "high", "held_out", "untrained", "chance")}
+        interval = self.grids(measure, "interval")
+        found = {name: self.grids(measure, name) for name in ("held_out", "untrained", "chance")}
+        for end, name in enumerate(("low", "high")):
+            found[name] = {direction: ends[end] for direction, ends in interval.items()}
+        keys = dict.fromkeys(key for figures in self._tiles for key in (*figures.grids, *figures.refused))
+        nulls = [self.grids(measure, name) for of, name in keys if of == measure.name and name.startswith("null")]
         if nulls and all(nulls):
             stacked = {direction: torch.stack([null[direction] for null in nulls]) for direction in nulls[0]}
             found["null"] = {direction: values.mean(0) for direction, values in stacked.items()}
@@ -87,7 +89,7 @@ class PairFigures:
             measure: which.
             said: measure and models, for the caution.
         """
-        rows = max((tile.rows[measure.name] for tile in self.tiles if measure.name in tile.rows), default=0)
+        rows = max((figures.rows.get(measure.name, 0) for figures in self._tiles), default=0)
         most = max((float(grid.max()) for grid in self.grids(measure, "chance").values()), default=0.0)
         if most <= MOST_BY_CHANCE:
             return []
@@ -107,10 +109,8 @@ def joined_norms(each: Sequence[Mapping[tuple[int, int], Tensor]]) -> dict[int, 
     norms: dict[tuple[int, int], Tensor] = {}
     for some in reversed(each):
         norms |= some
-    spans: dict[int, list[Tensor]] = {}
-    for model, first in sorted(norms):
-        spans.setdefault(model, []).append(norms[model, first])
-    return {model: torch.cat(parts) for model, parts in spans.items()}
+    models = {model for model, _ in norms}
+    return {model: torch.cat([norms[key] for key in sorted(norms) if key[0] == model]) for model in models}
 
 
 def rows_of(
@@ -127,8 +127,8 @@ def rows_of(
     """
     rows = []
     for direction, grid in values.items():
-        value = _numbers(grid, grid)
-        beside = {name: _numbers(controls.get(name, {}).get(direction), grid) for name in CONTROLS}
+        grids = {"value": grid, **{name: controls.get(name, {}).get(direction) for name in CONTROLS}}
+        columns = {name: _numbers(figure, grid) for name, figure in grids.items()}
         for (a, layer_x), (b, layer_y) in product(*(enumerate(numbers) for numbers in layers)):
             rows.append(
                 {
@@ -138,8 +138,7 @@ def rows_of(
                     "features": features,
                     "layer_x": layer_x,
                     "layer_y": layer_y,
-                    "value": value[a][b],
-                    **{name: numbers[a][b] for name, numbers in beside.items()},
+                    **{name: numbers[a][b] for name, numbers in columns.items()},
                 }
             )
     return rows
@@ -158,10 +157,10 @@ def layer_rows(
     """
     rows: list[Row] = []
     for m, name in enumerate(names):
+        missing = [None] * len(layers[m])
         scores = _localization(m, values)
-        for place, layer in enumerate(layers[m]):
-            norm = None if m not in norms else float(norms[m][place])
-            score = None if scores is None else float(scores[place])
+        columns = norms[m].tolist() if m in norms else missing, missing if scores is None else scores.tolist()
+        for layer, norm, score in zip(layers[m], *columns, strict=True):
             rows.append({"model": name, "layer": layer, "nuclear_norm": norm, "localization": score})
     return rows
 

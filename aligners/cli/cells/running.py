@@ -68,7 +68,7 @@ def run_cell(study: str, number: str) -> str:
 
 def _run(folder: StudyFolder, cell: dict[str, Any], place: Path) -> dict[str, Any]:
     kind, run = KINDS[cell["kind"]], place / "run"
-    words = [kind.command, *_words(folder, cell, place), "--run", str(run)]
+    words = [kind.command, *_words(cell, place), "--run", str(run)]
     os.environ["WANDB_RUN_GROUP"] = folder.name
     began = time.perf_counter()
     try:
@@ -86,10 +86,10 @@ def _run(folder: StudyFolder, cell: dict[str, Any], place: Path) -> dict[str, An
     }
 
 
-def _words(folder: StudyFolder, cell: dict[str, Any], place: Path) -> list[str]:
+def _words(cell: dict[str, Any], place: Path) -> list[str]:
     """The command line, after what an earlier attempt has left was put aside."""
     options, run, before = place / "options.yaml", place / "run", place / "before"
-    write_text(options, yaml.safe_dump(folder.filled(cell["options"]), sort_keys=False, allow_unicode=True))
+    write_text(options, yaml.safe_dump(cell["options"], sort_keys=False, allow_unicode=True))
     words = ["--config", str(options)]
     if (place / ERROR).is_file():  # from its beginning
         _tidy(place)

@@ -21,7 +21,7 @@ from aligners.cli.run import Run, command, options_of
 from aligners.cli.study.folder import collect_and_report, failures, for_folder, status_table
 from aligners.errors import check_range
 from aligners.reports.screen import screen
-from aligners.reports.study.report import check_names
+from aligners.reports.study.registry import check_names
 from aligners.studies.cells import expand
 from aligners.studies.executors import make_executor
 from aligners.studies.folder import StudyFolder

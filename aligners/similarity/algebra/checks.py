@@ -8,8 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from aligners.errors import UserError, check_range
-from aligners.similarity.algebra.moments import GridMoments
+from aligners.errors import UserError
+from aligners.similarity.algebra.moments import GridMoments, squares
 
 Varying = Literal["features", "layers"]
 
@@ -34,7 +34,7 @@ def check_rows(x: Tensor, y: Tensor) -> None:
     for name, states in (("x", x), ("y", y)):
         # A sum is finite only if every term is, and much cheaper than to look at each; it may overflow, though.
         if not states.sum().isfinite():
-            _refuse_layers(~states.isfinite().all(-1).all(-1), name, "finite states", "holds NaN or infinite values in")
+            refuse_layers(~states.isfinite().all(-1).all(-1), name, "finite states", "holds NaN or infinite values in")
 
 
 def check_moments(
@@ -54,74 +54,53 @@ def check_moments(
     """
     if moments.n < rows:
         raise UserError(f"{measure} expects at least {rows} rows, but `moments` hold {int(moments.n)}. Give more rows.")
-    sides = (("x", x, moments.mean_x, moments.xx), ("y", y, moments.mean_y, moments.yy))
-    for name, _, mean, scatter in sides:
-        finite = mean.isfinite() & scatter.diagonal(dim1=-2, dim2=-1).isfinite()
-        _refuse_layers(~finite.all(-1), name, f"finite rows for {measure}", "had NaN or infinite values in")
-    for name, varying, mean, scatter in sides:
-        constant = constant_features(scatter, mean, moments.n)
+    sides = [
+        ("x", x, moments.mean_x, squares(moments.xx) / moments.n),
+        ("y", y, moments.mean_y, squares(moments.yy) / moments.n),
+    ]
+    for name, _, mean, variance in sides:
+        finite = mean.isfinite() & variance.isfinite()
+        refuse_layers(~finite.all(-1), name, f"finite rows for {measure}", "had NaN or infinite values in")
+    for name, varying, mean, variance in sides:
+        constant = constant_features(variance, mean)
         if varying == "features":
-            said = f"has {int(constant.sum())} constant ones in"
-            _refuse_layers(constant.any(-1), name, f"features that vary for {measure}", said)
+            received = f"has {int(constant.sum())} constant ones in"
+            refuse_layers(constant.any(-1), name, f"features that vary for {measure}", received)
         elif varying == "layers":
-            _refuse_layers(constant.all(-1), name, f"states that vary for {measure}", "has only constant features in")
+            refuse_layers(constant.all(-1), name, f"states that vary for {measure}", "has only constant features in")
 
 
-def check_pair(fitted: GridMoments, held_out: GridMoments) -> None:
-    """Raise if held-out moments have other layers or widths than those of the fitting rows.
-
-    Raises:
-        ValueError: the two shapes.
-    """
-    if fitted.xy.shape != held_out.xy.shape:
-        raise UserError(
-            "Expected `held_out` of the layers and widths that `fitted` has, (L_x, L_y, d_x, d_y) = "
-            f"{tuple(fitted.xy.shape)}, but got {tuple(held_out.xy.shape)}."
-        )
-
-
-def check_share(share: float) -> None:
-    """Raise if a share of the variance is outside (0, 1].
-
-    Raises:
-        ValueError: naming it.
-    """
-    check_range(above=0, most=1, share=share)
-
-
-def constant_features(scatter: Tensor, mean: Tensor, n: Tensor) -> Tensor:
-    """Which features do not vary, a boolean (..., d).
+def constant_features(variance: Tensor, mean: Tensor) -> Tensor:
+    """Which features do not vary, a boolean (..., d), by the variance and mean (..., d) of each.
 
     A deviation of 1e-7 of the mean is what float32 leaves of a constant, and counts as none.
-
-    Args:
-        scatter: (..., d, d) centred.
-        mean: (..., d).
-        n: number of rows, ().
     """
-    variance = scatter.diagonal(dim1=-2, dim2=-1) / n
     return variance <= (1e-7 * mean).square()
 
 
-def converged(kind: str, behind: str, decompose: Callable[..., Any], matrix: Tensor) -> Any:
-    """Run a decomposition.
+def decomposed(what: str, decompose: Callable[..., Any], matrix: Tensor) -> Any:
+    """Run a decomposition of a matrix of finite values.
 
     Args:
-        kind: of decomposition, for error messages.
-        behind: what it is for, likewise.
+        what: decomposition and what it is for, for error messages.
         decompose: one of `torch.linalg`.
         matrix: (..., n, m).
 
     Raises:
-        ValueError: it does not converge.
+        ValueError: it does not converge, or met or gave values that are not finite.
     """
-    try:
-        return decompose(matrix)
-    except torch.linalg.LinAlgError as error:
-        raise UserError(f"The {kind} behind {behind} did not converge: {error}") from error
+    if matrix.isfinite().all():
+        try:
+            found = decompose(matrix)
+        except torch.linalg.LinAlgError as error:
+            raise UserError(f"The {what} did not converge: {error}") from error
+        if all(values.isfinite().all() for values in ([found] if isinstance(found, Tensor) else found)):
+            return found
+    raise UserError(f"The {what} met or gave values that are not finite. Look for NaN, infinite or overflowing states.")
 
 
-def _refuse_layers(bad: Tensor, name: str, expected: str, received: str) -> None:
+def refuse_layers(bad: Tensor, name: str, expected: str, received: str) -> None:
+    """Raise if any layer is bad, (L,), of the rows called `name`: what was expected, and what was received in them."""
     if bad.any():
         layers = torch.nonzero(bad)[:, 0].tolist()
         raise UserError(

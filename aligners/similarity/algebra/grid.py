@@ -19,26 +19,17 @@ class Move(NamedTuple):
     """What a move of the shift by δ does to sums: with x'' = x' − δ, ‖x''‖² = ‖x'‖² − 2 δ·x' + ‖δ‖².
 
     Attributes:
-        n: number of rows, ().
-        to: the new shift, (L, d).
         by: δ, (L, d).
-        before: Σx', (L, d); after: Σx'', (L, d).
+        after: Σx'', (L, d).
         length: ‖δ‖², (L,).
         partly: Σ(‖x'‖² − 2 δ·x'), (L,); total: Σ‖x''‖², (L,).
     """
 
-    n: Tensor
-    to: Tensor
     by: Tensor
-    before: Tensor
     after: Tensor
     length: Tensor
     partly: Tensor
     total: Tensor
-
-    def of(self, layers: slice) -> Move:
-        """The move of some layers."""
-        return Move(self.n, *(each[layers] for each in self[1:]))
 
 
 class SideSums(NamedTuple):
@@ -97,48 +88,27 @@ class SideSums(NamedTuple):
         """The mean, (L, d); of no rows, the shift."""
         return self.shift + self.sum / self.n.clamp(min=1)
 
-    def move(self, shift: Tensor) -> Move:
+    def move(self, to: Tensor) -> Move:
         """What it takes to express these sums about another shift, (L, d)."""
-        by = shift - self.shift
+        by = to - self.shift
         length, along = by.square().sum(-1), (by * self.sum).sum(-1)
         partly = self.xx.diagonal(dim1=-2, dim2=-1).sum(-1) - 2 * along
-        return Move(self.n, shift, by, self.sum, self.sum - self.n * by, length, partly, partly + self.n * length)
+        return Move(by, self.sum - self.n * by, length, partly, partly + self.n * length)
 
-    def moved(self, move: Move, *, in_place: bool = False) -> SideSums:
-        """The same sums about another shift; exact but for rounding.
-
-        Args:
-            move: these sums' own.
-            in_place: in the memory of these sums, which are lost.
-        """
-        by, before, after, length = move.by, move.before, move.after, move.length
+    def move_(self, to: Tensor) -> None:
+        """Express these sums about another shift, (L, d), in their own memory; exact but for rounding."""
+        by, after, length, partly, total = self.move(to)
         along = (self.xx @ by[..., None])[..., 0]
-        cubic = self.cubic - 2 * along + length[:, None] * before - move.total[:, None] * by
-        quartic = self.quartic + ((along - self.cubic) * by).sum(-1) * 4 + length * (move.partly + move.total)
-        xx = self.xx if in_place else self.xx.clone()
-        xx.baddbmm_(torch.stack([by, before], 2), torch.stack([after, by], 1), alpha=-1)  # two rank-one corrections
-        return SideSums(move.n, move.to, after, xx, cubic, quartic)
+        cubic = self.cubic - 2 * along + length[:, None] * self.sum - total[:, None] * by
+        quartic = self.quartic + ((along - self.cubic) * by).sum(-1) * 4 + length * (partly + total)
+        # two rank-one corrections
+        self.xx.baddbmm_(torch.stack([by, self.sum], 2), torch.stack([after, by], 1), alpha=-1)
+        for kept, moved in zip(self, (self.n, to, after, self.xx, cubic, quartic), strict=True):
+            kept.copy_(moved)
 
     def of(self, layers: slice) -> SideSums:
         """The sums of some layers, a view of these."""
         return SideSums(self.n, *(each[layers] for each in self[1:]))
-
-    def __add__(self, other: object) -> SideSums:
-        """The sums of two disjoint sets of rows, about the shift of the first that has any."""
-        if not isinstance(other, SideSums):
-            return NotImplemented
-        shift = common_shift(self, other)
-        a, b = self.about(shift), other.about(shift)
-        return SideSums(a.n + b.n, shift, *(one + two for one, two in zip(a[2:], b[2:], strict=True)))
-
-    def about(self, shift: Tensor) -> SideSums:
-        """The same sums about another shift; these, if it is their own."""
-        return self if shift is self.shift else self.moved(self.move(shift))
-
-
-def common_shift(a: SideSums, b: SideSums) -> Tensor:
-    """The shift of the first that has rows; the very object where both have one and the same."""
-    return a.shift if a.shift is b.shift else torch.where(a.n == 0, b.shift, a.shift)
 
 
 def squared_lengths(rows: Tensor) -> Tensor:
@@ -195,33 +165,35 @@ class CrossSums(NamedTuple):
         self.cubic_yx.flatten(1).addmm_(norm_y.T, flat_x)
         self.quartic_xy.addmm_(norm_x.T, norm_y)
 
-    def moved(self, x: Move, y: Move, *, in_place: bool = False) -> CrossSums:
-        """The same sums about other shifts; exact but for rounding.
+    def move_(self, x: SideSums, y: SideSums, to_x: Tensor, to_y: Tensor) -> None:
+        """Express these sums about other shifts, in their own memory.
 
         Args:
-            x: the move of X's sums.
-            y: of Y's.
-            in_place: in the memory of these sums, which are lost.
+            x: the sums within X, which are moved after these.
+            y: within Y, likewise.
+            to_x: the new shift of X, (L_x, d_x).
+            to_y: of Y, (L_y, d_y).
         """
-        (layers_x, d_x), (layers_y, d_y) = x.by.shape, y.by.shape
-        along_x = (x.by[:, None] @ self.xy.view(layers_x, d_x, -1)).view(layers_x, layers_y, d_y)
-        along_y = (self.xy.view(-1, layers_y, d_y).transpose(0, 1) @ y.by[..., None]).view(layers_y, layers_x, d_x)
-        cubic_xy = self.cubic_xy - 2 * along_x + _pairs(x.length, y.before) - _pairs(x.total, y.by)
-        cubic_yx = self.cubic_yx - 2 * along_y + _pairs(y.length, x.before) - _pairs(y.total, x.by)
+        (layers_x, d_x), (layers_y, d_y) = to_x.shape, to_y.shape
+        a, b = x.move(to_x), y.move(to_y)
+        along_x = (a.by[:, None] @ self.xy.view(layers_x, d_x, -1)).view(layers_x, layers_y, d_y)
+        along_y = (self.xy.view(-1, layers_y, d_y).transpose(0, 1) @ b.by[..., None]).view(layers_y, layers_x, d_x)
+        cubic_xy = self.cubic_xy - 2 * along_x + _pairs(a.length, y.sum) - _pairs(a.total, b.by)
+        cubic_yx = self.cubic_yx - 2 * along_y + _pairs(b.length, x.sum) - _pairs(b.total, a.by)
         quartic = (
             self.quartic_xy
-            + 2 * ((2 * along_x - self.cubic_xy) * y.by).sum(-1)
-            - 2 * (self.cubic_yx * x.by).sum(-1).T
-            + _pairs(x.partly, y.length)
-            + _pairs(x.length, y.total)
+            + 2 * ((2 * along_x - self.cubic_xy) * b.by).sum(-1)
+            - 2 * (self.cubic_yx * a.by).sum(-1).T
+            + _pairs(a.partly, b.length)
+            + _pairs(a.length, b.total)
         )
-        xy = self.xy if in_place else self.xy.clone()
-        xy.addmm_(  # two rank-one corrections in one product
-            torch.stack([x.by.flatten(), x.before.flatten()], 1),
-            torch.stack([y.after.flatten(), y.by.flatten()]),
+        self.xy.addmm_(  # two rank-one corrections in one product
+            torch.stack([a.by.flatten(), x.sum.flatten()], 1),
+            torch.stack([b.after.flatten(), b.by.flatten()]),
             alpha=-1,
         )
-        return CrossSums(xy, cubic_xy, cubic_yx, quartic)
+        for kept, moved in zip(self[1:], (cubic_xy, cubic_yx, quartic), strict=True):
+            kept.copy_(moved)
 
     def pair(self, i: int, j: int) -> CrossSums:
         """The sums of one layer of X and one of Y, by index: a 1 x 1 grid, a view of this one."""
@@ -255,12 +227,13 @@ class GridSums(NamedTuple):
         self.cross.add_(self.x.add_(x), self.y.add_(y), products)
         return self
 
-    def about(self, shift_x: Tensor, shift_y: Tensor) -> GridSums:
-        """The same sums about other shifts, (L_x, d_x) and (L_y, d_y); these, if they are their own."""
-        if shift_x is self.x.shift and shift_y is self.y.shift:
-            return self
-        x, y = self.x.move(shift_x), self.y.move(shift_y)
-        return GridSums(self.x.moved(x), self.y.moved(y), self.cross.moved(x, y))
+    def about(self, to_x: Tensor, to_y: Tensor) -> GridSums:
+        """The same sums about other shifts, (L_x, d_x) and (L_y, d_y)."""
+        x, y, cross = copy = GridSums(*(type(sums)(*(value.clone() for value in sums)) for sums in self))
+        cross.move_(x, y, to_x, to_y)
+        x.move_(to_x)
+        y.move_(to_y)
+        return copy
 
     def moments(self) -> GridMoments:
         """The centred moments of all rows added."""
@@ -280,10 +253,10 @@ class GridSums(NamedTuple):
         """The sums of two disjoint sets of rows, about the shift of the first that has any."""
         if not isinstance(other, GridSums):
             return NotImplemented
-        shifts = common_shift(self.x, other.x), common_shift(self.y, other.y)
-        a, b = self.about(*shifts), other.about(*shifts)
-        cross = CrossSums(*(one + two for one, two in zip(a.cross, b.cross, strict=True)))
-        return GridSums(a.x + b.x, a.y + b.y, cross)
+        to = [torch.where(a.n == 0, b.shift, a.shift) for a, b in zip(self[:2], other[:2], strict=True)]
+        a, b = self.about(*to), other.about(*to)
+        x, y = (SideSums(s.n + t.n, s.shift, *map(torch.add, s[2:], t[2:])) for s, t in zip(a[:2], b[:2], strict=True))
+        return GridSums(x, y, CrossSums(*map(torch.add, a.cross, b.cross)))
 
 
 def grid_moments(x: Tensor, y: Tensor) -> GridMoments:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -100,6 +100,11 @@ class GridMoments(NamedTuple):
         return GridMoments(self.n, self.mean_y, self.mean_x, self.yy, self.xx, xy, self.q_yy, self.q_xx, self.q_xy.T)
 
 
+def squares(scatter: Tensor) -> Tensor:
+    """The sum of squares of each feature, (..., d), of centred rows with this scatter, (..., d, d)."""
+    return scatter.diagonal(dim1=-2, dim2=-1)
+
+
 def by_tile(moments: GridMoments, compute: Callable[[int, slice, Tensor], Tensor]) -> Tensor:
     """A function of layer pairs, for all of them.
 
@@ -111,10 +116,9 @@ def by_tile(moments: GridMoments, compute: Callable[[int, slice, Tensor], Tensor
     Returns:
         (L_x, L_y, ...).
     """
-    return torch.stack([torch.cat([compute(*tile) for tile in row]) for row in _rows(moments.xy)])
-
-
-def _rows(xy: Tensor) -> Iterator[Iterator[tuple[int, slice, Tensor]]]:
-    pairs = max(1, TILE // (xy.shape[2] * xy.shape[3] * xy.element_size()))
-    for i, row in enumerate(xy):
-        yield ((i, slice(j, j + pairs), row[j : j + pairs].contiguous()) for j in range(0, len(row), pairs))
+    xy = moments.xy
+    size = max(1, TILE // (xy.shape[2] * xy.shape[3] * xy.element_size()))
+    tiles = [slice(j, j + size) for j in range(0, xy.shape[1], size)]
+    return torch.stack(
+        [torch.cat([compute(i, some, row[some].contiguous()) for some in tiles]) for i, row in enumerate(xy)]
+    )

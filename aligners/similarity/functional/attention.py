@@ -108,7 +108,7 @@ def attention_sums(a: Tensor, b: Tensor, words: Tensor) -> AttentionSums:
         words: (B,) number of words of each text.
 
     Raises:
-        ValueError: shapes do not fit, or rows are not distributions over the words of their text.
+        ValueError: rows are not distributions over the words of their text.
     """
     _check(a, b, words)
     pairs = real_pairs(words, a.shape[-1])
@@ -147,10 +147,9 @@ def fold(weights: Sequence[Tensor], word: Tensor, words: Tensor) -> Tensor:
         its text; beyond them everything is zero.
 
     Raises:
-        ValueError: the shapes do not fit, a word has no token or a token no word below `words`, or a head leaves
-            nothing on the words of a text.
+        ValueError: a word has no token or a token no word below `words`, or a head leaves nothing on the words of a
+            text.
     """
-    _check_words(weights, word, words)
     member = word[:, :, None] == torch.arange(int(words.max()), device=word.device)  # (B, T, W)
     counts = member.sum(1)
     real = torch.arange(counts.shape[1], device=word.device) < words[:, None]
@@ -259,13 +258,6 @@ def _slices(n: int, step: int) -> Iterator[slice]:
 
 def _check(a: Tensor, b: Tensor, words: Tensor) -> None:
     for name, weights in (("a", a), ("b", b)):
-        expected = (len(words), weights.shape[-1], weights.shape[-1])
-        if weights.ndim != 5 or weights.shape[2:] != expected or weights.shape[-1] != a.shape[-1]:
-            raise UserError(
-                f"Expected `{name}` of shape (layers, heads, texts, words, words) for {len(words)} texts, with as many "
-                f"words in `a` and `b`, but got {tuple(a.shape)} and {tuple(b.shape)}. Fold both with the same "
-                "words."
-            )
         real = torch.arange(weights.shape[-1], device=words.device) < words[:, None]
         fine = (weights >= 0).all() & ((weights.sum(-1) - real.double()).abs() < 1e-6).all()
         if not bool(fine & (weights * ~real[:, None, :] == 0).all()):
@@ -273,17 +265,3 @@ def _check(a: Tensor, b: Tensor, words: Tensor) -> None:
                 f"Expected rows of `{name}` that are distributions over the words of their text, zero beyond them, but "
                 "got others. Fold the weights of the model with aligners.similarity.functional.attention.fold first."
             )
-
-
-def _check_words(weights: Sequence[Tensor], word: Tensor, words: Tensor) -> None:
-    shapes = sorted({tuple(each.shape) for each in weights})
-    if len(shapes) != 1 or len(shapes[0]) != 4 or shapes[0][::2] != tuple(word.shape) or shapes[0][2] != shapes[0][3]:
-        raise UserError(
-            "Expected `weights` of blocks, each (B, H, T, T), and `word` (B, T), but got weights of "
-            f"{', '.join(map(str, shapes)) or 'no block'} and word of {tuple(word.shape)}."
-        )
-    if words.shape != word.shape[:1] or not len(words) or int(words.min()) < 1:
-        raise UserError(
-            f"Expected `words` to count at least one word for each of {len(word)} texts, but got "
-            f"{words.tolist()}. Drop texts without words."
-        )

@@ -8,12 +8,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from aligners.errors import UserError, check_range
-from aligners.similarity.algebra.checks import check_share, converged
+from aligners.errors import check_range
+from aligners.similarity.algebra.checks import decomposed
 from aligners.similarity.algebra.moments import GridMoments
 
 MOST_BY_CHANCE = 0.1  # ten rows a direction; above it values of fitted measures carry a caution
-CORRELATIONS = "canonical correlations"
+SVD = "SVD behind canonical correlations"
 
 
 class Whitening(NamedTuple):
@@ -70,25 +70,14 @@ def whitening(scatter: Tensor, *, share: float = 1.0, tolerance: float = 1e-10) 
         tolerance: smallest eigenvalue kept, relative to the largest.
 
     Raises:
-        ValueError: `share` or `tolerance` is out of range; the scatter is not finite or has no variance; with
-            `share` 1, a feature without variance; the decomposition does not converge.
+        ValueError: `share` or `tolerance` is out of range; the scatter is not finite; with `share` 1, a feature has no
+            variance; the decomposition does not converge.
     """
-    check_share(share)
+    check_range(above=0, most=1, share=share)
     check_range(above=0, below=1, tolerance=tolerance)  # relative to the largest eigenvalue
-    variance = scatter.diagonal(dim1=-2, dim2=-1)
-    if not variance.isfinite().all():
-        raise UserError(
-            "Whitening expects a finite `scatter`, but it holds NaN or infinite values. Look for such rows."
-        )
-    flat = variance <= 0 if share == 1 else (variance <= 0).all(-1, keepdim=True)
-    if flat.any():
-        raise UserError(
-            f"Whitening expects features that vary, but `scatter` has {int(flat.sum())} without variance. "
-            "Leave constant features or layers out."
-        )
     d = scatter.shape[-1]
     weight = torch.empty_like(scatter, memory_format=torch.contiguous_format)
-    rank = torch.empty(variance.shape[:-1], dtype=torch.int64, device=scatter.device)
+    rank = torch.empty(scatter.shape[:-2], dtype=torch.int64, device=scatter.device)
     each = zip(scatter.reshape(-1, d, d), weight.view(-1, d, d), rank.view(-1), strict=True)
     for one, into, count in each:  # one at a time, for the memory
         found, kept = _whitened(one, share, tolerance)
@@ -102,8 +91,8 @@ def _whitened(scatter: Tensor, share: float, tolerance: float) -> tuple[Tensor, 
     variance = scatter.diagonal()
     scale = variance.sqrt() if share == 1 else torch.ones_like(variance)
     correlation = scatter / (scale[:, None] * scale)
-    values, vectors = map(_finite, converged("eigendecomposition", "a whitening", torch.linalg.eigh, correlation))
-    values, vectors = values.flip(-1), vectors.flip(-1)
+    found = decomposed("eigendecomposition behind a whitening", torch.linalg.eigh, correlation)
+    values, vectors = (part.flip(-1) for part in found)
     kept = values > tolerance * values[:1]
     if share < 1:
         carried = values.cumsum(-1) - values  # by the components before this one
@@ -129,22 +118,21 @@ def canonical(white_x: Whitening, white_y: Whitening, xy: Tensor, *, directions:
         ValueError: a decomposition does not converge or is not finite.
     """
     weight_x, weight_y = (white.weight[..., : int(white.rank.max())] for white in (white_x, white_y))
-    core = _finite(weight_x.mT @ xy @ weight_y)
+    core = weight_x.mT @ xy @ weight_y
     lead = core.shape[:-2]
     core = core.reshape(-1, *core.shape[-2:])
     rank_x, rank_y = (white.rank.expand(lead).flatten() for white in (white_x, white_y))
     rank = torch.minimum(rank_x, rank_y)
     rho = core.new_zeros(len(core), int(rank.max()))
     u, v = (core.new_zeros(len(core), size, rho.shape[1] * directions) for size in core.shape[1:])
+    thin_svd = partial(torch.linalg.svd, full_matrices=False)
     for members, k_x, k_y in _of_one_rank(rank_x, rank_y):
         block, k = core[members, :k_x, :k_y], min(k_x, k_y)
-        if not directions:
-            rho[members, :k] = _finite(converged("SVD", CORRELATIONS, torch.linalg.svdvals, block))
-            continue
-        svd = partial(torch.linalg.svd, full_matrices=False)
-        left, rho[members, :k], right = map(_finite, converged("SVD", CORRELATIONS, svd, block))
-        u[members, :k_x, :k] = left
-        v[members, :k_y, :k] = right.mT
+        if directions:
+            u[members, :k_x, :k], rho[members, :k], right = decomposed(SVD, thin_svd, block)
+            v[members, :k_y, :k] = right.mT
+        else:
+            rho[members, :k] = decomposed(SVD, torch.linalg.svdvals, block)
     a, b = weight_x @ u.view(*lead, *u.shape[1:]), weight_y @ v.view(*lead, *v.shape[1:])
     return Canonical(rho.view(*lead, -1), rank.view(lead), a, b)
 
@@ -157,15 +145,6 @@ def _of_one_rank(rank_x: Tensor, rank_y: Tensor) -> list[tuple[Tensor, int, int]
     """
     pairs, group = torch.stack([rank_x, rank_y], 1).unique(dim=0, return_inverse=True)
     return [((group == i).nonzero()[:, 0], k_x, k_y) for i, (k_x, k_y) in enumerate(pairs.tolist())]
-
-
-def _finite(values: Tensor) -> Tensor:
-    if not values.isfinite().all():
-        raise UserError(
-            "A decomposition behind canonical correlations met or gave values that are not finite. "
-            "Look for NaN, infinite or overflowing states."
-        )
-    return values
 
 
 def regression_chance(moments: GridMoments) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from aligners.errors import UserError
-from aligners.similarity.algebra.checks import Varying, check_moments, check_pair
+from aligners.similarity.algebra.checks import Varying, check_moments
 from aligners.similarity.algebra.grid import of_moments
 from aligners.similarity.algebra.moments import GridMoments, by_tile
 from aligners.similarity.functional.canonical import Canonical, Whitening, canonical, whitening
@@ -56,17 +56,16 @@ class SharedMoments:
 
     Args:
         moments: moments of the rows.
-        origin: whose swapped form this is; both have one memory.
+        origin: whose swapped form this is, which remembers for both.
     """
 
     def __init__(self, moments: GridMoments, origin: SharedMoments | None = None) -> None:
-        self.moments = moments
-        self._origin = origin
-        self._found: dict[tuple[float, SharedMoments | None], Correlations] = {} if origin is None else origin._found
+        self.moments, self._origin = moments, origin
+        self._found: dict[tuple[float, SharedMoments | None], Correlations] = {}
 
     def swap(self) -> SharedMoments:
         """Swap X and Y."""
-        return SharedMoments(self.moments.swap(), self) if self._origin is None else self._origin
+        return self._origin or SharedMoments(self.moments.swap(), self)
 
     def correlations(self, measure: str, share: float, held_out: SharedMoments | None = None) -> Correlations:
         """Canonical correlations of all layer pairs, computed at the first call.
@@ -79,14 +78,13 @@ class SharedMoments:
         Raises:
             ValueError: as `svcca` and `cca_held_out`.
         """
-        turned = self._origin is not None
-        key = share, held_out.swap() if turned and held_out is not None else held_out
+        if self._origin is not None:
+            return self._origin.correlations(measure, share, held_out and held_out.swap()).swap()
+        key = share, held_out
         if key not in self._found:
-            found = _correlations(
-                self.moments, None if held_out is None else held_out.moments, share=share, measure=measure
-            )
-            self._found[key] = found.swap() if turned else found
-        return self._found[key].swap() if turned else self._found[key]
+            held_out_moments = None if held_out is None else held_out.moments
+            self._found[key] = _correlations(self.moments, held_out_moments, share=share, measure=measure)
+        return self._found[key]
 
 
 @of_moments
@@ -193,8 +191,7 @@ def cca_held_out(fitted: GridMoments, held_out: GridMoments) -> Tensor:
     of the bias of `cca`; a correlation may be negative and is not clamped.
 
     Raises:
-        ValueError: as `cca` for `fitted`; fewer than 3 held-out rows, other layers, or a canonical variable that is
-            constant on them.
+        ValueError: as `cca` for `fitted`; fewer than 3 held-out rows, or a canonical variable that is constant on them.
     """
     return _correlations(fitted, held_out, share=1.0, measure="CCA").mean()
 
@@ -204,7 +201,6 @@ def _correlations(
 ) -> Correlations:
     """Correlations, of the rows or of held-out ones, and weights on the rows that the directions were fitted on."""
     if held_out is not None:
-        check_pair(moments, held_out)
         check_moments(held_out, f"Held-out {measure}", 3)
     found = _decomposed(*_whitened(moments, measure, share), moments, held_out)
     if held_out is None:

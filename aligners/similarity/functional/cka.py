@@ -7,10 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from aligners.errors import UserError
-from aligners.similarity.algebra.checks import check_moments
+from aligners.similarity.algebra.checks import check_moments, refuse_layers
 from aligners.similarity.algebra.grid import of_moments
-from aligners.similarity.algebra.moments import GridMoments, by_tile
+from aligners.similarity.algebra.moments import GridMoments, by_tile, squares
 from aligners.similarity.algebra.pairs import PairSums, centred, check_enough, linear_pair_sums
 
 
@@ -52,18 +51,14 @@ def unbiased_cka(moments: GridMoments) -> Tensor:
             that is not positive.
     """
     check_moments(moments, "Unbiased CKA", 4, x="layers", y="layers")
-    trace_x, trace_y = (scatter.diagonal(dim1=-2, dim2=-1).sum(-1) for scatter in (moments.xx, moments.yy))
+    trace_x, trace_y = (squares(scatter).sum(-1) for scatter in (moments.xx, moments.yy))
     cross = _hsic(moments.n, _cross(moments), moments.q_xy, trace_x[:, None] * trace_y)
     own_x = _hsic(moments.n, _squared(moments.xx), moments.q_xx, trace_x.square())
     own_y = _hsic(moments.n, _squared(moments.yy), moments.q_yy, trace_y.square())
     for name, own, trace in (("x", own_x, trace_x), ("y", own_y, trace_y)):
         refused = ~(own > 1e-12 * trace.square())  # what rounding leaves of 0 is not positive
-        if refused.any():
-            layers = refused.nonzero()[:, 0].tolist()
-            raise UserError(
-                f"Unbiased CKA expects a positive HSIC of each layer with itself, but its estimate for `{name}` is not "
-                f"in layers {layers}, from {int(moments.n)} rows. Give more rows, or use linear CKA."
-            )
+        expected = f"a positive HSIC of each layer with itself from {int(moments.n)} rows for Unbiased CKA"
+        refuse_layers(refused, name, expected, "has none in")
     return cross / (own_x[:, None] * own_y).sqrt()
 
 
@@ -158,13 +153,8 @@ def cka_from_hsic(hsic: HSIC) -> Tensor:
         ValueError: a layer's HSIC with itself is not positive, as where its features are constant.
     """
     for name, own in (("x", hsic.xx), ("y", hsic.yy)):
-        if not (own > 0).all():
-            layers = (~(own > 0)).nonzero()[:, 0].tolist()
-            raise UserError(
-                f"Expected rows in `{name}` whose HSIC with themselves is positive, but got "
-                f"{own[layers[0]].item():.3g} at layers {layers}: features are constant, or the rows too few for an "
-                "unbiased estimate. Leave these layers out, or use more rows."
-            )
+        expected = "rows whose HSIC with themselves is positive: features that vary, and enough rows for an estimate"
+        refuse_layers(~(own > 0), name, expected, "has others in")
     return hsic.xy / (hsic.xx.sqrt()[:, None] * hsic.yy.sqrt())
 
 
@@ -185,12 +175,6 @@ def minibatch_cka(x: Tensor, y: Tensor, batch: int) -> Tensor:
     Raises:
         ValueError: a batch has fewer than 4 rows, or `unbiased_hsic` or `cka_from_hsic` refuse.
     """
-    left = x.shape[1] % batch if batch >= LEAST_ROWS else batch
-    if 0 < left < LEAST_ROWS:
-        raise UserError(
-            f"Expected batches of at least {LEAST_ROWS} rows, but `batch` = {batch} leaves one of {left} of the "
-            f"{x.shape[1]} rows. Choose another `batch`, or leave out the last rows."
-        )
     batches = [unbiased_hsic(a, b) for a, b in zip(x.split(batch, 1), y.split(batch, 1), strict=True)]
     return cka_from_hsic(HSIC(*(torch.stack(parts).sum(0) for parts in zip(*batches, strict=True))))
 

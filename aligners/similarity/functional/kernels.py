@@ -11,7 +11,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from aligners.errors import UserError, check_known, check_range
+from aligners.errors import check_known, check_range
+from aligners.similarity.algebra.checks import refuse_layers
 from aligners.similarity.algebra.pairs import (
     CentredRows,
     PairSums,
@@ -20,7 +21,7 @@ from aligners.similarity.algebra.pairs import (
     linear_pair_sums,
     upper_blocks,
 )
-from aligners.similarity.functional.cka import HSIC, LEAST_ROWS, cka_from_hsic, unbiased_hsic_from_sums
+from aligners.similarity.functional.cka import HSIC, LEAST_ROWS, cka_from_hsic
 
 Kernel = Literal["cosine", "linear", "euclidean"]
 # Variances below these shares, of the mean square and of the square of a row's similarity with itself, are rounding.
@@ -52,8 +53,9 @@ def rsa(x: Tensor, y: Tensor, kernel: Kernel = "cosine") -> Tensor:
     check_known(get_args(Kernel), kernel=kernel)
     check_enough(x, y, 3, "RSA")
     if kernel == "cosine":
-        _refuse_zeros(x, "x")
-        _refuse_zeros(y, "y")
+        for name, rows in (("x", x), ("y", y)):
+            expected = "rows that are not zero, whose cosine is not defined"
+            refuse_layers(~rows.any(2).all(1), name, expected, f"has {int((~rows.any(2)).sum())} rows of zeros in")
     rows_x, rows_y = (CentredRows(rows, of_length_one=kernel == "cosine") for rows in (x, y))
     if kernel == "euclidean":
         return _correlation(kernel_pair_sums(rows_x, rows_y, _minus_distances, _minus_distances))
@@ -62,12 +64,11 @@ def rsa(x: Tensor, y: Tensor, kernel: Kernel = "cosine") -> Tensor:
     return _correlation(sums, rows_x.squares, rows_y.squares)
 
 
-def rbf_cka(x: Tensor, y: Tensor, width: float = 0.5, unbiased: bool = False) -> Tensor:
+def rbf_cka(x: Tensor, y: Tensor, width: float = 0.5) -> Tensor:
     """CKA with the kernel exp(−‖x_i − x_j‖² / 2σ²), for all layer pairs (Kornblith et al. 2019, §2.3).
 
     σ is `width` times the median distance of rows i < j, for each layer its own. (The code released with the paper
-    takes the median over the whole matrix, its zero diagonal included.) HSIC is tr(KHLH), biased as in the paper; on
-    request HSIC_1, whose ratio may be negative and is not clamped.
+    takes the median over the whole matrix, its zero diagonal included.) HSIC is tr(KHLH), biased as in the paper.
 
     Invariant to rotation, isotropic scaling and translation of either side. Symmetric.
 
@@ -78,7 +79,6 @@ def rbf_cka(x: Tensor, y: Tensor, width: float = 0.5, unbiased: bool = False) ->
         x: (L_x, N, d_x) rows of X.
         y: (L_y, N, d_y) rows of Y, row by row the partners of `x`.
         width: σ in units of the median distance.
-        unbiased: HSIC_1 instead of the biased HSIC.
 
     Raises:
         ValueError: `width` is not positive, fewer than 4 rows, rows that are not paired or not finite, a median
@@ -89,19 +89,15 @@ def rbf_cka(x: Tensor, y: Tensor, width: float = 0.5, unbiased: bool = False) ->
     rows_x, rows_y = CentredRows(x), CentredRows(y)
     kernels = [_rbf(width**2 * _median_squares(rows, name)) for name, rows in (("x", rows_x), ("y", rows_y))]
     sums = kernel_pair_sums(rows_x, rows_y, *kernels)
-    return cka_from_hsic(unbiased_hsic_from_sums(sums) if unbiased else _biased_hsic(sums))
-
-
-def _biased_hsic(sums: PairSums) -> HSIC:
-    """tr(KHLH) of kernels with ones on the diagonal; the factor of (N − 1)² falls out of a ratio."""
-    n = sums.n
-    rows_x, rows_y = sums.rows_x + 1, sums.rows_y + 1
+    # HSICs of kernels with ones on the diagonal; a factor of (N − 1)² falls out of their ratio
+    n, rows_x, rows_y = sums.n, sums.rows_x + 1, sums.rows_y + 1
     total_x, total_y = rows_x.sum(1), rows_y.sum(1)
-    return HSIC(
+    hsic = HSIC(
         sums.xy + n - 2 / n * rows_x @ rows_y.mT + total_x[:, None] * total_y / n**2,
         sums.xx + n - 2 / n * (rows_x**2).sum(1) + total_x**2 / n**2,
         sums.yy + n - 2 / n * (rows_y**2).sum(1) + total_y**2 / n**2,
     )
+    return cka_from_hsic(hsic)
 
 
 def _added(sums: PairSums, a: Tensor, b: Tensor) -> PairSums:
@@ -128,25 +124,11 @@ def _correlation(sums: PairSums, self_x: Tensor | None = None, self_y: Tensor | 
         least = _CONSTANT * squares / pairs
         if own is not None:
             least = torch.maximum(least, _CONSTANT_TO_SELF * own**2)
-        if not (variance > least).all():
-            raise UserError(
-                f"Expected rows of `{name}` whose similarities to one another differ, but at layers "
-                f"{(~(variance > least)).nonzero()[:, 0].tolist()} they are all equal: a correlation with them is not "
-                "defined. Leave these layers out."
-            )
+        expected = "rows whose similarities to one another differ, so that there is a correlation"
+        refuse_layers(~(variance > least), name, expected, "has rows of equal similarities in")
         variances.append(variance)
     covariance = (sums.xy - total_x[:, None] * total_y / pairs) / pairs
     return covariance / (variances[0].sqrt()[:, None] * variances[1].sqrt())
-
-
-def _refuse_zeros(x: Tensor, name: str) -> None:
-    empty = ~x.any(2)
-    if empty.any():
-        layer, row = empty.nonzero()[0].tolist()
-        raise UserError(
-            f"Expected rows of `{name}` that are not zero, but row {row} at layer {layer} is: its cosine with another "
-            "is not defined. Leave the row out at all layers, or choose another kernel."
-        )
 
 
 def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
@@ -180,10 +162,6 @@ def _median_squares(x: CentredRows, name: str) -> Tensor:
         middle = [squares.kthvalue(k).values.sqrt() for k in ((len(squares) + 1) // 2, len(squares) // 2 + 1)]
         medians.append((middle[0] + middle[1]) / 2)
     median = torch.stack(medians)
-    if not median.all():
-        raise UserError(
-            f"Expected rows of `{name}` with a median distance above 0, but at layers "
-            f"{(median == 0).nonzero()[:, 0].tolist()} it is 0: features are constant, or most rows are the same row. "
-            "Leave these layers or the repeated rows out."
-        )
+    expected = "rows with a median distance above 0: features that vary, and no row that most rows repeat"
+    refuse_layers(median == 0, name, expected, "has others in")
     return median**2

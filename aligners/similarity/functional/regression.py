@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from aligners.errors import UserError
-from aligners.similarity.algebra.checks import check_moments, check_pair
+from aligners.similarity.algebra.checks import check_moments
 from aligners.similarity.algebra.grid import of_moments
-from aligners.similarity.algebra.moments import GridMoments, by_tile
+from aligners.similarity.algebra.moments import GridMoments, by_tile, squares
 from aligners.similarity.functional.canonical import whitening
 
 
@@ -26,7 +26,7 @@ def neuronsim(moments: GridMoments) -> Tensor:
         ValueError: fewer than 3 rows (of two every correlation is ±1), non-finite rows, or constant features.
     """
     check_moments(moments, "Neuron similarity", 3, x="features", y="features")
-    length_x, length_y = (_variance(scatter).sqrt() for scatter in (moments.xx, moments.yy))
+    length_x, length_y = (squares(scatter).sqrt() for scatter in (moments.xx, moments.yy))
     return by_tile(moments, lambda i, some, xy: ((xy.abs() / length_y[some, None]).amax(-1) / length_x[i]).mean(-1))
 
 
@@ -48,7 +48,7 @@ def r2(moments: GridMoments) -> Tensor:
     check_moments(moments, "R²", 3, x="layers", y="features")
     basis = _basis(moments, "R²")
     explained = by_tile(moments, lambda i, some, xy: (xy @ basis[some]).square().sum((-1, -2)))
-    return explained / _variance(moments.xx).sum(-1)[:, None]
+    return explained / squares(moments.xx).sum(-1)[:, None]
 
 
 @of_moments
@@ -69,7 +69,7 @@ def mixedsim(moments: GridMoments) -> Tensor:
     check_moments(moments, "Mixed similarity", 3, x="features", y="features")
     basis = _basis(moments, "Mixed similarity")
     explained = by_tile(moments, lambda i, some, xy: (xy @ basis[some]).square().sum(-1))
-    return (explained / _variance(moments.xx)[:, None]).sqrt().mean(-1)
+    return (explained / squares(moments.xx)[:, None]).sqrt().mean(-1)
 
 
 def r2_held_out(fitted: GridMoments, held_out: GridMoments) -> Tensor:
@@ -78,15 +78,14 @@ def r2_held_out(fitted: GridMoments, held_out: GridMoments) -> Tensor:
     Free of the bias of `r2`; negative where the regression does worse than the mean.
 
     Raises:
-        ValueError: as `r2` for `fitted`; no held-out rows, other layers, or a layer of X in which no
+        ValueError: as `r2` for `fitted`; no held-out rows, or a layer of X in which no
             held-out row differs from the mean.
     """
     check_moments(fitted, "R²", 3, x="layers", y="features")
-    check_pair(fitted, held_out)
     check_moments(held_out, "Held-out R²", 1)
     basis = _basis(fitted, "R²")
     shift_x, shift_y = held_out.mean_x - fitted.mean_x, held_out.mean_y - fitted.mean_y
-    total = _variance(held_out.xx) + held_out.n * shift_x.square()
+    total = squares(held_out.xx) + held_out.n * shift_x.square()
     if not (total.sum(-1) > 0).all():
         raise UserError(
             "Held-out R² expects rows that differ from the mean of `fitted`, but the "
@@ -112,11 +111,10 @@ def mixedsim_held_out(fitted: GridMoments, held_out: GridMoments) -> Tensor:
     rows this is `mixedsim`; on others a correlation may be negative, and is not clamped.
 
     Raises:
-        ValueError: as `mixedsim` for `fitted`; fewer than 3 held-out rows, other layers, or neurons or
+        ValueError: as `mixedsim` for `fitted`; fewer than 3 held-out rows, or neurons or
             predictions that are constant on them.
     """
     check_moments(fitted, "Mixed similarity", 3, x="features", y="features")
-    check_pair(fitted, held_out)
     check_moments(held_out, "Held-out mixed similarity", 3, x="features")
     basis = _basis(fitted, "Mixed similarity")
     scatter = basis.mT @ held_out.yy @ basis
@@ -133,7 +131,7 @@ def mixedsim_held_out(fitted: GridMoments, held_out: GridMoments) -> Tensor:
             "Held-out mixed similarity expects predictions that vary on the rows of `held_out`, but "
             f"{int(constant.sum())} of {constant.numel()} are constant on its {int(held_out.n)} rows. Give more rows."
         )
-    return (covariance / (predicted * _variance(held_out.xx)[:, None]).sqrt()).mean(-1)
+    return (covariance / (predicted * squares(held_out.xx)[:, None]).sqrt()).mean(-1)
 
 
 def _basis(moments: GridMoments, measure: str) -> Tensor:
@@ -150,7 +148,3 @@ def _basis(moments: GridMoments, measure: str) -> Tensor:
             "full. Give more rows."
         )
     return basis.weight[..., :rank]
-
-
-def _variance(scatter: Tensor) -> Tensor:
-    return scatter.diagonal(dim1=-2, dim2=-1)

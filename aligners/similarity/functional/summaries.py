@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from aligners.errors import UserError
-from aligners.similarity.algebra.checks import converged
+from aligners.similarity.algebra.checks import decomposed
 
 
 def nuclear_norm(scatter: Tensor) -> Tensor:
@@ -26,11 +26,9 @@ def nuclear_norm(scatter: Tensor) -> Tensor:
     Raises:
         ValueError: a scatter that is not finite, or a decomposition that does not converge.
     """
-    if not scatter.diagonal(dim1=-2, dim2=-1).isfinite().all():
-        raise UserError("A nuclear norm expects finite rows, but `scatter` holds NaN or infinite values.")
     norms = []
     for layer in scatter:  # one at a time, for the memory
-        values = converged("eigendecomposition", "a nuclear norm", torch.linalg.eigvalsh, layer)
+        values = decomposed("eigendecomposition behind a nuclear norm", torch.linalg.eigvalsh, layer)
         rounding = layer.shape[-1] * torch.finfo(layer.dtype).eps * values[..., -1:]
         norms.append(torch.where(values > rounding, values, 0).sqrt().sum(-1))
     return torch.stack(norms)
@@ -50,13 +48,8 @@ def localization(neuronsim: Tensor, svsim: Tensor, left_out: Tensor) -> Tensor:
         (L,).
 
     Raises:
-        ValueError: shapes that differ, or a layer with no other.
+        ValueError: a layer with no other.
     """
-    if not neuronsim.shape == svsim.shape == left_out.shape or left_out.dtype != torch.bool:
-        raise UserError(
-            "Expected `neuronsim`, `svsim` and a boolean `left_out` of one shape (L, M), but got "
-            f"{tuple(neuronsim.shape)}, {tuple(svsim.shape)} and {left_out.dtype} {tuple(left_out.shape)}."
-        )
     others = (~left_out).sum(-1)
     if (others == 0).any():
         raise UserError(
@@ -76,13 +69,8 @@ def angular_distance(cka: Tensor) -> Tensor:
         cka: (L, L), any CKA of all layer pairs; only its diagonal counts.
 
     Raises:
-        ValueError: unequal depths, or a CKA outside [-1, 1] by more than the 1e-12 that rounding explains.
+        ValueError: a CKA outside [-1, 1] by more than the 1e-12 that rounding explains.
     """
-    if cka.ndim != 2 or cka.shape[0] != cka.shape[1]:
-        raise UserError(
-            f"Expected `cka` of two models of one depth, (L, L), but got {tuple(cka.shape)}. "
-            "Layers of models of different depth have no partners: compare the heat map instead."
-        )
     own = cka.diagonal()
     outside = ~(own.abs() <= 1 + 1e-12)
     if outside.any():

@@ -9,9 +9,25 @@ from itertools import pairwise
 from math import isqrt
 from typing import NamedTuple
 
+import torch
+
 from aligners.errors import UserError
+from aligners.similarity.algebra.moments import TILE
+from aligners.similarity.algebra.pairs import BLOCK, by_gram
+from aligners.similarity.controls import matching_layers
+from aligners.similarity.passes.sums import Matching, Shape, Stream
+from datamodules.layers import LayerReader
 
 MOST_BLOCKS = 24  # sizes of blocks that are tried
+DOUBLE, SINGLE = 8, 4  # bytes
+# Copies that are there at once, as measured by benchmarks/similarity_memory.py:
+BATCH = 6  # of a batch's rows of one model, in double precision
+WORDS = 5  # of a batch's attention weights of one model, in double precision
+WHITENINGS = 3  # of the moments within both models of a tile
+PAIR = 12  # of a few layer pairs of the moments between two
+BLOCKS, LAYER = 4, 4  # of a block of all layers' rows and Gram matrices, and of a layer of a sample of rows
+FEATURES = 3  # of a sample of rows, where its sums are taken on the feature side
+DISTANCES, FEW = 1.5, 2000  # of all pairs of rows, for samples of at most so many: those of RBF CKA
 
 
 @dataclass(frozen=True, order=True)
@@ -90,6 +106,41 @@ class Pass:
         return slice(start, start + span.size)
 
 
+class Settings(NamedTuple):
+    """What all passes of a comparison have in common.
+
+    Attributes:
+        streams: the streams of paired rows.
+        shapes: sizes of the models.
+        reader: of the data module.
+        seed: of the samples of rows and of the untrained twins.
+        products: precision of the products of X with Y.
+        device: where the rows are.
+    """
+
+    streams: Sequence[Stream]
+    shapes: Sequence[Shape]
+    reader: LayerReader
+    seed: int
+    products: torch.dtype
+    device: torch.device
+
+    @property
+    def attention(self) -> bool:
+        """Whether some measure needs attention weights."""
+        return any(shape.blocks for shape in self.shapes)
+
+    def matching(self, tile: Tile) -> Matching:
+        """Positions in a tile of matching layers, for which there are intervals."""
+        x, y = (self.reader.layers[span.model] for span in (tile.x, tile.y))
+        pairs = ((x.index(a) - tile.x.first, y.index(b) - tile.y.first) for a, b in matching_layers(x, y))
+        return [(a, b) for a, b in pairs if 0 <= a < tile.x.size and 0 <= b < tile.y.size]
+
+    def numbers(self, this: Pass) -> list[list[int]]:
+        """Numbers of the layers that a pass reads, of each model."""
+        return [[layers[place] for place in this.positions(m)] for m, layers in enumerate(self.reader.layers)]
+
+
 class Needs(NamedTuple):
     """Bytes that a tile takes.
 
@@ -124,20 +175,16 @@ def plan_passes(
         ValueError: not even one layer of each of two models fits.
     """
     needs = _tiles_that_fit(layers, pairs, needs_of, fixed, limit)
-    tiles = list(needs)
-    models = len({span.model for tile in tiles for span in (tile.x, tile.y)})
-    smallest = max(
-        1, min(need.own for need in needs.values())
-    )  # a measure of texts, such as RSA, keeps nothing of pairs
+    spans = spans_of(list(needs))
+    smallest = max(1, min(need.own for need in needs.values()))  # a measure of texts, such as RSA, keeps none of pairs
     at_once = max(1, limit // smallest)  # tiles, at most
-    largest = min(len(spans_of(tiles)), isqrt(2 * at_once) + 1)
-    sizes = sorted({max(1, largest * step // MOST_BLOCKS) for step in range(1, MOST_BLOCKS + 1)})
+    largest = min(len(spans), isqrt(2 * at_once) + 1)
     plans = []
-    for size in sizes:
-        plans.append(list(_filled(_in_blocks(tiles, size), needs, fixed, limit)))
+    for size in sorted({max(1, largest * step // MOST_BLOCKS) for step in range(1, MOST_BLOCKS + 1)}):
+        plans.append(list(_filled(_in_blocks(list(needs), spans, size), needs, fixed, limit)))
         if len(plans[-1]) == 1:
             break
-    return min(plans, key=lambda plan: (sum(len(each.models) for each in plan), len(plan), models))
+    return min(plans, key=lambda plan: (sum(len(this.models) for this in plan), len(plan)))
 
 
 def in_words(passes: Sequence[Pass], models: Sequence[str]) -> str:
@@ -178,27 +225,20 @@ def _tiles_that_fit(
 
 
 def _tiles_of(pair: tuple[int, int], layers: Sequence[int], cuts: int) -> list[Tile]:
-    spans_x, spans_y = (_spans(model, layers[model], cuts) for model in pair)
+    """The tiles of a pair whose models' layers are cut in nearly equal parts, none of them empty."""
+    spans_x, spans_y = (
+        [Span(model, *ends) for ends in pairwise(layers[model] * cut // parts for cut in range(parts + 1))]
+        for model, parts in ((model, min(cuts, layers[model])) for model in pair)
+    )
     whole = len(spans_x) == len(spans_y) == 1
-    return [Tile(x, y, a == b == 0, whole) for a, x in enumerate(spans_x) for b, y in enumerate(spans_y)]
+    return [Tile(x, y, x.first == y.first == 0, whole) for x in spans_x for y in spans_y]
 
 
-def _spans(model: int, layers: int, cuts: int) -> list[Span]:
-    """A model's layers in nearly equal parts, none of them empty."""
-    cuts = min(cuts, layers)
-    bounds = [layers * cut // cuts for cut in range(cuts + 1)]
-    return [Span(model, first, end) for first, end in pairwise(bounds)]
-
-
-def _in_blocks(tiles: Sequence[Tile], size: int) -> list[Tile]:
+def _in_blocks(tiles: Sequence[Tile], spans: Sequence[Span], size: int) -> list[Tile]:
     """Tiles in the order of blocks of `size` by `size` spans."""
-    place = {span: number for number, span in enumerate(spans_of(tiles))}
-
-    def order(tile: Tile) -> tuple[int, ...]:
-        x, y = place[tile.x], place[tile.y]
-        return x // size, y // size, x, y
-
-    return sorted(tiles, key=order)
+    number = {span: number for number, span in enumerate(spans)}
+    places = {tile: (number[tile.x], number[tile.y]) for tile in tiles}
+    return sorted(tiles, key=lambda tile: (*(place // size for place in places[tile]), *places[tile]))
 
 
 def _filled(tiles: Sequence[Tile], needs: Mapping[Tile, Needs], fixed: int, limit: int) -> Iterator[Pass]:
@@ -217,3 +257,68 @@ def _filled(tiles: Sequence[Tile], needs: Mapping[Tile, Needs], fixed: int, limi
         shared.update(need.shared)
         kept, work = kept + more, max(work, need.work)
     yield Pass(tuple(here), fixed + kept + work)
+
+
+class PassCosts:
+    """Bytes that a pass takes on each device, for `plan_passes`.
+
+    Args:
+        settings: of the comparison.
+        rows: of the largest batch, at most.
+        entries: of its attention matrices, for one head, at most.
+        weights: bytes of each model's weights where they count: of the models themselves on a GPU, where only those are
+            that a pass reads, and of untrained twins.
+    """
+
+    def __init__(self, settings: Settings, rows: int, entries: int, weights: Sequence[int]) -> None:
+        self._settings, self._rows, self._entries, self._weights = settings, rows, entries, weights
+        self._fits = any(measure.chance is not None for stream in settings.streams for measure in stream.measures)
+
+    @property
+    def fixed(self) -> int:
+        """A batch of the largest model in double precision."""
+        return self._rows * BATCH * DOUBLE * max(shape.layers * shape.width for shape in self._settings.shapes)
+
+    def of(self, tile: Tile) -> Needs:
+        """What a tile takes: of each model and of its layers, between them, and while measures are computed."""
+        x, y = (self._settings.shapes[span.model]._replace(layers=span.size) for span in (tile.x, tile.y))
+        shared: dict[Hashable, int] = {model: self._of_model(model) for model in tile.pair}
+        crosses = heads = 0
+        work = PAIR * max(TILE, DOUBLE * max(x.width, y.width) ** 2)
+        if self._fits:
+            work += WHITENINGS * DOUBLE * (x.layers * x.width**2 + y.layers * y.width**2)
+        for stream in self._settings.streams:
+            work = max(work, *(_of_sample(budget, x, y) for budget in stream.budgets), 0)
+            if stream.covers(tile.pair):
+                for name, span, shape in zip(stream.sides, (tile.x, tile.y), (x, y), strict=True):
+                    shared[stream.name, name, span] = _of_span(stream, shape)
+                groups = stream.groups_of(tile.pair)
+                matching = groups * len(self._settings.matching(tile)) if groups > 1 else 0
+                crosses += (x.layers * y.layers + matching) * ("moments" in stream.families)
+                heads += groups * (4 * ("heads" in stream.families) + ("head_moments" in stream.families))
+        own = crosses * x.width * y.width + heads * tile.leads * x.blocks * x.heads * y.blocks * y.heads
+        return Needs(shared, DOUBLE * own, work)
+
+    def _of_model(self, model: int) -> int:
+        """Its batch in each of the streams that read it anew, and its weights."""
+        shape = self._settings.shapes[model]
+        copies = 1 + any(stream.name == "untrained" for stream in self._settings.streams)
+        attention = shape.blocks * shape.heads * self._entries * WORDS * DOUBLE
+        return copies * (SINGLE * self._rows * shape.layers * shape.width + attention) + self._weights[model]
+
+
+def _of_span(stream: Stream, shape: Shape) -> int:
+    """The moments and samples of some layers in one stream."""
+    counted = 1 + (stream.groups if stream.groups > 1 else 0)
+    moments = counted * DOUBLE * shape.width**2 if "moments" in stream.families else 0
+    return shape.layers * (moments + SINGLE * shape.width * sum(stream.budgets))
+
+
+def _of_sample(n: int, x: Shape, y: Shape) -> int:
+    """A layer of rows, the distances between them, and blocks of Gram matrices or all rows in double precision."""
+    if by_gram(n, x.layers, x.width, y.layers, y.width, double=True):
+        rows = BLOCKS * BLOCK * (x.layers * (BLOCK + x.width) + y.layers * (BLOCK + y.width))
+    else:
+        rows = FEATURES * n * (x.layers * x.width + y.layers * y.width)
+    distances = DISTANCES * n**2 if n <= FEW else 0
+    return int(DOUBLE * (rows + LAYER * n * max(x.width, y.width) + distances))

@@ -88,7 +88,7 @@ class SavedPasses:
             ValueError: its file is damaged.
         """
         path = self._path(number)
-        found = load_tensors(path).get("figures") if path.exists() else None
+        found = load_tensors(path).get("pass") if path.exists() else None
         if found is None:  # nor if a version before wrote the file, in another form: the pass is then made again
             return None
         with safe_globals([PassFigures, TileFigures, Tile, Span]):
@@ -102,7 +102,7 @@ class SavedPasses:
         """
         written = io.BytesIO()
         torch.save(figures, written)
-        save_tensors(self._path(number), {"figures": torch.frombuffer(written.getbuffer(), dtype=torch.uint8)})
+        save_tensors(self._path(number), {"pass": torch.frombuffer(written.getbuffer(), dtype=torch.uint8)})
 
     def remove(self) -> None:
         """Remove all of them: the comparison has ended."""

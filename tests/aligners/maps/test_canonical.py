@@ -41,69 +41,49 @@ def cut(found: Canonical, directions: int | None) -> Canonical:
     return Canonical(found.h[:, :directions], found.k[:, :directions], found.rho[:directions])
 
 
-@pytest.mark.parametrize(("d_x", "d_y"), SHAPES)
-@pytest.mark.parametrize("directions", [None, 3])
-@pytest.mark.parametrize("shrink", [False, True])
-def test_cca_is_the_definition(d_x: int, d_y: int, directions: int | None, shrink: bool) -> None:
-    x, y = related_rows(SITES, 200, d_x, d_y)
-    aligner = fitted(CCA(SITES, d_x, d_y, directions=directions, shrink=shrink), x, y)
-    weights = []
-    for site in range(SITES):
-        a, b = x[site].numpy(), y[site].numpy()
-        found = cut(canonical(a, b), directions)
-        weights.append(canonical_map(a, b, found, shrink))
-        said = aligner.findings()
-        assert said["directions"][site] == len(found.rho)
-        assert said["mean_correlation"][site] == pytest.approx(found.rho.mean(), abs=1e-10)
-    agree(aligner, x, y, weights)
-    assert aligner.invertible == (not shrink)
-    assert not aligner.bijective
-
-
-@pytest.mark.parametrize(("d_x", "d_y"), SHAPES)
-@pytest.mark.parametrize(("share", "directions"), [(0.9, None), (0.99, None), (0.999, 1), (1.0, 3)])
-@pytest.mark.parametrize("shrink", [False, True])
-def test_svcca_is_cca_between_principal_components(
-    d_x: int, d_y: int, share: float, directions: int | None, shrink: bool
-) -> None:
-    x, y = uneven_rows(d_x, d_y)
-    aligner = fitted(SVCCA(SITES, d_x, d_y, share=share, directions=directions, shrink=shrink), x, y)
-    weights, said = [], aligner.findings()
-    for site in range(SITES):
-        a, b = x[site].numpy(), y[site].numpy()
-        axes_x, axes_y = components(a, share), components(b, share)
+def defined(kind: type[Affine], a: np.ndarray, b: np.ndarray, options: dict[str, Any]) -> tuple[np.ndarray, dict]:
+    """The map of one site by its definition, and what is found of it."""
+    shrink, directions = options.get("shrink", False), options.get("directions")
+    if kind is SVCCA:
+        axes_x, axes_y = components(a, options["share"]), components(b, options["share"])
         small_x, small_y = a @ axes_x, b @ axes_y
-        reduced = canonical_map(small_x, small_y, cut(canonical(small_x, small_y), directions), shrink)
-        weights.append(axes_x @ reduced @ axes_y.T)
-        mapped = (small_x - small_x.mean(0)) @ reduced + small_y.mean(0)
-        assert said["components_x"][site] == axes_x.shape[1]
-        assert said["components_y"][site] == axes_y.shape[1]
-        assert said["reduced_mse"][site] == pytest.approx(mse(mapped, small_y), rel=1e-8)
-        assert said["reduced_fvu"][site] == pytest.approx(fvu(mapped, small_y, small_y.mean(0)), rel=1e-8)
-    agree(aligner, x, y, weights)
-    if share == 0.9:
-        assert max(said["components_y"]) < d_y  # something was cut
-        assert min(said["components_x"]) >= 1
+        found = cut(canonical(small_x, small_y), directions)
+        weight = canonical_map(small_x, small_y, found, shrink)
+        mapped = (small_x - small_x.mean(0)) @ weight + small_y.mean(0)
+        more = {"components_x": axes_x.shape[1], "components_y": axes_y.shape[1], "reduced_mse": mse(mapped, small_y)}
+        more["reduced_fvu"] = fvu(mapped, small_y, small_y.mean(0))
+        weight = axes_x @ weight @ axes_y.T
+    else:
+        every, more = canonical(a, b), {}
+        found = cut(every, directions) if kind is CCA else carrying(a, every, options["share"])
+        weight = canonical_map(a, b, found, shrink)
+        if kind is PWCCA:
+            whole, kept = (np.abs(some.h.T @ (a - a.mean(0))).sum() for some in (every, found))
+            more = {"alpha_share": kept / whole}
+            assert options["share"] <= more["alpha_share"] < 1
+    return weight, {"directions": len(found.rho), "mean_correlation": found.rho.mean(), **more}
 
 
 @pytest.mark.parametrize(("d_x", "d_y"), SHAPES)
-@pytest.mark.parametrize(("share", "shrink"), [(0.5, False), (0.6, False), (0.7, False), (0.8, False), (0.8, True)])
-def test_pwcca_keeps_the_directions_that_carry_the_weight(d_x: int, d_y: int, share: float, shrink: bool) -> None:
-    x, y = uneven_rows(d_x, d_y)
-    aligner = fitted(PWCCA(SITES, d_x, d_y, share=share, shrink=shrink), x, y)
-    weights, said = [], aligner.findings()
-    for site in range(SITES):
-        a, b = x[site].numpy(), y[site].numpy()
-        every = canonical(a, b)
-        found = carrying(a, every, share)
-        assert len(found.rho) < len(every.rho)
-        weights.append(canonical_map(a, b, found, shrink))
-        assert said["directions"][site] == len(found.rho)
-        assert said["mean_correlation"][site] == pytest.approx(found.rho.mean(), abs=1e-10)
-        whole, kept = (np.abs(some.h.T @ (a - a.mean(0))).sum() for some in (every, found))
-        assert said["alpha_share"][site] == pytest.approx(kept / whole)
-        assert share <= said["alpha_share"][site] < 1
+@pytest.mark.parametrize("shrink", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *((CCA, {"directions": directions}) for directions in (None, 3)),
+        *((SVCCA, {"share": a, "directions": b}) for a, b in ((0.9, None), (0.99, None), (0.999, 1), (1.0, 3))),
+        *((PWCCA, {"share": share}) for share in (0.5, 0.6, 0.7, 0.8)),
+    ],
+)
+def test_they_are_their_definitions(d_x: int, d_y: int, shrink: bool, kind: Any, options: dict[str, Any]) -> None:
+    x, y = related_rows(SITES, 200, d_x, d_y) if kind is CCA else uneven_rows(d_x, d_y)
+    aligner = fitted(kind(SITES, d_x, d_y, shrink=shrink, **options), x, y)
+    found, weights = aligner.findings(), []
+    for site, (a, b) in enumerate(zip(x.numpy(), y.numpy(), strict=True)):
+        weight, expected = defined(kind, a, b, {**options, "shrink": shrink})
+        weights.append(weight)
+        assert {name: values[site] for name, values in found.items()} == pytest.approx(expected, rel=1e-8, abs=1e-10)
     agree(aligner, x, y, weights)
+    assert (aligner.invertible, aligner.bijective) == (not shrink, False)
 
 
 @pytest.mark.parametrize(("d_x", "d_y"), SHAPES)
@@ -233,15 +213,12 @@ def test_what_cannot_be_solved_is_refused() -> None:
         fitted(SVCCA(SITES, 6, 6), x, y)
 
 
-@pytest.mark.parametrize(
-    ("kind", "options", "says"),
-    [
+def test_bad_options_are_refused() -> None:
+    for kind, options, says in (
         (CCA, {"directions": 0}, r"`directions`.*at most 5.*got 0"),
         (SVCCA, {"directions": 6}, r"`directions`.*at most 5.*got 6"),
         (SVCCA, {"share": 0.0}, r"`share` to be above 0 and at most 1, but got 0"),
         (PWCCA, {"share": 1.5}, r"`share`.*1\.5"),
-    ],
-)
-def test_bad_options_are_refused(kind: Any, options: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        kind(1, 6, 5, **options)
+    ):
+        with pytest.raises(ValueError, match=says):
+            kind(1, 6, 5, **options)  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ FORMS = [PLAIN, {}, {"couplings": 3, "depth": 2, "start": "linear", "both_ways":
 NAMES = ["plain", "ours", "started linear", "learned matrices"]
 
 every_form = pytest.mark.parametrize("options", FORMS, ids=NAMES)
-every_width = pytest.mark.parametrize("width", [2, 3, 7, 8])
+every_width = pytest.mark.parametrize("width", [2, 3, 8])
 
 
 def rows(width: int, sites: int = SITES) -> tuple[Moments, Tensor, Tensor]:
@@ -44,18 +44,13 @@ def moved(width: int, options: dict[str, Any], by: float = 0.1) -> INN:
 
 @every_form
 @every_width
-def test_inverse_is_exact_on_both_sides(options: dict[str, Any], width: int) -> None:
+def test_inverse_is_exact_on_both_sides_and_in_low_precision_as_exact(options: dict[str, Any], width: int) -> None:
     aligner, (_, x, y) = moved(width, options), rows(width)
     torch.testing.assert_close(aligner.inverse(aligner(x)), x, rtol=0, atol=1e-10)
     torch.testing.assert_close(aligner(aligner.inverse(y)), y, rtol=0, atol=1e-10)
     # the map is not a trivial one
     assert (aligner(2 * x) - 2 * aligner(x) + aligner(0 * x)).abs().max() > 1e-3
-
-
-@every_form
-def test_inverse_in_single_and_half_precision(options: dict[str, Any]) -> None:
-    aligner, (_, x, _) = moved(9, options).float(), rows(9)
-    x = x.float()
+    aligner, x = aligner.float(), x.float()
     torch.testing.assert_close(aligner.inverse(aligner(x)), x, rtol=0, atol=1e-3)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         mapped = aligner(x)
@@ -83,10 +78,8 @@ def test_starts_exactly_at_the_closed_form_map(width: int, mixing: Any) -> None:
     x = rows(width)[1]
     near_identity = torch.eye(width, dtype=torch.float64) + 0.3 * torch.linalg.qr(x[:, :width]).Q
     moments = moments_of(x, x @ near_identity + 2)  # well conditioned, so that nothing is raised
-    procrustes, ours = (
-        Procrustes(SITES, width, width).double(),
-        INN(SITES, width, width, mixing=mixing, start="procrustes").double(),
-    )
+    procrustes = Procrustes(SITES, width, width).double()
+    ours = INN(SITES, width, width, mixing=mixing, start="procrustes").double()
     procrustes.fit(moments)
     ours.fit(moments)
     assert ours.start_names() == ["procrustes"] * SITES
@@ -181,9 +174,8 @@ def test_nothing_overflows() -> None:
     assert stretched.max() < math.e * 1.01
 
 
-@pytest.mark.parametrize(
-    ("width", "options", "message"),
-    [
+def test_what_makes_no_network_is_refused() -> None:
+    for width, options, message in (
         (1, {}, "`d_x` is 1"),
         (4, {"couplings": 0}, "`couplings`.*0"),
         (4, {"hidden": 0}, "`hidden`.*0"),
@@ -191,39 +183,36 @@ def test_nothing_overflows() -> None:
         (4, {"mixing": "lu"}, "`mixing`.*none, rotation, linear.*'lu'"),
         (4, {"start": "cca"}, "`start`.*identity, procrustes, linear, covariance, best.*'cca'"),
         (4, {"mixing": "none", "start": "procrustes"}, "`start` is 'procrustes'"),
-    ],
-)
-def test_what_makes_no_network_is_refused(width: int, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        INN(SITES, width, width, **options)
+    ):
+        with pytest.raises(ValueError, match=message):
+            INN(SITES, width, width, **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_short_training_does_not_run_away_on_badly_scaled_states(seed: int) -> None:
+def test_a_short_training_does_not_run_away_on_badly_scaled_states() -> None:
     """Deviations from .001 to 1.6: with all matrices between couplings at the full rate, the loss doubled."""
     draw = torch.Generator().manual_seed(0)
     turn = torch.linalg.qr(torch.randn(32, 32, generator=draw)).Q
     x, noise = torch.randn(2, 1, 1500, 32, generator=draw) * torch.logspace(-3, 0.2, 32)
     y = (x + 0.2 * noise) @ turn
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     aligner = INN(1, 32, 32)
     aligner.fit(moments_of(x[:, :1000], y[:, :1000]))
     held_out = x[:, 1000:], y[:, 1000:]
     with torch.no_grad():
         start = aligner.loss(*held_out).item()
-    diverged = train_on_rows(aligner, x[:, :1000], y[:, :1000], 6, 256, seed, Alignment())
+    diverged = train_on_rows(aligner, x[:, :1000], y[:, :1000], 6, 256, 0, Alignment())
     with torch.no_grad():
         end = aligner.loss(*held_out).item()
     assert not diverged.any()
     assert end <= 1.01 * start
 
 
-@pytest.mark.parametrize(("mixing", "row"), [("rotation", 6), ("linear", 6)])
-def test_the_rate_of_matrices_between_couplings_rises_more_slowly(mixing: Any, row: int) -> None:
+@pytest.mark.parametrize("mixing", ["rotation", "linear"])
+def test_the_rate_of_matrices_between_couplings_rises_more_slowly(mixing: Any) -> None:
     aligner = INN(SITES, 6, 6, couplings=5, mixing=mixing)
     optimizer = make_optimizer(lambda groups: torch.optim.AdamW(groups, lr=1.0), [aligner])
     assert optimizer is not None
     rises = {id(p): group["least_rise"] for group in optimizer.param_groups for p in group["params"]}
     for name, weight in aligner.named_parameters():
         between = name.startswith(("pairs", "matrices"))
-        assert rises[id(weight)] == pytest.approx(LEAST_RISE * (row / 2 if between else 1)), name
+        assert rises[id(weight)] == pytest.approx(LEAST_RISE * (3 if between else 1)), name

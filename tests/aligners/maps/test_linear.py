@@ -5,8 +5,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from aligners.maps.baselines import GaussianStates, random_labels
 from aligners.maps.linear import STRENGTHS, Identity, Linear, Mean, Procrustes, Ridge
-from aligners.similarity.algebra.moments import moments_of
+from aligners.similarity.algebra.moments import Moments, moments_of
 from tests.references.maps import fvu, procrustes, ridge_regression
 from tests.runs import related_rows
 
@@ -130,3 +131,50 @@ def test_what_cannot_be_solved_is_refused() -> None:
         Linear(1, 6, 6, ridge=-1.0)
     with pytest.raises(ValueError, match=r"equal widths.*`d_x` is 6 and `d_y` is 5"):
         Identity(1, 6, 5)
+
+
+# ---------------------------------------------------------------------- floors of an injection
+
+
+def singular_moments() -> Moments:
+    """With an exactly singular covariance of Y, as behind a LayerNorm."""
+    x, y = related_rows(SITES, 400, 3, 5)
+    return moments_of(x, torch.nn.functional.layer_norm(y, (5,)))
+
+
+def test_a_text_draws_the_same_in_any_batch() -> None:
+    states = GaussianStates(singular_moments(), seed=0)
+    together = states([4, 2, 9], [3, 1, 2])
+    assert together.shape == (SITES, 6, 5)
+    apart = states([9, 4], [2, 3])
+    torch.testing.assert_close(apart, together[:, [4, 5, 0, 1, 2]], rtol=0, atol=1e-6)
+    other = GaussianStates(singular_moments(), seed=1)([9, 4], [2, 3])
+    assert (other - apart).abs().min() > 1e-4
+
+
+def test_texts_draw_independently() -> None:
+    rows = GaussianStates(singular_moments(), seed=0)(range(3000), [1] * 3000)
+    near = torch.corrcoef(torch.stack([rows[0, :-1, 0], rows[0, 1:, 0]]))[0, 1]
+    assert abs(near) < 0.06
+
+
+def test_mean_and_covariance_are_those_of_the_fitting_rows() -> None:
+    given = singular_moments()
+    drawn = GaussianStates(given, seed=0)(range(200), [200] * 200).double()
+    found = moments_of(drawn, drawn)
+    expected = given.yy / given.n
+    variance = expected.diagonal(dim1=1, dim2=2)
+    mean_error = (variance / found.n).sqrt()
+    error = ((variance[:, :, None] * variance[:, None] + expected.square()) / found.n).sqrt()
+    assert ((found.mean_x - given.mean_y).abs() < 5 * mean_error).all()
+    assert ((found.xx / found.n - expected).abs() < 5 * error).all()
+    # the direction in which Y never varies stays empty
+    assert (drawn.sum(-1) - given.mean_y.sum(-1)[:, None]).abs().max() < 1e-4
+
+
+def test_random_labels_are_uniform_and_repeatable() -> None:
+    labels = random_labels(6000, 3, seed=0)
+    assert labels.shape == (6000,)
+    assert (labels.bincount() - 2000).abs().max() < 150
+    assert torch.equal(labels, random_labels(6000, 3, seed=0))
+    assert not torch.equal(labels, random_labels(6000, 3, seed=1))

@@ -53,16 +53,6 @@ def test_neurons_in_another_order_are_recovered_exactly(signed: bool) -> None:
         assert aligner.findings()["mean_correlation"] == pytest.approx([1, 1])
 
 
-def test_signs_turn_on_request_alone() -> None:
-    x, _ = related_rows(SITES, 60, 5, 5)
-    plain, signed = Permutation(SITES, 5, 5).double(), Permutation(SITES, 5, 5, signed=True).double()
-    for aligner in (plain, signed):
-        aligner.fit(moments_of(x, -x))
-    torch.testing.assert_close(signed(x), -x)
-    assert torch.equal(signed.weight, -torch.eye(5).double().expand(SITES, -1, -1))
-    assert (plain.weight >= 0).all()
-
-
 def test_scale_and_offset_of_a_neuron_do_not_change_the_matching() -> None:
     x, y = related_rows(SITES, 60, 7, 7)
     one, other = Permutation(SITES, 7, 7).double(), Permutation(SITES, 7, 7).double()

@@ -86,9 +86,9 @@ def test_directions_without_correlation_do_not_leave_a_smaller_rank() -> None:
 
 def test_what_cannot_be_whitened_is_refused() -> None:
     scatter = grid_moments(*paired(30)).xx
-    with pytest.raises(ValueError, match="`scatter` has 1 without variance"):
+    with pytest.raises(ValueError, match="values that are not finite"):
         whitening(torch.zeros(1, 1, dtype=torch.float64))
-    with pytest.raises(ValueError, match="finite `scatter`"):
+    with pytest.raises(ValueError, match="values that are not finite"):
         whitening(scatter * torch.nan)
     with pytest.raises(ValueError, match="Expected `share`"):
         whitening(scatter, share=0)

@@ -1,76 +1,194 @@
+"""Linear CKA from moments, and unbiased HSIC and minibatch CKA from batches of rows."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from aligners.similarity.functional.cka import linear_cka, unbiased_cka
-from tests.references import measures as reference
+from aligners.similarity.algebra.pairs import PairSums, centred, feature_pair_sums, gram_pair_sums, linear_pair_sums
+from aligners.similarity.functional.cka import (
+    HSIC,
+    cka_from_hsic,
+    linear_cka,
+    minibatch_cka,
+    unbiased_cka,
+    unbiased_hsic,
+)
+from tests.references import kernels, measures
 from tests.rows import CASES, grid, paired, rows_of
+from tests.runs import related_rows
 
 Measure = Callable[..., Tensor]
-Reference = Callable[..., float]
-MEASURES = [(linear_cka, reference.linear_cka), (unbiased_cka, reference.unbiased_cka)]
+MEASURES = {linear_cka: measures.linear_cka, unbiased_cka: measures.unbiased_cka}
 
 
-@pytest.mark.parametrize(("measure", "expected"), MEASURES)
+def related(n: int, d_x: int = 6, d_y: int = 4, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Rows of three layers of X and two of Y."""
+    x, y = related_rows(3, n, d_x, d_y, seed)
+    return x, y[:2]
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def hsic(x: np.ndarray, y: np.ndarray) -> float:
+    x, y = x - x.mean(0), y - y.mean(0)
+    return kernels.hsic_1(x @ x.T, y @ y.T)
+
+
+def of_batches(x: Tensor, y: Tensor, batch: int) -> Tensor:
+    return grid(lambda a, b: kernels.minibatch_cka(a, b, batch), x, y)
+
+
+def close(a: PairSums | HSIC, b: PairSums | HSIC, rtol: float = 1e-10) -> None:
+    for name in a._fields:
+        torch.testing.assert_close(getattr(a, name), getattr(b, name), rtol=rtol, atol=1e-8, msg=name)
+
+
+@pytest.mark.parametrize("measure", MEASURES)
 @pytest.mark.parametrize("case", CASES)
-def test_they_are_their_definitions(measure: Measure, expected: Reference, case: str) -> None:
+def test_from_moments_they_are_their_definitions(measure: Measure, case: str) -> None:
     x, y = rows_of(case)
-    torch.testing.assert_close(measure(x, y), grid(expected, x, y), rtol=1e-8, atol=1e-8)
+    expected = grid(MEASURES[measure], x, y)
+    torch.testing.assert_close(measure(x, y), expected, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(measure(x, x).diagonal(), torch.ones(3).double(), rtol=0, atol=1e-12)
     if "far" not in case:  # float32 cannot hold such rows
-        torch.testing.assert_close(measure(x.float(), y.float()), grid(expected, x, y), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(measure(x.float(), y.float()), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("measure", [linear_cka, unbiased_cka])
-@settings(max_examples=15, deadline=None)
+@pytest.mark.parametrize("measure", [linear_cka, unbiased_cka, lambda x, y: minibatch_cka(x, y, 15)])
+@settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 99), factor=st.floats(1e-3, 1e3), shift=st.floats(-1e3, 1e3))
 def test_rotating_scaling_and_translating_change_nothing(
     measure: Measure, seed: int, factor: float, shift: float
 ) -> None:
     x, y = paired(30, seed=seed)
     turn = torch.linalg.qr(paired(6, 6, 6, seed + 1)[0])[0]
-    torch.testing.assert_close(measure(factor * x @ turn + shift, y), measure(x, y), rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(measure(factor * (x @ turn + shift), y), measure(x, y), rtol=1e-7, atol=1e-8)
     torch.testing.assert_close(measure(y, x).T, measure(x, y), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("measure", [linear_cka, unbiased_cka])
-@pytest.mark.parametrize("case", CASES)
-def test_of_a_model_with_itself_they_are_one(measure: Measure, case: str) -> None:
-    x, _ = rows_of(case)
-    torch.testing.assert_close(measure(x, x).diagonal(), torch.ones(3).double(), rtol=0, atol=1e-12)
+@pytest.mark.parametrize("n", [4, 7])
+def test_hsic_is_the_mean_over_all_quadruples_of_rows(n: int) -> None:
+    x, y = related(n)
+    expected = grid(lambda a, b: kernels.hsic_1_by_quadruples(a @ a.T, b @ b.T), x, y)
+    torch.testing.assert_close(unbiased_hsic(x, y).xy, expected, rtol=1e-9, atol=0)
 
 
-def test_of_unrelated_rows_the_unbiased_one_is_zero_on_average_and_negative_as_often() -> None:
-    draw = torch.Generator().manual_seed(0)
-    x, y = torch.randn(2, 20, 30, 16, generator=draw, dtype=torch.float64)
-    unbiased, biased = unbiased_cka(x, y), linear_cka(x, y)
-    assert abs(float(unbiased.mean())) < 0.01 < 0.3 < biased.mean()
-    assert (unbiased < 0).any()
+@pytest.mark.parametrize("n", [4, 5, 7, 90, 600], ids=lambda n: f"n={n}")
+@pytest.mark.parametrize("offset", [0.0, 1e3])
+def test_hsic_is_what_the_definition_says(n: int, offset: float) -> None:
+    x, y = (rows / rows.std() for rows in related(n))
+    found = unbiased_hsic(x + offset, y - offset)
+    torch.testing.assert_close(found.xy, grid(hsic, x, y), rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(found.xx, grid(hsic, x, x).diag(), rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(found.yy, grid(hsic, y, y).diag(), rtol=1e-8, atol=1e-8)
+    assert all(value.dtype == torch.float64 for value in found)
 
 
-def test_rows_too_few_for_the_unbiased_estimate_are_refused() -> None:
-    x, y = paired(3)
-    with pytest.raises(ValueError, match="at least 4 rows, but `moments` hold 3"):
-        unbiased_cka(x, y)
-    with pytest.raises(ValueError, match="at least 2 rows"):
-        linear_cka(x[:, :1], y[:, :1])
+@pytest.mark.parametrize("widths", [(300, 20), (4, 3)], ids=["wide", "narrow"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-8), (torch.float32, 1e-4)])
+@pytest.mark.parametrize("offset", [0.0, 1e3])
+def test_minibatch_cka_is_what_the_definition_says(
+    widths: tuple[int, int], dtype: torch.dtype, tolerance: float, offset: float
+) -> None:
+    x, y = (rows / rows.std() for rows in related(120, *widths))
+    x, y = (x + offset).to(dtype), (y * 1e-3 - offset * 1e-3).to(dtype)
+    for batch in (120, 50):
+        torch.testing.assert_close(minibatch_cka(x, y, batch), of_batches(x, y, batch), rtol=0, atol=tolerance)
+        one = torch.ones(3, dtype=torch.float64)
+        torch.testing.assert_close(minibatch_cka(x, x, batch).diag(), one, rtol=0, atol=1e-12)
 
 
-def test_an_estimate_that_cannot_normalise_is_refused() -> None:
-    _, y = paired(4)
-    x = torch.full((1, 4, 2), 0.7, dtype=torch.float64)
-    x[0, 0, 0] = 3.1  # one row apart: off its diagonal the Gram matrix of x − 0.7 is 0
-    with pytest.raises(ValueError, match=r"positive HSIC of each layer with itself, .* `x` .* layers \[0\]"):
-        unbiased_cka(x, y)
+def test_rank_deficient_and_badly_scaled_rows_outliers_and_half_precision() -> None:
+    x, y = related(80)
+    x[:, :, 3:] = x[:, :, :3] @ random(3, 3)
+    x[:, :, 0] *= 1e6
+    torch.testing.assert_close(minibatch_cka(x, y, 80), of_batches(x, y, 80), rtol=0, atol=1e-8)
+    x, y = related(200, 300, 20)
+    x[:, 0] *= 1e4
+    torch.testing.assert_close(minibatch_cka(x.float(), y.float(), 200), of_batches(x, y, 200), rtol=0, atol=1e-5)
+    x, y = (rows.bfloat16() for rows in related(40))
+    torch.testing.assert_close(minibatch_cka(x, y, 40), minibatch_cka(x.double(), y.double(), 40), rtol=0, atol=1e-5)
 
 
-def test_a_layer_without_variance_is_refused() -> None:
-    x, y = paired(30)
-    x[1] = 0.1
-    with pytest.raises(ValueError, match=r"`x` has only constant features in layers \[1\]"):
-        linear_cka(x, y)
+@pytest.mark.parametrize("n", [5, 256, 257, 700])
+def test_both_routes_agree(n: int) -> None:
+    x, y = (centred(rows)[0] for rows in related(n))
+    close(gram_pair_sums(x, y), feature_pair_sums(x, y))
+    close(gram_pair_sums(x.float(), y.float()), feature_pair_sums(x, y), rtol=1e-4)
+
+
+def test_the_cheaper_route_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[str] = []
+    for name in ("gram", "feature"):
+        monkeypatch.setattr(
+            f"aligners.similarity.algebra.pairs.{name}_pair_sums", lambda x, y, name=name: taken.append(name)
+        )
+    linear_pair_sums(torch.zeros(2, 10, 50), torch.zeros(2, 10, 50))
+    linear_pair_sums(torch.zeros(2, 1000, 5), torch.zeros(2, 1000, 5))
+    assert taken == ["gram", "feature"]
+
+
+def test_of_unrelated_rows_the_unbiased_ones_are_zero_on_average_and_often_negative() -> None:
+    x, y = random(20, 30, 16), random(20, 30, 16, seed=1)
+    for unbiased in (unbiased_cka(x, y), cka_from_hsic(unbiased_hsic(x, y))):
+        assert abs(float(unbiased.mean())) < 0.01
+        assert (unbiased < 0).any()  # not clamped
+    assert linear_cka(x, y).mean() > 0.3
+
+
+def test_hsics_are_averaged_and_not_ratios() -> None:
+    x, y = related(40)
+    ratios = [minibatch_cka(x[:, rows], y[:, rows], 20) for rows in (slice(0, 20), slice(20, 40))]
+    assert not np.allclose(torch.stack(ratios).mean(0), minibatch_cka(x, y, 20), atol=1e-5)
+
+
+def test_refusals() -> None:
+    x, y = paired(40)
+    broken, constant = x.clone(), x.clone()
+    broken[1, 3, 2], constant[1] = float("nan"), 0.1
+    apart = torch.full((1, 4, 2), 0.7, dtype=torch.float64)
+    apart[0, 0, 0] = 3.1  # one row apart: off its diagonal the Gram matrix of x − 0.7 is 0
+    for measure, rows, says in (
+        (linear_cka, (x[:, :1], y[:, :1]), "at least 2 rows"),
+        (linear_cka, (constant, y), r"`x` has only constant features in layers \[1\]"),
+        (unbiased_cka, (x[:, :3], y[:, :3]), "at least 4 rows, but `moments` hold 3"),
+        (unbiased_cka, (apart, y[:, :4]), r"positive HSIC of each layer with itself.* `x` .* layers \[0\]"),
+        (unbiased_hsic, (x[:, :3], y[:, :3]), "expects at least 4 rows, but `x` and `y` have 3"),
+        (unbiased_hsic, (x, y[:, 1:]), "same rows"),
+        (unbiased_hsic, (broken, y), r"`x` holds NaN or infinite values in layers \[1\]"),
+        (minibatch_cka, (x, y, 38), "at least 4 rows, but `x` and `y` have 2.*last batch"),
+        (minibatch_cka, (x, y, 3), "at least 4 rows, but `x` and `y` have 3"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            measure(*rows)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 1e6 / 3])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_constant_features_are_refused(value: float, dtype: torch.dtype) -> None:
+    x, y = (rows.to(dtype) for rows in related(40))
+    y[1] = value
+    with pytest.raises(ValueError, match=r"HSIC with themselves is positive.* `y` .* layers \[1\]"):
+        minibatch_cka(x, y, 20)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_centred_constants_are_zero_whatever_their_mean_rounds_to(dtype: torch.dtype) -> None:
+    values = torch.linspace(-1e4, 1e4, 997, dtype=dtype)
+    rounded = 0
+    for n in (5, 7, 20, 49, 130):
+        x = values.expand(1, n, -1)
+        rounded += int((x.mean(1) != values).sum())
+        rows, mean = centred(x)
+        assert not rows.any()
+        assert torch.equal(mean[0, 0], values)
+    assert rounded > 0

@@ -29,7 +29,7 @@ def test_it_bears_rotations_and_translation_and_grows_with_the_scale() -> None:
     turn = torch.linalg.qr(paired(6, 6, 6, 1)[0])[0]
     moved, own = (nuclear_norm(grid_moments(rows, y).xx) for rows in (2 * x @ turn + 3, x))
     torch.testing.assert_close(moved, 2 * own, rtol=1e-10, atol=0)
-    with pytest.raises(ValueError, match="expects finite rows"):
+    with pytest.raises(ValueError, match="nuclear norm met or gave values that are not finite"):
         nuclear_norm(torch.full((1, 2, 2), torch.inf))
 
 
@@ -46,8 +46,6 @@ def test_localization_needs_another_layer() -> None:
     one = torch.ones(2, 2)
     with pytest.raises(ValueError, match=r"leaves none to \[1\]"):
         localization(one, one, torch.tensor([[True, False], [True, True]]))
-    with pytest.raises(ValueError, match="of one shape"):
-        localization(one, one[:1], one.bool())
 
 
 def test_an_angular_distance_adds_up_over_matching_layers() -> None:
@@ -65,8 +63,3 @@ def test_a_cka_out_of_range_has_no_angle(value: float) -> None:
     cka[1, 1] = value
     with pytest.raises(ValueError, match=r"`cka` in \[-1, 1\], but layer 1 has"):
         angular_distance(cka)
-
-
-def test_models_of_unequal_depth_have_no_angular_distance() -> None:
-    with pytest.raises(ValueError, match=r"one depth, \(L, L\), but got \(2, 3\)"):
-        angular_distance(torch.ones(2, 3))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,10 @@ from tests.store_kills import everything
 from tests.world import World
 
 
-@pytest.fixture
-def folder(world: World, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def three(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three stores: of X, of Y, and of X's sub-layers; the first was used last, the last first."""
+    tmp_path = tmp_path_factory.mktemp("three")
     for component, models in (("residual", "xy"), ("mlp", "xx")):
         names = {f"model_{side}": getattr(world, f"model_{m}") for side, m in zip("xy", models, strict=True)}
         activations(world, **names, sites=[1], component=component, store=tmp_path).loader("test")
@@ -23,6 +25,11 @@ def folder(world: World, tmp_path: Path) -> Path:
         for path in (kept.folder / "manifest.json", kept.folder / "used"):
             os.utime(path, (1e9 - age, 1e9 - age))
     return tmp_path
+
+
+@pytest.fixture
+def folder(three: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(three, tmp_path / "stores"))
 
 
 def _order(world: World, manifest: object) -> tuple[bool, bool]:

@@ -1,4 +1,4 @@
-"""Whatever the passes, tiles and ranks, a comparison finds the same."""
+"""Whatever the passes, tiles, ranks and interruptions, a comparison finds the same."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import torch
 
 from aligners.similarity import evaluation
 from aligners.similarity.evaluation import SimilarityEvaluation
 from aligners.similarity.outcome import TileFigures
 from aligners.similarity.passes.plan import Needs, Tile
 from aligners.similarity.passes.run import PassRun
+from aligners.similarity.passes.saved import SavedPasses
 from datamodules.layers import LayerActivations
+from datamodules.store.keeping import save_tensors
 from datamodules.text.sources import TextSource
 from tests.ranks import two_ranks
 from tests.runs import quiet_trainer
@@ -37,16 +40,6 @@ class LayerPairs:
         return Needs({}, tile.x.size * tile.y.size, 0)
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    folder = tmp_path_factory.mktemp("models")
-    return [
-        str(tiny_folder(folder / "x", layers=3, width=16)),
-        str(tiny_folder(folder / "y", "roberta", seed=1, layers=2, width=12)),
-        str(tiny_folder(folder / "z", seed=2, layers=2, width=12)),
-    ]
-
-
 def compared(
     world: World, models: list[str], at_once: int | None, ranks: int = 1, **options: Any
 ) -> SimilarityEvaluation:
@@ -63,7 +56,7 @@ def compared(
 
 
 def tables(found: SimilarityEvaluation) -> list[dict[str, Any]]:
-    return [*found.rows, *found.layers, *found.distances]
+    return [*found.rows, *found.report_tables["layers"], *found.report_tables["distances"]]
 
 
 def same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
@@ -175,3 +168,105 @@ def test_ranks_have_passes_of_their_own_and_find_the_same_bits(world: World, mod
     assert [made for _, made, _ in ranks] == [every[::2], every[1::2]]
     assert [read for *_, read in ranks] == [rows, rows]
     assert len(list((tmp_path / "two").glob("*.safetensors"))) == len(every)
+
+
+# ---------------------------------------------------------------------- stopped, and gone on with
+
+
+class Stopped(BaseException):
+    """Stands for a signal that nobody can catch."""
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The passes that are begun."""
+    monkeypatch.setattr(evaluation, "PassCosts", LayerPairs)
+    numbers: list[int] = []
+
+    class Counted(PassRun):
+        def __init__(self, *given: Any) -> None:
+            numbers.append(len(numbers))
+            super().__init__(*given)
+
+    monkeypatch.setattr(evaluation, "PassRun", Counted)
+    return numbers
+
+
+def compare(world: World, models: list[str], folder: Path | None, **changes: Any) -> SimilarityEvaluation:
+    data = {"max_length": 60, "seed": 0} | {name: changes.pop(name) for name in {"max_length", "seed"} & changes.keys()}
+    measures = ["cka", "svcca", "pwcca", "rsa", "minibatch_cka", "attnsim_js"]
+    options = {"measures": measures, "controls": True, "groups": 3, "memory": 9e-9, **changes}
+    found = SimilarityEvaluation(**options)
+    if folder is not None:
+        found.keep_passes(folder)
+    text = TextSource(world.fit, held_out=world.test)
+    activations = LayerActivations(models[:2], text=text, batch_size=3, attention=True, **data)
+    quiet_trainer(use_distributed_sampler=False).test(found, datamodule=activations, verbose=False)
+    return found
+
+
+def stop_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    save = SavedPasses.save
+
+    def stopped(self: SavedPasses, number: int, figures: Any) -> None:
+        if number == count:
+            raise Stopped
+        save(self, number, figures)
+
+    monkeypatch.setattr(SavedPasses, "save", stopped)
+
+
+def test_it_goes_on_after_the_last_finished_pass_to_the_same_bits(
+    world: World, models: list[str], tmp_path: Path, begun: list[int]
+) -> None:
+    whole = compare(world, models, None)
+    every = len(begun)
+    assert every == len(whole.passes) > 3
+    for stop in (2, every - 1):
+        begun.clear()
+        with pytest.MonkeyPatch.context() as patch:
+            stop_after(stop, patch)
+            with pytest.raises(Stopped):
+                compare(world, models, tmp_path)
+        begun.clear()
+    assert len(list(tmp_path.glob("*.safetensors"))) == every - 1
+    resumed = compare(world, models, tmp_path)
+    assert len(begun) == 1
+    assert repr(tables(resumed)) == repr(tables(whole))
+    assert {**resumed.meta, "seconds": 0} == {**whole.meta, "seconds": 0}
+    assert (resumed.refusals, resumed.cautions) == (whole.refusals, whole.cautions)
+    again = compare(world, models, tmp_path)  # killed between the last pass and the report
+    assert repr(tables(again)) == repr(tables(whole))
+
+
+def test_another_comparison_is_refused_by_name(
+    world: World, models: list[str], tmp_path: Path, begun: list[int]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        stop_after(1, patch)
+        with pytest.raises(Stopped):
+            compare(world, models, tmp_path)
+    for changes, says in (
+        ({"measures": ["cka"]}, "`measures` was .* and is"),
+        ({"max_length": 6}, "`data.max_length` was 60 and is 6"),
+        ({"seed": 5}, "`data.seed` was 0 and is 5"),
+        ({"share": 0.5}, "`share` was 0.99 and is 0.5"),
+        ({"memory": 7e-9}, "`memory` was 9 and is 7"),
+    ):
+        with pytest.raises(ValueError, match=f"{tmp_path}, but this is another: .*{says}.*new `run`"):
+            compare(world, models, tmp_path, **changes)
+    other = tiny_folder(tmp_path / "other", layers=3, width=16, seed=9)
+    with pytest.raises(ValueError, match=r"`data.models` was .*fingerprint"):
+        compare(world, [str(other), models[1]], tmp_path)
+    path = tmp_path / "00000.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"{path} is damaged"):
+        compare(world, models, tmp_path)
+
+
+def test_a_pass_that_an_earlier_version_kept_is_made_again(tmp_path: Path) -> None:
+    save_tensors(tmp_path / "00000.safetensors", {"about": torch.zeros(3), "0/cka/value/both": torch.ones(2, 2)})
+    assert SavedPasses(tmp_path).load(0) is None
+    assert SavedPasses(tmp_path).load(1) is None

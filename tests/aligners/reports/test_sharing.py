@@ -1,0 +1,332 @@
+"""What runs have trained, shared: folders, the Hub, the command, and the card."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+
+from aligners import SharedMaps, SharedProbes, SharedUniverse
+from aligners.cli.table import evaluate
+from aligners.files.shared import sha256
+from aligners.fitting.bank import load_bank
+from aligners.models.loading.models import load_frozen
+from aligners.probing.bank import Arm, Bank
+from aligners.probing.edges import EdgeProbes
+from aligners.probing.storing import load_banks, save_banks
+from aligners.probing.words import Place
+from aligners.reports.finished import finished_run
+from aligners.reports.sharing.pretrained import shared_from_run
+from tests.tiny import tiny_folder
+from tests.world import TEST_TEXTS, World
+
+
+@pytest.fixture(scope="module")
+def run(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two closed forms, fitted and measured."""
+    folder = tmp_path_factory.mktemp("sharing") / "run"
+    given = {
+        "data.model_x": world.model_x, "data.model_y": world.model_y, "data.text.source": world.fit,
+        "data.text.held_out": world.test, "data.max_length": "60", "data.sites": "1,3", "trainer.accelerator": "cpu",
+        "trainer.logger": "false", "closed_form": "[linear,permutation]", "run": str(folder),
+    }  # fmt: skip
+    evaluate(["inject", *(word for name, value in given.items() for word in (f"--{name}", value))])
+    return folder
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stands for the Hub: what is uploaded lies in a folder of its name, and can be fetched from there."""
+    place = tmp_path / "hub"
+
+    class Api:
+        def __init__(self, token: str | None = None) -> None:
+            self.token = token
+
+        def create_repo(self, repo_id: str, private: bool | None, exist_ok: bool) -> SimpleNamespace:
+            (place / repo_id).mkdir(parents=True, exist_ok=exist_ok)
+            (place / repo_id / "private").write_text(str(private))
+            return SimpleNamespace(repo_id=repo_id)
+
+        def upload_folder(self, repo_id: str, folder_path: Path, **options: Any) -> str:
+            shutil.copytree(folder_path, place / repo_id, dirs_exist_ok=True)
+            return f"https://huggingface.co/{repo_id}/commit/1"
+
+    def download(repo_id: str, **options: Any) -> str:
+        if not (place / repo_id).is_dir():
+            raise FileNotFoundError(f"404: no repository {repo_id}\nwith more lines")
+        return str(place / repo_id)
+
+    monkeypatch.setattr("huggingface_hub.hub_mixin.HfApi", Api)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    return place
+
+
+@pytest.fixture(scope="module")
+def shared(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shared") / "maps"
+    shared_from_run(run).save_pretrained(folder)
+    return folder
+
+
+def test_maps_come_back_as_they_were(run: Path, shared: Path, world: World) -> None:
+    before, found = load_bank(run / "aligners.ckpt"), SharedMaps.from_pretrained(shared, models=world[:2])
+    x = torch.randn(2, 5, before.maps["0_1"]["linear"].d_x)
+    for name, aligner in before.maps["0_1"].items():
+        assert torch.equal(found.bank.maps["0_1"][name](x), aligner(x))
+    assert found.bank.pairs == before.pairs
+    assert found.bank.fitted is not None
+    assert before.fitted is not None
+    assert (found.bank.fitted.keys == before.fitted.keys).all()
+
+
+def test_nothing_of_this_machine_is_in_a_shared_folder(shared: Path, world: World) -> None:
+    texts = {path: path.read_bytes() for path in shared.rglob("*") if path.is_file()}
+    assert {path.relative_to(shared).as_posix() for path in texts} >= {"model.safetensors", "config.json", "README.md"}
+    here = str(Path(world.model_x).parent).encode()
+    assert [path.name for path, content in texts.items() if here in content] == []
+    assert texts[shared / "model.safetensors"][8:9] == b"{"  # safetensors, and no pickle
+
+
+def test_what_is_shared_is_never_unpickled(shared: Path, tmp_path: Path) -> None:
+    shutil.copytree(shared, tmp_path / "evil")
+    torch.save({"alignment": {}}, tmp_path / "evil" / "model.safetensors")
+    config = json.loads((shared / "config.json").read_text())
+    config["sha256"] = sha256(tmp_path / "evil" / "model.safetensors")
+    (tmp_path / "evil" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="it cannot be read as one: Error while deserializing header"):
+        load_bank(tmp_path / "evil")
+
+
+def test_options_of_a_machine_do_not_travel(shared: Path, run: Path, tmp_path: Path) -> None:
+    given = shared_from_run(run)
+    assert isinstance(given, SharedMaps)
+    given.bank.data_config.update(trust_remote_code=True, cache="/elsewhere")  # as somebody else could write them
+    given.save_pretrained(tmp_path / "evil")
+    found = load_bank(tmp_path / "evil")
+    assert (found.data_config["trust_remote_code"], found.data_config["cache"]) == (False, None)
+
+
+def test_other_models_are_refused_unless_it_is_declared_for_them(
+    shared: Path, world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = str(tiny_folder(tmp_path / "other", seed=7))
+    with pytest.raises(ValueError, match=r"belongs to, x \(fingerprint .*but got .*other .*other_models=True"):
+        SharedMaps.from_pretrained(shared, models=[other, world.model_y])
+    with pytest.raises(ValueError, match="Name them in this order"):
+        SharedMaps.from_pretrained(shared, models=[world.model_y, world.model_x])
+    loaded = [load_frozen(other, tokenizer=False), load_frozen(world.model_y, tokenizer=False)]
+    declared = SharedMaps.from_pretrained(shared, models=loaded, other_models=True)
+    declared.save_pretrained(tmp_path / "declared")
+    assert "but trained on x (fingerprint" in caplog.text
+    assert "Declared for " in (tmp_path / "declared" / "README.md").read_text()
+    again = SharedMaps.from_pretrained(tmp_path / "declared", models=[other, world.model_y])
+    assert [model["name"] for model in again.fitted_on_models] == ["x", "y"]
+    assert again.bank.data["models"]["x"]["fingerprint"] == loaded[0].fingerprint
+
+
+def test_a_damaged_file_is_refused(shared: Path, run: Path, tmp_path: Path) -> None:
+    shared_from_run(run).save_pretrained(tmp_path / "copy")
+    weights = tmp_path / "copy" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    for load in (load_bank, SharedMaps.from_pretrained):
+        with pytest.raises(ValueError, match=r"is damaged: it is not the file that config\.json tells of"):
+            load(tmp_path / "copy")
+    weights.unlink()
+    with pytest.raises(ValueError, match=r"it has no model\.safetensors"):
+        load_bank(tmp_path / "copy")
+    (tmp_path / "copy" / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"its config\.json cannot be read"):
+        load_bank(tmp_path / "copy")
+
+
+def test_a_folder_of_something_else_is_refused(run: Path, world: World, shared: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"its config\.json is of something else"):
+        load_bank(world.model_x)
+    with pytest.raises(ValueError, match=r"it is that of a run\. Name its file .*aligners\.ckpt"):
+        load_bank(run)
+    with pytest.raises(ValueError, match=r"it has no config\.json"):
+        load_bank(tmp_path)
+    with pytest.raises(ValueError, match=r"to hold universe, but it holds maps\. Load it with SharedMaps"):
+        SharedUniverse.from_pretrained(shared)
+    later = json.loads((shared / "config.json").read_text()) | {"format": 2}
+    (tmp_path / "config.json").write_text(json.dumps(later))
+    with pytest.raises(ValueError, match="it is of format 2, and 1 is the latest"):
+        load_bank(tmp_path)
+
+
+def test_a_folder_that_holds_files_is_left_alone(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(ValueError, match="`folder` to be a new or empty folder"):
+        shared_from_run(run).save_pretrained(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_what_is_uploaded_is_fetched_by_its_name(run: Path, hub: Path, world: World, tmp_path: Path) -> None:
+    address = shared_from_run(run).push_to_hub("me/maps", private=True)
+    assert address.endswith("me/maps/commit/1")
+    assert (hub / "me" / "maps" / "private").read_text() == "True"
+    found = SharedMaps.from_pretrained("me/maps", models=world[:2])
+    assert load_bank("me/maps").pairs == load_bank("me/maps@main").pairs == found.bank.pairs
+    assert ModelCard.load(hub / "me" / "maps" / "README.md").data.library_name == "aligners"
+    assert '"me/maps"' in (hub / "me" / "maps" / "README.md").read_text()
+    with pytest.raises(ValueError, match=r"the Hub does not give it: 404: no repository me/none$"):
+        load_bank("me/none")
+
+
+def test_a_file_that_is_not_there_is_no_name_on_the_hub(hub: Path) -> None:
+    with pytest.raises(ValueError, match=r"checkpoint at runs/aligners\.ckpt, but there is no such file"):
+        load_bank("runs/aligners.ckpt")
+
+
+def test_commands_take_a_shared_folder(shared: Path, world: World, tmp_path: Path) -> None:
+    given = [
+        "--data.model_x", world.model_x, "--data.model_y", world.model_y, "--data.text.source", world.fit,
+        "--data.text.held_out", world.test, "--trainer.accelerator", "cpu", "--trainer.logger", "false",
+        "--closed_form", "[]",
+    ]  # fmt: skip
+    evaluate(["inject", "--checkpoints+", str(shared), *given, "--run", str(tmp_path / "run")])
+    rows = json.loads((tmp_path / "run" / "report.json").read_text())["rows"]
+    assert {row["method"] for row in rows if row["role"] == "method"} == {"linear", "permutation"}
+    given[3] = world.model_x
+    with pytest.raises(ValueError, match=r"was fitted on other models: Y was y .*`evaluate\.py share` with `--models`"):
+        evaluate(["inject", "--checkpoints+", str(shared), *given, "--run", str(tmp_path / "other")])
+
+
+def test_probes_are_shared_with_their_models(world: World, tmp_path: Path) -> None:
+    arms = [Arm("model", 0), Arm("model", 1)]
+    bank = Bank(EdgeProbes(arms, 4, labels=3, spans=1, several=False, projection=2, hidden=2),
+                [Place("model", 0), Place("model", 1)])  # fmt: skip
+    model = load_frozen(world.model_x, tokenizer=False).identity()
+    given = SharedProbes(
+        {f"pos, seed 0, {world.model_x}": (bank, {"model": world.model_x, "task": "pos"})}, [model], {}
+    )
+    given.rename({world.model_x: "x"})
+    given.save_pretrained(tmp_path / "probes")
+    found = SharedProbes.from_pretrained(tmp_path / "probes", models=[world.model_x])
+    ((name, (again, about)),) = found.banks.items()
+    assert (name, about["model"], about["task"]) == ("pos, seed 0, x", "x", "pos")
+    for key, value in bank.state_dict().items():
+        assert torch.equal(again.state_dict()[key], value)
+    assert list(load_banks(tmp_path / "probes")) == [name]
+    with pytest.raises(ValueError, match=r"to be those that .* belongs to, x"):
+        SharedProbes.from_pretrained(tmp_path / "probes", models=[world.model_y])
+    save_banks(tmp_path / "run" / "probes.safetensors", {name: (bank, {})})
+    with pytest.raises(ValueError, match="is that of a run"):
+        load_banks(tmp_path / "run")
+
+
+# ---------------------------------------------------------------------- the command and the card
+
+
+def test_the_card_says_what_was_measured_and_on_what(run: Path, tmp_path: Path) -> None:
+    evaluate(["share", str(run), str(tmp_path / "out"), "--license", "mit"])
+    card = ModelCard.load(tmp_path / "out" / "README.md")
+    assert card.data.to_dict()["license"] == "mit"
+    text = card.text
+    assert f"On {TEST_TEXTS} held-out texts of `test.csv`, beside `fit.csv`, none of which was fitted on." in text
+    assert "| X | `x` |" in text
+    rows = json.loads((run / "report.json").read_text())["rows"]
+    (row,) = (row for row in rows if (row["method"], row["site_x"]) == ("linear", 1))
+    assert f"| {row['fvu']:.3f} [{row['fvu_low']:.3f}, {row['fvu_high']:.3f}] |" in text
+    assert "| identity | floor | 1 |" in text
+    assert "An interval in brackets is of 95 %." in text
+    (finding,) = json.loads((run / "report.json").read_text())["findings"][:1]
+    assert finding in text
+    for figure in ("fvu", "accuracy"):
+        assert f"](figures/{figure}.png)" in text
+        assert (tmp_path / "out" / "figures" / f"{figure}.png").stat().st_size > 1000
+
+
+def test_a_card_without_a_report_says_so(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    shutil.copy(run / "aligners.ckpt", tmp_path / "run")
+    evaluate(["share", str(tmp_path / "run"), str(tmp_path / "out")])
+    assert "Nothing: no report came with it." in (tmp_path / "out" / "README.md").read_text()
+    assert not (tmp_path / "out" / "report.json").exists()
+
+
+def test_what_a_card_says_of_its_numbers(run: Path) -> None:
+    shared, finished = shared_from_run(run), finished_run(run)
+    shared.write_card(finished._replace(kind="fit"))
+    assert "Not held out" in shared.card
+    rows = [
+        {"role": "method", "method": "words", "fvu": 0.3, "fvu_seen": 0.2, "fvu_unseen": 0.5, "training": None},
+        {"role": "method", "method": "poor", "fvu": 1.2, "fvu_seen": 1.2, "fvu_unseen": 1.3, "training": None},
+    ]
+    text = {**finished.report.meta["text"], "left_out": {"texts": 3}}
+    meta = {"not_injected": {"backward": "it has no head"}, "text": text}
+    shared.write_card(finished._replace(report=replace(finished.report, rows=rows, meta=meta)))
+    assert "none of which was fitted on. Another 3 were dropped" in shared.card
+    assert "\n- words: partly a vocabulary: on words" in shared.card
+    assert "\n- poor: at some site no better than the mean" in shared.card
+    assert "\n- Not injected, backward: it has no head.\n" in shared.card
+    assert "words: at some site" not in shared.card
+    assert "poor: partly" not in shared.card
+
+
+def test_a_report_on_other_models_is_refused(run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(run, other, ignore=shutil.ignore_patterns("*.ckpt"))
+    content = json.loads((other / "report.json").read_text())
+    for model in content["meta"]["models"].values():
+        model["fingerprint"] = "0" * 32
+    (other / "report.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"`report` to be about the models .* is not about .*x, .*y"):
+        shared_from_run(run, other)
+    shutil.copy(run / "aligners.ckpt", tmp_path / "another.ckpt")
+    (other / "config.yaml").write_text(f"checkpoints: [{tmp_path / 'another.ckpt'}]\n")
+    with pytest.raises(ValueError, match=r"`report` to be about .*aligners\.ckpt, but .* measured .*another\.ckpt"):
+        shared_from_run(run, other)
+
+
+def test_names_for_others(run: Path, world: World, tmp_path: Path) -> None:
+    evaluate(["share", str(run), str(tmp_path / "out"), "--names", "[me/one, me/two]"])
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert [model["name"] for model in config["models"]] == ["me/one", "me/two"]
+    assert (config["data"]["model_x"], config["data"]["text"]["source"]) == ("me/one", "fit.csv")
+    card = ModelCard.load(tmp_path / "out" / "README.md")
+    assert card.data.to_dict()["base_model"] == ["me/one", "me/two"]
+    with pytest.raises(ValueError, match="`names` to have one name for each of the 2 models"):
+        shared_from_run(run, names=["me/one"])
+
+
+def test_a_run_that_keeps_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"`run` to hold something to share, one of universe\.ckpt, .* holds none"):
+        evaluate(["share", str(tmp_path), str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_uploads_and_says_what_went_wrong(
+    run: Path, hub: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluate(["share", str(run), str(tmp_path / "out"), "--push", "me/maps"])
+    assert "Uploaded: https://huggingface.co/me/maps" in capsys.readouterr().out
+    assert (hub / "me" / "maps" / "private").read_text() == "True"
+    with pytest.raises(ValueError, match="`push` to be a name on the Hub"):
+        evaluate(["share", str(run), str(tmp_path / "again"), "--push", "maps"])
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ConnectionError("401: log in")
+
+    monkeypatch.setattr("huggingface_hub.hub_mixin.HfApi", refuse)
+    with pytest.raises(ValueError, match=r"is written, but it cannot be uploaded as me/maps: 401: log in"):
+        evaluate(["share", str(run), str(tmp_path / "again"), "--push", "me/maps"])
+    assert (tmp_path / "again" / "README.md").is_file()
+
+
+def test_a_shared_folder_is_shared_again_for_others(run: Path, world: World, tmp_path: Path) -> None:
+    evaluate(["share", str(run), str(tmp_path / "one")])
+    evaluate(["share", str(tmp_path / "one"), str(tmp_path / "two"), "--models", f"[{world.model_y}, {world.model_x}]"])
+    config = json.loads((tmp_path / "two" / "config.json").read_text())
+    assert [model["name"] for model in config["fitted_on_models"]] == ["x", "y"]
+    assert (tmp_path / "two" / "figures" / "fvu.png").is_file()
