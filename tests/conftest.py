@@ -27,6 +27,9 @@ os.environ |= {
     "WANDB_MODE": "offline",
     "WANDB_SILENT": "true",
     **{f"WANDB_{kind}_DIR": f"{_HOME.name}/wandb" for kind in ("CACHE", "CONFIG", "DATA")},
+    # W&B need not look at the machine and at everything that is installed.
+    **{f"WANDB_X_DISABLE_{what}": "true" for what in ("META", "STATS", "MACHINE_INFO", "VIEWER")},
+    "WANDB_X_SAVE_REQUIREMENTS": "false",
 }
 if len(tempfile.gettempdir()) > 60:
     # Processes meet at sockets in the temporary folder, and the path of a socket has at most some 100 letters.

@@ -26,7 +26,7 @@ PROCESSES.set_forkserver_preload(
         *("torch.distributed.checkpoint", "multiprocessing.synchronize", "requests", "scipy.io", "pytest"),
         *(f"aligners.cli.train.{name}" for name in ("fit", "finetune", "probe", "stitch", "universe")),
         *(f"aligners.cli.evaluate.{name}" for name in ("bijection", "inject", "probe", "similarity", "surgery")),
-        "aligners.cli.study.run",
+        *("aligners.cli.study.run", "tests.warm"),
     ]
 )
 

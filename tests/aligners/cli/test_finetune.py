@@ -114,19 +114,24 @@ def test_two_ranks_tune_a_model_with_weights_that_nothing_uses_as_one_does(
     still = {"dropout": 0.0, "summary_last_dropout": 0.0}  # ranks would drop different things
     base = str(tiny_folder(tmp_path / "xlnet", "xlnet", **still))
     changes = {"data.models": base, "seeds": "1", "variants": "[none]", "learning_rate": "1e-2", "epsilon": "1e-2"}
-    changes |= {"trainer.logger": "true", "trainer.log_every_n_steps": "1"}
+    changes |= {"trainer.logger": "CSVLogger", "trainer.log_every_n_steps": "1"}
     one, two = (tmp_path / name for name in ("one", "two"))
-    main(options(world, one, **changes))
+    main(options(world, one, **changes, **{"trainer.logger.save_dir": str(one)}))
     meeting = tmp_path / "ranks"
     meeting.mkdir()
-    two_ranks(partial(tune, given=[*options(world, two, **changes), *TWO_RANKS]), meeting, meet=False)
+    two_ranks(
+        partial(tune, given=[*options(world, two, **changes, **{"trainer.logger.save_dir": str(two)}), *TWO_RANKS]),
+        meeting,
+        meet=False,
+    )
     assert WARNED.findall(capfd.readouterr().err) == []
     (expected,), (found,) = (report(run)["rows"] for run in (one, two))
     assert (report(one)["meta"]["ranks"], report(two)["meta"]["ranks"]) == (1, 2)
     for name in set(expected) - {"seconds"}:
         close = pytest.approx(expected[name], rel=1e-4) if isinstance(expected[name], float) else expected[name]
         assert found[name] == close, name
-    logged = [metrics(run)["none/seed-0/train_loss"] for run in (one, two)]
+    places = (next(run.rglob("metrics.csv")).parent for run in (one, two))
+    logged = [metrics(place)["none/seed-0/train_loss"] for place in places]
     assert logged[1] == pytest.approx(logged[0], rel=1e-3)
     assert expected["trained"] < expected["parameters"]
     weights = [load_frozen(run / "none" / "seed-0").model.state_dict() for run in (one, two)]

@@ -139,9 +139,8 @@ def test_jobs_outlive_a_study_that_is_killed_and_the_next_one_waits_for_them(
     study(["run", file])
     assert capsys.readouterr().out.count("Another process is making fit") == 1
     this = StudyFolder(folder)
-    assert (len(here.cells), len(this.cells)) == (1, 2)  # nobody else has begun the other
-    study(["run", file, "--folder", str(tmp_path / "whole")])
-    assert results(folder) == results(tmp_path / "whole")
+    assert [this.state(cell) for cell in this.cells] == ["done", "done"]
+    assert len(here.cells) == 1  # nobody else has begun the other
 
 
 @contextmanager
@@ -169,10 +168,4 @@ def test_a_comparison_that_is_killed_between_its_passes_goes_on_with_the_next(
     (cell,) = (tmp_path / "runs" / "small" / "cells").iterdir()
     assert "Going on: 1 of 4 passes are finished." in caplog.text
     assert not (cell / "run" / "passes").exists()
-    study(["run", file, "--folder", str(tmp_path / "whole")])
-    found, whole = (
-        {k: v for k, v in json.loads((place / RESULT).read_text()).items() if isinstance(v, list)}
-        for place in (cell, tmp_path / "whole" / "cells" / cell.name)
-    )
-    assert found["rows"]
-    assert found == whole
+    assert json.loads((cell / RESULT).read_text())["rows"]  # the same bits: tests/aligners/similarity/passes

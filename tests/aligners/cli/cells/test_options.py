@@ -187,7 +187,7 @@ NUMBERS = {
     "embedded": {"fit": 10, "inject": 10, "similarity": 1},
     "embedded_probes": {"finetune": 3, "probe": 6, "similarity": 1},
     "ren": dict(untrained=5, finetune=10, fit=40, inject=40, similarity=6, recover=5, attention=20),
-    "ren_small": dict(untrained=13, finetune=39, fit=48, inject=48, similarity=72, recover=25, attention=16),
+    "ren_small": dict(untrained=13, finetune=26, fit=32, inject=32, similarity=48, recover=25, attention=16),
     "wu": {"untrained": 7, "similarity": 2},
     "wu_tuned": {"finetune": 8, "similarity": 1},
     "phang": {"finetune": 15 * 2, "similarity": 5, "surgery": 15},
@@ -201,7 +201,8 @@ def test_every_study_is_expanded_and_planned_without_a_network(config: Path) -> 
     spec = yaml.safe_load(config.read_text())
     if config.stem == "ren":
         spec["models"]["seeds"] = 5  # of 25, with 300 pairs
-        spec["tasks"] = {name: spec["tasks"][name] for name in ("mnli", "rte")}  # of seven
+    if config.stem.startswith("ren"):
+        spec["tasks"] = dict(list(spec["tasks"].items())[:2])
     study = read_study(spec)
     cells, plan = planned(study, workers=8)
     assert study.name == config.stem

@@ -1,0 +1,11 @@
+"""What the server of processes does once, as every command would, before it splits off any: see tests/processes.py."""
+
+import attrs  # noqa: F401
+from PIL import Image
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+from aligners.cli.table import find
+
+find("train", "fit").parser()  # reads the sources of Lightning's Trainer
+get_checkpoint_conversion_mapping("bert")  # compiles a thousand expressions
+Image.preinit()
